@@ -1,0 +1,173 @@
+"""The tensor IR: Value, Node, Graph and its effects. What it is, not how it prints or passes.
+
+A Graph is SSA, purely functional and typed: nodes in topological order, each applying one op
+record to values with static attributes. Mutation exists only at the edge: `writes` (this input's
+storage holds that value at the end) and `rebinds` (this owner's slot holds that value or None).
+Nodes are immutable and typed by their op's infer when they are made. Printing and parsing are in
+text.py, whole-graph checks in verify.py, passes in passes/.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from jitgrad.compiler.symbolic import ShapeEnv
+from jitgrad.compiler.types import TensorType
+from jitgrad.runtime.errors import InternalError
+
+if TYPE_CHECKING:
+    from jitgrad.compiler.ops.record import Op
+
+Attrs = tuple[tuple[str, Any], ...]
+
+
+class Value:
+    """One tensor of a graph. Compared by identity. `node` is None for graph inputs."""
+
+    __slots__ = ("index", "line", "name", "node", "type")
+
+    def __init__(
+        self,
+        type: TensorType,
+        node: Node | None = None,
+        index: int = 0,
+        line: str = "",
+        name: str = "",
+    ) -> None:
+        self.type = type
+        self.node = node
+        self.index = index
+        self.line = line
+        self.name = name
+
+    def __repr__(self) -> str:
+        origin = f"{self.node.op.name}.{self.index}" if self.node else self.name or "input"
+        return f"<Value {origin}: {self.type}>"
+
+
+class Node:
+    """An op applied to values. `attrs` are static, hashable, sorted by name.
+
+    `line` is the user's source line ("file.py:12") that recorded it.
+    """
+
+    __slots__ = ("attrs", "inputs", "line", "op", "outputs")
+
+    def __init__(
+        self, op: Op, inputs: Sequence[Value], attrs: dict[str, Any] | Attrs, line: str = ""
+    ) -> None:
+        self.op = op
+        self.inputs = tuple(inputs)
+        self.attrs: Attrs = tuple(sorted(dict(attrs).items()))
+        self.line = line
+        types = op.infer(*(v.type for v in inputs), **dict(self.attrs))
+        many = types if isinstance(types, tuple) else (types,)
+        self.outputs = tuple(Value(t, self, i, line) for i, t in enumerate(many))
+
+    @property
+    def attr(self) -> dict[str, Any]:
+        return dict(self.attrs)
+
+    def __repr__(self) -> str:
+        return f"<Node {self.op.name}({', '.join(str(v.type) for v in self.inputs)})>"
+
+
+@dataclass(frozen=True)
+class Input:
+    """A graph input. `kind`: "arg" (caller's tensor), "state" (captured), "scalar" (host number).
+
+    `name` is how users know it ("x", "model.conv.weight", "lr"); unique in its graph.
+    """
+
+    value: Value
+    kind: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Write:
+    """At the end the storage of input number `input` holds `value` (of the input's type)."""
+
+    input: int
+    value: Value
+
+
+@dataclass(frozen=True)
+class Rebind:
+    """At the end slot `key` of `owner` holds `value` (None: the slot is set to None).
+
+    `owner` is an opaque name that the public layer resolves ("model.conv.weight", "state:3").
+    """
+
+    owner: str
+    key: str
+    value: Value | None
+
+
+@dataclass
+class Graph:
+    """A program on tensors. See the module's docstring for what its parts mean."""
+
+    inputs: list[Input] = field(default_factory=list)
+    nodes: list[Node] = field(default_factory=list)
+    outputs: list[Value] = field(default_factory=list)
+    writes: list[Write] = field(default_factory=list)
+    rebinds: list[Rebind] = field(default_factory=list)
+    env: ShapeEnv = field(default_factory=ShapeEnv)
+    name: str = "graph"
+
+    def add_input(self, type: TensorType, kind: str, name: str) -> Value:
+        value = Value(type, name=name)
+        self.inputs.append(Input(value, kind, name))
+        return value
+
+    def add(self, op: Op, *inputs: Value, line: str = "", **attrs: Any) -> Value:
+        """Appends a node of a one-output op and returns its value."""
+        outputs = self.add_node(op, inputs, attrs, line)
+        if len(outputs) != 1:
+            raise InternalError(f"{op.name} has {len(outputs)} outputs; use add_node")
+        return outputs[0]
+
+    def add_node(
+        self, op: Op, inputs: Sequence[Value], attrs: dict[str, Any] | Attrs, line: str = ""
+    ) -> tuple[Value, ...]:
+        node = Node(op, inputs, attrs, line)
+        self.nodes.append(node)
+        return node.outputs
+
+    def results(self) -> list[Value]:
+        """All values that must exist at the end: outputs, then writes, then rebinds."""
+        rebinds = [r.value for r in self.rebinds if r.value is not None]
+        return [*self.outputs, *(w.value for w in self.writes), *rebinds]
+
+    def with_(self, nodes: Iterable[Node], replace: dict[Value, Value]) -> Graph:
+        """A copy with these nodes, and results mapped through `replace`."""
+
+        def get(v: Value) -> Value:
+            return replace.get(v, v)
+
+        return Graph(
+            list(self.inputs),
+            list(nodes),
+            [get(v) for v in self.outputs],
+            [Write(w.input, get(w.value)) for w in self.writes],
+            [Rebind(r.owner, r.key, None if r.value is None else get(r.value))
+             for r in self.rebinds],
+            self.env,
+            self.name,
+        )  # fmt: skip
+
+    def users(self) -> dict[Value, list[Node]]:
+        """For each value, the nodes that read it, in order (a node once per operand place)."""
+        users: dict[Value, list[Node]] = {}
+        for node in self.nodes:
+            for v in node.inputs:
+                users.setdefault(v, []).append(node)
+        return users
+
+    def __str__(self) -> str:
+        from jitgrad.compiler.text import to_text
+
+        return to_text(self)

@@ -1,0 +1,701 @@
+"""The loop language: what lowering produces, fusion rearranges, code generators consume.
+
+An `Array` is a tensor-shaped value, defined by a function from an index to a scalar expression
+(`Pointwise`), by a `Reduction`, `Contraction`, `Scan`, `Scatter` or `Sort`, or an input (no
+definition). `Expr` is a node of a hash-consed DAG of scalar operations: equal expressions are the
+same object, so comparing is `is`, and walks must be iterative and visit each node once
+(`postorder`, `rewrite`). Fusion groups arrays into kernels: `LoopKernel`, `ContractionKernel`,
+`SpecialKernel`.
+
+Axes are numbered: in a definition, 0..rank-1 index the array itself, rank.. the inner space
+(reduced or contracted axes). In a `LoopKernel`, 0..p-1 index the parallel outer space, and p.. the
+inner loop of the stage at hand.
+
+Index expressions are Exprs of dtype INDEX (64-bit, never negative where they address memory).
+Math functions stay single nodes ("exp"); `compiler/math.py` expands them to polynomials just
+before code generation. Every op rounds to its dtype.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from jitgrad.compiler.symbolic import Dim, Func, Sym, prod
+from jitgrad.runtime import dtypes
+from jitgrad.runtime.dtypes import Category, DType
+from jitgrad.runtime.errors import InternalError
+
+INDEX = DType("index", 8, Category.INT)
+
+# Scalar ops: name -> arity. All arguments have the result's dtype, but for the groups noted.
+ARITHMETIC = {
+    "add": 2, "sub": 2, "mul": 2, "neg": 1, "abs": 1,
+    "div": 2,  # floats: IEEE; integers: truncating, by a divisor that is not 0
+    "floordiv": 2, "mod": 2,  # integers and INDEX: Python's floor semantics, divisor not 0
+    "min": 2, "max": 2,  # floats: NaN if either is NaN
+    "fma": 3, "sqrt": 1, "floor": 1, "ceil": 1, "trunc": 1,
+    "rint": 1,  # to nearest, ties to even
+    "copysign": 2,
+    "and": 2, "or": 2, "xor": 2, "not": 1,  # integers, bool
+    "shl": 2, "shr": 2,  # shr is arithmetic for signed dtypes, logical for unsigned
+}  # fmt: skip
+COMPARE = {"lt": 2, "le": 2, "eq": 2, "ne": 2}  # result bool; eq/lt/le false on NaN, ne true
+# "select": (bool, x, x); "cast": to dtype (docs/numerics.md has out-of-range rules);
+# "bitcast": same size; "check": (index, extent) -> index clamped to [0, extent), flags `site`
+OTHER = {"select": 3, "cast": 1, "bitcast": 1, "check": 2}
+# Expanded by compiler/math.py. Floats only.
+MATH = {
+    "exp": 1, "exp2": 1, "expm1": 1, "log": 1, "log2": 1, "log10": 1, "log1p": 1,
+    "sin": 1, "cos": 1, "tan": 1, "asin": 1, "acos": 1, "atan": 1, "atan2": 2,
+    "sinh": 1, "cosh": 1, "tanh": 1, "asinh": 1, "acosh": 1, "atanh": 1,
+    "sigmoid": 1, "erf": 1, "erfc": 1, "pow": 2, "rsqrt": 1,
+}  # fmt: skip
+LEAVES = {"const", "axis", "size", "load"}
+
+
+class Expr:
+    """A scalar expression: `op` applied to `args`, of `dtype`. Hash-consed: compare with `is`.
+
+    Leaves: const (attr: Python number), axis (attr: axis number, INDEX), size (attr: name of a
+    symbolic dim, INDEX), load (attr: Array; args: one INDEX expression per dim).
+    Operators build checked nodes: `a + b`, `-a`, `a * 2.0` (numbers take the dtype of the Expr).
+    """
+
+    __slots__ = ("__weakref__", "args", "attr", "dtype", "op")
+
+    op: str
+    args: tuple[Expr, ...]
+    dtype: DType
+    attr: Any
+
+    def __add__(self, o: Expr | float) -> Expr:
+        return make("add", self, _lift(o, self))
+
+    def __radd__(self, o: float) -> Expr:
+        return make("add", _lift(o, self), self)
+
+    def __sub__(self, o: Expr | float) -> Expr:
+        return make("sub", self, _lift(o, self))
+
+    def __rsub__(self, o: float) -> Expr:
+        return make("sub", _lift(o, self), self)
+
+    def __mul__(self, o: Expr | float) -> Expr:
+        return make("mul", self, _lift(o, self))
+
+    def __rmul__(self, o: float) -> Expr:
+        return make("mul", _lift(o, self), self)
+
+    def __truediv__(self, o: Expr | float) -> Expr:
+        return make("div", self, _lift(o, self))
+
+    def __rtruediv__(self, o: float) -> Expr:
+        return make("div", _lift(o, self), self)
+
+    def __floordiv__(self, o: Expr | int) -> Expr:
+        return make("floordiv", self, _lift(o, self))
+
+    def __mod__(self, o: Expr | int) -> Expr:
+        return make("mod", self, _lift(o, self))
+
+    def __and__(self, o: Expr | int) -> Expr:
+        return make("and", self, _lift(o, self))
+
+    def __or__(self, o: Expr | int) -> Expr:
+        return make("or", self, _lift(o, self))
+
+    def __xor__(self, o: Expr | int) -> Expr:
+        return make("xor", self, _lift(o, self))
+
+    def __lshift__(self, o: Expr | int) -> Expr:
+        return make("shl", self, _lift(o, self))
+
+    def __rshift__(self, o: Expr | int) -> Expr:
+        return make("shr", self, _lift(o, self))
+
+    def __invert__(self) -> Expr:
+        return make("not", self)
+
+    def __neg__(self) -> Expr:
+        return make("neg", self)
+
+    def __lt__(self, o: Expr | float) -> Expr:
+        return make("lt", self, _lift(o, self))
+
+    def __le__(self, o: Expr | float) -> Expr:
+        return make("le", self, _lift(o, self))
+
+    def __gt__(self, o: Expr | float) -> Expr:
+        return make("lt", _lift(o, self), self)
+
+    def __ge__(self, o: Expr | float) -> Expr:
+        return make("le", _lift(o, self), self)
+
+    def eq(self, o: Expr | float) -> Expr:
+        return make("eq", self, _lift(o, self))
+
+    def ne(self, o: Expr | float) -> Expr:
+        return make("ne", self, _lift(o, self))
+
+    def cast(self, dtype: DType) -> Expr:
+        return self if dtype is self.dtype else _intern("cast", (self,), dtype, None)
+
+    def bitcast(self, dtype: DType) -> Expr:
+        return self if dtype is self.dtype else _intern("bitcast", (self,), dtype, None)
+
+    def __repr__(self) -> str:
+        return f"<Expr {self.op} {self.dtype.name}>"
+
+
+def _lift(x: Expr | float, like: Expr) -> Expr:
+    return x if isinstance(x, Expr) else const(x, like.dtype)
+
+
+_table: weakref.WeakValueDictionary[tuple[Any, ...], Expr] = weakref.WeakValueDictionary()
+
+
+def _intern(op: str, args: tuple[Expr, ...], dtype: DType, attr: Any) -> Expr:
+    # repr tells -0.0 from 0.0 and 1 from 1.0 and True, and makes nan equal to itself
+    mark = repr(attr) if op == "const" else (id(attr) if isinstance(attr, Array) else attr)
+    key = (op, tuple(map(id, args)), dtype.name, mark)
+    found = _table.get(key)
+    if found is None:
+        found = Expr()
+        found.op, found.args, found.dtype, found.attr = op, args, dtype, attr
+        found = _table.setdefault(key, found)
+    return found
+
+
+def const(value: float, dtype: DType) -> Expr:
+    """A number of the dtype. Floats of any width are held as Python floats."""
+    if dtype.is_floating_point:
+        value = float(value)
+    elif dtype is dtypes.bool_:
+        value = bool(value)
+    else:
+        value = int(value)
+    return _intern("const", (), dtype, value)
+
+
+def axis(k: int) -> Expr:
+    """The loop variable of axis k."""
+    return _intern("axis", (), INDEX, k)
+
+
+def dim(d: Dim) -> Expr:
+    """A dim as an INDEX expression: a constant, or arithmetic on sizes."""
+    if not isinstance(d, Sym):
+        return const(d, INDEX)
+    total: Expr | None = None
+    for monomial, c in d.key:
+        term: Expr | None = None
+        for atom in monomial:
+            if isinstance(atom, Func):
+                a, b = dim(atom.a), dim(atom.b)
+                f = make(atom.name, a, b)
+            else:
+                f = _intern("size", (), INDEX, atom)
+            term = f if term is None else term * f
+        term = const(c, INDEX) if term is None else (term if c == 1 else term * c)
+        total = term if total is None else total + term
+    assert total is not None
+    return total
+
+
+def load(array: Array, index: Sequence[Expr]) -> Expr:
+    """The element of `array` at `index`."""
+    if len(index) != len(array.shape):
+        raise InternalError(f"load of {array} with {len(index)} indices")
+    return _intern("load", tuple(index), array.dtype, array)
+
+
+def select(c: Expr, a: Expr | float, b: Expr | float) -> Expr:
+    """a where c else b."""
+    if not isinstance(a, Expr):
+        assert isinstance(b, Expr)
+        a = _lift(a, b)
+    b = _lift(b, a)
+    if a is b:
+        return a
+    if c.op == "const":
+        return a if c.attr else b
+    if a.dtype is not b.dtype or c.dtype is not dtypes.bool_:
+        raise InternalError(f"select of {c.dtype}, {a.dtype}, {b.dtype}")
+    return _intern("select", (c, a, b), a.dtype, None)
+
+
+def check(index: Expr, extent: Dim, site: Any) -> Expr:
+    """`index` clamped to [0, extent); a value outside raises the error flag of `site`.
+
+    `site` is hashable and names the fault for the caller (the recording node's number).
+    """
+    return _intern("check", (index, dim(extent)), INDEX, site)
+
+
+def make(op: str, *args: Expr) -> Expr:
+    """A checked node of ARITHMETIC, COMPARE or MATH, with INDEX constants folded."""
+    arity = ARITHMETIC.get(op) or COMPARE.get(op) or MATH.get(op)
+    if arity != len(args) or any(a.dtype is not args[0].dtype for a in args):
+        raise InternalError(f"{op} of {[a.dtype.name for a in args]}")
+    dtype = dtypes.bool_ if op in COMPARE else args[0].dtype
+    if args[0].dtype is INDEX:
+        folded = _fold_index(op, args)
+        if folded is not None:
+            return folded
+    return _intern(op, args, dtype, None)
+
+
+_INDEX_FOLD: dict[str, Callable[[int, int], int | bool]] = {
+    "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b,
+    "floordiv": lambda a, b: a // b, "mod": lambda a, b: a % b, "min": min, "max": max,
+    "lt": lambda a, b: a < b, "le": lambda a, b: a <= b,
+    "eq": lambda a, b: a == b, "ne": lambda a, b: a != b,
+}  # fmt: skip
+
+
+def _fold_index(op: str, args: tuple[Expr, ...]) -> Expr | None:
+    """Exact integer identities; the rules that need ranges are in compiler/index.py."""
+    if op not in _INDEX_FOLD:
+        return None
+    a, b = args
+    dtype = dtypes.bool_ if op in COMPARE else INDEX
+    if a.op == "const" and b.op == "const":
+        return const(_INDEX_FOLD[op](a.attr, b.attr), dtype)
+    zero_a, zero_b = a.op == "const" and a.attr == 0, b.op == "const" and b.attr == 0
+    one_a, one_b = a.op == "const" and a.attr == 1, b.op == "const" and b.attr == 1
+    if op == "add" and (zero_a or zero_b):
+        return b if zero_a else a
+    if op == "sub" and zero_b:
+        return a
+    if op == "mul" and (zero_a or zero_b):
+        return const(0, INDEX)
+    if op == "mul" and (one_a or one_b):
+        return b if one_a else a
+    if op == "floordiv" and (one_b or zero_a):
+        return a
+    if op == "mod" and (one_b or zero_a):
+        return const(0, INDEX)
+    return None
+
+
+# -- arrays and their definitions --------------------------------------------------------------
+class Array:
+    """A tensor-shaped value of the loop program. Compared by identity.
+
+    `define` is None for inputs; an input's memory is dense row-major unless `strides` (in
+    elements) says otherwise. `line` is the user's source line.
+    """
+
+    __slots__ = ("__weakref__", "define", "dtype", "line", "name", "shape", "strides")
+
+    def __init__(
+        self,
+        name: str,
+        shape: Sequence[Dim],
+        dtype: DType,
+        define: Definition | None = None,
+        line: str = "",
+        strides: tuple[Dim, ...] | None = None,
+    ) -> None:
+        self.name = name
+        self.shape = tuple(shape)
+        self.dtype = dtype
+        self.define = define
+        self.line = line
+        self.strides = strides
+
+    def __getitem__(self, index: Expr | tuple[Expr, ...]) -> Expr:
+        return load(self, index if isinstance(index, tuple) else (index,))
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def numel(self) -> Dim:
+        return prod(self.shape)
+
+    def __repr__(self) -> str:
+        return f"<Array {self.name}: {self.dtype.name}{list(self.shape)}>"
+
+
+@dataclass(frozen=True, eq=False)
+class Pointwise:
+    """out[axes] = body."""
+
+    body: Expr
+
+
+@dataclass(frozen=True, eq=False)
+class Reduction:
+    """out[axes] = combine over the extents (axes rank..) of body.
+
+    combine: a name in COMBINES. For argmax/argmin the result is the int64 index into the flattened
+    reduced space, of the first best element (NaN is best).
+    order: "lanes" where the last logical axis of the operand is reduced, else "columns"; a
+    function of the logical shape, so that the order of additions, and so the bits, never depend
+    on how the kernel is scheduled (docs/numerics.md states both orders).
+    """
+
+    extents: tuple[Dim, ...]
+    body: Expr
+    combine: str
+    order: str = "lanes"
+
+
+COMBINES = ("sum", "prod", "max", "min", "argmax", "argmin", "any", "all")
+
+
+@dataclass(frozen=True, eq=False)
+class Contraction:
+    """out[axes] = sum over k extents (axes rank..) of a * b, accumulated in `acc` dtype.
+
+    Every output axis is in exactly one of batch, m, n (tuples of axis numbers; may be empty): `a`
+    does not depend on the n axes, nor `b` on the m axes.
+    """
+
+    batch: tuple[int, ...]
+    m: tuple[int, ...]
+    n: tuple[int, ...]
+    k: tuple[Dim, ...]
+    a: Expr
+    b: Expr
+    acc: DType
+
+
+@dataclass(frozen=True, eq=False)
+class Scan:
+    """Inclusive scan along output axis `along` of body, by combine ("sum", "prod", "max", ...)."""
+
+    along: int
+    body: Expr
+    combine: str
+    reverse: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Scatter:
+    """out = base (an Expr over the output axes); then for each point of `extents` (axes rank..) in
+    row-major order: out[index] = combine(out[index], value). combine: "set", "sum", "prod",
+    "max", "min". The order is part of the meaning (bits; the last "set" wins)."""
+
+    base: Expr
+    extents: tuple[Dim, ...]
+    index: tuple[Expr, ...]
+    value: Expr
+    combine: str
+
+
+@dataclass(frozen=True, eq=False)
+class Sort:
+    """Stable sort along output axis `along` of body. Two outputs (values, int64 indices): `part`
+    says which one this array is; the other shares the same `key` object. NaN sorts last
+    (ascending) or first (descending)."""
+
+    along: int
+    body: Expr
+    descending: bool
+    part: int
+    key: object
+
+
+Definition = Pointwise | Reduction | Contraction | Scan | Scatter | Sort
+
+
+class Builder:
+    """What a record's `lower` builds with: makes Arrays in order, and reads of operands.
+
+    `site` is the fault site of the node being lowered, for `check`; `line` its source line.
+    """
+
+    def __init__(self) -> None:
+        self.arrays: list[Array] = []
+        self.line = ""
+        self.site: Any = None
+        self.prefix = "t"
+
+    def _array(self, shape: Sequence[Dim], dtype: DType, define: Definition) -> Array:
+        name = f"{self.prefix}{len(self.arrays)}"
+        array = Array(name, shape, dtype, define, self.line)
+        self.arrays.append(array)
+        return array
+
+    def axes(self, n: int, start: int = 0) -> tuple[Expr, ...]:
+        return tuple(axis(k) for k in range(start, start + n))
+
+    def pointwise(self, shape: Sequence[Dim], dtype: DType, body: Expr) -> Array:
+        if body.dtype is not dtype:
+            raise InternalError(f"pointwise body has {body.dtype}, not {dtype}")
+        return self._array(shape, dtype, Pointwise(body))
+
+    def reduction(
+        self,
+        shape: Sequence[Dim],
+        extents: Sequence[Dim],
+        body: Expr,
+        combine: str,
+        order: str = "lanes",
+    ) -> Array:
+        dtype = dtypes.int64 if combine.startswith("arg") else body.dtype
+        return self._array(shape, dtype, Reduction(tuple(extents), body, combine, order))
+
+    def contraction(
+        self,
+        shape: Sequence[Dim],
+        dtype: DType,
+        *,
+        batch: Sequence[int],
+        m: Sequence[int],
+        n: Sequence[int],
+        k: Sequence[Dim],
+        a: Expr,
+        b: Expr,
+        acc: DType,
+    ) -> Array:
+        """acc is the accumulator's dtype; the result is rounded once to `dtype`."""
+        define = Contraction(tuple(batch), tuple(m), tuple(n), tuple(k), a, b, acc)
+        return self._array(shape, dtype, define)
+
+    def scan(
+        self, shape: Sequence[Dim], along: int, body: Expr, combine: str, reverse: bool = False
+    ) -> Array:
+        return self._array(shape, body.dtype, Scan(along, body, combine, reverse))
+
+    def scatter(
+        self,
+        shape: Sequence[Dim],
+        base: Expr,
+        extents: Sequence[Dim],
+        index: Sequence[Expr],
+        value: Expr,
+        combine: str,
+    ) -> Array:
+        define = Scatter(base, tuple(extents), tuple(index), value, combine)
+        return self._array(shape, base.dtype, define)
+
+    def sort(
+        self, shape: Sequence[Dim], along: int, body: Expr, descending: bool
+    ) -> tuple[Array, Array]:
+        key = object()
+        values = self._array(shape, body.dtype, Sort(along, body, descending, 0, key))
+        indices = self._array(shape, dtypes.int64, Sort(along, body, descending, 1, key))
+        return values, indices
+
+    def broadcast_read(self, x: Array, rank: int) -> Expr:
+        """x read at the output's axes, aligned at the last; dims of size 1 read index 0."""
+        lead = rank - x.ndim
+        zero = const(0, INDEX)
+        return load(
+            x,
+            tuple(
+                zero if not isinstance(d, Sym) and d == 1 else axis(lead + i)
+                for i, d in enumerate(x.shape)
+            ),
+        )
+
+    def flat_index(self, index: Sequence[Expr], shape: Sequence[Dim]) -> Expr:
+        """The row-major offset of `index` in `shape`."""
+        total = const(0, INDEX)
+        for i, d in zip(index, shape, strict=True):
+            total = total * dim(d) + i
+        return total
+
+    def unflatten(self, flat: Expr, shape: Sequence[Dim]) -> tuple[Expr, ...]:
+        """The index in `shape` of a row-major offset."""
+        out: list[Expr] = []
+        for k in range(len(shape) - 1, -1, -1):
+            out.append(flat if k == 0 else flat % dim(shape[k]))
+            flat = flat // dim(shape[k])
+        return tuple(reversed(out))
+
+    def check(self, index: Expr, extent: Dim) -> Expr:
+        """index clamped to [0, extent), flagging this node's site when it was outside."""
+        return check(index, extent, self.site)
+
+
+# -- walking -------------------------------------------------------------------------------------
+def postorder(roots: Iterable[Expr]) -> list[Expr]:
+    """Every node reachable from roots, once, arguments first."""
+    seen: set[int] = set()
+    out: list[Expr] = []
+    stack: list[tuple[Expr, bool]] = [(r, False) for r in reversed(list(roots))]
+    while stack:
+        e, done = stack.pop()
+        if done:
+            out.append(e)
+        elif id(e) not in seen:
+            seen.add(id(e))
+            stack.append((e, True))
+            stack.extend((a, False) for a in reversed(e.args))
+    return out
+
+
+def rebuild(e: Expr, args: tuple[Expr, ...]) -> Expr:
+    """e with other arguments (folded and interned)."""
+    if all(a is b for a, b in zip(args, e.args, strict=True)):
+        return e
+    if e.op == "select":
+        return select(*args)
+    if e.op in ARITHMETIC or e.op in COMPARE or e.op in MATH:
+        return make(e.op, *args)
+    return _intern(e.op, args, e.dtype, e.attr)
+
+
+def rewrite(
+    root: Expr, leaf: Callable[[Expr], Expr | None], memo: dict[int, Expr] | None = None
+) -> Expr:
+    """Rewrites bottom-up: `leaf(e)` (e with rewritten arguments) gives a replacement or None.
+
+    Pass one `memo` for several roots that are rewritten by the same function.
+    """
+    memo = {} if memo is None else memo
+    keep: list[Expr] = []  # ids in memo stay valid while their nodes live
+    for e in postorder([root]):
+        if id(e) in memo:
+            continue
+        new = rebuild(e, tuple(memo[id(a)] for a in e.args))
+        replaced = leaf(new)
+        memo[id(e)] = new if replaced is None else replaced
+        keep.append(e)
+    return memo[id(root)]
+
+
+def substitute_axes(root: Expr, axes: dict[int, Expr]) -> Expr:
+    """root with axis variables replaced."""
+    return rewrite(root, lambda e: axes.get(e.attr) if e.op == "axis" else None)
+
+
+def loads(roots: Iterable[Expr]) -> list[Expr]:
+    """All distinct load nodes under roots, in a fixed order."""
+    return [e for e in postorder(roots) if e.op == "load"]
+
+
+# -- kernels -------------------------------------------------------------------------------------
+@dataclass(frozen=True, eq=False)
+class Store:
+    """array[index] = value, for every point of the loop it stands in."""
+
+    array: Array
+    index: tuple[Expr, ...]
+    value: Expr
+
+
+@dataclass(frozen=True, eq=False)
+class Reduce:
+    """array[()] (a row-local scalar of the kernel) = combine over the stage's inner loop of value.
+
+    `array.shape` is (); later stages read it by load(array, ()).
+    """
+
+    array: Array
+    value: Expr
+    combine: str
+    order: str = "lanes"
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """One loop over `inner` (axes p..p+q-1; () runs the body once), for each outer point.
+
+    Within one point of the loop all loads come before all stores; a stored array may share memory
+    with an array that is loaded at the same index in this loop (in-place).
+    """
+
+    inner: tuple[Dim, ...]
+    stores: tuple[Store, ...] = ()
+    reduces: tuple[Reduce, ...] = ()
+
+
+@dataclass(eq=False)
+class LoopKernel:
+    """For each point of `outer` (parallel, axes 0..p-1): the stages, in order.
+
+    `locals`: arrays that live for one outer point only: Reduce results (shape ()), and row buffers
+    (any static shape, stored and loaded at inner indices), kept in scratch.
+    """
+
+    outer: tuple[Dim, ...]
+    stages: list[Stage]
+    locals: list[Array] = field(default_factory=list)
+    lines: tuple[str, ...] = ()
+    name: str = "kernel"
+
+
+@dataclass(eq=False)
+class ContractionKernel:
+    """A contraction with an epilogue. `stores` values read the accumulator as
+    load(array, (axis(0), ..., axis(rank-1))) where `array` is the contraction's own Array; the
+    array itself is stored only if a store says so. Store indices are over the output axes.
+    The accumulator is rounded to array.dtype first."""
+
+    array: Array
+    stores: list[Store]
+    lines: tuple[str, ...] = ()
+    name: str = "contraction"
+
+    @property
+    def contraction(self) -> Contraction:
+        assert isinstance(self.array.define, Contraction)
+        return self.array.define
+
+
+@dataclass(eq=False)
+class SpecialKernel:
+    """Scan, Scatter or Sort, alone in its kernel: computes `arrays` (two for a Sort)."""
+
+    arrays: list[Array]
+    lines: tuple[str, ...] = ()
+    name: str = "special"
+
+
+Kernel = LoopKernel | ContractionKernel | SpecialKernel
+
+
+def kernel_reads(kernel: Kernel) -> list[Array]:
+    """The arrays (not locals) that a kernel loads, each once, in a fixed order."""
+    if isinstance(kernel, LoopKernel):
+        roots = [e for s in kernel.stages for e in _stage_exprs(s)]
+        own = set(map(id, kernel.locals))
+    elif isinstance(kernel, ContractionKernel):
+        c = kernel.contraction
+        roots = [c.a, c.b, *(e for s in kernel.stores for e in (*s.index, s.value))]
+        own = {id(kernel.array)}
+    else:
+        roots = [e for a in kernel.arrays for e in definition_exprs(a)]
+        own = set()
+    seen: dict[int, Array] = {}
+    for e in loads(roots):
+        if id(e.attr) not in own:
+            seen.setdefault(id(e.attr), e.attr)
+    return list(seen.values())
+
+
+def kernel_writes(kernel: Kernel) -> list[Array]:
+    """The arrays (not locals) that a kernel stores."""
+    if isinstance(kernel, LoopKernel):
+        own = set(map(id, kernel.locals))
+        stored = [s.array for stage in kernel.stages for s in stage.stores]
+        return list({id(a): a for a in stored if id(a) not in own}.values())
+    if isinstance(kernel, ContractionKernel):
+        return list({id(s.array): s.array for s in kernel.stores}.values())
+    return list(kernel.arrays)
+
+
+def _stage_exprs(stage: Stage) -> list[Expr]:
+    exprs = [e for s in stage.stores for e in (*s.index, s.value)]
+    return exprs + [r.value for r in stage.reduces]
+
+
+def definition_exprs(array: Array) -> list[Expr]:
+    """The root expressions of an array's definition."""
+    d = array.define
+    if d is None:
+        return []
+    if isinstance(d, Contraction):
+        return [d.a, d.b]
+    if isinstance(d, Scatter):
+        return [d.base, *d.index, d.value]
+    return [d.body]

@@ -1,0 +1,245 @@
+"""Op: one record per op, with every facet the rest of the system needs. And the registry.
+
+A record is a subclass of `Op` (or of one of the families: `Elementwise`, `View`) with one
+instance; making the instance registers it: `exp = Exp()`. Nothing outside an op's record may
+depend on its name. Facets (see docs/architecture.md for who uses which):
+
+infer      result types from operand types and attributes; raises the user's error
+reference  the NumPy kernel: arrays in, arrays out (never NumPy scalars); obviously right
+vjp        g (cotangent of each output), out, operands -> cotangent for each operand or None
+jvp        tangents (None where zero), out, operands -> tangent of each output
+batch      how it maps over a new leading axis
+lower      its loop definition, through a `compiler.loops.Builder`
+onnx       its ONNX form, as (op_type, attributes, opset) or a function of an export context
+samples    example arguments for the tests, awkward ones included
+put        for views: the base with the viewed region replaced
+
+vjp, jvp, and batch are written with overloaded operators, methods of their operands, and calls
+of other records: `record(x, y, attr=...)` asks the first operand that has `_bind` to apply it. So
+they run on tensors with or without data, and record into graphs, and differentiate again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jitgrad.compiler.symbolic import Dim, Sym
+from jitgrad.compiler.types import TensorType, broadcast_shapes
+from jitgrad.runtime import dtypes
+from jitgrad.runtime.dtypes import DType
+from jitgrad.runtime.errors import InternalError
+
+if TYPE_CHECKING:
+    from jitgrad.compiler.loops import Array, Builder, Expr
+
+Types = TensorType | tuple[TensorType, ...]
+
+OPS: dict[str, Op] = {}
+
+
+@dataclass
+class Sample:
+    """Example operands (NumPy arrays) and attributes. `note` says what is awkward about it.
+
+    `grad`: whether derivatives are checked on it (away from kinks and poles); gradient checks run
+    in float64 on operands that are floating.
+    """
+
+    args: tuple[np.ndarray, ...]
+    attrs: dict[str, Any] = field(default_factory=dict)
+    note: str = ""
+    grad: bool = True
+
+
+class Op:
+    """Base of all records. Class attributes say what passes and dispatch ask of an op.
+
+    Attributes:
+        name: unique; what prints in graphs.
+        nout: number of outputs.
+        saves: what vjp reads the data of: operand positions and "out" (or "out0", ...). Any other
+            operand reaches vjp with its type only (reading its data there is an error).
+        view: the result is a view of operand 0 (shares its storage in eager mode).
+        random: draws from the generator: takes attributes `draw` and operand key; never merged.
+        checked: kernels may flag an error at run time (an index out of range).
+        differentiable: False where every derivative is zero or undefined (comparisons, argmax).
+        error: for `checked` ops, builds the exception from the bad node's line (see `fault`).
+    """
+
+    name: str = ""
+    nout: int = 1
+    saves: tuple[int | str, ...] = ()
+    view: bool = False
+    random: bool = False
+    checked: bool = False
+    differentiable: bool = True
+
+    def __init__(self) -> None:
+        if not self.name or self.name in OPS:
+            raise InternalError(f"op record {type(self).__name__}: name {self.name!r} is taken")
+        OPS[self.name] = self
+
+    def __call__(self, *operands: Any, **attrs: Any) -> Any:
+        """Applies the op to tensors (of whatever kind the operands are)."""
+        for x in operands:
+            bind = getattr(x, "_bind", None)
+            if bind is not None:
+                return bind(self, operands, attrs)
+        raise TypeError(f"[{self.name}] expected a tensor operand; got {operands!r}")
+
+    # -- facets --------------------------------------------------------------------------------
+    def infer(self, *types: TensorType, **attrs: Any) -> Types:
+        raise InternalError(f"op {self.name} has no infer")
+
+    def reference(self, *arrays: np.ndarray, **attrs: Any) -> Any:
+        raise InternalError(f"op {self.name} has no reference")
+
+    def vjp(self, g: Any, out: Any, *operands: Any, **attrs: Any) -> tuple[Any, ...]:
+        """Cotangents of the operands; g and out are tuples when nout > 1."""
+        raise RuntimeError(f"[{self.name}] has no derivative")
+
+    def jvp(self, tangents: tuple[Any, ...], out: Any, *operands: Any, **attrs: Any) -> Any:
+        """Tangent of the output (a tuple when nout > 1); None where it is zero."""
+        raise RuntimeError(f"[{self.name}] has no forward-mode derivative")
+
+    def batch(
+        self, operands: Sequence[Any], batched: Sequence[bool], **attrs: Any
+    ) -> Any:
+        """Applies the op with a new leading axis on operands where `batched`; the result (every
+        output) has the axis leading."""
+        raise RuntimeError(f"[{self.name}] has no batching rule")
+
+    def lower(self, b: Builder, *operands: Array, **attrs: Any) -> Any:
+        """The output Array (a tuple when nout > 1), defined through the builder."""
+        raise RuntimeError(f"[{self.name}] has no lowering")
+
+    def put(self, base: Any, update: Any, **attrs: Any) -> Any:
+        """For views: `base` with the region that the view shows replaced by `update`."""
+        raise InternalError(f"op {self.name} is no view")
+
+    def onnx(self, ctx: Any, inputs: Sequence[str], **attrs: Any) -> Any:
+        raise RuntimeError(f"[{self.name}] has no ONNX form")
+
+    def samples(self) -> Iterable[Sample]:
+        return ()
+
+    def fault(self, types: Sequence[TensorType], attrs: dict[str, Any], line: str) -> Exception:
+        """The exception for a run-time fault flagged by this op's kernel (checked ops)."""
+        return IndexError(f"[{self.name}] index out of range; {line}")
+
+    def __repr__(self) -> str:
+        return f"<op {self.name}>"
+
+    # -- helpers for infer ---------------------------------------------------------------------
+    def expect(self, ok: bool, message: str, kind: type[Exception] = RuntimeError) -> None:
+        """Raises the user's error unless `ok`."""
+        if not ok:
+            raise kind(f"[{self.name}] {message}")
+
+    def same_device(self, types: Sequence[TensorType]) -> str:
+        devices = {t.device for t in types}
+        if len(devices) > 1:
+            raise RuntimeError(
+                f"[{self.name}] expected all tensors on one device; got "
+                f"{', '.join(sorted(devices))}; move them with .to(device)"
+            )
+        return devices.pop() if devices else "cpu"
+
+
+class Elementwise(Op):
+    """Ops that act on each element: operands broadcast implicitly, and have one dtype.
+
+    A record gives `reference`, `scalar` (the body of its loop), vjp, jvp, and says by
+    `promotes` how the public function prepares operands:
+      "same"   numbers promoted to their common dtype, result of that dtype (add, maximum)
+      "float"  integers and bools become the default float dtype (exp, true division)
+      "int"    bools and integers only (bitwise)
+      "bool"   promoted to a common dtype, result bool (comparisons)
+    `public` False keeps the op from becoming a Tensor method and a public function of its name.
+    """
+
+    arity: int = 1
+    promotes: str = "same"
+    public: bool = True
+
+    def infer(self, *types: TensorType, **attrs: Any) -> TensorType:
+        self.expect(
+            len(types) == self.arity, f"expected {self.arity} operands; got {len(types)}", TypeError
+        )
+        device = self.same_device(types)
+        dtype = types[0].dtype
+        if any(t.dtype is not dtype for t in self.typed(types)):
+            raise InternalError(
+                f"[{self.name}] operands must be promoted first; got "
+                f"{', '.join(str(t) for t in types)}"
+            )
+        self.check_dtype(self.typed(types)[-1].dtype)
+        try:
+            shape = broadcast_shapes(*(t.shape for t in types))
+        except ValueError as e:
+            raise RuntimeError(
+                f"[{self.name}] expected shapes that broadcast; got "
+                f"{' and '.join(str(t) for t in types)} ({e})"
+            ) from None
+        return TensorType(shape, self.out_dtype(self.typed(types)[-1].dtype), device)
+
+    def typed(self, types: Sequence[TensorType]) -> Sequence[TensorType]:
+        """The operands that share the dtype (all, but e.g. not the condition of where)."""
+        return types
+
+    def check_dtype(self, dtype: DType) -> None:
+        if self.promotes == "float" and not (dtype.is_floating_point or dtype.is_complex):
+            raise TypeError(f"[{self.name}] expected a floating dtype; got {dtype}")
+        if self.promotes == "int" and dtype.category > dtypes.Category.INT:
+            raise TypeError(f"[{self.name}] expected an integer or bool dtype; got {dtype}")
+
+    def out_dtype(self, dtype: DType) -> DType:
+        return dtypes.bool_ if self.promotes == "bool" else dtype
+
+    def scalar(self, b: Builder, *x: Expr, **attrs: Any) -> Expr:
+        """The result element from the operands' elements."""
+        raise InternalError(f"op {self.name} has no scalar body")
+
+    def lower(self, b: Builder, *operands: Array, **attrs: Any) -> Array:
+        shape = broadcast_shapes(*(x.shape for x in operands))
+        dtype = self.out_dtype(operands[-1].dtype)
+        body = self.scalar(b, *(b.broadcast_read(x, len(shape)) for x in operands), **attrs)
+        return b.pointwise(shape, dtype, body)
+
+    def batch(self, operands: Sequence[Any], batched: Sequence[bool], **attrs: Any) -> Any:
+        rank = max(x.ndim - is_b for x, is_b in zip(operands, batched, strict=True))
+        aligned = []
+        for x, is_b in zip(operands, batched, strict=True):
+            missing = rank - (x.ndim - is_b)
+            if is_b and missing:
+                x = x.reshape((x.shape[0], *([1] * missing), *x.shape[1:]))
+            aligned.append(x)
+        return self(*aligned, **attrs)
+
+
+def reduce_like(g: Any, like: Any) -> Any:
+    """Sums g over the axes along which `like` was broadcast, so that it has like's shape."""
+    if g is None or same_shape(g.shape, like.shape):
+        return g
+    lead = g.ndim - like.ndim
+    axes = tuple(range(lead)) + tuple(
+        i + lead
+        for i, d in enumerate(like.shape)
+        if not isinstance(d, Sym) and d == 1 and not _one(g.shape[i + lead])
+    )
+    if axes:
+        g = g.sum(axes, keepdim=True)
+    return g.reshape(like.shape) if lead else g
+
+
+def _one(d: Dim) -> bool:
+    return not isinstance(d, Sym) and d == 1
+
+
+def same_shape(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
+    """Equality of shapes; dims that differ in form are compared (which may add a guard)."""
+    return len(a) == len(b) and all(x is y or x == y for x, y in zip(a, b, strict=True))

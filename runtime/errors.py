@@ -1,0 +1,25 @@
+"""The error classes of jitgrad that are not Python's own.
+
+User mistakes raise Python's types (TypeError, ValueError, IndexError, RuntimeError), as PyTorch
+does; the classes here are for what has no such type. `InternalError` means a bug of ours.
+"""
+
+
+class InternalError(RuntimeError):
+    """An invariant of jitgrad does not hold: a bug of ours, never the user's mistake."""
+
+
+class CompileError(RuntimeError):
+    """A graph could not be compiled; jit falls back to eager with this as its reason."""
+
+
+class ArtifactError(RuntimeError):
+    """A file made by export is missing, altered, truncated, or for another machine or version."""
+
+
+class CacheWarning(UserWarning):
+    """The disk cache cannot be used, or held a corrupt entry; work goes on without it."""
+
+
+class FallbackWarning(UserWarning):
+    """A function under @jit runs eagerly, with the reason and the user's source line."""
