@@ -5,25 +5,30 @@ instance; making the instance registers it: `exp = Exp()`. Nothing outside an op
 depend on its name. Facets (see docs/architecture.md for who uses which):
 
 infer      result types from operand types and attributes; raises the user's error
-reference  the NumPy kernel: arrays in, arrays out (never NumPy scalars); obviously right
+reference  the NumPy kernel: arrays in, arrays out (never NumPy scalars); obviously right. Whoever
+           runs it turns NumPy's floating-point warnings off (ops/quiet.py), for IEEE results
+           (inf, NaN) are no errors here
 vjp        g (cotangent of each output), out, operands -> cotangent for each operand or None
 jvp        tangents (None where zero), out, operands -> tangent of each output
 batch      how it maps over a new leading axis
 lower      its loop definition, through a `compiler.loops.Builder`
-onnx       its ONNX form, as (op_type, attributes, opset) or a function of an export context
+onnx       its ONNX form: adds nodes through an `OnnxContext`, returns the names of its outputs
 samples    example arguments for the tests, awkward ones included
 put        for views: the base with the viewed region replaced
 
-vjp, jvp, and batch are written with overloaded operators, methods of their operands, and calls
-of other records: `record(x, y, attr=...)` asks the first operand that has `_bind` to apply it. So
-they run on tensors with or without data, and record into graphs, and differentiate again.
+vjp, jvp, and batch are written with overloaded operators and calls of other records:
+`record(x, y, attr=...)` asks the first operand that has `_bind` to apply it. So they run on tensors
+with or without data, and record into graphs, and differentiate again. `op.exp(x)` calls the record
+named "exp" whatever module it is in (`op` is filled as records are made), which needs no import
+and so makes no cycle of imports.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -39,6 +44,25 @@ if TYPE_CHECKING:
 Types = TensorType | tuple[TensorType, ...]
 
 OPS: dict[str, Op] = {}
+op: Any = SimpleNamespace()  # the same records as attributes
+
+
+class OnnxContext(Protocol):
+    """What `Op.onnx` builds with. Values are ONNX names."""
+
+    def node(
+        self, op_type: str, inputs: Sequence[str], outputs: int = 1, **attributes: Any
+    ) -> Any:
+        """Adds a node; returns its output's name (a tuple of names when outputs > 1)."""
+
+    def constant(self, array: np.ndarray) -> str:
+        """An initializer that holds the array."""
+
+    def type(self, name: str) -> TensorType:
+        """The type of an input of the op being exported."""
+
+    def onnx_dtype(self, dtype: DType) -> int:
+        """ONNX's number of a dtype (TensorProto.DataType)."""
 
 
 @dataclass
@@ -67,7 +91,9 @@ class Op:
         random: draws from the generator: takes attributes `draw` and operand key; never merged.
         checked: kernels may flag an error at run time (an index out of range).
         differentiable: False where every derivative is zero or undefined (comparisons, argmax).
-        error: for `checked` ops, builds the exception from the bad node's line (see `fault`).
+        noop: when the result has the very type of operand 0, it is operand 0 (reshape, cast, ...).
+        exact: the result is correctly rounded, so that folding constants by the reference gives
+            the bits that a kernel gives (add, mul, cast, ...; not exp).
     """
 
     name: str = ""
@@ -76,16 +102,19 @@ class Op:
     view: bool = False
     random: bool = False
     checked: bool = False
+    noop: bool = False
+    exact: bool = False
     differentiable: bool = True
 
     def __init__(self) -> None:
         if not self.name or self.name in OPS:
             raise InternalError(f"op record {type(self).__name__}: name {self.name!r} is taken")
         OPS[self.name] = self
+        setattr(op, self.name, self)
 
     def __call__(self, *operands: Any, **attrs: Any) -> Any:
         """Applies the op to tensors (of whatever kind the operands are)."""
-        for x in operands:
+        for x in operands:  # operands are tensors; only create ops have none (see `apply_like`)
             bind = getattr(x, "_bind", None)
             if bind is not None:
                 return bind(self, operands, attrs)
@@ -121,7 +150,7 @@ class Op:
         """For views: `base` with the region that the view shows replaced by `update`."""
         raise InternalError(f"op {self.name} is no view")
 
-    def onnx(self, ctx: Any, inputs: Sequence[str], **attrs: Any) -> Any:
+    def onnx(self, ctx: OnnxContext, inputs: Sequence[str], **attrs: Any) -> Any:
         raise RuntimeError(f"[{self.name}] has no ONNX form")
 
     def samples(self) -> Iterable[Sample]:
@@ -160,24 +189,27 @@ class Elementwise(Op):
       "int"    bools and integers only (bitwise)
       "bool"   promoted to a common dtype, result bool (comparisons)
     `public` False keeps the op from becoming a Tensor method and a public function of its name.
+    float16 and bfloat16 compute in float32 and round once, in `reference` and in `lower` alike
+    (not when `widens` is False: bodies that only choose or move values).
     """
 
     arity: int = 1
     promotes: str = "same"
     public: bool = True
+    widens: bool = True
 
     def infer(self, *types: TensorType, **attrs: Any) -> TensorType:
         self.expect(
             len(types) == self.arity, f"expected {self.arity} operands; got {len(types)}", TypeError
         )
         device = self.same_device(types)
-        dtype = types[0].dtype
+        dtype = self.typed(types)[0].dtype
         if any(t.dtype is not dtype for t in self.typed(types)):
             raise InternalError(
                 f"[{self.name}] operands must be promoted first; got "
                 f"{', '.join(str(t) for t in types)}"
             )
-        self.check_dtype(self.typed(types)[-1].dtype)
+        self.check_dtype(dtype)
         try:
             shape = broadcast_shapes(*(t.shape for t in types))
         except ValueError as e:
@@ -185,17 +217,21 @@ class Elementwise(Op):
                 f"[{self.name}] expected shapes that broadcast; got "
                 f"{' and '.join(str(t) for t in types)} ({e})"
             ) from None
-        return TensorType(shape, self.out_dtype(self.typed(types)[-1].dtype), device)
+        return TensorType(shape, self.out_dtype(dtype), device)
 
     def typed(self, types: Sequence[TensorType]) -> Sequence[TensorType]:
         """The operands that share the dtype (all, but e.g. not the condition of where)."""
         return types
 
     def check_dtype(self, dtype: DType) -> None:
-        if self.promotes == "float" and not (dtype.is_floating_point or dtype.is_complex):
-            raise TypeError(f"[{self.name}] expected a floating dtype; got {dtype}")
+        if self.promotes == "float" and not dtype.is_floating_point:
+            raise TypeError(
+                f"[{self.name}] expected a floating dtype; got {dtype}; convert with .to(dtype)"
+            )
         if self.promotes == "int" and dtype.category > dtypes.Category.INT:
             raise TypeError(f"[{self.name}] expected an integer or bool dtype; got {dtype}")
+        if dtype.is_complex:
+            raise TypeError(f"[{self.name}] complex dtypes are not supported; got {dtype}")
 
     def out_dtype(self, dtype: DType) -> DType:
         return dtypes.bool_ if self.promotes == "bool" else dtype
@@ -207,8 +243,11 @@ class Elementwise(Op):
     def lower(self, b: Builder, *operands: Array, **attrs: Any) -> Array:
         shape = broadcast_shapes(*(x.shape for x in operands))
         dtype = self.out_dtype(operands[-1].dtype)
-        body = self.scalar(b, *(b.broadcast_read(x, len(shape)) for x in operands), **attrs)
-        return b.pointwise(shape, dtype, body)
+        reads = [b.broadcast_read(x, len(shape)) for x in operands]
+        if self.widens:
+            reads = [r.cast(dtypes.float32) if is_half(r.dtype) else r for r in reads]
+        body = self.scalar(b, *reads, **attrs)
+        return b.pointwise(shape, dtype, body.cast(dtype) if is_half(dtype) else body)
 
     def batch(self, operands: Sequence[Any], batched: Sequence[bool], **attrs: Any) -> Any:
         rank = max(x.ndim - is_b for x, is_b in zip(operands, batched, strict=True))
@@ -216,7 +255,7 @@ class Elementwise(Op):
         for x, is_b in zip(operands, batched, strict=True):
             missing = rank - (x.ndim - is_b)
             if is_b and missing:
-                x = x.reshape((x.shape[0], *([1] * missing), *x.shape[1:]))
+                x = op.reshape(x, shape=(x.shape[0], *([1] * missing), *x.shape[1:]))
             aligned.append(x)
         return self(*aligned, **attrs)
 
@@ -232,8 +271,35 @@ def reduce_like(g: Any, like: Any) -> Any:
         if not isinstance(d, Sym) and d == 1 and not _one(g.shape[i + lead])
     )
     if axes:
-        g = g.sum(axes, keepdim=True)
-    return g.reshape(like.shape) if lead else g
+        g = op.sum(g, axes=axes, keepdim=True)
+    return op.reshape(g, shape=like.shape) if lead else g
+
+
+def broadcast_like(t: Any, like: Any) -> Any:
+    """Broadcasts a tangent to the shape of its output."""
+    return t if t is None or same_shape(t.shape, like.shape) else op.expand(t, shape=like.shape)
+
+
+def apply_like(record: Op, like: Any, **attrs: Any) -> Any:
+    """Applies a record that has no operands (full, iota) the way tensor `like` applies ops."""
+    return like._bind(record, (), attrs)
+
+
+def scalar_like(x: Any, value: float, dtype: DType | None = None) -> Any:
+    """A 0-d constant of x's dtype and device, for calls of records beside x."""
+    return apply_like(
+        op.full, x, shape=(), value=value, dtype=dtype or x.dtype, device=str(x.device)
+    )
+
+
+def zeros_like(x: Any) -> Any:
+    """Zeros of x's shape, dtype and device."""
+    return apply_like(op.full, x, shape=x.shape, value=0, dtype=x.dtype, device=str(x.device))
+
+
+def is_half(dtype: DType) -> bool:
+    """True for float16 and bfloat16, which compute in float32."""
+    return dtype is dtypes.float16 or dtype is dtypes.bfloat16
 
 
 def _one(d: Dim) -> bool:

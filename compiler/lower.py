@@ -1,0 +1,82 @@
+"""Lowering: each node's op record builds its loop definition. Graph -> Program.
+
+Owns the Program: input arrays, definitions in order, results, and the fault sites of checked ops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from jitgrad.compiler.ir import Graph, Node, Value
+from jitgrad.compiler.loops import Array, Builder, load
+from jitgrad.compiler.symbolic import Dim
+from jitgrad.runtime.errors import CompileError, InternalError
+
+
+@dataclass
+class Program:
+    """Definitions in dependency order.
+
+    Attributes:
+        inputs: one Array for each graph input, in order.
+        arrays: every defined Array, operands before users.
+        results: the Array of each of `graph.results()`, in order.
+        writes: (input number, position in results) of the graph's storage writes.
+        sites: nodes whose kernels may flag a fault; a site is an index into this list.
+    """
+
+    inputs: list[Array]
+    arrays: list[Array]
+    results: list[Array]
+    writes: list[tuple[int, int]]
+    sites: list[Node] = field(default_factory=list)
+
+
+def lower(graph: Graph, strides: Mapping[int, tuple[Dim, ...]] | None = None) -> Program:
+    """Builds the loop definitions of a graph.
+
+    strides: memory strides, in elements, of inputs that are not dense row-major.
+    Raises CompileError naming the op and the user's line where an op has no lowering.
+    """
+    builder = Builder()
+    arrays: dict[Value, Array] = {}
+    inputs = []
+    for i, item in enumerate(graph.inputs):
+        t = item.value.type
+        array = Array(f"in{i}", t.shape, t.dtype, strides=(strides or {}).get(i))
+        arrays[item.value] = array
+        inputs.append(array)
+    sites: list[Node] = []
+    for node in graph.nodes:
+        builder.line = node.line
+        builder.site = len(sites)
+        if node.op.checked:
+            sites.append(node)
+        operands = [arrays[v] for v in node.inputs]
+        try:
+            made = node.op.lower(builder, *operands, **node.attr)
+        except RuntimeError as e:
+            where = f" at {node.line}" if node.line else ""
+            raise CompileError(f"{e}{where}; operands {[str(v.type) for v in node.inputs]}") from e
+        outputs = made if isinstance(made, tuple) else (made,)
+        for value, array in zip(node.outputs, outputs, strict=True):
+            if array.dtype is not value.type.dtype or len(array.shape) != value.type.ndim:
+                raise InternalError(
+                    f"[{node.op.name}] lowered to {array}, but its type is {value.type}"
+                )
+            arrays[value] = array
+    first = len(graph.outputs)
+    written = range(first, first + len(graph.writes))
+    results: list[Array] = []
+    for i, v in enumerate(graph.results()):
+        array = arrays[v]
+        if i not in written and (array in inputs or array in results):
+            # A result has memory of its own: neither an input's nor another result's.
+            builder.line = array.line
+            array = builder.pointwise(
+                array.shape, array.dtype, load(array, builder.axes(array.ndim))
+            )
+        results.append(array)
+    writes = [(w.input, first + i) for i, w in enumerate(graph.writes)]
+    return Program(inputs, builder.arrays, results, writes, sites)

@@ -1,0 +1,162 @@
+"""Inlining: which values become buffers, and which are only a way to index others.
+
+Before: every definition is an Array of its own. After: `bodies[array]` holds, for each array that
+stays, its expressions over inputs and other staying arrays; pointwise producers that are cheaper
+to compute again than to carry through memory are substituted into their readers.
+
+Rules, for a pointwise producer that is no result (scored by work per point and how often it
+would be evaluated): free bodies (movement, casts, constants) go everywhere; a producer with one
+reader that evaluates it no more often than it has elements goes there; a cheap one with few loads
+goes to all its readers. Contractions take only plain loads at affine indices, since their packing
+wants addresses, not work.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jitgrad.compiler.cost import points, weight
+from jitgrad.compiler.index import Simplifier
+from jitgrad.compiler.loops import (
+    Array,
+    Contraction,
+    Expr,
+    Pointwise,
+    Reduction,
+    Scatter,
+    Sort,
+    definition_exprs,
+    loads,
+    postorder,
+    rewrite,
+)
+from jitgrad.compiler.lower import Program
+from jitgrad.compiler.symbolic import Dim, hint
+
+MAX_WEIGHT = 2000  # a body past this stays a kernel of its own
+CHEAP = 12  # work per element that costs less than a trip through memory
+
+
+@dataclass
+class Bodies:
+    """The staying arrays in order, and the root expressions of each (as definition_exprs)."""
+
+    arrays: list[Array]
+    exprs: dict[Array, tuple[Expr, ...]]
+    virtual: int  # how many definitions were substituted away
+
+
+def axis_extents(array: Array) -> dict[int, Dim]:
+    """The extents of a definition's axes: its shape, then its inner space."""
+    d = array.define
+    inner: tuple[Dim, ...] = ()
+    if isinstance(d, (Reduction, Scatter)):
+        inner = d.extents
+    elif isinstance(d, Contraction):
+        inner = d.k
+    return dict(enumerate((*array.shape, *inner)))
+
+
+def inline(program: Program) -> Bodies:
+    """Decides for every array, operands first, and substitutes."""
+    readers = _readers(program.arrays)
+    keep = {a for a in program.results}
+    bodies: dict[Array, tuple[Expr, ...]] = {}
+    virtual: dict[Array, Expr] = {}
+    size: dict[Array, int] = {}
+    staying: list[Array] = []
+    for array in _live(program):
+        roots = tuple(_expand(e, array, virtual) for e in definition_exprs(array))
+        size[array] = weight(definition_exprs(array)) + sum(
+            size.get(e.attr, 0) for e in loads(definition_exprs(array)) if e.attr in virtual
+        )
+        if isinstance(array.define, Pointwise) and array not in keep:
+            if size[array] <= MAX_WEIGHT and _goes_inline(array, roots[0], readers[array]):
+                virtual[array] = roots[0]
+                continue
+        bodies[array] = roots
+        staying.append(array)
+    return Bodies(staying, bodies, len(virtual))
+
+
+def _live(program: Program) -> list[Array]:
+    """Arrays that some result needs, in order."""
+    live: set[Array] = set()
+    stack = list(program.results)
+    while stack:
+        a = stack.pop()
+        if a not in live:
+            live.add(a)
+            stack.extend(e.attr for e in loads(definition_exprs(a)))
+            if isinstance(a.define, Sort):  # both outputs of a sort are made together
+                stack.extend(
+                    b
+                    for b in program.arrays
+                    if isinstance(b.define, Sort) and b.define.key is a.define.key
+                )
+    return [a for a in program.arrays if a in live]
+
+
+def _readers(arrays: list[Array]) -> dict[Array, list[tuple[Array, int]]]:
+    """For each array, its readers and in how many ways each indexes it."""
+    readers: dict[Array, list[tuple[Array, int]]] = {a: [] for a in arrays}
+    for a in arrays:
+        count: dict[Array, int] = {}
+        for e in loads(definition_exprs(a)):
+            count[e.attr] = count.get(e.attr, 0) + 1
+        for x, n in count.items():
+            if x in readers:
+                readers[x].append((a, n))
+    return readers
+
+
+def _expand(root: Expr, array: Array, virtual: dict[Array, Expr]) -> Expr:
+    """root with loads of virtual arrays replaced by their bodies, and indices simplified."""
+    extents = axis_extents(array)
+    memo: dict[Array, dict[tuple[Expr, ...], Expr]] = {}
+
+    def leaf(e: Expr) -> Expr | None:
+        if e.op != "load" or e.attr not in virtual:
+            return None
+        found = memo.setdefault(e.attr, {})
+        if e.args not in found:
+            found[e.args] = _at(virtual[e.attr], e.args, extents)
+        return found[e.args]
+
+    return rewrite(Simplifier(extents).simplify(root), leaf)
+
+
+def _at(body: Expr, index: tuple[Expr, ...], extents: dict[int, Dim]) -> Expr:
+    """A virtual array's body at an index; nothing to do when the index is the identity."""
+    if all(i.op == "axis" and i.attr == k for k, i in enumerate(index)):
+        return body
+    replace = dict(enumerate(index))
+    moved = rewrite(body, lambda e: replace[e.attr] if e.op == "axis" else None)
+    return Simplifier(extents).simplify(moved)
+
+
+def _goes_inline(array: Array, body: Expr, readers: list[tuple[Array, int]]) -> bool:
+    work = weight([body])
+    reads = len(loads([body]))
+    evaluated = sum(points(r) * n for r, n in readers)
+    factor = evaluated / max(1, hint(array.numel))
+    plain = _plain_load(body)
+    if any(isinstance(r.define, Contraction) for r, _ in readers) and not plain:
+        return False
+    if work <= 1 and reads <= 1:
+        return True
+    if any(isinstance(r.define, Sort) for r, _ in readers):
+        return False
+    if len(readers) == 1 and factor <= 1.0:
+        return True
+    return work * factor <= CHEAP and reads <= 1
+
+
+def _plain_load(body: Expr) -> bool:
+    """A load, maybe cast, whose index is affine in the axes; or a constant."""
+    while body.op == "cast":
+        body = body.args[0]
+    if body.op != "load":
+        return False
+    return not any(e.op in ("floordiv", "mod", "check", "select", "min", "max", "load")
+                   for e in postorder(body.args))  # fmt: skip

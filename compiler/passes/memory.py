@@ -1,0 +1,140 @@
+"""The memory plan: lifetimes, in-place reuse, offsets in one arena.
+
+Before: a Schedule and, for each kernel, the workspace its code needs. After: a `Plan`: which
+memory every array lives in. Inputs, outputs and state have memory of their own (outputs are fresh
+at every call, never recycled); everything else gets an offset in one arena, placed by best fit,
+largest first. An array takes over the memory of an operand that dies in its kernel when the kernel
+reads that operand only where it writes.
+
+Numbers: `peak` is the arena's size; `lower_bound` the largest sum of bytes that are live in one
+wave, which no placement can beat for this order; `total` the sum of all buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from jitgrad.compiler.cost import nbytes
+from jitgrad.compiler.loops import Array, Kernel, kernel_reads, kernel_writes
+from jitgrad.compiler.passes.order import Schedule, reads_where_it_writes
+
+ALIGN = 128
+
+
+@dataclass
+class Block:
+    """A piece of the arena: the arrays that live there in turn, in waves [start, end]."""
+
+    arrays: list[Array]
+    size: int
+    start: int
+    end: int
+    offset: int = 0
+
+
+@dataclass
+class Plan:
+    """Where everything lives. `offsets`: bytes into the arena, for temporaries only."""
+
+    blocks: list[Block] = field(default_factory=list)
+    offsets: dict[Array, int] = field(default_factory=dict)
+    peak: int = 0
+    lower_bound: int = 0
+    total: int = 0
+    waves: int = 0
+
+
+def plan_memory(
+    schedule: Schedule,
+    fixed: set[Array],
+    workspace: Mapping[Kernel, list[Array]],
+    scratch: Mapping[Kernel, Array],
+) -> Plan:
+    """Plans every array that is not in `fixed` (inputs, results) or stored into an input.
+
+    workspace, scratch: what a kernel's code needs while it runs.
+    """
+    first: dict[Array, int] = {}
+    last: dict[Array, int] = {}
+    made_by: dict[Array, Kernel] = {}
+    readers_in: dict[tuple[Array, int], int] = {}
+    for n, wave in enumerate(schedule.waves):
+        for k in wave:
+            writes = kernel_writes(k)
+            extra = [*workspace.get(k, []), *([scratch[k]] if k in scratch else [])]
+            for a in [*writes, *extra]:
+                if a not in fixed and a not in schedule.home:
+                    first.setdefault(a, n)
+                    last[a] = max(last.get(a, n), n)
+                    made_by.setdefault(a, k)
+            for a in kernel_reads(k):
+                if a in first and a not in writes:
+                    last[a] = n
+                    readers_in[a, n] = readers_in.get((a, n), 0) + 1
+    block_of: dict[Array, Block] = {}
+    blocks: list[Block] = []
+    for a in first:
+        taken = _take_over(a, made_by[a], first[a], last, readers_in, block_of)
+        if taken is not None:
+            taken.arrays.append(a)
+            taken.end = max(taken.end, last[a])
+            block_of[a] = taken
+        else:
+            block = Block([a], _aligned(nbytes(a)), first[a], last[a])
+            block_of[a] = block
+            blocks.append(block)
+    _place(blocks)
+    live = [sum(b.size for b in blocks if b.start <= n <= b.end) for n in range(len(schedule.waves))]
+    return Plan(
+        blocks,
+        {a: b.offset for a, b in block_of.items()},
+        max((b.offset + b.size for b in blocks), default=0),
+        max(live, default=0),
+        sum(_aligned(nbytes(a)) for a in first),
+        len(schedule.waves),
+    )
+
+
+def _aligned(n: int) -> int:
+    return max(ALIGN, (n + ALIGN - 1) // ALIGN * ALIGN)
+
+
+def _take_over(
+    a: Array,
+    kernel: Kernel,
+    wave: int,
+    last: Mapping[Array, int],
+    readers_in: Mapping[tuple[Array, int], int],
+    block_of: Mapping[Array, Block],
+) -> Block | None:
+    """The block of a dying operand that `a` may be stored over."""
+    writes = kernel_writes(kernel)
+    if a not in writes:
+        return None
+    for x in kernel_reads(kernel):
+        block = block_of.get(x)
+        if block is None or x in writes or block.arrays[-1] is not x:
+            continue
+        dies_here = last[x] == wave and readers_in.get((x, wave)) == 1
+        if dies_here and nbytes(x) == nbytes(a) and reads_where_it_writes(kernel, x, a):
+            return block
+    return None
+
+
+def _place(blocks: list[Block]) -> None:
+    """Offsets: largest first, each into the smallest gap that fits among its contemporaries."""
+    placed: list[Block] = []
+    for b in sorted(blocks, key=lambda b: (-b.size, b.start)):
+        others = sorted(
+            (p for p in placed if p.start <= b.end and b.start <= p.end), key=lambda p: p.offset
+        )
+        best: tuple[int, int] | None = None
+        free = 0
+        for p in others:
+            gap = p.offset - free
+            if gap >= b.size and (best is None or gap < best[0]):
+                best = (gap, free)
+            free = max(free, p.offset + p.size)
+        b.offset = best[1] if best is not None else free
+        placed.append(b)
