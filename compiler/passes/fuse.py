@@ -76,7 +76,7 @@ def fuse(bodies: Bodies) -> list[Group]:
         sort_key = getattr(array.define, "key", None)
         candidates: dict[Group, int] = {}
         for x in reads:
-            for g in [home[x]] * (x in home) + readers.get(x, []):
+            for g in ([home[x]] if x in home else []) + readers.get(x, []):
                 candidates[g] = candidates.get(g, 0) + nbytes(x)
         joined = None
         if sort_key is not None:

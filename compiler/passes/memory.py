@@ -12,7 +12,7 @@ wave, which no placement can beat for this order; `total` the sum of all buffers
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from jitgrad.compiler.cost import nbytes
@@ -49,11 +49,12 @@ def plan_memory(
     schedule: Schedule,
     fixed: set[Array],
     workspace: Mapping[Kernel, list[Array]],
-    scratch: Mapping[Kernel, Array],
+    size_of: Callable[[Array], int] = nbytes,
 ) -> Plan:
     """Plans every array that is not in `fixed` (inputs, results) or stored into an input.
 
-    workspace, scratch: what a kernel's code needs while it runs.
+    workspace: temporary arrays that a kernel's code needs while it runs. size_of: bytes of an
+    array (for these values of the symbolic dims).
     """
     first: dict[Array, int] = {}
     last: dict[Array, int] = {}
@@ -62,8 +63,7 @@ def plan_memory(
     for n, wave in enumerate(schedule.waves):
         for k in wave:
             writes = kernel_writes(k)
-            extra = [*workspace.get(k, []), *([scratch[k]] if k in scratch else [])]
-            for a in [*writes, *extra]:
+            for a in [*writes, *workspace.get(k, [])]:
                 if a not in fixed and a not in schedule.home:
                     first.setdefault(a, n)
                     last[a] = max(last.get(a, n), n)
@@ -75,24 +75,25 @@ def plan_memory(
     block_of: dict[Array, Block] = {}
     blocks: list[Block] = []
     for a in first:
-        taken = _take_over(a, made_by[a], first[a], last, readers_in, block_of)
+        taken = _take_over(a, made_by[a], first[a], last, readers_in, block_of, size_of)
         if taken is not None:
             taken.arrays.append(a)
             taken.end = max(taken.end, last[a])
             block_of[a] = taken
         else:
-            block = Block([a], _aligned(nbytes(a)), first[a], last[a])
+            block = Block([a], _aligned(size_of(a)), first[a], last[a])
             block_of[a] = block
             blocks.append(block)
     _place(blocks)
-    live = [sum(b.size for b in blocks if b.start <= n <= b.end) for n in range(len(schedule.waves))]
+    n_waves = len(schedule.waves)
+    live = [sum(b.size for b in blocks if b.start <= n <= b.end) for n in range(n_waves)]
     return Plan(
         blocks,
         {a: b.offset for a, b in block_of.items()},
         max((b.offset + b.size for b in blocks), default=0),
         max(live, default=0),
-        sum(_aligned(nbytes(a)) for a in first),
-        len(schedule.waves),
+        sum(_aligned(size_of(a)) for a in first),
+        n_waves,
     )
 
 
@@ -107,6 +108,7 @@ def _take_over(
     last: Mapping[Array, int],
     readers_in: Mapping[tuple[Array, int], int],
     block_of: Mapping[Array, Block],
+    size_of: Callable[[Array], int],
 ) -> Block | None:
     """The block of a dying operand that `a` may be stored over."""
     writes = kernel_writes(kernel)
@@ -117,7 +119,7 @@ def _take_over(
         if block is None or x in writes or block.arrays[-1] is not x:
             continue
         dies_here = last[x] == wave and readers_in.get((x, wave)) == 1
-        if dies_here and nbytes(x) == nbytes(a) and reads_where_it_writes(kernel, x, a):
+        if dies_here and size_of(x) == size_of(a) and reads_where_it_writes(kernel, x, a):
             return block
     return None
 

@@ -1,0 +1,123 @@
+"""Compiled: a graph's machine code, ready to be called with NumPy arrays.
+
+Owns what stands between an Image and `runtime.launch.Executable`: fresh results, symbolic sizes,
+and the user's error for a fault site. It checks no dtypes or shapes: jit's guards have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jitgrad.compiler.image import Image
+from jitgrad.compiler.ir import Graph, Node
+from jitgrad.compiler.symbolic import Sym, evaluate
+from jitgrad.runtime import buffers, launch
+from jitgrad.runtime.errors import InternalError
+
+Replan = Callable[[Mapping[str, int]], dict[int, int]]
+
+
+class Compiled:
+    """A compiled graph. `run(arrays)` returns the fresh results: graph outputs, then rebinds.
+
+    Storage writes land in the input arrays, after the last point at which the call can fail.
+
+    Attributes: `graph` (simplified), `image`, `report`, `stages` (None when the image came from
+    the disk cache).
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        image: Image,
+        library: Any,
+        sites: Sequence[Node],
+        report: Any,
+        syms: Sequence[Sym] = (),
+        replan: Replan | None = None,
+        stages: Any = None,
+    ) -> None:
+        self.graph, self.image, self.report, self.stages = graph, image, report, stages
+        self.library, self.syms, self._replan = library, tuple(syms), replan
+        writes = len(graph.writes)
+        first = len(graph.outputs)
+        values = graph.results()
+        self._results = [v.type for v in (*values[:first], *values[first + writes :])]
+        self._shapes = [(t.shape, t.dtype.np) for t in self._results]
+        self._where = _find_dims(graph)
+        self._arenas: dict[tuple[int, ...], launch.ArenaPlan] = {}
+        small = report.bytes_after < 1 << 16
+        self.executable = launch.Executable(
+            [library.address(key, symbol) for key, symbol in image.kernels],
+            [
+                launch.COMMIT if k < 0 else launch.Launch(k, args, total, grain, last)
+                for k, args, total, grain, last in image.launches
+            ],
+            n_buffers=image.n_buffers,
+            n_varying=image.n_inputs + image.n_results,
+            arena=self._arena if replan else launch.ArenaPlan(image.arena, image.arena_bytes),
+            scratch=image.scratch,
+            n_sizes=len(self.syms),
+            sites={i: _fault(node) for i, node in enumerate(sites)},
+            owners=(library,),
+            release_gil=not small,
+        )
+
+    def run(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Runs on arrays for the graph's inputs, in order, of the very dtypes, shapes and strides
+        that were compiled for. Raises what a checked op's record makes of a fault; then no input
+        has been written."""
+        if self.syms:
+            return self._run_symbolic(arrays)
+        empty = buffers.empty_array
+        results = [empty(shape, dtype) for shape, dtype in self._shapes]  # type: ignore[arg-type]
+        self.executable.run([*arrays, *results])
+        return results
+
+    def _run_symbolic(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        dims = {name: arrays[i].shape[k] for name, (i, k) in self._where.items()}
+        sizes = tuple(evaluate(s, dims) for s in self.syms)
+        results = [
+            buffers.empty_array(tuple(evaluate(d, dims) for d in shape), dtype)
+            for shape, dtype in self._shapes
+        ]
+        self.executable.run([*arrays, *results], sizes)
+        return results
+
+    def _arena(self, sizes: tuple[int, ...]) -> launch.ArenaPlan:
+        if sizes not in self._arenas:
+            assert self._replan is not None
+            names = self.graph.env.hints  # the first sizes are the dims themselves
+            offsets = dict(self._replan(dict(zip(names, sizes, strict=False))))
+            self._arenas[sizes] = launch.ArenaPlan(offsets, offsets.pop(-1))
+        return self._arenas[sizes]
+
+    def __repr__(self) -> str:
+        r = self.report
+        return (
+            f"<Compiled {self.graph.name}: {r.nodes} nodes, {r.kernels} kernels, "
+            f"peak {r.peak} bytes, compiled in {r.compile_ms:.0f} ms>"
+        )
+
+
+def _find_dims(graph: Graph) -> dict[str, tuple[int, int]]:
+    """Where each symbolic dim can be read: (input number, axis)."""
+    where: dict[str, tuple[int, int]] = {}
+    for i, item in enumerate(graph.inputs):
+        for k, d in enumerate(item.value.type.shape):
+            if isinstance(d, Sym) and str(d) in graph.env.hints:
+                where.setdefault(str(d), (i, k))
+    used = {d for v in (i.value for i in graph.inputs) for d in v.type.shape if isinstance(d, Sym)}
+    if used and not where:
+        raise InternalError(f"no input shows the dims {sorted(map(str, used))} by themselves")
+    return where
+
+
+def _fault(node: Node) -> Callable[[], BaseException]:
+    def make() -> BaseException:
+        return node.op.fault([v.type for v in node.inputs], node.attr, node.line)
+
+    return make

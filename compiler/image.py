@@ -1,0 +1,70 @@
+"""Image: a compiled graph as plain data, the last thing before addresses.
+
+Everything that running needs and nothing that only compiling needs: kernels by key and symbol, the
+launch rows, what each buffer slot is, the arena. It is JSON (no code, no pickle), so it is what
+the graph level of the disk cache holds, and what export writes into a library.
+
+Slots of the buffer table: graph inputs, then fresh results, then temporaries, then scratch.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+VERSION = 1
+
+
+@dataclass
+class Image:
+    """Attributes:
+    kernels: (object key, symbol) of each distinct kernel function.
+    launches: (kernel number, args, total, grain, last_of_wave); kernel -1 is the commit row.
+    n_inputs, n_results: slots 0..n_inputs-1 and the next n_results come with each call.
+    results: (shape, dtype name) of each fresh result.
+    arena: {slot: byte offset}; arena_bytes.
+    scratch: {slot: bytes for each worker}.
+    sites: number of the (simplified) graph's checked nodes that may flag a fault.
+    report: figures for people: see Report in pipeline.py.
+    """
+
+    kernels: list[tuple[str, str]] = field(default_factory=list)
+    launches: list[tuple[int, list[int], int, int, bool]] = field(default_factory=list)
+    n_inputs: int = 0
+    n_results: int = 0
+    results: list[tuple[list[int], str]] = field(default_factory=list)
+    arena: dict[int, int] = field(default_factory=dict)
+    arena_bytes: int = 0
+    scratch: dict[int, int] = field(default_factory=dict)
+    report: dict[str, Any] = field(default_factory=dict)
+    version: int = VERSION
+
+    @property
+    def n_buffers(self) -> int:
+        return self.n_inputs + self.n_results + len(self.arena) + len(self.scratch)
+
+    def to_json(self) -> bytes:
+        return json.dumps(asdict(self), separators=(",", ":")).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Image | None:
+        """Reads an image; None when it is of another version or malformed."""
+        try:
+            raw = json.loads(data)
+            if raw["version"] != VERSION:
+                return None
+            return cls(
+                [(str(k), str(s)) for k, s in raw["kernels"]],
+                [(int(k), [int(a) for a in args], int(t), int(g), bool(last))
+                 for k, args, t, g, last in raw["launches"]],
+                int(raw["n_inputs"]),
+                int(raw["n_results"]),
+                [([int(d) for d in shape], str(dtype)) for shape, dtype in raw["results"]],
+                {int(k): int(v) for k, v in raw["arena"].items()},
+                int(raw["arena_bytes"]),
+                {int(k): int(v) for k, v in raw["scratch"].items()},
+                dict(raw["report"]),
+            )  # fmt: skip
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return None
