@@ -32,6 +32,7 @@ class Simplifier:
         self.polys: dict[Expr, Poly] = {}
         self.bounds_memo: dict[Expr, Bounds] = {}
         self.order: dict[Expr, int] = {}
+        self.env = next((d.env for d in extents.values() if isinstance(d, Sym)), None)
 
     def simplify(self, root: Expr) -> Expr:
         """root with every INDEX part in normal form."""
@@ -154,7 +155,7 @@ class Simplifier:
                 rest[m] = c
         rest = {m: c for m, c in rest.items() if c}
         bounds = self.poly_bounds(rest)
-        divisor: Dim | None = _monomial_dim(dm, dc)
+        divisor = self._monomial_dim(dm, dc)
         if bounds and divisor is not None and _at_least(bounds[0], 0):
             if _at_least(divisor - 1, bounds[1]):
                 return self.expr(rest if e.op == "mod" else quotient)
@@ -198,6 +199,14 @@ class Simplifier:
                     break
         return p
 
+    def _monomial_dim(self, m: Monomial, c: int) -> Dim | None:
+        """A divisor as a Dim: a constant, or a product of sizes; None for anything else."""
+        if not m:
+            return c
+        if self.env is None or any(atom.op != "size" for atom in m):
+            return None
+        return Sym({tuple(sorted(atom.attr for atom in m)): c}, self.env)
+
     # -- ranges --------------------------------------------------------------------------------
     def bounds(self, e: Expr) -> Bounds:
         """(lowest, highest) value of an INDEX expression, or None where not known."""
@@ -213,6 +222,9 @@ class Simplifier:
         if e.op == "axis":
             extent = self.extents.get(e.attr)
             return None if extent is None else (0, extent - 1)
+        if e.op == "size" and self.env is not None:
+            d = Sym({(e.attr,): 1}, self.env)
+            return d, d
         if e.op == "check" and e.args[1].op == "const":
             return 0, e.args[1].attr - 1
         if e.op == "mod" and e.args[1].op == "const":
@@ -241,10 +253,8 @@ class Simplifier:
             mlow: Dim = 1
             mhigh: Dim = 1
             for atom in m:
-                if atom.op == "size":
-                    return None
                 b = self.bounds(atom)
-                if b is None or not _at_least(b[0], 0) and len(m) > 1:
+                if b is None or (len(m) > 1 and not _at_least(b[0], 0)):
                     return None
                 mlow, mhigh = mlow * b[0], mhigh * b[1]
             low, high = (low + c * mlow, high + c * mhigh) if c > 0 else (
@@ -296,11 +306,6 @@ def _divide_monomial(m: Monomial, by: Monomial) -> Monomial | None:
             return None
         rest.remove(atom)
     return tuple(rest)
-
-
-def _monomial_dim(m: Monomial, c: int) -> Dim | None:
-    """A constant divisor as a Dim; None for symbolic ones (their ranges are not tracked)."""
-    return c if not m else None
 
 
 def _at_least(a: Dim, b: Dim) -> bool:
