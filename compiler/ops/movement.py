@@ -1,0 +1,591 @@
+"""Movement ops: reshape, permute, expand, flip, pad, concatenate.
+
+They change where an element is, never what it is. reshape, permute and expand are views: their
+reference returns a NumPy view of the operand, and `put` writes through it. Slices, diagonals and
+sliding windows are in slicing.py.
+
+Sizes of -1, negative dims and defaults are resolved by the public layer: attributes here are full
+tuples of non-negative numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from jitgrad.compiler.loops import INDEX, Array, Builder, Expr, axis, const, dim, load, make, select
+from jitgrad.compiler.ops.examples import integers, uniform
+from jitgrad.compiler.ops.record import OnnxContext, Op, Sample, op, reduce_like, zeros_like
+from jitgrad.compiler.ops.regions import (
+    guard_empty,
+    is_empty,
+    padded,
+    span,
+    zero_filled,
+)
+from jitgrad.compiler.symbolic import Dim, Sym, hint, prod, same
+from jitgrad.compiler.types import TensorType
+
+Shape = tuple[Dim, ...]
+
+
+class Reshape(Op):
+    """reshape(x; shape): the same elements in row-major order under another shape.
+
+    A view where the operand's strides allow it: the dispatcher asks `can_view` and clones first
+    where they do not. `shape` has x's number of elements (no -1).
+    """
+
+    name = "reshape"
+    view = True
+    noop = True
+
+    def infer(self, x: TensorType, *, shape: Shape) -> TensorType:
+        a, b = x.numel, prod(shape)
+        self.expect(
+            same(a, b) or a == b,
+            f"shape {_text(shape)} is invalid for input of size {a}; got {x}; the product of the "
+            "sizes must stay the same",
+        )
+        return x.with_shape(tuple(shape))
+
+    def can_view(self, x_shape: Sequence[int], x_strides: Sequence[int], shape: Shape) -> bool:
+        """Whether an array of this shape and strides (in any unit) can be viewed as `shape`."""
+        return view_strides(x_shape, x_strides, tuple(map(int, shape))) is not None
+
+    def reference(self, x: np.ndarray, *, shape: Sequence[int]) -> np.ndarray:
+        return x.reshape(shape)
+
+    def vjp(self, g: Any, out: Any, x: Any, *, shape: Shape) -> tuple[Any, ...]:
+        return (op.reshape(g, shape=x.shape),)
+
+    def jvp(self, tangents: tuple[Any, ...], out: Any, x: Any, *, shape: Shape) -> Any:
+        return op.reshape(tangents[0], shape=shape)
+
+    def batch(self, operands: Sequence[Any], batched: Sequence[bool], *, shape: Shape) -> Any:
+        (x,) = operands
+        return op.reshape(x, shape=(x.shape[0], *shape))
+
+    def lower(self, b: Builder, x: Array, *, shape: Shape) -> Array:
+        if is_empty(shape):
+            return zero_filled(b, shape, x.dtype)
+        index: list[Expr] = []
+        for source, target in _groups(x.shape, shape):
+            sizes = [x.shape[k] for k in source]
+            if len(source) == 1 and len(target) == 1:
+                index.append(axis(target[0]))
+            else:
+                flat = b.flat_index([axis(k) for k in target], [shape[k] for k in target])
+                index.extend(b.unflatten(flat, sizes))
+        return b.pointwise(shape, x.dtype, load(x, index))
+
+    def put(self, base: Any, update: Any, *, shape: Shape) -> Any:
+        return op.reshape(update, shape=base.shape)
+
+    def onnx(self, ctx: OnnxContext, inputs: Sequence[str], *, shape: Shape) -> Any:
+        return ctx.node("Reshape", [inputs[0], ctx.shape(shape)], allowzero=1)
+
+    def samples(self) -> Iterable[Sample]:
+        yield Sample((uniform((2, 6)),), {"shape": (3, 4)})
+        yield Sample((uniform((2, 3, 4)),), {"shape": (2, 12)})
+        yield Sample((uniform((4, 6)).T,), {"shape": (3, 2, 4)}, "strided, a view")
+        yield Sample((uniform((4, 6)).T,), {"shape": (24,)}, "strided, needs a copy")
+        yield Sample((uniform((1,)),), {"shape": ()}, "0-d")
+        yield Sample((uniform(()),), {"shape": (1, 1)}, "from 0-d")
+        yield Sample((uniform((0, 3)),), {"shape": (3, 0, 2)}, "empty")
+        yield Sample((integers((2, 3), "int64"),), {"shape": (6,)}, "integers")
+
+
+def view_strides(
+    shape: Sequence[int], strides: Sequence[int], new_shape: Sequence[int]
+) -> tuple[int, ...] | None:
+    """The strides that show an array of `shape` and `strides` as `new_shape`; None if none can.
+
+    Strides may be in elements or bytes. As in PyTorch's `view`: dims of the array are merged where
+    stepping over one equals stepping through the next; each new dim must lie within a merged one.
+    """
+    if 0 in shape or not shape:
+        unit = strides[-1] if strides else 1
+        sizes = [prod(max(1, d) for d in new_shape[k + 1 :]) for k in range(len(new_shape))]
+        return tuple(int(hint(s)) * unit for s in sizes)
+    chunks: list[tuple[int, int]] = []  # (elements, stride of the last), outermost first
+    for d, s in zip(shape, strides, strict=True):
+        if d == 1:
+            continue
+        if chunks and chunks[-1][1] == d * s:
+            chunks[-1] = (chunks[-1][0] * d, s)
+        else:
+            chunks.append((d, s))
+    out: list[int] = []
+    left, step = chunks.pop() if chunks else (1, strides[-1])
+    for d in reversed(new_shape):
+        if d > 1 and left == 1 and chunks:
+            left, step = chunks.pop()
+        if left % d:
+            return None
+        out.append(step)
+        step *= d
+        left //= d
+    return tuple(reversed(out))
+
+
+def _groups(source: Shape, target: Shape) -> list[tuple[list[int], list[int]]]:
+    """Splits two shapes of equal size into runs of dims with equal products, outermost first."""
+    groups: list[tuple[list[int], list[int]]] = []
+    i = j = 0
+    while i < len(source) or j < len(target):
+        s = [i] if i < len(source) else []
+        t = [j] if j < len(target) else []
+        i, j = i + len(s), j + len(t)
+        while True:
+            a, b = prod(source[k] for k in s), prod(target[k] for k in t)
+            if same(a, b):
+                break
+            if hint(a) < hint(b) and i < len(source):
+                s.append(i)
+                i += 1
+            elif hint(b) < hint(a) and j < len(target):
+                t.append(j)
+                j += 1
+            else:  # equal in every call, by a guard, but not by form: the rest is one run
+                s, t = [*s, *range(i, len(source))], [*t, *range(j, len(target))]
+                i, j = len(source), len(target)
+                break
+        groups.append((s, t))
+    return groups
+
+
+class Permute(Op):
+    """permute(x; axes): dim k of the result is dim axes[k] of x."""
+
+    name = "permute"
+    view = True
+
+    def infer(self, x: TensorType, *, axes: tuple[int, ...]) -> TensorType:
+        self.expect(
+            sorted(axes) == list(range(x.ndim)),
+            f"expected axes to be a permutation of {tuple(range(x.ndim))}; got {axes} for {x}",
+        )
+        return x.with_shape(tuple(x.shape[k] for k in axes))
+
+    def reference(self, x: np.ndarray, *, axes: tuple[int, ...]) -> np.ndarray:
+        return x.transpose(axes)
+
+    def vjp(self, g: Any, out: Any, x: Any, *, axes: tuple[int, ...]) -> tuple[Any, ...]:
+        return (op.permute(g, axes=_inverse(axes)),)
+
+    def jvp(self, tangents: tuple[Any, ...], out: Any, x: Any, *, axes: tuple[int, ...]) -> Any:
+        return op.permute(tangents[0], axes=axes)
+
+    def batch(
+        self, operands: Sequence[Any], batched: Sequence[bool], *, axes: tuple[int, ...]
+    ) -> Any:
+        return op.permute(operands[0], axes=(0, *(k + 1 for k in axes)))
+
+    def lower(self, b: Builder, x: Array, *, axes: tuple[int, ...]) -> Array:
+        index = [axis(k) for k in _inverse(axes)]
+        return b.pointwise([x.shape[k] for k in axes], x.dtype, load(x, index))
+
+    def put(self, base: Any, update: Any, *, axes: tuple[int, ...]) -> Any:
+        return op.permute(update, axes=_inverse(axes))
+
+    def onnx(self, ctx: OnnxContext, inputs: Sequence[str], *, axes: tuple[int, ...]) -> Any:
+        return ctx.node("Transpose", inputs, perm=list(axes))
+
+    def samples(self) -> Iterable[Sample]:
+        yield Sample((uniform((2, 3, 4)),), {"axes": (2, 0, 1)})
+        yield Sample((uniform((3, 5))[:, ::2],), {"axes": (1, 0)}, "strided")
+        yield Sample((uniform(()),), {"axes": ()}, "0-d")
+        yield Sample((uniform((0, 3)),), {"axes": (1, 0)}, "empty")
+
+
+def _inverse(axes: Sequence[int]) -> tuple[int, ...]:
+    inverse = [0] * len(axes)
+    for k, a in enumerate(axes):
+        inverse[a] = k
+    return tuple(inverse)
+
+
+class Expand(Op):
+    """expand(x; shape): dims of size 1 repeated, new dims in front; a view of stride 0."""
+
+    name = "expand"
+    view = True
+    noop = True
+
+    def infer(self, x: TensorType, *, shape: Shape) -> TensorType:
+        lead = len(shape) - x.ndim
+        ok = lead >= 0 and all(
+            (not isinstance(d, Sym) and d == 1) or d == shape[lead + k]
+            for k, d in enumerate(x.shape)
+        )
+        self.expect(
+            ok,
+            f"expected sizes that match {x}, or 1, aligned at the last dim; got shape "
+            f"{_text(shape)}; only dims of size 1 can be expanded",
+        )
+        return x.with_shape(tuple(shape))
+
+    def reference(self, x: np.ndarray, *, shape: Sequence[int]) -> np.ndarray:
+        return np.broadcast_to(x, shape)
+
+    def vjp(self, g: Any, out: Any, x: Any, *, shape: Shape) -> tuple[Any, ...]:
+        return (reduce_like(g, x),)
+
+    def jvp(self, tangents: tuple[Any, ...], out: Any, x: Any, *, shape: Shape) -> Any:
+        return op.expand(tangents[0], shape=shape)
+
+    def batch(self, operands: Sequence[Any], batched: Sequence[bool], *, shape: Shape) -> Any:
+        (x,) = operands
+        fill = (1,) * (len(shape) - (x.ndim - 1))
+        x = op.reshape(x, shape=(x.shape[0], *fill, *x.shape[1:]))
+        return op.expand(x, shape=(x.shape[0], *shape))
+
+    def lower(self, b: Builder, x: Array, *, shape: Shape) -> Array:
+        return b.pointwise(shape, x.dtype, b.broadcast_read(x, len(shape)))
+
+    def put(self, base: Any, update: Any, *, shape: Shape) -> Any:
+        raise RuntimeError(
+            "[expand] unsupported operation: more than one element of the written-to tensor refers "
+            "to a single memory location; clone() the tensor before writing to it"
+        )
+
+    def onnx(self, ctx: OnnxContext, inputs: Sequence[str], *, shape: Shape) -> Any:
+        return ctx.node("Expand", [inputs[0], ctx.shape(shape)])
+
+    def samples(self) -> Iterable[Sample]:
+        yield Sample((uniform((3, 1)),), {"shape": (2, 3, 4)})
+        yield Sample((uniform(()),), {"shape": (2, 2)}, "0-d")
+        yield Sample((uniform((4,)),), {"shape": (4,)}, "nothing to do")
+        yield Sample((uniform((1, 3)),), {"shape": (0, 3)}, "to an empty tensor")
+
+
+class Flip(Op):
+    """flip(x; axes): the order of elements reversed along axes; a copy, as in PyTorch."""
+
+    name = "flip"
+
+    def infer(self, x: TensorType, *, axes: tuple[int, ...]) -> TensorType:
+        self.expect(
+            all(0 <= k < x.ndim for k in axes) and len(set(axes)) == len(axes),
+            f"expected distinct axes of {x}; got {axes}",
+            IndexError,
+        )
+        return x
+
+    def reference(self, x: np.ndarray, *, axes: tuple[int, ...]) -> np.ndarray:
+        return np.array(np.flip(x, axes))
+
+    def vjp(self, g: Any, out: Any, x: Any, *, axes: tuple[int, ...]) -> tuple[Any, ...]:
+        return (op.flip(g, axes=axes),)
+
+    def jvp(self, tangents: tuple[Any, ...], out: Any, x: Any, *, axes: tuple[int, ...]) -> Any:
+        return op.flip(tangents[0], axes=axes)
+
+    def batch(
+        self, operands: Sequence[Any], batched: Sequence[bool], *, axes: tuple[int, ...]
+    ) -> Any:
+        return op.flip(operands[0], axes=tuple(k + 1 for k in axes))
+
+    def lower(self, b: Builder, x: Array, *, axes: tuple[int, ...]) -> Array:
+        index = [dim(d - 1) - axis(k) if k in axes else axis(k) for k, d in enumerate(x.shape)]
+        return b.pointwise(x.shape, x.dtype, load(x, index))
+
+    def onnx(self, ctx: OnnxContext, inputs: Sequence[str], *, axes: tuple[int, ...]) -> Any:
+        n, end = len(axes), np.iinfo(np.int64).min
+        parts = [[-1] * n, [end] * n, list(axes), [-1] * n]
+        return ctx.node("Slice", [inputs[0], *(ctx.constant(np.array(p, np.int64)) for p in parts)])
+
+    def samples(self) -> Iterable[Sample]:
+        yield Sample((uniform((2, 3)),), {"axes": (1,)})
+        yield Sample((uniform((2, 3, 2)),), {"axes": (0, 2)})
+        yield Sample((uniform((6,))[::2],), {"axes": (0,)}, "strided")
+        yield Sample((uniform((0, 2)),), {"axes": (0,)}, "empty")
+        yield Sample((uniform(()),), {"axes": ()}, "0-d")
+
+
+class Pad(Op):
+    """pad(x; low, high, interior, value): constants around and between the elements of each dim.
+
+    Dim k becomes low[k] + n + (n - 1) * interior[k] + high[k] long. low and high may be negative,
+    which crops; interior may not. As XLA's Pad.
+    """
+
+    name = "pad"
+    noop = False
+
+    def infer(
+        self,
+        x: TensorType,
+        *,
+        low: Shape,
+        high: Shape,
+        interior: tuple[int, ...],
+        value: float = 0,
+    ) -> TensorType:
+        self.expect(
+            len(low) == len(high) == len(interior) == x.ndim,
+            f"expected low, high and interior for each dim of {x}; got {low}, {high}, {interior}",
+        )
+        self.expect(
+            all(k >= 0 for k in interior), f"expected interior of at least 0; got {interior}"
+        )
+        shape = tuple(
+            lo + span(n, k + 1) + hi
+            for n, lo, hi, k in zip(x.shape, low, high, interior, strict=True)
+        )
+        self.expect(
+            all(d >= 0 for d in shape if not isinstance(d, Sym)),
+            f"padding {_text(low)} and {_text(high)} crops more than there is of {x}; the result "
+            f"would have shape {_text(shape)}",
+        )
+        guard_empty((*x.shape, *shape))
+        return x.with_shape(shape)
+
+    def reference(
+        self,
+        x: np.ndarray,
+        *,
+        low: Sequence[int],
+        high: Sequence[int],
+        interior: Sequence[int],
+        value: float = 0,
+    ) -> np.ndarray:
+        shape, target, source = [], [], []
+        for n, lo, hi, k in zip(x.shape, low, high, interior, strict=True):
+            step = k + 1
+            size = lo + int(hint(span(n, step))) + hi
+            first = -(lo // step) if lo < 0 else 0  # ceil(-lo / step)
+            last = min(n, (size - 1 - lo) // step + 1)
+            begin = lo + first * step
+            shape.append(size)
+            source.append(slice(first, max(first, last)))
+            target.append(slice(begin, begin + max(0, last - first) * step, step))
+        out = np.full(shape, value, x.dtype)
+        out[tuple(target)] = x[tuple(source)]
+        return out
+
+    def vjp(
+        self,
+        g: Any,
+        out: Any,
+        x: Any,
+        *,
+        low: Shape,
+        high: Shape,
+        interior: tuple[int, ...],
+        value: float = 0,
+    ) -> tuple[Any, ...]:
+        starts = list(low)
+        if any(not isinstance(p, Sym) and p < 0 for p in (*low, *high)):
+            back, zero = tuple(-p for p in low), (0,) * x.ndim
+            g = op.pad(g, low=back, high=tuple(-p for p in high), interior=zero, value=0)
+            starts = [0] * x.ndim
+        if hint(x.numel) == 0:
+            return (zeros_like(x),)
+        stops = tuple(s + span(n, k + 1) for s, n, k in zip(starts, x.shape, interior, strict=True))
+        steps = tuple(k + 1 for k in interior)
+        return (op.slice(g, starts=tuple(starts), stops=stops, steps=steps),)
+
+    def jvp(
+        self,
+        tangents: tuple[Any, ...],
+        out: Any,
+        x: Any,
+        *,
+        low: Shape,
+        high: Shape,
+        interior: tuple[int, ...],
+        value: float = 0,
+    ) -> Any:
+        return op.pad(tangents[0], low=low, high=high, interior=interior, value=0)
+
+    def batch(
+        self,
+        operands: Sequence[Any],
+        batched: Sequence[bool],
+        *,
+        low: Shape,
+        high: Shape,
+        interior: tuple[int, ...],
+        value: float = 0,
+    ) -> Any:
+        return op.pad(
+            operands[0], low=(0, *low), high=(0, *high), interior=(0, *interior), value=value
+        )
+
+    def lower(
+        self,
+        b: Builder,
+        x: Array,
+        *,
+        low: Shape,
+        high: Shape,
+        interior: tuple[int, ...],
+        value: float = 0,
+    ) -> Array:
+        return padded(b, x, low, high, [k + 1 for k in interior], value)
+
+    def onnx(
+        self,
+        ctx: OnnxContext,
+        inputs: Sequence[str],
+        *,
+        low: Shape,
+        high: Shape,
+        interior: tuple[int, ...],
+        value: float = 0,
+    ) -> Any:
+        x, t = inputs[0], ctx.type(inputs[0])
+        fill = ctx.constant(np.array(value, t.dtype.np))
+        for k, gap in enumerate(interior):  # (.., n, ..) -> (.., n, 1 + gap, ..) -> (.., span, ..)
+            if gap:
+                x = _onnx_dilate(ctx, x, fill, t, k, gap, interior)
+        return ctx.node("Pad", [x, ctx.shape((*low, *high)), fill])
+
+    def samples(self) -> Iterable[Sample]:
+        plain = {"low": (1, 0), "high": (2, 3), "interior": (0, 0), "value": 0}
+        yield Sample((uniform((2, 3)),), plain)
+        yield Sample((uniform((2, 3)),), {**plain, "value": 1.5})
+        yield Sample((uniform((4, 5)),), {**plain, "low": (-1, 2), "high": (1, -2)}, "crops")
+        yield Sample((uniform((3, 4)),), {**plain, "interior": (2, 1)}, "dilates")
+        mixed = {"low": (-1, -2), "high": (-2, 1), "interior": (2, 1), "value": 0}
+        yield Sample((uniform((3, 4)),), mixed, "dilates and crops")
+        yield Sample((uniform((0, 3)),), plain, "empty")
+        yield Sample((uniform(()),), {"low": (), "high": (), "interior": (), "value": 0}, "0-d")
+        yield Sample((integers((2, 3), "int32"),), {**plain, "value": 7}, "integers")
+
+
+def _onnx_dilate(
+    ctx: OnnxContext,
+    x: str,
+    fill: str,
+    t: TensorType,
+    k: int,
+    gap: int,
+    interior: Sequence[int],
+) -> str:
+    """Dim k of x dilated: its elements gap + 1 apart (earlier dims are dilated already)."""
+    before = [span(n, i + 1) for n, i in zip(t.shape[:k], interior, strict=False)]
+    n, after = t.shape[k], list(t.shape[k + 1 :])
+    x = ctx.node("Reshape", [x, ctx.shape((*before, n, 1, *after))], allowzero=1)
+    rank = t.ndim + 1
+    high = [0] * rank
+    high[k + 1] = gap
+    x = ctx.node("Pad", [x, ctx.shape((*([0] * rank), *high)), fill])
+    x = ctx.node("Reshape", [x, ctx.shape((*before, n * (gap + 1), *after))], allowzero=1)
+    parts = [ctx.shape((0,)), ctx.shape((span(n, gap + 1),)), ctx.shape((k,))]
+    return ctx.node("Slice", [x, *parts])
+
+
+class Concatenate(Op):
+    """concatenate(*xs; axis): the operands one after another along axis."""
+
+    name = "concatenate"
+
+    def infer(self, *xs: TensorType, axis: int) -> TensorType:
+        self.expect(len(xs) > 0, "expected a non-empty list of tensors; got none")
+        self.same_device(xs)
+        first = xs[0]
+        self.expect(
+            0 <= axis < max(first.ndim, 1) and first.ndim > 0,
+            f"expected an axis of {first}; got {axis} (0-d tensors cannot be concatenated)",
+            IndexError if first.ndim else RuntimeError,
+        )
+        for k, x in enumerate(xs):
+            self.expect(
+                x.dtype is first.dtype,
+                f"expected operands of one dtype; got {first} and {x}",
+                TypeError,
+            )
+            self.expect(
+                x.ndim == first.ndim
+                and all(d == e for i, (d, e) in enumerate(zip(x.shape, first.shape)) if i != axis),
+                f"sizes of tensors must match except in dimension {axis}; got {first} and, as "
+                f"operand {k}, {x}",
+            )
+        total: Dim = 0
+        for x in xs:
+            total = total + x.shape[axis]
+        guard_empty([x.shape[axis] for x in xs])
+        return first.with_shape((*first.shape[:axis], total, *first.shape[axis + 1 :]))
+
+    def reference(self, *xs: np.ndarray, axis: int) -> np.ndarray:
+        return np.concatenate(xs, axis)
+
+    def vjp(self, g: Any, out: Any, *xs: Any, axis: int) -> tuple[Any, ...]:
+        grads, at = [], 0
+        for x in xs:
+            starts = [0] * x.ndim
+            stops = list(x.shape)
+            starts[axis], stops[axis] = at, at + x.shape[axis]
+            at = stops[axis]
+            steps = (1,) * x.ndim
+            grads.append(op.slice(g, starts=tuple(starts), stops=tuple(stops), steps=steps))
+        return tuple(grads)
+
+    def jvp(self, tangents: tuple[Any, ...], out: Any, *xs: Any, axis: int) -> Any:
+        parts = [zeros_like(x) if t is None else t for t, x in zip(tangents, xs, strict=True)]
+        return op.concatenate(*parts, axis=axis)
+
+    def batch(self, operands: Sequence[Any], batched: Sequence[bool], *, axis: int) -> Any:
+        parts = align_batch(operands, batched)
+        return op.concatenate(*parts, axis=axis + 1)
+
+    def lower(self, b: Builder, *xs: Array, axis: int) -> Array:
+        total: Dim = 0
+        parts: list[tuple[Array, Dim]] = []  # (operand, first position)
+        for x in xs:
+            if hint(x.shape[axis]) != 0:
+                parts.append((x, total))
+            total = total + x.shape[axis]
+        shape = (*xs[0].shape[:axis], total, *xs[0].shape[axis + 1 :])
+        if not parts:
+            return zero_filled(b, shape, xs[0].dtype)
+        at = b.axes(len(shape))
+        body: Expr | None = None
+        for k, (x, start) in reversed(list(enumerate(parts))):
+            own = at[axis] - dim(start)
+            if k > 0:
+                own = make("max", own, const(0, INDEX))
+            if k < len(parts) - 1:
+                own = make("min", own, dim(x.shape[axis] - 1))
+            value = load(x, (*at[:axis], own, *at[axis + 1 :]))
+            stop = dim(start + x.shape[axis])
+            body = value if body is None else select(at[axis] < stop, value, body)
+        assert body is not None
+        return b.pointwise(shape, body.dtype, body)
+
+    def onnx(self, ctx: OnnxContext, inputs: Sequence[str], *, axis: int) -> Any:
+        return ctx.node("Concat", inputs, axis=axis)
+
+    def samples(self) -> Iterable[Sample]:
+        a, c = uniform((2, 3)), uniform((2, 1), seed=1)
+        yield Sample((a, c, uniform((2, 2), seed=2)), {"axis": 1})
+        yield Sample((a, uniform((1, 3))), {"axis": 0})
+        yield Sample((a,), {"axis": 0}, "one operand")
+        yield Sample((a, uniform((2, 0)), c), {"axis": 1}, "one operand is empty")
+        yield Sample((uniform((0,)), uniform((0,))), {"axis": 0}, "empty")
+        yield Sample((uniform((4, 4))[::2, 1:], c), {"axis": 1}, "strided")
+
+
+def align_batch(operands: Sequence[Any], batched: Sequence[bool]) -> list[Any]:
+    """All operands with the new leading axis: those that lack it are expanded along it."""
+    size = next(x.shape[0] for x, is_b in zip(operands, batched, strict=True) if is_b)
+    return [
+        x if is_b else op.expand(x, shape=(size, *x.shape))
+        for x, is_b in zip(operands, batched, strict=True)
+    ]
+
+
+def _text(shape: Sequence[Dim]) -> str:
+    return "(" + ", ".join(str(d) for d in shape) + ")"
+
+
+reshape = Reshape()
+permute = Permute()
+expand = Expand()
+flip = Flip()
+pad = Pad()
+concatenate = Concatenate()
