@@ -58,6 +58,9 @@ class OnnxContext(Protocol):
     def constant(self, array: np.ndarray) -> str:
         """An initializer that holds the array."""
 
+    def shape(self, dims: Sequence[Dim]) -> str:
+        """An int64 vector of these dims: an initializer, computed where some are symbolic."""
+
     def type(self, name: str) -> TensorType:
         """The type of an input of the op being exported."""
 
@@ -86,7 +89,8 @@ class Op:
         name: unique; what prints in graphs.
         nout: number of outputs.
         saves: what vjp reads the data of: operand positions and "out" (or "out0", ...). Any other
-            operand reaches vjp with its type only (reading its data there is an error).
+            operand reaches vjp with its type only (reading its data there is an error). Ops with
+            any number of operands list more positions than there are: the rest is ignored.
         view: the result is a view of operand 0 (shares its storage in eager mode).
         random: draws from the generator: takes attributes `draw` and operand key; never merged.
         checked: kernels may flag an error at run time (an index out of range).
@@ -121,10 +125,10 @@ class Op:
         raise TypeError(f"[{self.name}] expected a tensor operand; got {operands!r}")
 
     # -- facets --------------------------------------------------------------------------------
-    def infer(self, *types: TensorType, **attrs: Any) -> Types:
+    def infer(self, *types: Any, **attrs: Any) -> Types:
         raise InternalError(f"op {self.name} has no infer")
 
-    def reference(self, *arrays: np.ndarray, **attrs: Any) -> Any:
+    def reference(self, *arrays: Any, **attrs: Any) -> Any:
         raise InternalError(f"op {self.name} has no reference")
 
     def vjp(self, g: Any, out: Any, *operands: Any, **attrs: Any) -> tuple[Any, ...]:
@@ -142,7 +146,7 @@ class Op:
         output) has the axis leading."""
         raise RuntimeError(f"[{self.name}] has no batching rule")
 
-    def lower(self, b: Builder, *operands: Array, **attrs: Any) -> Any:
+    def lower(self, b: Builder, *operands: Any, **attrs: Any) -> Any:
         """The output Array (a tuple when nout > 1), defined through the builder."""
         raise RuntimeError(f"[{self.name}] has no lowering")
 
