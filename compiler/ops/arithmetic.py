@@ -1,0 +1,839 @@
+"""Ops of two operands on each element: add, div, pow, eq, bitwise_and, ...; where, cast, clone.
+
+Owns their records. Operands come promoted to one dtype. Integers wrap; integer division by zero is
+a run-time fault (`checked`), never a trap; docs/numerics.md states division, pow and casts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from jitgrad.compiler.fmod import fmod as fmod_expr
+from jitgrad.compiler.loops import INDEX, Array, Builder, Expr, const, make, select
+from jitgrad.compiler.ops import examples
+from jitgrad.compiler.ops.elementwise import compute
+from jitgrad.compiler.ops.record import (
+    Elementwise,
+    OnnxContext,
+    Sample,
+    broadcast_like,
+    is_half,
+    op,
+    reduce_like,
+    scalar_like,
+    zeros_like,
+)
+from jitgrad.compiler.types import TensorType
+from jitgrad.runtime import dtypes
+from jitgrad.runtime.dtypes import DType
+
+
+class Binary(Elementwise):
+    """Two operands. A record gives `numpy`, `node` (or `scalar`), and `partials`.
+
+    partials(t0, t1, out, a, b) gives the two terms of the derivative: t0 times d out/da and t1
+    times d out/db, elementwise in the broadcast shape (None for a term that is None or zero).
+    vjp calls it with the cotangent for both.
+    """
+
+    arity = 2
+    numpy: ClassVar[Callable[..., Any]]
+    node: str = ""
+    onnx_op: str = ""
+    onnx_bool: str = ""
+
+    def reference(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return compute(type(self).numpy, a, b)
+
+    def scalar(self, b: Builder, *x: Expr, **attrs: Any) -> Expr:
+        return make(self.node, *x)
+
+    def partials(self, t0: Any, t1: Any, out: Any, a: Any, b: Any) -> tuple[Any, Any]:
+        raise NotImplementedError(self.name)
+
+    def vjp(self, g: Any, out: Any, *operands: Any, **attrs: Any) -> tuple[Any, ...]:
+        a, b = operands
+        ga, gb = self.partials(g, g, out, a, b)
+        return reduce_like(ga, a), reduce_like(gb, b)
+
+    def jvp(self, tangents: tuple[Any, ...], out: Any, *operands: Any, **attrs: Any) -> Any:
+        t0, t1 = tangents
+        da, db = self.partials(t0, t1, out, *operands)
+        if da is None or db is None:
+            return broadcast_like(da if db is None else db, out)
+        return broadcast_like(op.add(da, db), out)
+
+    def onnx(self, ctx: OnnxContext, inputs: Sequence[str], **attrs: Any) -> Any:
+        if ctx.type(inputs[0]).dtype is dtypes.bool_:
+            if not self.onnx_bool:
+                return super().onnx(ctx, inputs, **attrs)
+            return ctx.node(self.onnx_bool, inputs)
+        if not self.onnx_op:
+            return super().onnx(ctx, inputs, **attrs)
+        return ctx.node(self.onnx_op, inputs)
+
+    def samples(self) -> Iterable[Sample]:
+        return examples.binary()
+
+
+class Add(Binary):
+    """a + b; logical or of bools."""
+
+    name, onnx_op, onnx_bool = "add", "Add", "Or"
+    numpy = np.add
+
+    def scalar(self, b: Builder, *x: Expr, **attrs: Any) -> Expr:
+        return make("or" if x[0].dtype is dtypes.bool_ else "add", *x)
+
+    def partials(self, t0: Any, t1: Any, out: Any, a: Any, b: Any) -> tuple[Any, Any]:
+        return t0, t1
+
+    def samples(self) -> Iterable[Sample]:
+        return examples.binary(bools=True)
+
+
+class Sub(Binary):
+    """a - b. Bools are refused, as in PyTorch."""
+
+    name, node, onnx_op = "sub", "sub", "Sub"
+    numpy = np.subtract
+
+    def check_dtype(self, dtype: DType) -> None:
+        super().check_dtype(dtype)
+        self.expect(
+            dtype is not dtypes.bool_,
+            "expected numbers; got bool tensors; use logical_xor (^) or convert with .to(dtype)",
+        )
+
+    def partials(self, t0: Any, t1: Any, out: Any, a: Any, b: Any) -> tuple[Any, Any]:
+        return t0, None if t1 is None else op.neg(t1)
+
+
+class Mul(Binary):
+    """a * b; logical and of bools."""
+
+    name, onnx_op, onnx_bool = "mul", "Mul", "And"
+    saves = (0, 1)
+    numpy = np.multiply
+
+    def scalar(self, b: Builder, *x: Expr, **attrs: Any) -> Expr:
+        return make("and" if x[0].dtype is dtypes.bool_ else "mul", *x)
+
+    def partials(self, t0: Any, t1: Any, out: Any, a: Any, b: Any) -> tuple[Any, Any]:
+        return (
+            None if t0 is None else op.mul(t0, b),
+            None if t1 is None else op.mul(t1, a),
+        )
+
+    def samples(self) -> Iterable[Sample]:
+        return examples.binary(bools=True)
+
+
+class Div(Binary):
+    """a / b of floats (integers are promoted to the default float dtype first)."""
+
+    name, promotes, node, onnx_op = "div", "float", "div", "Div"
+    saves = (1, "out")
+    numpy = np.divide
+
+    def partials(self, t0: Any, t1: Any, out: Any, a: Any, b: Any) -> tuple[Any, Any]:
+        return (
+            None if t0 is None else op.div(t0, b),
+            None if t1 is None else op.neg(op.mul(t1, op.div(out, b))),
+        )
+
+    def samples(self) -> Iterable[Sample]:
+        return examples.binary(0.5, 2.0, ints=False)
+
+
+class _Division(Binary):
+    """Division whose integer form faults on a zero divisor and wraps at minimum / -1."""
+
+    checked = True
+
+    def check_dtype(self, dtype: DType) -> None:
+        super().check_dtype(dtype)
+        self.expect(
+            dtype is not dtypes.bool_,
+            "expected numbers; got bool tensors; convert with .to(dtype)",
+        )
+
+    def reference(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        if a.dtype.kind in "iu" and not b.all() and a.size:
+            raise self.fault((), {}, "")
+        return compute(type(self).numpy, a, b)
+
+    def fault(self, types: Sequence[TensorType], attrs: dict[str, Any], line: str) -> Exception:
+        where = f"; {line}" if line else ""
+        return RuntimeError(
+            f"[{self.name}] ZeroDivisionError: expected integer divisors that are not 0; got a 0; "
+            f"mask it with where, or convert to a floating dtype first{where}"
+        )
+
+    def scalar(self, b: Builder, *x: Expr, **attrs: Any) -> Expr:
+        n, d = x
+        if d.dtype.is_floating_point:
+            return self.floating(n, d)
+        zero = d.eq(0)
+        flag = b.check(select(zero, const(1, INDEX), const(0, INDEX)), 1)  # 0; faults on zero
+        unsafe = make("or", zero, d.eq(-1)) if d.dtype.signed else zero
+        safe = select(unsafe, const(1, d.dtype), d) + flag.cast(d.dtype)
+        out = self.integral(n, safe)
+        return select(d.eq(-1), self.by_minus_one(n), out) if d.dtype.signed else out
+
+    def floating(self, n: Expr, d: Expr) -> Expr:
+        raise NotImplementedError(self.name)
+
+    def integral(self, n: Expr, d: Expr) -> Expr:
+        """The result for a divisor that is neither 0 nor -1."""
+        raise NotImplementedError(self.name)
+
+    def by_minus_one(self, n: Expr) -> Expr:
+        return const(0, n.dtype)
+
+    def samples(self) -> Iterable[Sample]:
+        yield from examples.binary(2.2, 2.8, 0.4, 0.6, zero_divisor=False)
+        yield from (
+            Sample((np.array([7.0, -7.0, 7.0, -7.0, 6.0]), np.array([2.0, 2.0, -2.0, -2.0, -3.0])),
+                   note="signs", grad=False),
+            Sample((examples.integers((4, 1), np.int32), examples.integers((1, 5), np.int32, 1, 9)),
+                   note="signs, int32", grad=False),
+        )  # fmt: skip
+
+
+def _python_quotient(n: Expr, d: Expr) -> Expr:
+    """floor(n / d) of floats by the exact remainder, as Python's // does."""
+    r = fmod_expr(n, d)
+    quotient = (n - r) / d
+    opposite = (d < 0.0).ne(r < 0.0)
+    quotient = select(make("and", r.ne(0.0), opposite), quotient - 1.0, quotient)
+    low = make("floor", quotient)
+    rounded = select(quotient - low > 0.5, low + 1.0, low)
+    signed_zero = make("copysign", const(0.0, n.dtype), n / d)
+    return select(d.eq(0.0), n / d, select(quotient.eq(0.0), signed_zero, rounded))
+
+
+def _python_quotient_reference(n: np.ndarray, d: np.ndarray) -> np.ndarray:
+    """The same steps in NumPy (np.floor_divide differs between builds at infinity)."""
+    if n.dtype.kind in "iu":
+        return np.asarray(np.floor_divide(n, d))
+    r = np.fmod(n, d)
+    quotient = (n - r) / d
+    quotient = np.where((r != 0) & ((d < 0) != (r < 0)), quotient - 1, quotient)
+    low = np.floor(quotient)
+    rounded = np.where(quotient - low > 0.5, low + 1, low)
+    signed_zero = np.copysign(np.zeros((), n.dtype), n / d)
+    return np.where(d == 0, n / d, np.where(quotient == 0, signed_zero, rounded))
+
+
+class FloorDivide(_Division):
+    """floor(a / b), exact for floats too (Python's //)."""
+
+    name = "floor_divide"
+    differentiable = False
+    numpy = _python_quotient_reference
+
+    def floating(self, n: Expr, d: Expr) -> Expr:
+        return _python_quotient(n, d)
+
+    def integral(self, n: Expr, d: Expr) -> Expr:
+        return n // d
+
+    def by_minus_one(self, n: Expr) -> Expr:
+        return make("neg", n)
+
+    def onnx(self, ctx: OnnxContext, inputs: Sequence[str], **attrs: Any) -> Any:
+        if ctx.type(inputs[0]).dtype.is_floating_point:
+            return ctx.node("Floor", [ctx.node("Div", inputs)])
+        remainder = ctx.node("Mod", inputs)  # integer Mod takes the divisor's sign, so this divides
+        return ctx.node("Div", [ctx.node("Sub", [inputs[0], remainder]), inputs[1]])
+
+
+class Remainder(_Division):
+    """a - b * floor(a / b), with the sign of b (Python's %); exact for floats up to one rounding."""
+
+    name = "remainder"
+    saves = (0, 1)
+    numpy = np.remainder
+
+    def reference(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        if a.dtype.kind in "iu":
+            return super().reference(a, b)
+        return compute(_float_remainder, a, b)
+
+    def floating(self, n: Expr, d: Expr) -> Expr:
+        r = fmod_expr(n, d)
+        opposite = make("and", r.ne(0.0), (d < 0.0).ne(r < 0.0))
+        return select(opposite, r + d, r)
+
+    def integral(self, n: Expr, d: Expr) -> Expr:
+        return n % d
+
+    def partials(self, t0: Any, t1: Any, out: Any, a: Any, b: Any) -> tuple[Any, Any]:
+        quotient = None if t1 is None else op.floor_divide(a, b)
+        return t0, None if t1 is None else op.neg(op.mul(t1, quotient))
+
+    def onnx(self, ctx: OnnxContext, inputs: Sequence[str], **attrs: Any) -> Any:
+        if not ctx.type(inputs[0]).dtype.is_floating_point:
+            return ctx.node("Mod", inputs, fmod=0)
+        low = ctx.node("Floor", [ctx.node("Div", inputs)])
+        return ctx.node("Sub", [inputs[0], ctx.node("Mul", [low, inputs[1]])])
+
+
+def _float_remainder(n: np.ndarray, d: np.ndarray) -> np.ndarray:
+    """PyTorch's: the exact fmod, plus the divisor where the signs differ."""
+    r = np.fmod(n, d)
+    return np.where((r != 0) & ((d < 0) != (r < 0)), r + d, r)
+
+
+class Fmod(_Division):
+    """a - b * trunc(a / b), with the sign of a (C's fmod); exact."""
+
+    name = "fmod"
+    saves = (0, 1)
+    numpy = np.fmod
+
+    def floating(self, n: Expr, d: Expr) -> Expr:
+        return fmod_expr(n, d)
+
+    def integral(self, n: Expr, d: Expr) -> Expr:
+        return n - make("div", n, d) * d
+
+    def partials(self, t0: Any, t1: Any, out: Any, a: Any, b: Any) -> tuple[Any, Any]:
+        if t1 is None:
+            return t0, None
+        return t0, op.neg(op.mul(t1, op.trunc(op.div(op.sub(a, op.fmod(a, b)), b))))
+
+    def onnx(self, ctx: OnnxContext, inputs: Sequence[str], **attrs: Any) -> Any:
+        return ctx.node("Mod", inputs, fmod=1)
+
+
+def _integer_power(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """a ** b, wrapping; a negative exponent gives the integer part of the true power."""
+    if a.dtype.kind == "u":
+        return np.asarray(np.power(a, b))
+    out = np.power(a, np.maximum(b, 0))
+    odd = (b & 1) == 1
+    inverse = np.where(a == 1, 1, np.where(a == -1, np.where(odd, -1, 1), 0)).astype(a.dtype)
+    return np.where(b < 0, inverse, out)
+
+
+def _power(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    if a.dtype.kind == "b":
+        return np.asarray(a | ~b)
+    return _integer_power(a, b) if a.dtype.kind in "iu" else np.asarray(np.power(a, b))
+
+
+class Pow(Binary):
+    """a ** b. Integers wrap, and 1/a rounds toward zero for a negative exponent (0 ** -1 is 0)."""
+
+    name, onnx_op = "pow", "Pow"
+    saves = (0, 1, "out")
+    numpy = _power
+
+    def scalar(self, b: Builder, *x: Expr, **attrs: Any) -> Expr:
+        base, exponent = x
+        dtype = base.dtype
+        if dtype.is_floating_point:
+            return make("pow", base, exponent)
+        if dtype is dtypes.bool_:
+            return make("or", base, make("not", exponent))
+        one, zero = const(1, dtype), const(0, dtype)
+        out, square, bits = one, base, exponent
+        for _ in range(dtype.bits - dtype.signed):  # by squaring, all bits of the exponent
+            out = select((bits & one).eq(1), out * square, out)
+            square = square * square
+            bits = bits >> one
+        if not dtype.signed:
+            return out
+        sign = select((exponent & one).eq(1), const(-1, dtype), one)
+        inverse = select(base.eq(1), one, select(base.eq(-1), sign, zero))
+        return select(exponent < 0, inverse, out)
+
+    def partials(self, t0: Any, t1: Any, out: Any, a: Any, b: Any) -> tuple[Any, Any]:
+        zero = scalar_like(out, 0)
+        da = db = None
+        if t0 is not None:
+            slope = op.mul(b, op.pow(a, b - 1.0))
+            da = op.where(op.eq(b, zero), zero, op.mul(t0, slope))
+        if t1 is not None:
+            flat = op.logical_and(op.eq(a, zero), op.ge(b, zero))
+            db = op.where(flat, zero, op.mul(t1, op.mul(out, op.log(a))))
+        return da, db
+
+    def samples(self) -> Iterable[Sample]:
+        yield from examples.binary(0.5, 2.0, -2.0, 2.0, bools=True)
+        yield Sample(
+            (examples.integers((5, 1), np.int64), examples.integers((1, 6), np.int64, -2, 7)),
+            note="small integers", grad=False,
+        )  # fmt: skip
+        yield Sample(
+            (np.array([-2.0, -1.5, 0.0]), np.array([3.0, 2.0, 2.0])), note="base <= 0", grad=False
+        )
+
+
+class _Extreme(Binary):
+    """maximum and minimum: NaN wins; a tie shares the gradient evenly."""
+
+    saves = (0, 1)
+    logic = ""
+
+    def scalar(self, b: Builder, *x: Expr, **attrs: Any) -> Expr:
+        return make(self.logic if x[0].dtype is dtypes.bool_ else self.node, *x)
+
+    def loses(self, a: Any, b: Any) -> Any:
+        """Where a is not the result because b is."""
+        raise NotImplementedError(self.name)
+
+    def partials(self, t0: Any, t1: Any, out: Any, a: Any, b: Any) -> tuple[Any, Any]:
+        zero = scalar_like(out, 0)
+        tie = op.eq(a, b)
+
+        def share(t: Any, lost: Any) -> Any:
+            return op.where(lost, zero, op.where(tie, t * 0.5, t))
+
+        return (
+            None if t0 is None else share(t0, self.loses(a, b)),
+            None if t1 is None else share(t1, self.loses(b, a)),
+        )
+
+    def samples(self) -> Iterable[Sample]:
+        return examples.binary(bools=True)
+
+
+class Maximum(_Extreme):
+    name, node, logic, onnx_op, onnx_bool = "maximum", "max", "or", "Max", "Or"
+    numpy = np.maximum
+
+    def loses(self, a: Any, b: Any) -> Any:
+        return op.lt(a, b)
+
+
+class Minimum(_Extreme):
+    name, node, logic, onnx_op, onnx_bool = "minimum", "min", "and", "Min", "And"
+    numpy = np.minimum
+
+    def loses(self, a: Any, b: Any) -> Any:
+        return op.gt(a, b)
+
+
+class Atan2(Binary):
+    """The angle of the point (x=b, y=a), in (-pi, pi]."""
+
+    name, promotes, node = "atan2", "float", "atan2"
+    saves = (0, 1)
+    numpy = np.arctan2
+
+    def partials(self, t0: Any, t1: Any, out: Any, a: Any, b: Any) -> tuple[Any, Any]:
+        square = op.add(op.mul(a, a), op.mul(b, b))
+        return (
+            None if t0 is None else op.mul(t0, op.div(b, square)),
+            None if t1 is None else op.mul(t1, op.div(op.neg(a), square)),
+        )
+
+    def samples(self) -> Iterable[Sample]:
+        return examples.binary(0.5, 2.0, ints=False)
+
+
+class Copysign(Binary):
+    """The size of a with the sign of b. The derivative by b is zero."""
+
+    name, promotes, node = "copysign", "float", "copysign"
+    saves = (0, "out")
+    numpy = np.copysign
+
+    def partials(self, t0: Any, t1: Any, out: Any, a: Any, b: Any) -> tuple[Any, Any]:
+        da = None if t0 is None else op.mul(t0, op.mul(op.sign(a), op.sign(out)))
+        return da, None if t1 is None else zeros_like(t1)
+
+    def samples(self) -> Iterable[Sample]:
+        return examples.binary(0.5, 2.0, ints=False)
+
+
+class Comparison(Binary):
+    """Result bool. Comparisons with NaN are false, but ne is true."""
+
+    promotes = "bool"
+    differentiable = False
+
+    def samples(self) -> Iterable[Sample]:
+        return examples.binary(bools=True)
+
+
+class Eq(Comparison):
+    name, node, onnx_op, onnx_bool = "eq", "eq", "Equal", "Equal"
+    numpy = np.equal
+
+
+class Ne(Comparison):
+    name, node = "ne", "ne"
+    numpy = np.not_equal
+
+    def onnx(self, ctx: OnnxContext, inputs: Sequence[str], **attrs: Any) -> Any:
+        return ctx.node("Not", [ctx.node("Equal", inputs)])
+
+
+class _Order(Comparison):
+    """Less or greater. Bools compare as 0 and 1."""
+
+    swaps = False
+
+    def scalar(self, b: Builder, *x: Expr, **attrs: Any) -> Expr:
+        if x[0].dtype is dtypes.bool_:
+            x = tuple(v.cast(dtypes.uint8) for v in x)
+        return make(self.node, *(reversed(x) if self.swaps else x))
+
+    def onnx(self, ctx: OnnxContext, inputs: Sequence[str], **attrs: Any) -> Any:
+        if ctx.type(inputs[0]).dtype is dtypes.bool_:
+            number = ctx.onnx_dtype(dtypes.uint8)
+            inputs = [ctx.node("Cast", [i], to=number) for i in inputs]
+        return ctx.node(self.onnx_op, inputs)
+
+
+class Lt(_Order):
+    name, node, onnx_op = "lt", "lt", "Less"
+    numpy = np.less
+
+
+class Le(_Order):
+    name, node, onnx_op = "le", "le", "LessOrEqual"
+    numpy = np.less_equal
+
+
+class Gt(_Order):
+    name, node, swaps, onnx_op = "gt", "lt", True, "Greater"
+    numpy = np.greater
+
+
+class Ge(_Order):
+    name, node, swaps, onnx_op = "ge", "le", True, "GreaterOrEqual"
+    numpy = np.greater_equal
+
+
+class Bitwise(Binary):
+    """Integers and bools, bit by bit."""
+
+    promotes = "int"
+    differentiable = False
+
+    def samples(self) -> Iterable[Sample]:
+        return examples.binary(floats=False, bools=True)
+
+
+class BitwiseAnd(Bitwise):
+    name, node, onnx_op, onnx_bool = "bitwise_and", "and", "BitwiseAnd", "And"
+    numpy = np.bitwise_and
+
+
+class BitwiseOr(Bitwise):
+    name, node, onnx_op, onnx_bool = "bitwise_or", "or", "BitwiseOr", "Or"
+    numpy = np.bitwise_or
+
+
+class BitwiseXor(Bitwise):
+    name, node, onnx_op, onnx_bool = "bitwise_xor", "xor", "BitwiseXor", "Xor"
+    numpy = np.bitwise_xor
+
+
+class _Shift(Bitwise):
+    """A shift by a number of bits outside [0, width) shifts everything out (torch, NumPy)."""
+
+    def check_dtype(self, dtype: DType) -> None:
+        super().check_dtype(dtype)
+        self.expect(
+            dtype is not dtypes.bool_, "expected an integer dtype; got bool; use .to(dtype)"
+        )
+
+    def outside(self, value: Expr) -> Expr:
+        """The result when the shift is outside the width."""
+        return const(0, value.dtype)
+
+    def scalar(self, b: Builder, *x: Expr, **attrs: Any) -> Expr:
+        value, shift = x
+        width = value.dtype.itemsize * 8
+        inside = shift < width
+        if value.dtype.signed:
+            inside = make("and", inside, shift >= 0)
+        safe = select(inside, shift, const(0, shift.dtype))
+        return select(inside, make(self.node, value, safe), self.outside(value))
+
+    def samples(self) -> Iterable[Sample]:
+        yield from examples.binary(floats=False)
+        shifts = np.arange(9, dtype=np.int64)[None, :]
+        yield Sample((examples.integers((4, 1), np.int64), shifts), grad=False)
+
+
+class LeftShift(_Shift):
+    name, node = "bitwise_left_shift", "shl"
+
+    def reference(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        inside = (b >= 0) & (b < a.dtype.itemsize * 8)
+        out = np.left_shift(a, np.where(inside, b, 0).astype(a.dtype))
+        return np.where(inside, out, 0).astype(a.dtype)
+
+    def onnx(self, ctx: OnnxContext, inputs: Sequence[str], **attrs: Any) -> Any:
+        if ctx.type(inputs[0]).dtype.signed:
+            return super().onnx(ctx, inputs, **attrs)
+        return ctx.node("BitShift", inputs, direction="LEFT")
+
+
+class RightShift(_Shift):
+    """Arithmetic for signed dtypes."""
+
+    name, node = "bitwise_right_shift", "shr"
+
+    def outside(self, value: Expr) -> Expr:
+        return make("shr", value, const(value.dtype.bits - 1, value.dtype)) if (
+            value.dtype.signed
+        ) else const(0, value.dtype)  # fmt: skip
+
+    def reference(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        width = a.dtype.itemsize * 8
+        inside = (b >= 0) & (b < width)
+        if a.dtype.kind == "u":
+            out = np.right_shift(a, np.where(inside, b, 0).astype(a.dtype))
+            return np.where(inside, out, 0).astype(a.dtype)
+        return np.asarray(np.right_shift(a, np.where(inside, b, width - 1).astype(a.dtype)))
+
+    def onnx(self, ctx: OnnxContext, inputs: Sequence[str], **attrs: Any) -> Any:
+        if ctx.type(inputs[0]).dtype.signed:
+            return super().onnx(ctx, inputs, **attrs)
+        return ctx.node("BitShift", inputs, direction="RIGHT")
+
+
+class Logical(Comparison):
+    """Of truth values: an element is true when it is not 0 (NaN is true)."""
+
+    def scalar(self, b: Builder, *x: Expr, **attrs: Any) -> Expr:
+        return make(self.node, *(v if v.dtype is dtypes.bool_ else v.ne(0) for v in x))
+
+    def onnx(self, ctx: OnnxContext, inputs: Sequence[str], **attrs: Any) -> Any:
+        number = ctx.onnx_dtype(dtypes.bool_)
+        truths = [
+            i if ctx.type(i).dtype is dtypes.bool_ else ctx.node("Cast", [i], to=number)
+            for i in inputs
+        ]
+        return ctx.node(self.onnx_bool, truths)
+
+
+class LogicalAnd(Logical):
+    name, node, onnx_bool = "logical_and", "and", "And"
+    numpy = np.logical_and
+
+
+class LogicalOr(Logical):
+    name, node, onnx_bool = "logical_or", "or", "Or"
+    numpy = np.logical_or
+
+
+class LogicalXor(Logical):
+    name, node, onnx_bool = "logical_xor", "xor", "Xor"
+    numpy = np.logical_xor
+
+
+class Where(Elementwise):
+    """a where the bool condition holds, else b: where(cond, a, b). Never multiplies, so NaN in the
+    branch that is not taken does not leak, not into the derivative either."""
+
+    name, arity, widens = "where", 3, False
+    saves = (0,)
+
+    def typed(self, types: Sequence[TensorType]) -> Sequence[TensorType]:
+        return types[1:]
+
+    def check_dtype(self, dtype: DType) -> None:
+        return None
+
+    def infer(self, *types: TensorType, **attrs: Any) -> TensorType:
+        if types:
+            self.expect(
+                types[0].dtype is dtypes.bool_,
+                f"expected a bool condition; got {types[0]}; compare it, or use .to(bool)",
+                TypeError,
+            )
+        return super().infer(*types, **attrs)
+
+    def reference(self, cond: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return np.asarray(np.where(cond, a, b))
+
+    def scalar(self, b: Builder, *x: Expr, **attrs: Any) -> Expr:
+        return select(*x)
+
+    def vjp(self, g: Any, out: Any, *operands: Any, **attrs: Any) -> tuple[Any, ...]:
+        cond, a, b = operands
+        zero = scalar_like(g, 0)
+        ga = reduce_like(self(cond, g, zero), a)
+        return None, ga, reduce_like(self(cond, zero, g), b)
+
+    def jvp(self, tangents: tuple[Any, ...], out: Any, *operands: Any, **attrs: Any) -> Any:
+        _, t0, t1 = tangents
+        if t0 is None and t1 is None:
+            return None
+        zero = scalar_like(out, 0)
+        t0, t1 = (zero if t is None else t for t in (t0, t1))
+        return broadcast_like(self(operands[0], t0, t1), out)
+
+    def onnx(self, ctx: OnnxContext, inputs: Sequence[str], **attrs: Any) -> Any:
+        return ctx.node("Where", inputs)
+
+    def samples(self) -> Iterable[Sample]:
+        cond = np.array([[True, False, True], [False, True, False]])
+        yield Sample((cond, examples.uniform((2, 3)), examples.uniform((2, 3), seed=1)))
+        yield Sample(
+            (cond[:1], examples.uniform((2, 1), dtype=np.float64), np.asarray(3.0)),
+            note="broadcast",
+        )
+        yield Sample(
+            (cond[0], np.array([1, np.nan, np.inf], np.float32), np.array([np.nan, 1.0, np.nan],
+             np.float32)), note="NaN in both branches", grad=False,
+        )  # fmt: skip
+        yield Sample(
+            (np.asarray(True), examples.uniform((0, 2)), examples.uniform((1, 2))), note="empty"
+        )
+        for dt in (*examples.INTS, examples.BOOL, np.float16, dtypes.bfloat16.np):
+            a, b = examples.uniform((2, 3), 0, 5), examples.uniform((2, 3), 0, 5, seed=1)
+            yield Sample((cond, a.astype(dt), b.astype(dt)), note=str(dt), grad=False)
+
+
+def cast_array(x: np.ndarray, dtype: DType) -> np.ndarray:
+    """x converted to dtype by jitgrad's rules (docs/numerics.md, "Casts"); always a copy."""
+    source, target = dtypes.from_numpy(x.dtype), dtype.np
+    if dtype is dtypes.bool_:
+        return np.asarray(x != 0)
+    if source.is_floating_point and dtype.is_integer:
+        return _float_to_int(x, dtype)
+    if is_half(dtype) and source.itemsize > 2:
+        return x.astype(np.float32).astype(target)
+    if is_half(source) or is_half(dtype):
+        return x.astype(np.float32).astype(target)
+    return x.astype(target)
+
+
+def _float_to_int(x: np.ndarray, dtype: DType) -> np.ndarray:
+    wide = _wide(dtype).np
+    low = float(np.iinfo(wide).min)
+    t = np.trunc(x.astype(np.float64))
+    inside = (t >= low) & (t < -low)
+    whole = np.where(inside, t, low).astype(wide)
+    return whole.astype(dtype.np)
+
+
+def _wide(dtype: DType) -> DType:
+    """The integer dtype that floats convert to on the way to `dtype`."""
+    return dtypes.int64 if dtype.itemsize * 2 > 8 or dtype is dtypes.uint32 else dtypes.int32
+
+
+def cast_expr(x: Expr, dtype: DType) -> Expr:
+    """The same conversion in the loop language: only float32/float64 -> int32/int64 and float32 <->
+    half conversions reach the code generators, the rest is composed of them."""
+    source = x.dtype
+    if source is dtype:
+        return x
+    if dtype is dtypes.bool_:
+        return x.ne(0)
+    if is_half(source):
+        return cast_expr(x.cast(dtypes.float32), dtype)
+    if is_half(dtype):
+        return x.cast(dtypes.float32).cast(dtype)
+    if source.is_floating_point and dtype.is_integer:
+        return x.cast(_wide(dtype)).cast(dtype)
+    return x.cast(dtype)
+
+
+class Cast(Elementwise):
+    """Converts to `dtype`. Floats to integers round toward zero."""
+
+    name, public, widens = "cast", False, False
+
+    def check_dtype(self, dtype: DType) -> None:
+        return None
+
+    def infer(self, *types: TensorType, **attrs: Any) -> TensorType:
+        dtype: DType = attrs["dtype"]
+        out = super().infer(*types)
+        self.expect(
+            not (out.dtype.is_complex or dtype.is_complex) or out.dtype is dtype,
+            f"complex dtypes are not supported; got {out} to {dtype}",
+            TypeError,
+        )
+        return out.with_dtype(dtype)
+
+    def reference(self, x: np.ndarray, dtype: DType) -> np.ndarray:  # type: ignore[override]
+        return cast_array(x, dtype)
+
+    def lower(self, b: Builder, *operands: Array, **attrs: Any) -> Array:
+        (x,) = operands
+        dtype: DType = attrs["dtype"]
+        return b.pointwise(x.shape, dtype, cast_expr(b.broadcast_read(x, x.ndim), dtype))
+
+    def vjp(self, g: Any, out: Any, *operands: Any, **attrs: Any) -> tuple[Any, ...]:
+        (x,) = operands
+        return (self(g, dtype=x.dtype) if x.dtype.is_floating_point else None,)
+
+    def jvp(self, tangents: tuple[Any, ...], out: Any, *operands: Any, **attrs: Any) -> Any:
+        (t,) = tangents
+        if t is None or not attrs["dtype"].is_floating_point:
+            return None
+        return self(t, **attrs)
+
+    def onnx(self, ctx: OnnxContext, inputs: Sequence[str], **attrs: Any) -> Any:
+        return ctx.node("Cast", inputs, to=ctx.onnx_dtype(attrs["dtype"]))
+
+    def samples(self) -> Iterable[Sample]:
+        floats = (dtypes.float16, dtypes.bfloat16, dtypes.float32, dtypes.float64)
+        ints = tuple(dtypes.from_numpy(dt) for dt in (examples.BOOL, *examples.INTS))
+        yield Sample((examples.uniform((2, 3)),), {"dtype": dtypes.float64})
+        yield Sample((examples.uniform((0, 3)),), {"dtype": dtypes.float64}, "empty")
+        yield Sample((examples.strided(examples.uniform((3, 2))),), {"dtype": dtypes.int64},
+                     "strided", grad=False)  # fmt: skip
+        edges = np.array([300.7, -300.7, 2.0**31, -(2.0**31), 2.0**31 - 1, 2.0**63, -(2.0**63),
+                          2.0**40 + 3, 65520.0, 1e-8, 1.0009765625])  # fmt: skip
+        for target in (*floats, *ints):
+            for source in (dtypes.float16, dtypes.float32, dtypes.float64):
+                x = examples.specials(source.np)
+                yield Sample((x,), {"dtype": target}, f"{source} to {target}", grad=False)
+            for wide in (np.float32, np.float64):
+                yield Sample((edges.astype(wide),), {"dtype": target}, "edges", grad=False)
+            for kind in ints:
+                x = examples.specials(kind.np)
+                yield Sample((x,), {"dtype": target}, f"{kind} to {target}", grad=False)
+
+
+class Clone(Elementwise):
+    """A copy: an identity that keeps the result's memory apart from the operand's."""
+
+    name, public, widens = "clone", False, False
+
+    def check_dtype(self, dtype: DType) -> None:
+        return None
+
+    def reference(self, x: np.ndarray) -> np.ndarray:
+        return x.copy()
+
+    def scalar(self, b: Builder, *x: Expr, **attrs: Any) -> Expr:
+        return x[0]
+
+    def vjp(self, g: Any, out: Any, *operands: Any, **attrs: Any) -> tuple[Any, ...]:
+        return (g,)
+
+    def jvp(self, tangents: tuple[Any, ...], out: Any, *operands: Any, **attrs: Any) -> Any:
+        return tangents[0]
+
+    def onnx(self, ctx: OnnxContext, inputs: Sequence[str], **attrs: Any) -> Any:
+        return ctx.node("Identity", inputs)
+
+    def samples(self) -> Iterable[Sample]:
+        return examples.unary(ints=True)
+
+
+add, sub, mul, div = Add(), Sub(), Mul(), Div()
+floor_divide, remainder, fmod, pow_ = FloorDivide(), Remainder(), Fmod(), Pow()
+maximum, minimum, atan2, copysign = Maximum(), Minimum(), Atan2(), Copysign()
+eq, ne, lt, le, gt, ge = Eq(), Ne(), Lt(), Le(), Gt(), Ge()
+bitwise_and, bitwise_or, bitwise_xor = BitwiseAnd(), BitwiseOr(), BitwiseXor()
+bitwise_left_shift, bitwise_right_shift = LeftShift(), RightShift()
+logical_and, logical_or, logical_xor = LogicalAnd(), LogicalOr(), LogicalXor()
+where, cast, clone = Where(), Cast(), Clone()
