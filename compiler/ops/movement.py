@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+
 from jitgrad.compiler.loops import INDEX, Array, Builder, Expr, axis, const, dim, load, make, select
 from jitgrad.compiler.ops.examples import integers, uniform
 from jitgrad.compiler.ops.record import OnnxContext, Op, Sample, op, reduce_like, zeros_like

@@ -122,3 +122,8 @@ def padded(
 def accumulator(dtype: DType) -> DType:
     """The dtype sums are accumulated in: float32 for float16 and bfloat16, else dtype itself."""
     return dtypes.float32 if dtype in (dtypes.float16, dtypes.bfloat16) else dtype
+
+
+def is_one(d: Dim) -> bool:
+    """True for the static dim 1 (symbolic dims are at least 2)."""
+    return not isinstance(d, Sym) and d == 1

@@ -1,0 +1,661 @@
+"""Convolution in any number of spatial dims, and its two gradients.
+
+Owns the records `conv`, `conv_input_grad` and `conv_weight_grad`. Each is linear in both operands,
+and the derivatives of any of the three are the other two, so all orders are covered:
+
+    conv(x, w)[n, o, p]   = sum over c, k of x[n, g(o) * Cg + c, p * stride - padding + k * dilation]
+                            * w[o, c, k]
+    conv_input_grad(y, w)  the x that conv(., w) sends y back to (also: transposed convolution)
+    conv_weight_grad(x, y) the w that conv(x, .) sends y back to
+
+x is (N, C, *spatial), w is (O, C / groups, *kernel), y is (N, O, *output). Attributes: `stride`,
+`padding` (both sides alike), `dilation`: one int for each spatial dim; `groups`. A bias is an
+addition in the public layer. float16 and bfloat16 accumulate in float32.
+
+The references build columns (im2col; Chellapilla et al. 2006) as a strided view and multiply. The
+lowered forms are contractions of plain reads, over the padded operand where there is padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from jitgrad.compiler.loops import Array, Builder, Expr, axis, dim, load
+from jitgrad.compiler.ops.examples import integers, strided, uniform
+from jitgrad.compiler.ops.linalg import check_multiply, compute_dtype, sum_terms
+from jitgrad.compiler.ops.movement import align_batch
+from jitgrad.compiler.ops.record import OnnxContext, Op, Sample, op
+from jitgrad.compiler.ops.regions import accumulator, padded, span, zero_filled
+from jitgrad.compiler.symbolic import Dim, Sym, hint
+from jitgrad.compiler.types import TensorType
+from jitgrad.runtime import dtypes
+
+Ints = tuple[int, ...]
+Shape = tuple[Dim, ...]
+
+_COLUMN_BYTES = 8 << 20  # columns are built for as many images at a time as stay near a cache
+
+
+class ConvBase(Op):
+    """What the three share: checks of attributes and of sizes, batching, ONNX attributes."""
+
+    saves = (0, 1)
+
+    def check(
+        self, x: TensorType, w: TensorType, stride: Ints, padding: Ints, dilation: Ints, groups: int
+    ) -> None:
+        """Checks the types that x and w have, or that a gradient of theirs has."""
+        rank = x.ndim - 2
+        self.expect(
+            rank >= 1 and w.ndim == x.ndim,
+            f"expected an input (N, C, *spatial) and a weight (O, C / groups, *kernel) of as many "
+            f"dims; got {x} and {w}; add a batch dim with unsqueeze(0) if it is missing",
+        )
+        self.same_device((x, w))
+        check_multiply(self, x, w)
+        self.expect(
+            len(stride) == len(padding) == len(dilation) == rank,
+            f"expected stride, padding and dilation for {rank} spatial dims; got {stride}, "
+            f"{padding}, {dilation}",
+        )
+        self.expect(
+            all(s > 0 for s in stride) and all(d > 0 for d in dilation) and groups > 0,
+            f"expected positive stride, dilation and groups; got {stride}, {dilation}, {groups}",
+        )
+        self.expect(
+            all(p >= 0 for p in padding), f"negative padding is not supported; got {padding}"
+        )
+        self.expect(
+            x.shape[1] == w.shape[1] * groups and w.shape[0] % groups == 0,
+            f"given groups={groups} and weight {w}, expected input to have "
+            f"{w.shape[1] * groups} channels and the weight a multiple of {groups} outputs; "
+            f"got input {x}",
+        )
+
+    def output_shape(
+        self, x: TensorType, w: TensorType, stride: Ints, padding: Ints, dilation: Ints
+    ) -> Shape:
+        """The type's shape of conv(x, w); raises where the kernel is larger than the input."""
+        sizes = conv_sizes(x.shape[2:], w.shape[2:], stride, padding, dilation)
+        for n, k, p, d in zip(x.shape[2:], w.shape[2:], padding, dilation, strict=True):
+            self.expect(
+                n + 2 * p >= span(k, d),
+                f"kernel size cannot be greater than the padded input size; got input {x} with "
+                f"padding {padding} and weight {w} with dilation {dilation}",
+            )
+        return (x.shape[0], w.shape[0], *sizes)
+
+    def check_output(self, y: TensorType, expected: Shape, attrs: dict[str, Any]) -> None:
+        self.expect(
+            len(y.shape) == len(expected)
+            and all(a == b for a, b in zip(y.shape, expected, strict=True)),
+            f"expected an output gradient of shape ({', '.join(map(str, expected))}); got {y} "
+            f"with {attrs}",
+        )
+
+
+class Conv(ConvBase):
+    """conv(x, w; stride, padding, dilation, groups) -> (N, O, *output), a cross-correlation."""
+
+    name = "conv"
+
+    def infer(
+        self,
+        x: TensorType,
+        w: TensorType,
+        *,
+        stride: Ints,
+        padding: Ints,
+        dilation: Ints,
+        groups: int,
+    ) -> TensorType:
+        self.check(x, w, stride, padding, dilation, groups)
+        return x.with_shape(self.output_shape(x, w, stride, padding, dilation))
+
+    def reference(
+        self,
+        x: np.ndarray,
+        w: np.ndarray,
+        *,
+        stride: Ints,
+        padding: Ints,
+        dilation: Ints,
+        groups: int,
+    ) -> np.ndarray:
+        kernel = w.shape[2:]
+        sizes = conv_sizes(x.shape[2:], kernel, stride, padding, dilation)
+        out = np.zeros((x.shape[0], w.shape[0], *sizes), compute_dtype(x.dtype))
+        if out.size and w.size:
+            rows = w.astype(out.dtype, copy=False).reshape(groups, w.shape[0] // groups, -1)
+            flat = out.reshape(x.shape[0], groups, w.shape[0] // groups, -1)
+            for part, columns in _columns(x, kernel, stride, padding, dilation, groups):
+                np.matmul(rows, columns, out=flat[part])
+        return out.astype(x.dtype, copy=False)
+
+    def vjp(self, g: Any, out: Any, x: Any, w: Any, **attrs: Any) -> tuple[Any, ...]:
+        return (
+            op.conv_input_grad(g, w, shape=x.shape[2:], **attrs),
+            op.conv_weight_grad(x, g, kernel=w.shape[2:], **attrs),
+        )
+
+    def jvp(self, tangents: tuple[Any, ...], out: Any, x: Any, w: Any, **attrs: Any) -> Any:
+        tx, tw = tangents
+        return sum_terms(
+            None if tx is None else op.conv(tx, w, **attrs),
+            None if tw is None else op.conv(x, tw, **attrs),
+        )
+
+    def batch(self, operands: Sequence[Any], batched: Sequence[bool], **attrs: Any) -> Any:
+        x, w = operands
+        if not batched[1]:
+            return _unfold(op.conv(_fold(x, 0), w, **attrs), 0, x.shape[0])
+        x, w = align_batch(operands, batched)
+        attrs["groups"] *= w.shape[0]
+        return _unfold(op.conv(_fold(x, 1), _fold(w, 0), **attrs), 1, w.shape[0])
+
+    def lower(
+        self,
+        b: Builder,
+        x: Array,
+        w: Array,
+        *,
+        stride: Ints,
+        padding: Ints,
+        dilation: Ints,
+        groups: int,
+    ) -> Array:
+        kernel = w.shape[2:]
+        sizes = conv_sizes(x.shape[2:], kernel, stride, padding, dilation)
+        xp = _padded_input(b, x, padding)
+        g = _Grouped(groups, (x.shape[0], w.shape[0], *sizes), split=1)
+        n, o, *p = g.index
+        c, *k = b.axes(1 + len(kernel), start=g.rank)
+        at = [i * s + j * d for i, s, j, d in zip(p, stride, k, dilation, strict=True)]
+        acc = accumulator(x.dtype)
+        out = b.contraction(
+            g.shape,
+            x.dtype,
+            batch=g.batch,
+            m=(g.place[1],),
+            n=(g.place[0], *g.place[2:]),
+            k=w.shape[1:],
+            a=load(w, (o, c, *k)).cast(acc),
+            b=load(xp, (n, g.channel(c, w.shape[1]), *at)).cast(acc),
+            acc=acc,
+        )
+        return g.join(b, out)
+
+    def onnx(self, ctx: OnnxContext, inputs: Sequence[str], **attrs: Any) -> Any:
+        return ctx.node("Conv", inputs, **_onnx_attributes(ctx.type(inputs[1]).shape[2:], attrs))
+
+    def samples(self) -> Iterable[Sample]:
+        for x, w, attrs, note in _cases():
+            yield Sample((x, w), attrs, note)
+        x, w, attrs, _ = next(_cases())
+        yield Sample((strided(x), strided(w)), attrs, "strided")
+        half = (x.astype(np.float16), w.astype(np.float16))
+        yield Sample(half, attrs, "float16", grad=False)
+        brain = tuple(h.astype(dtypes.bfloat16.np) for h in half)
+        yield Sample(brain, attrs, "bfloat16", grad=False)
+        ints = (integers(x.shape, "int32"), integers(w.shape, "int32", seed=1))
+        yield Sample(ints, attrs, "integers", grad=False)
+
+
+class ConvInputGrad(ConvBase):
+    """conv_input_grad(y, w; shape, ...) -> (N, C, *shape): conv transposed in its input.
+
+    `shape` holds the spatial sizes of conv's input (several share one output size). As a forward op
+    it is the transposed convolution.
+    """
+
+    name = "conv_input_grad"
+
+    def infer(
+        self,
+        y: TensorType,
+        w: TensorType,
+        *,
+        shape: Shape,
+        stride: Ints,
+        padding: Ints,
+        dilation: Ints,
+        groups: int,
+    ) -> TensorType:
+        self.expect(
+            y.ndim == w.ndim == len(shape) + 2,
+            f"expected an output gradient (N, O, *output) and a weight (O, C / groups, *kernel) "
+            f"for spatial shape {shape}; got {y} and {w}",
+        )
+        x = y.with_shape((y.shape[0], w.shape[1] * groups, *shape))
+        self.check(x, w, stride, padding, dilation, groups)
+        check_multiply(self, y, w)
+        attrs = {"stride": stride, "padding": padding, "dilation": dilation}
+        self.check_output(y, self.output_shape(x, w, **attrs), attrs)
+        return x
+
+    def reference(
+        self,
+        y: np.ndarray,
+        w: np.ndarray,
+        *,
+        shape: Ints,
+        stride: Ints,
+        padding: Ints,
+        dilation: Ints,
+        groups: int,
+    ) -> np.ndarray:
+        kernel, sizes, count = w.shape[2:], y.shape[2:], y.shape[0]
+        acc = compute_dtype(y.dtype)
+        channels = w.shape[1] * groups
+        spatial = [
+            max(n + 2 * p, (q - 1) * s + (k - 1) * d + 1)
+            for n, p, q, s, k, d in zip(
+                shape, padding, sizes, stride, kernel, dilation, strict=True
+            )
+        ]
+        out = np.zeros((count, channels, *spatial), acc)
+        if out.size and w.size and y.size:
+            rows = w.astype(acc, copy=False).reshape(groups, w.shape[0] // groups, -1)
+            cols = np.matmul(
+                rows.transpose(0, 2, 1),
+                y.astype(acc, copy=False).reshape(count, groups, w.shape[0] // groups, -1),
+            ).reshape(count, channels, *kernel, *sizes)
+            for k in np.ndindex(*kernel):
+                where = tuple(
+                    slice(i * d, i * d + (q - 1) * s + 1, s)
+                    for i, d, q, s in zip(k, dilation, sizes, stride, strict=True)
+                )
+                out[(..., *where)] += cols[(slice(None), slice(None), *k)]
+        crop = tuple(slice(p, p + n) for p, n in zip(padding, shape, strict=True))
+        return np.ascontiguousarray(out[(..., *crop)]).astype(y.dtype, copy=False)
+
+    def vjp(
+        self, g: Any, out: Any, y: Any, w: Any, *, shape: Shape, **attrs: Any
+    ) -> tuple[Any, ...]:
+        return (
+            op.conv(g, w, **attrs),
+            op.conv_weight_grad(g, y, kernel=w.shape[2:], **attrs),
+        )
+
+    def jvp(self, tangents: tuple[Any, ...], out: Any, y: Any, w: Any, **attrs: Any) -> Any:
+        ty, tw = tangents
+        return sum_terms(
+            None if ty is None else op.conv_input_grad(ty, w, **attrs),
+            None if tw is None else op.conv_input_grad(y, tw, **attrs),
+        )
+
+    def batch(self, operands: Sequence[Any], batched: Sequence[bool], **attrs: Any) -> Any:
+        y, w = operands
+        if not batched[1]:
+            return _unfold(op.conv_input_grad(_fold(y, 0), w, **attrs), 0, y.shape[0])
+        y, w = align_batch(operands, batched)
+        attrs["groups"] *= w.shape[0]
+        return _unfold(op.conv_input_grad(_fold(y, 1), _fold(w, 0), **attrs), 1, w.shape[0])
+
+    def lower(
+        self,
+        b: Builder,
+        y: Array,
+        w: Array,
+        *,
+        shape: Shape,
+        stride: Ints,
+        padding: Ints,
+        dilation: Ints,
+        groups: int,
+    ) -> Array:
+        # With y stride-dilated and padded so that position 0 holds what the last kernel element
+        # sends to x[0], this is a plain convolution with the kernel reversed.
+        kernel = w.shape[2:]
+        reach = [d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
+        low = [r - p for r, p in zip(reach, padding, strict=True)]
+        high = [
+            n + r - lo - span(q, s)
+            for n, r, lo, q, s in zip(shape, reach, low, y.shape[2:], stride, strict=True)
+        ]
+        yd = padded(b, y, (0, 0, *low), (0, 0, *high), (1, 1, *stride), 0)
+        g = _Grouped(groups, (y.shape[0], w.shape[1] * groups, *shape), split=1)
+        n, _, *h = g.index
+        o, *k = b.axes(1 + len(kernel), start=g.rank)
+        per_group = w.shape[0] // groups
+        at = [i + j * d for i, j, d in zip(h, k, dilation, strict=True)]
+        reversed_k = [dim(size - 1) - j for size, j in zip(kernel, k, strict=True)]
+        acc = accumulator(y.dtype)
+        out = b.contraction(
+            g.shape,
+            y.dtype,
+            batch=g.batch,
+            m=(g.place[1],),
+            n=(g.place[0], *g.place[2:]),
+            k=(per_group, *kernel),
+            a=load(w, (g.channel(o, per_group), g.within, *reversed_k)).cast(acc),
+            b=load(yd, (n, g.channel(o, per_group), *at)).cast(acc),
+            acc=acc,
+        )
+        return g.join(b, out)
+
+    def onnx(self, ctx: OnnxContext, inputs: Sequence[str], *, shape: Shape, **attrs: Any) -> Any:
+        y, w = (ctx.type(name) for name in inputs)
+        given = _onnx_attributes(w.shape[2:], attrs)
+        extra = [
+            n - ((q - 1) * s + span(k, d) - 2 * p)
+            for n, q, s, k, d, p in zip(
+                shape, y.shape[2:], attrs["stride"], w.shape[2:], attrs["dilation"],
+                attrs["padding"], strict=True,
+            )
+        ]  # fmt: skip
+        if any(isinstance(e, Sym) for e in extra):
+            raise RuntimeError(
+                f"[conv_input_grad] no ONNX form for symbolic spatial sizes; got {y} and shape "
+                f"{shape}; export with fixed sizes"
+            )
+        return ctx.node("ConvTranspose", inputs, output_padding=extra, **given)
+
+    def samples(self) -> Iterable[Sample]:
+        for x, w, attrs, note in _cases():
+            sizes = conv_sizes(x.shape[2:], w.shape[2:], *_geometry(attrs))
+            y = uniform((x.shape[0], w.shape[0], *(hint(n) for n in sizes)), seed=2)
+            yield Sample((y, w), {**attrs, "shape": x.shape[2:]}, note)
+
+
+class ConvWeightGrad(ConvBase):
+    """conv_weight_grad(x, y; kernel, ...) -> (O, C / groups, *kernel): conv transposed in w."""
+
+    name = "conv_weight_grad"
+
+    def infer(
+        self,
+        x: TensorType,
+        y: TensorType,
+        *,
+        kernel: Shape,
+        stride: Ints,
+        padding: Ints,
+        dilation: Ints,
+        groups: int,
+    ) -> TensorType:
+        self.expect(
+            x.ndim == y.ndim == len(kernel) + 2,
+            f"expected an input (N, C, *spatial) and an output gradient (N, O, *output) for kernel "
+            f"{kernel}; got {x} and {y}",
+        )
+        self.expect(
+            x.shape[1] % groups == 0,
+            f"expected channels that divide into {groups} groups; got {x}",
+        )
+        w = x.with_shape((y.shape[1], x.shape[1] // groups, *kernel))
+        self.check(x, w, stride, padding, dilation, groups)
+        check_multiply(self, x, y)
+        attrs = {"stride": stride, "padding": padding, "dilation": dilation}
+        self.check_output(y, self.output_shape(x, w, **attrs), attrs)
+        return w
+
+    def reference(
+        self,
+        x: np.ndarray,
+        y: np.ndarray,
+        *,
+        kernel: Ints,
+        stride: Ints,
+        padding: Ints,
+        dilation: Ints,
+        groups: int,
+    ) -> np.ndarray:
+        outputs, inputs = y.shape[1], x.shape[1] // groups
+        acc = compute_dtype(x.dtype)
+        out = np.zeros((groups, outputs // groups, inputs * int(np.prod(kernel))), acc)
+        if out.size and y.size:
+            rows = y.astype(acc, copy=False).reshape(y.shape[0], groups, outputs // groups, -1)
+            for part, columns in _columns(x, kernel, stride, padding, dilation, groups):
+                out += np.matmul(rows[part], columns.swapaxes(-1, -2)).sum(axis=0, dtype=acc)
+        return out.reshape(outputs, inputs, *kernel).astype(x.dtype, copy=False)
+
+    def vjp(
+        self, g: Any, out: Any, x: Any, y: Any, *, kernel: Shape, **attrs: Any
+    ) -> tuple[Any, ...]:
+        return (
+            op.conv_input_grad(y, g, shape=x.shape[2:], **attrs),
+            op.conv(x, g, **attrs),
+        )
+
+    def jvp(self, tangents: tuple[Any, ...], out: Any, x: Any, y: Any, **attrs: Any) -> Any:
+        tx, ty = tangents
+        return sum_terms(
+            None if tx is None else op.conv_weight_grad(tx, y, **attrs),
+            None if ty is None else op.conv_weight_grad(x, ty, **attrs),
+        )
+
+    def batch(self, operands: Sequence[Any], batched: Sequence[bool], **attrs: Any) -> Any:
+        x, y = align_batch(operands, batched)
+        attrs["groups"] *= x.shape[0]
+        out = op.conv_weight_grad(_fold(x, 1), _fold(y, 1), **attrs)
+        return op.reshape(out, shape=(x.shape[0], out.shape[0] // x.shape[0], *out.shape[1:]))
+
+    def lower(
+        self,
+        b: Builder,
+        x: Array,
+        y: Array,
+        *,
+        kernel: Shape,
+        stride: Ints,
+        padding: Ints,
+        dilation: Ints,
+        groups: int,
+    ) -> Array:
+        xp = _padded_input(b, x, padding)
+        inputs = x.shape[1] // groups
+        g = _Grouped(groups, (y.shape[1], inputs, *kernel), split=0)
+        o, c, *k = g.index
+        n, *p = b.axes(1 + len(kernel), start=g.rank)
+        at = [i * s + j * d for i, s, j, d in zip(p, stride, k, dilation, strict=True)]
+        acc = accumulator(x.dtype)
+        out = b.contraction(
+            g.shape,
+            x.dtype,
+            batch=g.batch,
+            m=(g.place[0],),
+            n=g.place[1:],
+            k=(y.shape[0], *y.shape[2:]),
+            a=load(y, (n, o, *p)).cast(acc),
+            b=load(xp, (n, g.channel(c, inputs), *at)).cast(acc),
+            acc=acc,
+        )
+        return g.join(b, out)
+
+    def onnx(self, ctx: OnnxContext, inputs: Sequence[str], *, kernel: Shape, **attrs: Any) -> Any:
+        # x as a batch of its channels, y as the kernel: (Cg, G * N, *) * (O, N, *) -> (Cg, O, *)
+        x, y = (ctx.type(name) for name in inputs)
+        groups, rank = attrs["groups"], len(kernel)
+        inputs_per_group = x.shape[1] // groups
+        split = (x.shape[0], groups, inputs_per_group, *x.shape[2:])
+        xs = ctx.node("Reshape", [inputs[0], ctx.shape(split)], allowzero=1)
+        spatial = list(range(3, 3 + rank))
+        xs = ctx.node("Transpose", [xs], perm=[2, 1, 0, *spatial])
+        merged = (inputs_per_group, groups * x.shape[0], *x.shape[2:])
+        xs = ctx.node("Reshape", [xs, ctx.shape(merged)], allowzero=1)
+        swap = [1, 0, *range(2, 2 + rank)]
+        ys = ctx.node("Transpose", [inputs[1]], perm=swap)
+        out = ctx.node(
+            "Conv", [xs, ys], strides=list(attrs["dilation"]), dilations=list(attrs["stride"]),
+            pads=[*attrs["padding"], *attrs["padding"]], group=groups,
+        )  # fmt: skip
+        parts = [ctx.shape((0,) * rank), ctx.shape(kernel), ctx.shape(tuple(range(2, 2 + rank)))]
+        out = ctx.node("Slice", [out, *parts])
+        return ctx.node("Transpose", [out], perm=swap)
+
+    def samples(self) -> Iterable[Sample]:
+        for x, w, attrs, note in _cases():
+            sizes = conv_sizes(x.shape[2:], w.shape[2:], *_geometry(attrs))
+            y = uniform((x.shape[0], w.shape[0], *(hint(n) for n in sizes)), seed=2)
+            yield Sample((x, y), {**attrs, "kernel": w.shape[2:]}, note)
+
+
+# -- geometry -----------------------------------------------------------------------------------
+def conv_sizes(
+    spatial: Sequence[Dim],
+    kernel: Sequence[Dim],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> Shape:
+    """The output sizes: (n + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1."""
+    return tuple(
+        (n + 2 * p - d * (k - 1) - 1) // s + 1
+        for n, k, s, p, d in zip(spatial, kernel, stride, padding, dilation, strict=True)
+    )
+
+
+def _geometry(attrs: dict[str, Any]) -> tuple[Ints, Ints, Ints]:
+    return attrs["stride"], attrs["padding"], attrs["dilation"]
+
+
+def _columns(
+    x: np.ndarray, kernel: Ints, stride: Ints, padding: Ints, dilation: Ints, groups: int
+) -> Iterator[tuple[slice, np.ndarray]]:
+    """(images, columns) by parts of the batch; columns are (n, groups, C / groups * K, output)."""
+    n, c = x.shape[:2]
+    sizes = conv_sizes(x.shape[2:], kernel, stride, padding, dilation)
+    acc = compute_dtype(x.dtype)
+    if any(padding):
+        padded_sizes = [d + 2 * p for d, p in zip(x.shape[2:], padding, strict=True)]
+        xp = np.zeros((n, c, *padded_sizes), acc)
+        inner = (slice(p, p + d) for d, p in zip(x.shape[2:], padding, strict=True))
+        xp[(..., *inner)] = x
+    else:
+        xp = x.astype(acc, copy=False)
+    steps = xp.strides[2:]
+    shape = (groups, c // groups, *kernel, *sizes)
+    strides = (
+        xp.strides[1] * (c // groups),
+        xp.strides[1],
+        *(s * d for s, d in zip(steps, dilation, strict=True)),
+        *(s * d for s, d in zip(steps, stride, strict=True)),
+    )
+    windows = as_strided(xp, (n, *shape), (xp.strides[0], *strides), writeable=False)
+    per_image = int(np.prod(shape)) * acc.itemsize
+    count = max(1, _COLUMN_BYTES // max(1, per_image))
+    rows = c // groups * int(np.prod(kernel))
+    for first in range(0, n, count):
+        part = slice(first, min(n, first + count))
+        yield part, windows[part].reshape(part.stop - first, groups, rows, -1)
+
+
+def _padded_input(b: Builder, x: Array, padding: Ints) -> Array:
+    return padded(b, x, (0, 0, *padding), (0, 0, *padding), (1,) * x.ndim, 0)
+
+
+class _Grouped:
+    """The axes of a contraction's output, with the grouped dim split in two when groups > 1.
+
+    The dim `split` of `shape` becomes (groups, per group), the group an outer batch axis there;
+    memory is the same either way. `index[k]` is the index along dim k of `shape`, `place[k]` the
+    axis that is its (within-group) part, `batch` the group's axis.
+    """
+
+    def __init__(self, groups: int, shape: Shape, split: int) -> None:
+        self.full = shape
+        self.groups = groups
+        self.grouped = groups > 1
+        if not self.grouped:
+            self.shape: Shape = shape
+            self.place = tuple(range(len(shape)))
+            self.batch: tuple[int, ...] = ()
+            self.index: list[Expr] = [axis(k) for k in self.place]
+        else:
+            per_group = shape[split] // groups
+            self.shape = (*shape[:split], groups, per_group, *shape[split + 1 :])
+            self.place = tuple(k if k < split else k + 1 for k in range(len(shape)))
+            self.batch = (split,)
+            self.index = [axis(k) for k in self.place]
+            self.index[split] = self.channel(axis(split + 1), per_group)
+        self.split = split
+        self.rank = len(self.shape)
+
+    def channel(self, within: Expr, per_group: Dim) -> Expr:
+        """The channel number of channel `within` of this output's group."""
+        return axis(self.batch[0]) * dim(per_group) + within if self.grouped else within
+
+    @property
+    def within(self) -> Expr:
+        """The number, within its group, of the output's channel."""
+        return axis(self.place[self.split])
+
+    def join(self, b: Builder, out: Array) -> Array:
+        """`out` under the shape that the op promises."""
+        if not self.grouped:
+            return out
+        s, size = self.split, self.shape[self.split + 1]
+        if any(hint(d) == 0 for d in self.full):
+            return zero_filled(b, self.full, out.dtype)
+        at = list(b.axes(len(self.full)))
+        channel = at[s]
+        index = [*at[:s], channel // dim(size), channel % dim(size), *at[s + 1 :]]
+        return b.pointwise(self.full, out.dtype, load(out, index))
+
+
+def _fold(x: Any, into: int) -> Any:
+    """The leading axis of x merged, as the outer part, into dim `into` (counted without it)."""
+    order = (*range(1, into + 1), 0, *range(into + 1, x.ndim))
+    x = op.permute(x, axes=order) if into else x
+    shape = (*x.shape[:into], x.shape[into] * x.shape[into + 1], *x.shape[into + 2 :])
+    return op.reshape(x, shape=shape)
+
+
+def _unfold(x: Any, at: int, size: Dim) -> Any:
+    """The inverse of `_fold`."""
+    x = op.reshape(x, shape=(*x.shape[:at], size, x.shape[at] // size, *x.shape[at + 1 :]))
+    order = (at, *range(at), *range(at + 1, x.ndim))
+    return op.permute(x, axes=order) if at else x
+
+
+def _onnx_attributes(kernel: Shape, attrs: dict[str, Any]) -> dict[str, Any]:
+    padding = list(attrs["padding"])
+    return {
+        "kernel_shape": [hint(k) for k in kernel],
+        "strides": list(attrs["stride"]),
+        "pads": padding + padding,
+        "dilations": list(attrs["dilation"]),
+        "group": attrs["groups"],
+    }
+
+
+def _cases() -> Iterator[tuple[np.ndarray, np.ndarray, dict[str, Any], str]]:
+    """(x, w, attributes, note): what the samples of the three are made of."""
+
+    def attrs(
+        stride: Ints = (1, 1), padding: Ints = (0, 0), dilation: Ints = (1, 1), groups: int = 1
+    ) -> dict[str, Any]:
+        return {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+
+    x, w = uniform((2, 3, 5, 6)), uniform((4, 3, 3, 2), seed=1)
+    yield x, w, attrs(), ""
+    yield x, w, attrs(padding=(1, 2)), "padding"
+    yield x, w, attrs(stride=(2, 3), padding=(1, 1)), "strides that leave a rest"
+    yield x, w, attrs(dilation=(2, 3), padding=(2, 1)), "dilation"
+    yield (
+        uniform((1, 4, 5, 5)),
+        uniform((6, 2, 3, 3), seed=1),
+        attrs((2, 1), (1, 1), (1, 2), 2),
+        "groups",
+    )
+    yield (
+        uniform((2, 3, 4, 4)),
+        uniform((3, 1, 3, 3), seed=1),
+        attrs(padding=(1, 1), groups=3),
+        "depthwise",
+    )
+    yield x, uniform((2, 3, 1, 1), seed=1), attrs(padding=(2, 1)), "padding beyond the kernel"
+    yield uniform((2, 2, 7)), uniform((3, 2, 3), seed=1), attrs((2,), (1,), (1,)), "one dim"
+    cube = uniform((1, 2, 3, 4, 3)), uniform((2, 2, 2, 3, 2), seed=1)
+    yield *cube, attrs((1, 2, 1), (0, 1, 1), (1, 1, 2)), "three dims"
+    yield uniform((0, 3, 4, 4)), uniform((2, 3, 3, 3), seed=1), attrs(), "empty batch"
+
+
+conv = Conv()
+conv_input_grad = ConvInputGrad()
+conv_weight_grad = ConvWeightGrad()
