@@ -3,8 +3,8 @@
 Owns the records `conv`, `conv_input_grad` and `conv_weight_grad`. Each is linear in both operands,
 and the derivatives of any of the three are the other two, so all orders are covered:
 
-    conv(x, w)[n, o, p]   = sum over c, k of x[n, g(o) * Cg + c, p * stride - padding + k * dilation]
-                            * w[o, c, k]
+    conv(x, w)[n, o, p] = sum over c, k of
+        x[n, group(o) * C / groups + c, p * stride - padding + k * dilation] * w[o, c, k]
     conv_input_grad(y, w)  the x that conv(., w) sends y back to (also: transposed convolution)
     conv_weight_grad(x, y) the w that conv(x, .) sends y back to
 
