@@ -2,9 +2,16 @@
 
 from jitgrad.compiler.ops import (
     arithmetic,
+    conv,
     create,
     elementwise,
+    linalg,
+    movement,
+    random,
     reduce,
+    scan,
+    slicing,
+    softmax,
 )
 from jitgrad.compiler.ops.record import OPS, Op, op
 
@@ -12,8 +19,15 @@ __all__ = [
     "OPS",
     "Op",
     "arithmetic",
+    "conv",
     "create",
     "elementwise",
+    "linalg",
+    "movement",
     "op",
+    "random",
     "reduce",
+    "scan",
+    "slicing",
+    "softmax",
 ]

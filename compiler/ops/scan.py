@@ -1,0 +1,285 @@
+"""Ops along one axis whose elements depend on earlier ones: cumsum, cumprod; and sort.
+
+Owns their records. `axis` is a non-negative axis number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from jitgrad.compiler.loops import Array, Builder, load
+from jitgrad.compiler.ops import examples
+from jitgrad.compiler.ops.arithmetic import cast_array, cast_expr
+from jitgrad.compiler.ops.record import (
+    OnnxContext,
+    Op,
+    Sample,
+    apply_like,
+    is_half,
+    op,
+    zeros_like,
+)
+from jitgrad.compiler.symbolic import Dim, Sym
+from jitgrad.compiler.types import TensorType
+from jitgrad.runtime import dtypes
+from jitgrad.runtime.dtypes import DType
+
+
+class AlongAxis(Op):
+    """Base: infer and batch of an op with an `axis`."""
+
+    def check_axis(self, x: TensorType, k: int) -> None:
+        self.expect(0 <= k < x.ndim, f"expected axis in [0, {x.ndim}); got {k} for {x}", IndexError)
+        self.expect(
+            not x.dtype.is_complex, f"complex dtypes are not supported; got {x}", TypeError
+        )
+
+    def batch(self, operands: Sequence[Any], batched: Sequence[bool], **attrs: Any) -> Any:
+        attrs["axis"] += 1
+        return self(*operands, **attrs)
+
+
+class _Cumulative(AlongAxis):
+    """cumsum and cumprod: bools and integers give int64 unless `dtype` says otherwise. float16 and
+    bfloat16 accumulate in float32 and round each result once."""
+
+    combine = ""
+    ufunc: np.ufunc
+
+    def infer(self, *types: TensorType, **attrs: Any) -> TensorType:
+        (x,) = types
+        self.check_axis(x, attrs["axis"])
+        return x.with_dtype(self.out_dtype(x.dtype, attrs.get("dtype")))
+
+    def out_dtype(self, dtype: DType, wanted: DType | None) -> DType:
+        out = wanted or (dtype if dtype.is_floating_point else dtypes.int64)
+        self.expect(out is not dtypes.bool_, "expected a number as dtype; got bool", TypeError)
+        return out
+
+    def accumulate(self, x: np.ndarray, axis: int, dtype: DType | None, reverse: bool) -> np.ndarray:
+        out = self.out_dtype(dtypes.from_numpy(x.dtype), dtype)
+        x = cast_array(x, out)
+        wide = x.astype(np.float32) if is_half(out) else x
+        if reverse:
+            wide = np.flip(wide, axis)
+        result = np.asarray(self.ufunc.accumulate(wide, axis=axis, dtype=wide.dtype))
+        return (np.flip(result, axis) if reverse else result).astype(out.np)
+
+    def scan(self, b: Builder, x: Array, attrs: dict[str, Any], reverse: bool) -> Array:
+        out = self.out_dtype(x.dtype, attrs.get("dtype"))
+        acc = dtypes.float32 if is_half(out) else out
+        here = b.axes(x.ndim)
+        value = cast_expr(cast_expr(load(x, here), out), acc)
+        total = b.scan(x.shape, attrs["axis"], value, self.combine, reverse)
+        if acc is out:
+            return total
+        return b.pointwise(x.shape, out, cast_expr(load(total, here), out))
+
+    def samples(self) -> Iterable[Sample]:
+        x = examples.uniform((2, 3, 4))
+        for k in range(3):
+            yield Sample((x,), {"axis": k})
+        y = examples.uniform((3, 5), dtype=np.float64)
+        yield Sample((examples.strided(y),), {"axis": 0}, "strided")
+        yield Sample((x[:0],), {"axis": 1}, "empty")
+        yield Sample((x[:, :0],), {"axis": 1}, "empty axis")
+        yield Sample((y[:, :1],), {"axis": 1}, "one element")
+        s = np.array([[1.0, np.nan, 2.0], [np.inf, -np.inf, 1.0], [3.0, 0.0, np.inf]])
+        for dt in (np.float32, np.float16, dtypes.bfloat16.np):
+            yield Sample((s.astype(dt),), {"axis": 1}, f"special {dt}", grad=False)
+        for dt in (*examples.INTS, examples.BOOL):
+            z = examples.integers((3, 4), dt)
+            yield Sample((z,), {"axis": 1}, str(dt), grad=False)
+
+
+class Cumsum(_Cumulative):
+    """cumsum(x; axis, dtype=None, reverse=False): running sums, from the end when `reverse`."""
+
+    name, combine = "cumsum", "sum"
+    ufunc = np.add
+
+    def reference(  # type: ignore[override]
+        self, x: np.ndarray, axis: int, dtype: DType | None = None, reverse: bool = False
+    ) -> np.ndarray:
+        return self.accumulate(x, axis, dtype, reverse)
+
+    def lower(self, b: Builder, *operands: Array, **attrs: Any) -> Array:
+        return self.scan(b, operands[0], attrs, attrs.get("reverse", False))
+
+    def vjp(self, g: Any, out: Any, *operands: Any, **attrs: Any) -> tuple[Any, ...]:
+        (x,) = operands
+        if not x.dtype.is_floating_point:
+            return (None,)
+        g = self(g, axis=attrs["axis"], reverse=not attrs.get("reverse", False))
+        return (g if g.dtype is x.dtype else op.cast(g, dtype=x.dtype),)
+
+    def jvp(self, tangents: tuple[Any, ...], out: Any, *operands: Any, **attrs: Any) -> Any:
+        return None if tangents[0] is None else self(tangents[0], **attrs)
+
+    def onnx(self, ctx: OnnxContext, inputs: Sequence[str], **attrs: Any) -> Any:
+        x = inputs[0]
+        out = self.out_dtype(ctx.type(x).dtype, attrs.get("dtype"))
+        if out is not ctx.type(x).dtype:
+            x = ctx.node("Cast", [x], to=ctx.onnx_dtype(out))
+        k = ctx.constant(np.asarray(attrs["axis"], np.int64))
+        return ctx.node("CumSum", [x, k], reverse=int(attrs.get("reverse", False)))
+
+    def samples(self) -> Iterable[Sample]:
+        yield from super().samples()
+        yield Sample((examples.uniform((3, 4)),), {"axis": 1, "reverse": True}, "reverse")
+        yield Sample((examples.uniform((3, 4)),), {"axis": 0, "dtype": dtypes.float64})
+
+
+class Cumprod(_Cumulative):
+    """cumprod(x; axis, dtype=None). The derivative never divides, so zeros need no case.
+
+    With p_i the product before i: d out_j / d x_i = p_i * (x_{i+1} ... x_j). So the cotangent of x_i
+    is p_i s_i with s_i = g_i + x_{i+1} s_{i+1}: a linear recurrence, done in log2(n) steps.
+    """
+
+    name, combine = "cumprod", "prod"
+    saves = (0, "out")
+    ufunc = np.multiply
+
+    def reference(  # type: ignore[override]
+        self, x: np.ndarray, axis: int, dtype: DType | None = None
+    ) -> np.ndarray:
+        return self.accumulate(x, axis, dtype, False)
+
+    def lower(self, b: Builder, *operands: Array, **attrs: Any) -> Array:
+        return self.scan(b, operands[0], attrs, False)
+
+    def vjp(self, g: Any, out: Any, *operands: Any, **attrs: Any) -> tuple[Any, ...]:
+        (x,) = operands
+        if not x.dtype.is_floating_point:
+            return (None,)
+        k = attrs["axis"]
+        if _is_zero(x.shape[k]):
+            return (zeros_like(x),)
+        y = x if x.dtype is g.dtype else op.cast(x, dtype=g.dtype)
+        later = _shift(y, k, -1, 0)
+        gx = op.mul(_shift(out, k, 1, 1), _recurrence(later, g, k, -1))
+        return (gx if gx.dtype is x.dtype else op.cast(gx, dtype=x.dtype),)
+
+    def jvp(self, tangents: tuple[Any, ...], out: Any, *operands: Any, **attrs: Any) -> Any:
+        (t,), (x,) = tangents, operands
+        k = attrs["axis"]
+        if t is None or not out.dtype.is_floating_point:
+            return None
+        if _is_zero(x.shape[k]):
+            return zeros_like(out)
+        if x.dtype is not out.dtype:
+            x, t = op.cast(x, dtype=out.dtype), op.cast(t, dtype=out.dtype)
+        return _recurrence(x, op.mul(t, _shift(out, k, 1, 1)), k, 1)
+
+    def samples(self) -> Iterable[Sample]:
+        yield from super().samples()
+        zeros = np.array([[1.0, 0.0, 2.0, 0.0], [0.0, 3.0, 1.5, -2.0]])
+        yield Sample((zeros,), {"axis": 1}, "zeros among the elements")
+
+
+def _is_zero(d: Dim) -> bool:
+    return not isinstance(d, Sym) and d == 0
+
+
+def _shift(x: Any, k: int, by: int, fill: float) -> Any:
+    """y[i] = x[i - by] along axis k, with `fill` where there is no such element; x is not empty."""
+    n = x.shape[k]
+    far = -by if by < 0 else by
+    if not isinstance(n, Sym) and far >= n:
+        return apply_like(
+            op.full, x, shape=x.shape, value=fill, dtype=x.dtype, device=str(x.device)
+        )
+    edge = tuple(far if i == k else d for i, d in enumerate(x.shape))
+    filled = apply_like(op.full, x, shape=edge, value=fill, dtype=x.dtype, device=str(x.device))
+    start, stop = (0, n - far) if by > 0 else (far, n)
+    starts = tuple(start if i == k else 0 for i in range(x.ndim))
+    stops = tuple(stop if i == k else d for i, d in enumerate(x.shape))
+    kept = op.slice(x, starts=starts, stops=stops, steps=(1,) * x.ndim)
+    return op.concatenate(*((filled, kept) if by > 0 else (kept, filled)), axis=k)
+
+
+def _recurrence(a: Any, b: Any, k: int, direction: int) -> Any:
+    """y[i] = b[i] + a[i] y[i - direction] along axis k (y is 0 outside), by recursive doubling.
+
+    Source: P. M. Kogge, H. S. Stone, IEEE Trans. Computers C-22 (1973). The length is specialised:
+    a symbolic dim gets a guard on its value, for the number of steps depends on it.
+    """
+    n, far = int(a.shape[k]), 1
+    while far < n:
+        b = op.add(b, op.mul(a, _shift(b, k, direction * far, 0)))
+        a = op.mul(a, _shift(a, k, direction * far, 0))
+        far *= 2
+    return b
+
+
+class Sort(AlongAxis):
+    """sort(x; axis, descending) -> (values, int64 indices); stable. NaN counts as the largest."""
+
+    name = "sort"
+    nout = 2
+    saves = ("out1",)
+
+    def infer(self, *types: TensorType, **attrs: Any) -> tuple[TensorType, TensorType]:
+        (x,) = types
+        self.check_axis(x, attrs["axis"])
+        return x, x.with_dtype(dtypes.int64)
+
+    def reference(  # type: ignore[override]
+        self, x: np.ndarray, axis: int, descending: bool = False
+    ) -> tuple[np.ndarray, np.ndarray]:
+        keys = x.astype(np.float32) if is_half(dtypes.from_numpy(x.dtype)) else x
+        if descending:  # ascending from the back, read backwards: equal elements keep their order
+            back = np.argsort(np.flip(keys, axis), axis=axis, kind="stable")
+            indices = x.shape[axis] - 1 - np.flip(back, axis)
+        else:
+            indices = np.argsort(keys, axis=axis, kind="stable")
+        indices = np.ascontiguousarray(indices, np.int64)
+        return np.take_along_axis(x, indices, axis), indices
+
+    def vjp(self, g: Any, out: Any, *operands: Any, **attrs: Any) -> tuple[Any, ...]:
+        (x,) = operands
+        if g[0] is None:
+            return (None,)
+        return (op.scatter_add(zeros_like(g[0]), out[1], g[0], axis=attrs["axis"]),)
+
+    def jvp(self, tangents: tuple[Any, ...], out: Any, *operands: Any, **attrs: Any) -> Any:
+        (t,) = tangents
+        return None if t is None else (op.gather(t, out[1], axis=attrs["axis"]), None)
+
+    def lower(self, b: Builder, *operands: Array, **attrs: Any) -> tuple[Array, Array]:
+        (x,) = operands
+        value = load(x, b.axes(x.ndim))
+        return b.sort(x.shape, attrs["axis"], value, attrs.get("descending", False))
+
+    def onnx(self, ctx: OnnxContext, inputs: Sequence[str], **attrs: Any) -> Any:
+        n = ctx.type(inputs[0]).shape[attrs["axis"]]
+        if isinstance(n, Sym):
+            raise RuntimeError("[sort] ONNX export needs a fixed size along the sorted dim")
+        count = ctx.constant(np.asarray([n], np.int64))
+        largest = int(attrs.get("descending", False))
+        return ctx.node(
+            "TopK", [inputs[0], count], 2, axis=attrs["axis"], largest=largest, sorted=1
+        )
+
+    def samples(self) -> Iterable[Sample]:
+        x = examples.uniform((2, 3, 4))
+        for k in range(3):
+            for descending in (False, True):
+                yield Sample((x,), {"axis": k, "descending": descending})
+        ties = np.array([[2, 1, 2, 1, 0, 2], [3, 3, 3, 1, 1, 0]])
+        special = np.array([[np.nan, 1.0, -np.inf, np.nan, np.inf, -0.0, 0.0, 1.0]])
+        for descending in (False, True):
+            for dt in (*examples.INTS, np.float64):
+                attrs = {"axis": 1, "descending": descending}
+                yield Sample((ties.astype(dt),), attrs, f"ties {dt}", grad=False)
+            for dt in (*examples.FLOATS, np.float16, dtypes.bfloat16.np):
+                yield Sample((special.astype(dt),), attrs, f"special {dt}", grad=False)
+        yield Sample((ties > 1,), {"axis": 1, "descending": False}, "bool", grad=False)
+        yield Sample((x[:, :0],), {"axis": 1, "descending": False}, "empty axis")
+        yield Sample((examples.strided(x[0]),), {"axis": 0, "descending": True}, "strided")
+
+
+cumsum, cumprod, sort = Cumsum(), Cumprod(), Sort()
