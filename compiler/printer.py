@@ -98,7 +98,9 @@ def _definition(a: Array, texts: list[str]) -> str:
         return f"scan {d.combine} along {d.along} of {texts[0]}"
     if isinstance(d, Scatter):
         index = ", ".join(texts[1:-1])
-        return f"scatter {d.combine} into {texts[0]} over {list(d.extents)}: [{index}] <- {texts[-1]}"
+        return (
+            f"scatter {d.combine} into {texts[0]} over {list(d.extents)}: [{index}] <- {texts[-1]}"
+        )
     assert isinstance(d, Sort)
     return f"sort along {d.along} of {texts[0]}, output {d.part}"
 

@@ -97,7 +97,7 @@ class _Line:
         while at < len(text.rstrip()):
             m = _TOKEN.match(text, at)
             if m is None or m.lastgroup is None:
-                raise self.error(f"a token at {text[at:at + 20]!r}")
+                raise self.error(f"a token at {text[at : at + 20]!r}")
             self.tokens.append((m.lastgroup, m.group(m.lastgroup)))
             at = m.end()
         self.at = 0

@@ -66,9 +66,7 @@ def order(kernels: list[Kernel], program: Program) -> Schedule:
         if value is target:
             continue
         k = maker.get(value)
-        if k is not None and _in_place(
-            k, value, target, program, readers, before, faulty, home
-        ):
+        if k is not None and _in_place(k, value, target, program, readers, before, faulty, home):
             home[value] = target
             before[k] |= {r for r in readers.get(target, []) if r is not k}
             before[k] |= {f for f in faulty if f is not k}
@@ -270,5 +268,3 @@ def copy_kernel(source: Array, name: str, like: Array | None = None) -> tuple[Lo
     index = tuple(axis(k) for k in range(source.ndim))
     store = Store(made, index, load(source, index))
     return LoopKernel(source.shape, [Stage((), (store,))], [], (), f"copy_{name}"), made
-
-

@@ -81,9 +81,7 @@ def _fold(node: Node, emit: Any) -> tuple[Value, ...] | None:
     values = [constant(v) for v in node.inputs]
     if any(v is None for v in values):
         return None
-    arrays = [
-        np.full((), c, v.type.dtype.np) for c, v in zip(values, node.inputs, strict=True)
-    ]
+    arrays = [np.full((), c, v.type.dtype.np) for c, v in zip(values, node.inputs, strict=True)]
     with np.errstate(all="ignore"):
         result = np.asarray(node.op.reference(*arrays, **node.attr))
     t = node.outputs[0].type
