@@ -1,0 +1,151 @@
+"""How a contraction is cut into blocks: `Plan`, from shapes and the target's caches.
+
+Owns every size of the engine. Rows are the side that is broadcast (A), columns the side that
+vectors run along (B): m and n, or n and m, whichever suits the output's memory. What is summed in
+which order (`depth_block`, `splits`) is a function of the logical shape and the accumulator's
+dtype alone, never of the target, hints, threads or the choice of sides; all other sizes are free.
+
+    result = ((split 0 + split 1) + ...);  split = ((block 0 + block 1) + ...);
+    block = its products in the order of k, from zero
+
+with ceil(K / DEPTH) blocks of equal size, rounded up to 16, but for the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from jitgrad.compiler.codegen.access import separate
+from jitgrad.compiler.codegen.microkernel import Tile, choose_tile
+from jitgrad.compiler.codegen.target import Target
+from jitgrad.compiler.loops import ContractionKernel, Expr
+from jitgrad.compiler.symbolic import Dim, Sym, hint, prod, smax, smin
+
+DEPTH = 256  # the most k of a block
+_ROUND = 16  # blocks of k are multiples of this, so that runs of neighbours are not torn
+_SPLIT_DEPTH = 1024  # the least k of a split
+_SPLIT_RESULTS = 1 << 16  # results times splits stay below this
+_MAX_SPLITS = 16
+_TASK_WORK = 1 << 18  # multiply-adds that are worth a block of their own
+_TASKS = 16  # blocks that large products have at least
+
+Group = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Sizes and roles. `rows`, `cols`, `depth`, `batch`: axis groups; M, N, K, count: their sizes.
+
+    block_rows, block_cols: multiples of the tile's. depth_cap: no block of k is larger.
+    splits: how many partial results are summed at the end.
+    """
+
+    batch: Group
+    rows: Group
+    cols: Group
+    depth: Group
+    extents: Mapping[int, Dim]
+    a: Expr
+    b: Expr
+    count: Dim
+    M: Dim
+    N: Dim
+    K: Dim
+    tile: Tile
+    block_rows: int
+    block_cols: int
+    depth_cap: int
+    splits: Dim
+    share_b: bool
+
+    @property
+    def row_blocks(self) -> Dim:
+        return ceildiv(self.M, self.block_rows)
+
+    @property
+    def col_blocks(self) -> Dim:
+        return ceildiv(self.N, self.block_cols)
+
+    @property
+    def tasks(self) -> Dim:
+        return self.count * self.splits * self.row_blocks * self.col_blocks
+
+
+def ceildiv(a: Dim, b: int) -> Dim:
+    return (a + (b - 1)) // b
+
+
+def splits_of(count: Dim, m: Dim, n: Dim, k: Dim) -> Dim:
+    """How many parts K is cut into, each with an accumulator of its own."""
+    room = _SPLIT_RESULTS // smax(1, count * m * n)
+    return smax(1, smin(_MAX_SPLITS, smin(k // _SPLIT_DEPTH, room)))
+
+
+def plan_blocks(kernel: ContractionKernel, target: Target) -> Plan:
+    """Decides sides, tile and blocks."""
+    c, array = kernel.contraction, kernel.array
+    extents: dict[int, Dim] = dict(enumerate((*array.shape, *c.k)))
+    depth = tuple(range(array.ndim, array.ndim + len(c.k)))
+    m, n = tuple(c.m), tuple(c.n)
+    sizes = {g: prod(extents[a] for a in g) for g in (m, n, tuple(c.batch), depth)}
+    swap = _swap(kernel, m, n, extents)
+    rows, cols = (n, m) if swap else (m, n)
+    a, b = (c.b, c.a) if swap else (c.a, c.b)
+    M, N = prod(extents[x] for x in rows), prod(extents[x] for x in cols)
+    K = prod(extents[x] for x in depth)
+    count = prod(extents[x] for x in c.batch)
+    del sizes
+    hm, hn, hk, hc = hint(M), hint(N), hint(K), hint(count)
+    tile = choose_tile(target, c.acc, hm, hn)
+    depth_cap = min(DEPTH, -(-K // _ROUND) * _ROUND) if isinstance(K, int) else DEPTH
+    depth_cap = max(depth_cap, 1)
+    nbytes = c.acc.itemsize
+    splits = splits_of(count, M, N, K)
+
+    # A's block fills a third of L2; B's block (when packed by the task) another.
+    most_rows = max(tile.mr, target.l2 // 3 // (depth_cap * nbytes))
+    block_rows = _even(hm, most_rows, tile.mr)
+    one_row_block = isinstance(M, int) and block_rows >= M
+    most_cols = max(tile.nr, target.l2 // 3 // (depth_cap * nbytes)) if one_row_block else 1024
+    work = hm * hn * hk * hc
+    wanted = min(_TASKS, max(1, work // _TASK_WORK))
+    have = max(1, hc * hint(splits) * -(-hm // block_rows))
+    if have < wanted:
+        most_cols = min(most_cols, max(tile.nr, -(-hn * have // wanted)))
+    block_cols = _even(hn, most_cols, tile.nr)
+    return Plan(
+        tuple(c.batch), rows, cols, depth, extents, a, b, count, M, N, K, tile,
+        block_rows, block_cols, depth_cap, splits, share_b=not one_row_block,
+    )  # fmt: skip
+
+
+def _even(size: int, most: int, unit: int) -> int:
+    """A block size, a multiple of unit, that cuts `size` evenly into blocks of about `most`."""
+    blocks = max(1, -(-size // most))
+    return max(unit, -(-(-(-size // blocks)) // unit) * unit)
+
+
+def _is_one(d: Dim) -> bool:
+    return not isinstance(d, Sym) and d == 1
+
+
+def _swap(
+    kernel: ContractionKernel, m: Group, n: Group, extents: Mapping[int, Dim]
+) -> bool:
+    """Whether vectors should run along m: the output is contiguous along it, or n is tiny."""
+    m_size, n_size = prod(extents[a] for a in m), prod(extents[a] for a in n)
+    if _is_one(m_size) or _is_one(n_size):
+        return not _is_one(m_size)
+    batch = tuple(kernel.contraction.batch)
+    score = 0
+    for store in kernel.stores:
+        access = separate(store.array, store.index, [batch, m, n], extents)
+        if access is not None:
+            score += access.parts[1].run > 1 or access.parts[1].is_unit
+            score -= access.parts[2].run > 1 or access.parts[2].is_unit
+    if hint(n_size) < 4 <= hint(m_size):
+        return True
+    if hint(m_size) < 4 <= hint(n_size):
+        return False
+    return score > 0

@@ -1,0 +1,312 @@
+"""The contraction engine: matmul, batched matmul, einsum, convolution and its gradients.
+
+Owns `generate` and the loops around the micro-kernel; sizes are `blocking.py`'s, reading operands
+`packing.py`'s, the inner loop `microkernel.py`'s, results `epilogue.py`'s. Up to three launches:
+
+    pack    the panels of B, into a workspace (only where several row blocks share them)
+    blocks  for each (batch, split, row block, column block): for each block of k, pack A (and B),
+            then run the micro-kernel over the tiles; after the last block of k, the epilogue
+    reduce  (only where K is split) sums the splits' tiles in order, then the epilogue
+
+Design: Van Zee and van de Geijn, "BLIS", ACM TOMS 41(3), 2015; Goto and van de Geijn, "Anatomy of
+High-Performance Matrix Multiplication", ACM TOMS 34(3), 2008.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+import llvmlite.ir as ir
+
+from jitgrad.compiler.codegen.blocking import DEPTH, Plan, _ROUND, ceildiv, plan_blocks
+from jitgrad.compiler.codegen.code import I1, I64, Int, size_of, storage_type
+from jitgrad.compiler.codegen.emit import Ops
+from jitgrad.compiler.codegen.epilogue import Epilogue
+from jitgrad.compiler.codegen.frame import Frame
+from jitgrad.compiler.codegen.kernelcode import Generated, Launch
+from jitgrad.compiler.codegen.microkernel import emit_micro
+from jitgrad.compiler.codegen.packing import Source, edge_panel, pack
+from jitgrad.compiler.codegen.target import Target
+from jitgrad.compiler.loops import Array, ContractionKernel, kernel_reads, kernel_writes, postorder
+from jitgrad.compiler.symbolic import Dim, Func, ShapeEnv, Sym, prod
+
+_PACK_GRAIN = 1 << 15  # elements of B that a thread packs at least
+
+
+def generate(kernel: ContractionKernel, target: Target) -> Generated:
+    """Code of a contraction for a target. Raises InternalError for an expression that it lacks."""
+    return _Engine(kernel, target).generate()
+
+
+class _Engine:
+    def __init__(self, kernel: ContractionKernel, target: Target) -> None:
+        self.kernel, self.target = kernel, target
+        self.plan = plan_blocks(kernel, target)
+        self.acc = kernel.contraction.acc
+        self.element = storage_type(self.acc)
+        self.ops = Ops(target)
+        self.names = named_dims(kernel)
+        self.module = ir.Module("contraction")
+        self.module.triple = target.triple
+        self.split = not (isinstance(self.plan.splits, int) and self.plan.splits == 1)
+        p = self.plan
+        self.b_panels: Array | None = None
+        self.partials: Array | None = None
+        if p.share_b:
+            panels = ceildiv(p.N, p.tile.nr)
+            size = p.count * panels * p.K * p.tile.nr
+            self.b_panels = Array("b_panels", (size,), self.acc)
+        if self.split:
+            size = p.tasks * (p.block_rows * p.block_cols)
+            self.partials = Array("partials", (size,), self.acc)
+
+    def generate(self) -> Generated:
+        p = self.plan
+        frames: list[tuple[Frame, str, Dim, int]] = []
+        if self.b_panels is not None:
+            panel = max(1, _hint(p.K) * p.tile.nr)
+            frame = self._frame("pack")
+            self._pack(frame)
+            total = p.count * ceildiv(p.N, p.tile.nr)
+            frames.append((frame, "pack", total, max(1, _PACK_GRAIN // panel)))
+        frame = self._frame("blocks")
+        self._blocks(frame)
+        frames.append((frame, "blocks", p.tasks, 1))
+        if self.split:
+            frame = self._frame("reduce")
+            self._reduce(frame)
+            frames.append((frame, "reduce", p.count * p.row_blocks * p.col_blocks, 1))
+        scratch = max(f.scratch_bytes for f, *_ in frames)
+        for f, *_ in frames:
+            f.finish(scratch)
+        text = str(self.module)
+        key = hashlib.sha256((text + self.target.cpu + self.target.features).encode()).hexdigest()
+        key = key[:32]
+        launches = []
+        for f, symbol, total, grain in frames:
+            text = text.replace(f'@"{symbol}"', f'@"k{key}_{symbol}"')
+            launches.append(Launch(f"k{key}_{symbol}", f.operands, total, grain))
+        workspace = [w for w in (self.b_panels, self.partials) if w is not None]
+        return Generated(key, text, launches, workspace, scratch)
+
+    def _frame(self, symbol: str) -> Frame:
+        return Frame(self.module, symbol, self.names)
+
+    def _source(self, frame: Frame, side: str, x_capacity: int, k_capacity: int) -> Source:
+        p = self.plan
+        expr, group = (p.a, p.rows) if side == "a" else (p.b, p.cols)
+        return Source(
+            frame, expr, (p.batch, group, p.depth), p.extents, self.acc,
+            (x_capacity, k_capacity), self.ops,
+        )  # fmt: skip
+
+    def _depth(self, frame: Frame) -> tuple[Int, Int, Int]:
+        """K, the number of blocks of k (at least 1), and their size."""
+        code = frame.code
+        K = frame.dim(self.plan.K)
+        blocks = code.max(1, code.ceildiv(K, DEPTH))
+        size = code.div(code.add(K, code.sub(blocks, 1)), blocks)
+        size = code.mul(code.ceildiv(size, _ROUND), _ROUND)
+        return K, blocks, size
+
+    # -- launch: pack --------------------------------------------------------------------------
+    def _pack(self, frame: Frame) -> None:
+        """Packs whole panels, [count][panels][K][nr]."""
+        p, code = self.plan, frame.code
+        assert self.b_panels is not None
+        source = self._source(frame, "b", p.tile.nr, DEPTH)
+        memory = frame.array(self.b_panels)
+        K, blocks, size = self._depth(frame)
+        N = frame.dim(p.N)
+        panels = code.ceildiv(N, p.tile.nr)
+        with code.loop(frame.begin, frame.end) as t:
+            source.set_batch(frame.unflatten(code.div(t, panels), p.batch, p.extents))
+            col = code.mul(code.rem(t, panels), p.tile.nr)
+            cols = code.min(p.tile.nr, code.sub(N, col))
+            source.set_x(col, cols)
+            panel = code.at(memory, code.mul(t, code.mul(K, p.tile.nr)), self.element)
+            with code.loop(0, blocks) as q:
+                start = code.min(code.mul(q, size), K)
+                depth = code.min(size, code.sub(K, start))
+                source.set_k(start, depth)
+                at = code.at(panel, code.mul(start, p.tile.nr), self.element)
+                pack(source, at, p.tile.nr, cols, depth, 0)
+
+    # -- launch: blocks ------------------------------------------------------------------------
+    def _blocks(self, frame: Frame) -> None:
+        p, code, tile = self.plan, frame.code, self.plan.tile
+        micro = emit_micro(self.module, "micro", tile, self.acc, self.ops, rows_apart=False)
+        source_a = self._source(frame, "a", p.block_rows, p.depth_cap)
+        a_panels = frame.scratch(self.element, p.block_rows * p.depth_cap)
+        source_b = b_block = None
+        if self.b_panels is None:
+            source_b = self._source(frame, "b", p.block_cols, p.depth_cap)
+            b_block = frame.scratch(self.element, p.block_cols * p.depth_cap)
+        epilogue = None if self.split else self._epilogue(frame)
+        several = not (isinstance(p.K, int) and p.K <= DEPTH)
+        tiles = None
+        if not self.split:
+            count = p.block_rows * p.block_cols if several else tile.mr * tile.nr
+            tiles = frame.scratch(self.element, count)
+        M, N = frame.dim(p.M), frame.dim(p.N)
+        K, blocks, size = self._depth(frame)
+        splits = frame.dim(p.splits)
+        per_split = code.div(code.add(blocks, code.sub(splits, 1)), splits)
+        row_blocks, col_blocks = frame.dim(p.row_blocks), frame.dim(p.col_blocks)
+
+        with code.loop(frame.begin, frame.end) as t:
+            col_block = code.rem(t, col_blocks)
+            rest = code.div(t, col_blocks)
+            row_block, rest = code.rem(rest, row_blocks), code.div(rest, row_blocks)
+            split, number = code.rem(rest, splits), code.div(rest, splits)
+            row, col = code.mul(row_block, p.block_rows), code.mul(col_block, p.block_cols)
+            rows = code.min(p.block_rows, code.sub(M, row))
+            cols = code.min(p.block_cols, code.sub(N, col))
+            axes = frame.unflatten(number, p.batch, p.extents)
+            source_a.set_batch(axes)
+            source_a.set_x(row, rows)
+            if source_b is not None:
+                source_b.set_batch(axes)
+                source_b.set_x(col, cols)
+            if epilogue is not None:
+                epilogue.set_block(axes, row, rows, col, cols)
+            home = tiles
+            if self.partials is not None:
+                at = code.mul(t, p.block_rows * p.block_cols)
+                home = code.at(frame.array(self.partials), at, self.element)
+            assert home is not None
+            first_block = code.mul(split, per_split)
+            last_block = code.sub(
+                code.max(
+                    code.add(first_block, 1), code.min(blocks, code.add(first_block, per_split))
+                ),
+                1,
+            )
+            with code.loop(first_block, code.add(last_block, 1)) as q:
+                start = code.min(code.mul(q, size), K)
+                depth = code.min(size, code.sub(K, start))
+                source_a.set_k(start, depth)
+                a_stride = code.mul(depth, tile.mr)
+                pack(source_a, a_panels, tile.mr, rows, depth, a_stride)
+                b_stride: Int
+                if source_b is not None:
+                    assert b_block is not None
+                    source_b.set_k(start, depth)
+                    b_stride = code.mul(depth, tile.nr)
+                    b_base = b_block
+                    pack(source_b, b_block, tile.nr, cols, depth, b_stride)
+                else:
+                    assert self.b_panels is not None
+                    b_stride = code.mul(K, tile.nr)
+                    panels = code.ceildiv(N, tile.nr)
+                    panel = code.add(code.mul(number, panels), code.div(col, tile.nr))
+                    at = code.add(code.mul(panel, b_stride), code.mul(start, tile.nr))
+                    b_base = code.at(frame.array(self.b_panels), at, self.element)
+                first = code.equal(q, first_block)
+                last = code.equal(q, last_block)
+                row_panels = code.ceildiv(rows, tile.mr)
+                with code.loop(0, code.ceildiv(cols, tile.nr)) as j:
+                    b_panel = code.at(b_base, code.mul(j, b_stride), self.element)
+                    with code.loop(0, row_panels) as i:
+                        a_panel = code.at(a_panels, code.mul(i, a_stride), self.element)
+                        where: Int = 0
+                        if several or self.split:
+                            where = code.mul(
+                                code.add(code.mul(j, row_panels), i), tile.mr * tile.nr
+                            )
+                        result = code.at(home, where, self.element)
+                        code.b.call(
+                            micro,
+                            [code.value(depth), a_panel, b_panel, code.value(tile.nr), result, first],
+                        )
+                        if epilogue is not None:
+                            with code.b.if_then(last):
+                                self._finish_tile(epilogue, result, i, rows, j, cols)
+
+    def _finish_tile(
+        self, epilogue: Epilogue, result: ir.Value, i: Int, rows: Int, j: Int, cols: Int
+    ) -> None:
+        code, tile = epilogue.frame.code, self.plan.tile
+        row, col = code.mul(i, tile.mr), code.mul(j, tile.nr)
+        epilogue.emit(
+            result,
+            row, code.min(tile.mr, code.sub(rows, row)),
+            col, code.min(tile.nr, code.sub(cols, col)),
+        )  # fmt: skip
+
+    def _epilogue(self, frame: Frame) -> Epilogue:
+        p = self.plan
+        return Epilogue(
+            frame, self.kernel, (p.batch, p.rows, p.cols), p.extents, p.tile,
+            (p.block_rows, p.block_cols), self.ops,
+        )  # fmt: skip
+
+    # -- launch: reduce ------------------------------------------------------------------------
+    def _reduce(self, frame: Frame) -> None:
+        """Sums the splits of each tile in order, then stores it."""
+        p, code, tile = self.plan, frame.code, self.plan.tile
+        assert self.partials is not None
+        epilogue = self._epilogue(frame)
+        size = tile.mr * tile.nr
+        total = code.local(self.element, size)
+        memory = frame.array(self.partials)
+        M, N, splits = frame.dim(p.M), frame.dim(p.N), frame.dim(p.splits)
+        row_blocks, col_blocks = frame.dim(p.row_blocks), frame.dim(p.col_blocks)
+        per_number = code.mul(row_blocks, col_blocks)
+        block = p.block_rows * p.block_cols
+        with code.loop(frame.begin, frame.end) as t:
+            number, within = code.div(t, per_number), code.rem(t, per_number)
+            row = code.mul(code.div(within, col_blocks), p.block_rows)
+            col = code.mul(code.rem(within, col_blocks), p.block_cols)
+            rows = code.min(p.block_rows, code.sub(M, row))
+            cols = code.min(p.block_cols, code.sub(N, col))
+            axes = frame.unflatten(number, p.batch, p.extents)
+            epilogue.set_block(axes, row, rows, col, cols)
+            row_panels = code.ceildiv(rows, tile.mr)
+            with code.loop(0, code.ceildiv(cols, tile.nr)) as j, code.loop(0, row_panels) as i:
+                where = code.mul(code.add(code.mul(j, row_panels), i), size)
+                with code.loop(0, size, tile.width) as lane:
+                    code.store(
+                        ir.Constant(self._vector(), None), total, lane, self.element
+                    )
+                with code.loop(0, splits) as s:
+                    task = code.add(code.mul(code.add(code.mul(number, splits), s), per_number), within)
+                    at = code.add(code.mul(task, block), where)
+                    with code.loop(0, size, tile.width) as lane:
+                        part = code.load(memory, code.add(at, lane), self.element, tile.width)
+                        old = code.load(total, lane, self.element, tile.width)
+                        first = code.equal(s, 0)
+                        add = code.b.fadd if self.acc.is_floating_point else code.b.add
+                        new = code.b.select(first, part, add(old, part))
+                        code.store(new, total, lane, self.element)
+                self._finish_tile(epilogue, total, i, rows, j, cols)
+
+    def _vector(self) -> ir.Type:
+        width = self.plan.tile.width
+        return ir.VectorType(self.element, width) if width > 1 else self.element
+
+
+def _hint(d: Dim) -> int:
+    return d.hint if isinstance(d, Sym) else d
+
+
+def named_dims(kernel: ContractionKernel) -> dict[str, Sym]:
+    """The Sym of each named dim that the kernel's arrays mention."""
+    c = kernel.contraction
+    dims: list[Dim] = [*kernel.array.shape, *c.k]
+    for array in [*kernel_reads(kernel), *kernel_writes(kernel)]:
+        dims += [*array.shape, *(array.strides or ())]
+    found: dict[str, Sym] = {}
+    stack: list[Dim] = dims
+    while stack:
+        d = stack.pop()
+        if not isinstance(d, Sym):
+            continue
+        for monomial in d.terms:
+            for atom in monomial:
+                if isinstance(atom, Func):
+                    stack += [atom.a, atom.b]
+                elif atom not in found:
+                    found[atom] = Sym({(atom,): 1}, d.env)
+    return dict(sorted(found.items()))

@@ -1,0 +1,199 @@
+"""The epilogue of a contraction: from a tile of accumulators to memory.
+
+Owns `Epilogue.emit`: for one tile, rounds the accumulators to the result's dtype, evaluates the
+stores' expressions, and stores them. Whole vectors are used for the columns of a full tile where
+every store, and every load that depends on the column, lies contiguous along it; else elements.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import llvmlite.ir as ir
+
+from jitgrad.compiler.codegen.access import Access, separate
+from jitgrad.compiler.codegen.code import Int, storage_type
+from jitgrad.compiler.codegen.convert import cast
+from jitgrad.compiler.codegen.emit import Ops
+from jitgrad.compiler.codegen.frame import Frame, Positions
+from jitgrad.compiler.codegen.microkernel import Tile
+from jitgrad.compiler.codegen.values import Reader, emit, from_storage, to_storage
+from jitgrad.compiler.loops import INDEX, ContractionKernel, Expr, loads, postorder
+from jitgrad.compiler.symbolic import Dim
+
+
+class Epilogue:
+    """The stores of a contraction kernel, for tiles of its (rows, columns).
+
+    groups: the batch, row and column axes. capacities: the most rows and columns of a block.
+    """
+
+    def __init__(
+        self,
+        frame: Frame,
+        kernel: ContractionKernel,
+        groups: tuple[Sequence[int], Sequence[int], Sequence[int]],
+        extents: Mapping[int, Dim],
+        tile: Tile,
+        capacities: tuple[int, int],
+        ops: Ops,
+    ) -> None:
+        self.ops = ops
+        self.frame, self.kernel, self.groups, self.extents = frame, kernel, groups, extents
+        self.tile = tile
+        self.acc = kernel.contraction.acc
+        self.batch_axes: dict[int, Int] = {}
+        self.places: list[tuple[Access, Positions, Positions] | None] = []
+        self.batch_offsets: list[Int] = []
+        roots = [s.value for s in kernel.stores]
+        self.loads = [e for e in loads(roots) if e.attr is not kernel.array]
+        wanted = [(s.array, s.index) for s in kernel.stores]
+        wanted += [(e.attr, e.args) for e in self.loads]
+        for array, index in wanted:
+            access = separate(array, index, [tuple(g) for g in groups], extents)
+            if access is None:
+                self.places.append(None)
+                continue
+            rows = Positions(frame, access.parts[1], groups[1], extents, capacities[0])
+            cols = Positions(frame, access.parts[2], groups[2], extents, capacities[1])
+            self.places.append((access, rows, cols))
+        self.width = self._vector_width(roots)
+
+    def _vector_width(self, roots: Sequence[Expr]) -> int:
+        """Columns that are evaluated together; 1 where something forbids it."""
+        width = self.tile.width
+        inside: set[Expr] = set()
+        for e in self.loads:
+            inside.update(postorder(e.args))
+        for place in self.places:
+            if place is None:
+                return 1
+            part = place[0].parts[2]
+            if part.is_zero or part.is_unit:
+                continue
+            width = math.gcd(width, part.run)
+        plain = _outside_loads(roots)
+        if any(e.dtype is INDEX for e in plain):
+            return 1
+        first = self.places[: len(self.kernel.stores)]
+        if any(p is not None and p[0].parts[2].is_zero for p in first):
+            return 1
+        return width
+
+    # -- per block -----------------------------------------------------------------------------
+    def set_block(
+        self, batch_axes: dict[int, Int], row: Int, rows: Int, col: Int, cols: Int
+    ) -> None:
+        """The block of output that the next tiles lie in."""
+        self.batch_axes = batch_axes
+        self.row, self.col = row, col
+        self.batch_offsets = []
+        for place in self.places:
+            if place is None:
+                self.batch_offsets.append(0)
+                continue
+            access, row_positions, col_positions = place
+            self.batch_offsets.append(self.frame.index(access.parts[0].expr, batch_axes))
+            row_positions.fill(row, rows)
+            col_positions.fill(col, cols)
+
+    # -- per tile ------------------------------------------------------------------------------
+    def emit(self, tile: ir.Value, row: Int, rows: Int, col: Int, cols: Int) -> None:
+        """Stores `rows` by `cols` of a tile that lies at (row, col) of the block."""
+        code = self.frame.code
+        if self.width == 1:
+            self._elements(tile, row, rows, col, cols)
+            return
+        with code.b.if_else(code.equal(cols, self.tile.nr)) as (full, part):
+            with full, code.loop(0, rows) as i:
+                with code.loop(0, self.tile.nr, self.width) as j:
+                    self._at(tile, row, i, col, j, self.width)
+            with part:
+                self._elements(tile, row, rows, col, cols)
+
+    def _elements(self, tile: ir.Value, row: Int, rows: Int, col: Int, cols: Int) -> None:
+        code = self.frame.code
+        with code.loop(0, rows) as i, code.loop(0, cols) as j:
+            self._at(tile, row, i, col, j, 1)
+
+    def _at(self, tile: ir.Value, row: Int, i: Int, col: Int, j: Int, width: int) -> None:
+        code, frame, kernel = self.frame.code, self.frame, self.kernel
+        at = code.add(code.mul(i, self.tile.nr), j)
+        value = code.load(tile, at, storage_type(self.acc), width)
+        value = self._rounded(value)
+        block_row, block_col = code.add(row, i), code.add(col, j)
+        reader = _TileReader(self, value, block_row, block_col, width)
+        values = emit([s.value for s in kernel.stores], reader, width)
+        for n, (store, v) in enumerate(zip(kernel.stores, values, strict=True)):
+            stored = to_storage(code, v, store.array.dtype, width)
+            offset = self.offset(n, block_row, block_col)
+            if offset is None:
+                offset = reader.offset(store.array, emit(store.index, reader))
+            code.store(stored, frame.array(store.array), offset, storage_type(store.array.dtype))
+
+    def _rounded(self, value: ir.Value) -> ir.Value:
+        """The accumulator in the result's dtype."""
+        b, to = self.frame.code.b, self.kernel.array.dtype
+        return cast(b, self.ops.target, value, self.acc, to)
+
+    def offset(self, place: int, row: Int, col: Int) -> Int | None:
+        found = self.places[place]
+        if found is None:
+            return None
+        code = self.frame.code
+        sums = code.add(self.batch_offsets[place], found[1].at(row))
+        return code.add(sums, found[2].at(col))
+
+
+def _outside_loads(roots: Sequence[Expr]) -> list[Expr]:
+    """The expressions under roots that are not part of a load's index."""
+    seen: dict[Expr, None] = {}
+    stack = list(roots)
+    while stack:
+        e = stack.pop()
+        if e not in seen:
+            seen[e] = None
+            if e.op != "load":
+                stack.extend(e.args)
+    return list(seen)
+
+
+class _TileReader(Reader):
+    """Leaves of the epilogue at one element, or `width` columns, of a tile."""
+
+    def __init__(
+        self, epilogue: Epilogue, value: ir.Value, row: Int, col: Int, width: int
+    ) -> None:
+        super().__init__(epilogue.frame, epilogue.ops, {})
+        self.epilogue, self.value, self.row, self.col = epilogue, value, row, col
+        self.width = width
+        self.known = False
+
+    def leaf(self, e: Expr) -> ir.Value | None:
+        ep, code = self.epilogue, self.code
+        if e.op == "load":
+            if e.attr is ep.kernel.array:
+                return self.value
+            place = len(ep.kernel.stores) + ep.loads.index(e)
+            offset = ep.offset(place, self.row, self.col)
+            if offset is None:
+                return None
+            found = ep.places[place]
+            assert found is not None
+            broadcast = self.width > 1 and found[0].parts[2].is_zero
+            width = 1 if broadcast else self.width
+            value = code.load(ep.frame.array(e.attr), offset, storage_type(e.dtype), width)
+            value = from_storage(code, value, e.dtype, width)
+            return code.splat(value, self.width) if broadcast else value
+        if e.op == "axis" and not self.known:
+            self._axes()
+        return super().leaf(e)
+
+    def _axes(self) -> None:
+        ep, code = self.epilogue, self.code
+        self.axes = dict(ep.batch_axes)
+        _, rows, cols = ep.groups
+        self.axes |= ep.frame.unflatten(code.add(ep.row, self.row), rows, ep.extents)
+        self.axes |= ep.frame.unflatten(code.add(ep.col, self.col), cols, ep.extents)
+        self.known = True

@@ -1,0 +1,179 @@
+"""The register-tiled inner kernel of a contraction, from one template.
+
+Owns the table of tile sizes (from the number of vector registers) and `emit_micro`, which emits
+
+    void micro(i64 kb, ptr a, ptr b, i64 b_step, ptr c, i1 first)
+
+c[mr][nr] (dense, accumulator dtype) = or += the product of a packed panel of A ([kb][mr]) with kb
+rows of nr columns of B, b_step elements apart (nr for a packed panel). Every element of the
+product is summed in the order of k, from zero, by fused multiply-adds where the target has them;
+so its bits do not depend on the tile. With `rows_apart` a is not packed: row i begins at
+a + row_offsets[i] and its elements are a_step apart.
+
+Design: Van Zee and van de Geijn, "BLIS: A Framework for Rapidly Instantiating BLAS
+Functionality", ACM TOMS 41(3), 2015. The tile fills the registers but for those that hold a row
+of B and one broadcast element of A; it must be large enough to hide the latency of the
+multiply-add (tile vectors >= latency * multiply-adds a cycle, 8 on most CPUs).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import llvmlite.ir as ir
+
+from jitgrad.compiler.codegen.code import I1, I64, PTR, VOID, Code, is_float, size_of, storage_type
+from jitgrad.compiler.codegen.emit import Ops
+from jitgrad.compiler.codegen.target import Target
+from jitgrad.runtime.dtypes import DType
+
+_UNROLL = 4
+
+
+@dataclass(frozen=True)
+class Tile:
+    """mr rows by nv vectors of `width` elements."""
+
+    mr: int
+    nv: int
+    width: int
+
+    @property
+    def nr(self) -> int:
+        return self.nv * self.width
+
+
+def vector_registers(target: Target) -> int:
+    """How many vector registers the target has."""
+    if target.arch in ("aarch64", "arm64") or target.vector_bytes == 64:
+        return 32
+    return 16
+
+
+# Tiles as (mr, nv), the best first, by number of vector registers: mr*nv accumulators, nv vectors
+# of B and one of A fit. The ones with few rows serve products with few rows.
+_TILES = {
+    16: ((6, 2), (4, 3), (5, 2), (3, 4), (2, 5), (1, 8)),
+    32: ((14, 2), (8, 3), (12, 2), (6, 4), (5, 4), (4, 6), (3, 8), (2, 8), (1, 12)),
+}
+# Part of the peak that a tile reaches, roughly: loads and latency cost the small ones.
+_WORTH = {(4, 3): 0.97, (5, 2): 0.93, (3, 4): 0.95, (2, 5): 0.85, (1, 8): 0.5}
+
+
+def choose_tile(target: Target, acc: DType, rows: int, cols: int) -> Tile:
+    """The tile that wastes least of its work on a rows x cols result (hints; never affects bits)."""
+    width = max(1, target.vector_bytes // acc.itemsize)
+    best, best_cost = None, 0.0
+    for mr, nv in _TILES[vector_registers(target)]:
+        tile = Tile(mr, nv, width)
+        padded = -(-max(rows, 1) // mr) * mr * (-(-max(cols, 1) // tile.nr) * tile.nr)
+        cost = padded / _WORTH.get((mr, nv), 1.0 if mr > 3 else 0.9)
+        if best is None or cost < best_cost * 0.97:
+            best, best_cost = tile, cost
+    assert best is not None
+    return best
+
+
+def multiply_add(ops: Ops, acc: DType, x: ir.Value, y: ir.Value, z: ir.Value) -> ir.Value:
+    """x * y + z, fused where the target can."""
+    if is_float(acc) and ops.target.has_fma:
+        return ops.intrinsic("fma", [x, y, z])
+    return ops.arithmetic("add", acc, [ops.arithmetic("mul", acc, [x, y]), z])
+
+
+def emit_micro(
+    module: ir.Module, name: str, tile: Tile, acc: DType, ops: Ops, rows_apart: bool
+) -> ir.Function:
+    """The micro-kernel as an internal function of `module`."""
+    element = storage_type(acc)
+    vector = ir.VectorType(element, tile.width) if tile.width > 1 else element
+    params = [I64, PTR, PTR, I64, PTR, I1]
+    if rows_apart:
+        params += [I64, PTR]
+    function = ir.Function(module, ir.FunctionType(VOID, params), name)
+    function.linkage = "internal"
+    function.attributes.add("noinline")
+    function.attributes.add("nounwind")
+    kb, a, b_ptr, b_step, c, first = function.args[:6]
+    for k in (1, 2, 4):
+        function.args[k].add_attribute("noalias")
+    b = ir.IRBuilder(function.append_basic_block("entry"))
+    code = Code(b)
+    ops.builder = b
+    nbytes = size_of(element)
+    rows: list[ir.Value] = []
+    if rows_apart:
+        a_step, offsets = function.args[6:]
+        rows = [
+            code.at(a, code.load(offsets, i, I64), element) for i in range(tile.mr)
+        ]
+    zero = ir.Constant(vector, None)
+    count = tile.mr * tile.nv
+
+    def step(k_a: ir.Value, k_b: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
+        """One step of k: k_a is the offset in A's panel (or row), k_b in B."""
+        row_of_b = [
+            code.b.load(
+                code.at(b_ptr, code.add(k_b, v * tile.width), element), align=nbytes, typ=vector
+            )
+            for v in range(tile.nv)
+        ]
+        out = list(sums)
+        for i in range(tile.mr):
+            base = rows[i] if rows_apart else a
+            at = k_a if rows_apart else code.add(k_a, i)
+            x = code.splat(code.load(base, at, element), tile.width)
+            for v in range(tile.nv):
+                j = i * tile.nv + v
+                out[j] = multiply_add(ops, acc, x, row_of_b[v], sums[j])
+        return out
+
+    def k_loop(
+        begin: ir.Value, end: ir.Value, unroll: int, sums: list[ir.Value]
+    ) -> list[ir.Value]:
+        """Steps begin..end, by `unroll`; `begin` and `end` multiples of it apart."""
+        before = b.block
+        body, done = b.append_basic_block("k"), b.append_basic_block("k.done")
+        b.cbranch(code.less(begin, end), body, done)
+        b.position_at_end(body)
+        k = b.phi(I64)
+        k.add_incoming(begin, before)
+        phis = [b.phi(vector) for _ in sums]
+        for phi, s in zip(phis, sums, strict=True):
+            phi.add_incoming(s, before)
+        current: list[ir.Value] = list(phis)
+        for u in range(unroll):
+            ku = code.add(k, u)
+            k_a = code.mul(ku, a_step if rows_apart else tile.mr)
+            current = step(code.value(k_a), code.value(code.mul(ku, b_step)), current)
+        after = code.value(code.add(k, unroll))
+        k.add_incoming(after, b.block)
+        for phi, s in zip(phis, current, strict=True):
+            phi.add_incoming(s, b.block)
+        last = b.block
+        b.cbranch(code.less(after, end), body, done)
+        b.position_at_end(done)
+        merged = []
+        for s0, s1 in zip(sums, current, strict=True):
+            m = b.phi(vector)
+            m.add_incoming(s0, before)
+            m.add_incoming(s1, last)
+            merged.append(m)
+        return merged
+
+    whole = code.value(code.sub(kb, code.rem(kb, _UNROLL)))
+    sums = k_loop(code.value(0), whole, _UNROLL, [zero] * count)
+    sums = k_loop(whole, kb, 1, sums)
+
+    store, add = b.append_basic_block("store"), b.append_basic_block("add")
+    b.cbranch(first, store, add)
+    for block, accumulate in ((store, False), (add, True)):
+        b.position_at_end(block)
+        for j, s in enumerate(sums):
+            address = code.at(c, j * tile.width, element)
+            if accumulate:
+                old = b.load(address, align=nbytes, typ=vector)
+                s = ops.arithmetic("add", acc, [old, s])
+            b.store(s, address, align=nbytes)
+        b.ret_void()
+    return function

@@ -1,0 +1,256 @@
+"""Packing: copies blocks of a contraction's operands into panels that the micro-kernel streams.
+
+Owns `Source` (an operand as read: addresses where its offset is separable, else an expression) and
+`pack`. A panel holds `width` neighbours of x (rows of A or columns of B) for each k, [k][width],
+in the accumulator's dtype; the last panel is filled up with zeros. Whatever an operand is, a
+transpose, a convolution's windows, half precision, a fused producer, ends here.
+
+How a full panel is read depends on what neighbours in memory are (all decided while compiling):
+along x, vectors are copied; along k, small blocks are transposed in registers; else elements.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import llvmlite.ir as ir
+
+from jitgrad.compiler.codegen.access import Access, separate
+from jitgrad.compiler.codegen.code import Int, size_of, storage_type
+from jitgrad.compiler.codegen.frame import Frame, Positions
+from jitgrad.compiler.codegen.emit import Ops
+from jitgrad.compiler.codegen.values import Reader, emit, from_storage
+from jitgrad.compiler.loops import Expr
+from jitgrad.compiler.symbolic import Dim
+from jitgrad.runtime.dtypes import DType
+
+_BLOCK_BYTES = 16  # blocks that are transposed in registers are this wide
+
+
+def plain_load(e: Expr) -> Expr | None:
+    """The load under a chain of casts, or None."""
+    while e.op == "cast":
+        e = e.args[0]
+    return e if e.op == "load" else None
+
+
+class Source:
+    """An operand of a contraction, read at (batch, x, k).
+
+    groups: its batch, x and k axes. capacities: the most x and k entries that a block has.
+    """
+
+    def __init__(
+        self,
+        frame: Frame,
+        expr: Expr,
+        groups: tuple[Sequence[int], Sequence[int], Sequence[int]],
+        extents: Mapping[int, Dim],
+        acc: DType,
+        capacities: tuple[int, int],
+        ops: Ops,
+    ) -> None:
+        self.frame, self.groups, self.extents = frame, groups, extents
+        self.expr, self.acc, self.ops = expr.cast(acc), acc, ops
+        self.access = operand_access(expr, groups, extents)
+        self.batch_axes: dict[int, Int] = {}
+        self.batch_offset: Int = 0
+        self.x_start: Int = 0
+        self.k_start: Int = 0
+        self.max_vector = max(1, ops.target.vector_bytes // acc.itemsize)
+        if self.access is not None:
+            _, x, k = self.access.parts
+            self.x = Positions(frame, x, groups[1], extents, capacities[0])
+            self.k = Positions(frame, k, groups[2], extents, capacities[1])
+            self.element = storage_type(self.access.array.dtype)
+
+    def set_batch(self, axes: dict[int, Int]) -> None:
+        self.batch_axes = axes
+        if self.access is not None:
+            self.batch_offset = self.frame.index(self.access.parts[0].expr, axes)
+
+    def set_x(self, start: Int, count: Int) -> None:
+        self.x_start = start
+        if self.access is not None:
+            self.x.fill(start, count)
+
+    def set_k(self, start: Int, count: Int) -> None:
+        self.k_start = start
+        if self.access is not None:
+            self.k.fill(start, count)
+
+    # -- reading -------------------------------------------------------------------------------
+    def read(self, offset: Int, width: int = 1) -> ir.Value:
+        """`width` neighbours in memory at a whole offset, in the accumulator's dtype."""
+        assert self.access is not None
+        code = self.frame.code
+        array = self.access.array
+        offset = code.add(self.batch_offset, offset)
+        value = code.load(self.frame.array(array), offset, self.element, width)
+        value = from_storage(code, value, array.dtype, width)
+        (result,) = emit([self.expr], _Loaded(self.frame, self.ops, value), width)
+        return result
+
+    def element_at(self, x: Int, k: Int) -> ir.Value:
+        """The operand at flattened indices x_start + x, k_start + k."""
+        code = self.frame.code
+        if self.access is not None:
+            return self.read(code.add(self.x.at(x), self.k.at(k)))
+        frame, (_, xs, ks) = self.frame, self.groups
+        axes = dict(self.batch_axes)
+        axes |= frame.unflatten(code.add(self.x_start, x), xs, self.extents)
+        axes |= frame.unflatten(code.add(self.k_start, k), ks, self.extents)
+        (value,) = emit([self.expr], Reader(frame, self.ops, axes))
+        return value
+
+    # -- what is known while compiling ----------------------------------------------------------
+    @property
+    def is_plain(self) -> bool:
+        """A load in the accumulator's dtype at a separable offset: readable where it lies."""
+        return self.access is not None and self.expr.op == "load"
+
+    def vector_along(self, which: int, limit: int) -> int:
+        """How many neighbours along group `which` (1: x, 2: k) lie together; a power of two."""
+        if self.access is None:
+            return 1
+        part = self.access.parts[which]
+        if part.is_unit:
+            return limit
+        return math.gcd(part.run, limit)
+
+
+class _Loaded(Reader):
+    """The one load of an operand has this value."""
+
+    def __init__(self, frame: Frame, ops: Ops, value: ir.Value) -> None:
+        super().__init__(frame, ops, {})
+        self.value = value
+
+    def leaf(self, e: Expr) -> ir.Value | None:
+        return self.value if e.op == "load" else None
+
+
+def operand_access(
+    expr: Expr, groups: Sequence[Sequence[int]], extents: Mapping[int, Dim]
+) -> Access | None:
+    """The separable access of an operand that is a load (maybe cast), or None."""
+    found = plain_load(expr)
+    if found is None:
+        return None
+    return separate(found.attr, found.args, [tuple(g) for g in groups], extents)
+
+
+def pack(
+    source: Source, panels: ir.Value, width: int, count: Int, depth: Int, stride: Int
+) -> None:
+    """Packs x entries 0..count-1 and k entries 0..depth-1 of the source's current block.
+
+    Panel p begins `stride` elements after panel p-1; count > 0.
+    """
+    code = source.frame.code
+    element = storage_type(source.acc)
+    whole = code.mul(code.div(count, width), width)
+    with code.loop(0, whole, width) as x:
+        number = code.div(x, width)
+        panel = code.at(panels, code.mul(number, stride), element)
+        _full_panel(source, panel, x, width, depth)
+    rest = code.sub(count, whole)
+    if isinstance(rest, int) and rest == 0:
+        return
+    with code.b.if_then(code.less(0, rest)):
+        panel = code.at(panels, code.mul(code.div(whole, width), stride), element)
+        edge_panel(source, panel, whole, rest, width, depth)
+
+
+def edge_panel(
+    source: Source, panel: ir.Value, x: Int, rest: Int, width: int, depth: Int
+) -> None:
+    """A panel with `rest` of `width` entries, from x on; the others are 0."""
+    code = source.frame.code
+    element = storage_type(source.acc)
+    zero = ir.Constant(element, None)
+    with code.loop(0, depth) as k:
+        row = code.at(panel, code.mul(k, width), element)
+        with code.loop(0, rest) as i:
+            code.store(source.element_at(code.add(x, i), k), row, i, element)
+        with code.loop(rest, width) as i:
+            code.store(zero, row, i, element)
+
+
+def _full_panel(source: Source, panel: ir.Value, x: Int, width: int, depth: Int) -> None:
+    block = max(1, _BLOCK_BYTES // size_of(storage_type(source.acc)))
+    along_x = math.gcd(source.vector_along(1, source.max_vector), width)
+    along_k = source.vector_along(2, block)
+    if source.access is not None and source.access.parts[1].is_unit:
+        _copy(source, panel, x, width, depth, _pieces(width, source.max_vector))
+    elif along_x > 1:
+        _copy(source, panel, x, width, depth, [along_x] * (width // along_x))
+    elif along_k > 1:
+        _transpose(source, panel, x, width, depth, along_k)
+    else:
+        code, element = source.frame.code, storage_type(source.acc)
+        with code.loop(0, depth) as k:
+            row = code.at(panel, code.mul(k, width), element)
+            with code.loop(0, width) as i:
+                code.store(source.element_at(code.add(x, i), k), row, i, element)
+
+
+def _pieces(width: int, largest: int) -> list[int]:
+    """width as a sum of powers of two, none over `largest`, falling."""
+    out = []
+    while width:
+        piece = min(largest, 1 << (width.bit_length() - 1))
+        out.append(piece)
+        width -= piece
+    return out
+
+
+def _copy(
+    source: Source, panel: ir.Value, x: Int, width: int, depth: Int, pieces: list[int]
+) -> None:
+    """Vectors along x, for each k."""
+    code, element = source.frame.code, storage_type(source.acc)
+    starts = [sum(pieces[:k]) for k in range(len(pieces))]
+    offsets = [source.x.at(code.add(x, s)) for s in starts]
+    with code.loop(0, depth) as k:
+        k_offset = source.k.at(k)
+        row = code.mul(k, width)
+        for piece, start, offset in zip(pieces, starts, offsets, strict=True):
+            value = source.read(code.add(offset, k_offset), piece)
+            code.store(value, panel, code.add(row, start), element)
+
+
+def _transpose(
+    source: Source, panel: ir.Value, x: Int, width: int, depth: Int, block: int
+) -> None:
+    """Blocks of up to `block` entries of x by `block` neighbours along k, through registers."""
+    code = source.frame.code
+    whole = width - width % block
+    if whole:
+        with code.loop(0, whole, block) as first:
+            _transpose_rows(source, panel, x, width, depth, block, first, block)
+    done = whole
+    for piece in _pieces(width - whole, block):
+        _transpose_rows(source, panel, x, width, depth, block, done, piece)
+        done += piece
+
+
+def _transpose_rows(
+    source: Source, panel: ir.Value, x: Int, width: int, depth: Int, block: int,
+    first: Int, rows: int,
+) -> None:
+    code, element = source.frame.code, storage_type(source.acc)
+    offsets = [source.x.at(code.add(code.add(x, first), r)) for r in range(rows)]
+    whole = code.mul(code.div(depth, block), block)
+    with code.loop(0, whole, block) as k:
+        k_offset = source.k.at(k)
+        vectors = [source.read(code.add(o, k_offset), block) for o in offsets]
+        for j, column in enumerate(code.transpose(vectors)):
+            at = code.add(code.mul(code.add(k, j), width), first)
+            code.store(column, panel, at, element)
+    with code.loop(whole, depth) as k:
+        k_offset = source.k.at(k)
+        for r, o in enumerate(offsets):
+            at = code.add(code.add(code.mul(k, width), first), r)
+            code.store(source.read(code.add(o, k_offset)), panel, at, element)
