@@ -1,0 +1,169 @@
+"""Memory of arrays: aligned allocation, addresses, overlap, and how much there is of it.
+
+Owns what the launch path needs to know of an ndarray. It does not own the arena of a compiled
+program (`runtime/launch.py`) nor devices other than the CPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import threading
+import weakref
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from jitgrad.runtime import abi
+
+# A cache line on every CPU that we compile for is 64 or 128 bytes; AVX-512 wants 64.
+ALIGNMENT = 128
+_WORTH_ALIGNING = 2**16
+
+
+def round_up(nbytes: int, alignment: int = ALIGNMENT) -> int:
+    """The smallest multiple of `alignment` (a power of two) that is not below `nbytes`."""
+    return (nbytes + alignment - 1) & -alignment
+
+
+def empty(nbytes: int) -> NDArray[np.uint8]:
+    """`nbytes` bytes of uninitialised memory, as a uint8 array of shape (nbytes,).
+
+    The first byte is 128-byte aligned. NumPy aligns to 16 only, so this takes the aligned part of
+    a slightly larger array, which stays alive as `base`.
+    """
+    raw = np.empty(nbytes + ALIGNMENT, np.uint8)
+    offset = -address(raw) & (ALIGNMENT - 1)
+    return raw[offset : offset + nbytes]
+
+
+def empty_array(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+    """An uninitialised contiguous array, for the outputs of compiled code.
+
+    From 64 KiB up its first element is 128-byte aligned. Below that aligning costs more time (1 us)
+    than it can save, and the array is NumPy's own, aligned for its dtype.
+    """
+    dtype = np.dtype(dtype)
+    nbytes = dtype.itemsize * math.prod(shape)
+    if nbytes < _WORTH_ALIGNING:
+        return np.empty(shape, dtype)
+    raw = np.empty(nbytes + ALIGNMENT, np.uint8)
+    return np.ndarray(shape, dtype, raw, -address(raw) & (ALIGNMENT - 1))
+
+
+def _address_by_interface(array: NDArray[Any]) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+def _address_by_layout(
+    array: NDArray[Any],
+    _read: Any = ctypes.c_int64.from_address,
+    _id: Any = id,
+    _offset: int = abi.PY_DATA_OFFSET,
+) -> int:
+    """Reads the data pointer where NumPy keeps it: the first field behind the object's header.
+
+    A tenth of the time of `array.ctypes.data` or `__array_interface__`, which build objects that
+    nobody wants. The C API of NumPy fixes this layout, and `layout_holds` checks it here.
+    """
+    return _read(_id(array) + _offset).value  # type: ignore[no-any-return]
+
+
+def _layout_holds() -> bool:
+    """Whether objects look as `abi.PY_TYPE_OFFSET` and `PY_DATA_OFFSET` say.
+
+    Not so on PyPy, on CPython without a GIL (a larger header), and on 32-bit machines.
+    """
+    if object.__basicsize__ != abi.PY_DATA_OFFSET or ctypes.sizeof(ctypes.c_void_p) != 8:
+        return False
+    read_only = np.zeros(3)
+    read_only.flags.writeable = False
+    samples = [np.zeros(5), np.zeros((4, 6))[::-1, 1::2], np.zeros((0, 3)), np.array(1), read_only]
+    type_address = ctypes.c_int64.from_address
+    return all(
+        _address_by_layout(x) == _address_by_interface(x)
+        and type_address(id(x) + abi.PY_TYPE_OFFSET).value == id(np.ndarray)
+        for x in samples
+    )
+
+
+LAYOUT_HOLDS = _layout_holds()
+
+# The address of an array's first element (the one at index 0, ..., 0, whatever the strides).
+# Works for read-only, empty and strided arrays, and subclasses; anything that is no ndarray gives
+# nonsense, unchecked. The array must stay alive while its address is used.
+address = _address_by_layout if LAYOUT_HOLDS else _address_by_interface
+
+
+def byte_bounds(array: NDArray[Any]) -> tuple[int, int]:
+    """The half-open range of addresses that the array's elements touch; empty if it has none."""
+    first = address(array)
+    if array.size == 0:
+        return first, first
+    low, high = first, first + array.itemsize
+    for dim, stride in zip(array.shape, array.strides, strict=True):
+        if stride > 0:
+            high += (dim - 1) * stride
+        else:
+            low += (dim - 1) * stride
+    return low, high
+
+
+def may_overlap(a: NDArray[Any], b: NDArray[Any]) -> bool:
+    """Whether the ranges of memory of two arrays intersect: quick, and never wrongly False.
+
+    It can be True for arrays that interleave, as x[::2] and x[1::2] do; see `overlap`.
+    """
+    low_a, high_a = byte_bounds(a)
+    low_b, high_b = byte_bounds(b)
+    return low_a < high_b and low_b < high_a
+
+
+def overlap(a: NDArray[Any], b: NDArray[Any], max_work: int = 1000) -> bool:
+    """Whether two strided arrays have a byte in common.
+
+    Exact where a bounded search decides (NumPy's: it solves a Diophantine equation, which is
+    NP-hard in general); else True.
+    """
+    if not may_overlap(a, b):
+        return False
+    try:
+        return bool(np.shares_memory(a, b, max_work=max_work))  # type: ignore[arg-type]
+    except np.exceptions.TooHardError:
+        return True
+
+
+class MemoryStatistics:
+    """Counts bytes that are alive, by what they are for. `peak` is since the last reset."""
+
+    def __init__(self) -> None:
+        self.current = 0
+        self.peak = 0
+        self.by_purpose: dict[str, int] = {}
+        self._renew_lock()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._renew_lock)
+
+    def _renew_lock(self) -> None:
+        """After fork() too, since another thread of the parent may have held the old one."""
+        self._lock = threading.RLock()  # re-entrant: a finalizer may run inside _change
+
+    def add(self, owner: Any, nbytes: int, purpose: str) -> None:
+        """Counts nbytes until `owner` (anything that can be weakly referenced) dies."""
+        self._change(nbytes, purpose)
+        weakref.finalize(owner, self._change, -nbytes, purpose).atexit = False
+
+    def _change(self, nbytes: int, purpose: str) -> None:
+        with self._lock:
+            self.current += nbytes
+            self.peak = max(self.peak, self.current)
+            self.by_purpose[purpose] = self.by_purpose.get(purpose, 0) + nbytes
+
+    def reset_peak(self) -> None:
+        self.peak = self.current
+
+
+# Long-lived memory that compiled programs hold besides the user's own arrays: arenas, scratch.
+statistics = MemoryStatistics()
