@@ -1,0 +1,1 @@
+"""Graph in, machine code out."""

@@ -1,0 +1,1 @@
+"""The passes that compiler/pipeline.py lists, one file each."""

@@ -1,0 +1,1 @@
+"""Runs compiled code: buffers, arena, threads, cache, loading."""
