@@ -247,9 +247,7 @@ class _Parser:
         """A sum of products over dim names, as Sym prints itself."""
         total: Dim = self._product(line)
         while True:
-            if line.take("+"):
-                total = total + self._product(line)
-            elif line.kind() == "number" and line.peek().startswith("-"):
+            if line.take("+") or line.kind() == "number" and line.peek().startswith("-"):
                 total = total + self._product(line)
             else:
                 return total

@@ -68,6 +68,7 @@ def fuse(bodies: Bodies) -> list[Group]:
     home: dict[Array, Group] = {}
     readers: dict[Array, list[Group]] = {}
     order: dict[Group, int] = {}
+    sorts: dict[object, Group] = {}  # both outputs of a sort come from one kernel
     groups: list[Group] = []
     for array in bodies.arrays:
         exprs = bodies.exprs[array]
@@ -80,8 +81,7 @@ def fuse(bodies: Bodies) -> list[Group]:
                 candidates[g] = candidates.get(g, 0) + nbytes(x)
         joined = None
         if sort_key is not None:
-            joined = next((g for g in groups if g.kind == "special"
-                           and getattr(g.members[0].array.define, "key", None) is sort_key), None)  # fmt: skip
+            joined = sorts.get(sort_key)
             if joined is not None:
                 _add(joined, Member(array, "full", {}), exprs)
         else:
@@ -96,6 +96,8 @@ def fuse(bodies: Bodies) -> list[Group]:
             joined = _start(array, exprs)
             order[joined] = len(groups)
             groups.append(joined)
+            if sort_key is not None:
+                sorts[sort_key] = joined
         joined.after |= producers - {joined}
         joined.weight += weight(exprs)
         home[array] = joined

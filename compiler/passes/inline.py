@@ -60,23 +60,45 @@ def axis_extents(array: Array) -> dict[int, Dim]:
 def inline(program: Program) -> Bodies:
     """Decides for every array, operands first, and substitutes."""
     readers = _readers(program.arrays)
-    keep = {a for a in program.results}
+    keep = set(program.results)
     bodies: dict[Array, tuple[Expr, ...]] = {}
     virtual: dict[Array, Expr] = {}
-    size: dict[Array, int] = {}
+    known: dict[Array, _Summary] = {}
     staying: list[Array] = []
     for array in _live(program):
         roots = tuple(_expand(e, array, virtual) for e in definition_exprs(array))
-        size[array] = weight(definition_exprs(array)) + sum(
-            size.get(e.attr, 0) for e in loads(definition_exprs(array)) if e.attr in virtual
-        )
-        if isinstance(array.define, Pointwise) and array not in keep:
-            if size[array] <= MAX_WEIGHT and _goes_inline(array, roots[0], readers[array]):
+        if isinstance(array.define, Pointwise):
+            summary = _summarise(array, known)
+            if array not in keep and _goes_inline(array, roots[0], summary, readers[array]):
+                known[array] = summary
                 virtual[array] = roots[0]
                 continue
         bodies[array] = roots
         staying.append(array)
     return Bodies(staying, bodies, len(virtual))
+
+
+@dataclass(frozen=True)
+class _Summary:
+    """A pointwise body with what was substituted into it, added up without walking it again
+    (shared work counts twice). epilogue: it could be computed in a contraction's epilogue."""
+
+    work: int
+    reads: int
+    epilogue: bool
+
+
+def _summarise(array: Array, virtual: dict[Array, _Summary]) -> _Summary:
+    own = definition_exprs(array)
+    work, reads, epilogue = weight(own), 0, False
+    for e in loads(own):
+        below = virtual.get(e.attr)
+        work += below.work if below else 0
+        reads += below.reads if below else 1
+        here = e.attr.shape == array.shape and _identity(e.args, array)
+        is_contraction = isinstance(e.attr.define, Contraction)
+        epilogue |= here and (below.epilogue if below else is_contraction)
+    return _Summary(work, reads, epilogue)
 
 
 def _live(program: Program) -> list[Array]:
@@ -135,21 +157,42 @@ def _at(body: Expr, index: tuple[Expr, ...], extents: dict[int, Dim]) -> Expr:
     return Simplifier(extents).simplify(moved)
 
 
-def _goes_inline(array: Array, body: Expr, readers: list[tuple[Array, int]]) -> bool:
-    work = weight([body])
-    reads = len(loads([body]))
-    evaluated = sum(points(r) * n for r, n in readers)
-    factor = evaluated / max(1, hint(array.numel))
-    plain = _plain_load(body)
-    if any(isinstance(r.define, Contraction) for r, _ in readers) and not plain:
+def _goes_inline(
+    array: Array, body: Expr, summary: _Summary, readers: list[tuple[Array, int]]
+) -> bool:
+    if summary.work > MAX_WEIGHT:
         return False
-    if work <= 1 and reads <= 1:
+    if any(isinstance(r.define, Contraction) for r, _ in readers) and not _plain_load(body):
+        return False
+    if summary.work <= 1 and summary.reads <= 1:
         return True
+    if summary.epilogue and not all(_same_space(array, r) for r, _ in readers):
+        return False
     if any(isinstance(r.define, Sort) for r, _ in readers):
         return False
+    factor = sum(points(r) * n for r, n in readers) / max(1, hint(array.numel))
     if len(readers) == 1 and factor <= 1.0:
         return True
-    return work * factor <= CHEAP and reads <= 1
+    return summary.work * factor <= CHEAP and summary.reads <= 1
+
+
+def _same_space(array: Array, reader: Array) -> bool:
+    """Whether a pointwise reader of the array's own shape reads it at its own point."""
+    return (
+        isinstance(reader.define, Pointwise)
+        and reader.shape == array.shape
+        and all(
+            _identity(e.args, reader) for e in loads(definition_exprs(reader)) if e.attr is array
+        )
+    )
+
+
+def _identity(index: tuple[Expr, ...], array: Array) -> bool:
+    """Whether an index is the array's own point; size-1 dims are read at 0."""
+    return all(
+        (i.op == "axis" and i.attr == k) or (i.op == "const" and array.shape[k] == 1)
+        for k, i in enumerate(index)
+    )
 
 
 def _plain_load(body: Expr) -> bool:

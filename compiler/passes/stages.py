@@ -9,6 +9,7 @@ buffer.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from jitgrad.compiler.cost import weight
@@ -93,9 +94,7 @@ def _contraction(
     return ContractionKernel(first, stores, lines, name)
 
 
-def _translate(
-    root: Expr, place: dict[int, Expr], value: object, memo: dict[int, Expr] | None = None
-) -> Expr:
+def _translate(root: Expr, place: dict[int, Expr], value: Callable[[Array], Expr | None]) -> Expr:
     """root over a group's axes, with loads of members replaced by value(array)."""
     zero = const(0, INDEX)
 
@@ -103,10 +102,10 @@ def _translate(
         if e.op == "axis":
             return place.get(e.attr, zero)
         if e.op == "load":
-            return value(e.attr)  # type: ignore[operator]
+            return value(e.attr)
         return None
 
-    return rewrite(root, leaf, memo)
+    return rewrite(root, leaf)
 
 
 def _index(array: Array, place: dict[int, Expr]) -> tuple[Expr, ...]:
@@ -136,7 +135,7 @@ class _Loop:
         for m in self.group.members:
             s = self.at[m.array]
             place = {k: axis(g) for k, g in m.axes.items()}
-            body = _translate(self.bodies.exprs[m.array][0], place, lambda x: self._value(x, s))
+            body = _translate(self.bodies.exprs[m.array][0], place, self._reader(s))
             if m.kind == "reduce":
                 d = m.array.define
                 assert isinstance(d, Reduction)
@@ -174,6 +173,9 @@ class _Loop:
     def _inner_index(self) -> tuple[Expr, ...]:
         p = len(self.group.outer)
         return tuple(axis(p + k) for k in range(len(self.group.inner)))
+
+    def _reader(self, s: int) -> Callable[[Array], Expr | None]:
+        return lambda array: self._value(array, s)
 
     def _value(self, array: Array, s: int) -> Expr | None:
         """What a load of `array` at its own point is in stage s; None for outside arrays."""
