@@ -1,0 +1,708 @@
+"""Reads and writes at positions held in int64 tensors.
+
+Owns gather, scatter and scatter_add (torch.gather and friends: an index per element, along one
+axis) and index and index_put (NumPy's advanced indexing). Masks, slices and broadcasting of index
+tensors are resolved by the public layer. Embedding is `index` along dim 0.
+
+All are checked: a position outside its dim raises IndexError in eager mode, and flags a fault in
+compiled code. Negative positions count from the end in index and index_put; in gather, scatter and
+scatter_add they are errors, as in PyTorch.
+
+Results do not depend on scheduling: writes happen in row-major order of the index, so the last of
+several writes to one place wins, also in the derivative; sums add in that order (float16 and
+bfloat16 in float32, rounded once).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from jitgrad.compiler.loops import INDEX, Array, Builder, Expr, axis, const, dim, load, select
+from jitgrad.compiler.ops.examples import integers, strided, uniform
+from jitgrad.compiler.ops.movement import align_batch
+from jitgrad.compiler.ops.record import (
+    OnnxContext,
+    Op,
+    Sample,
+    apply_like,
+    op,
+    same_shape,
+    zeros_like,
+)
+from jitgrad.compiler.ops.regions import accumulator, all_of
+from jitgrad.compiler.symbolic import Dim, Sym, hint, prod
+from jitgrad.compiler.types import TensorType
+from jitgrad.runtime import dtypes
+from jitgrad.runtime.dtypes import DType
+
+Shape = tuple[Dim, ...]
+Ints = tuple[int, ...]
+
+# Up to this many writes to a place are lowered to tests in each element instead of a Scatter.
+UNROLL = 8
+# Operands past the first that an indexing op may have (NumPy's limit on dims).
+_MAX_DIMS = 64
+
+
+class Along(Op):
+    """What gather, scatter and scatter_add share."""
+
+    checked = True
+
+    def check(self, x: TensorType, index: TensorType, at: int, what: str) -> None:
+        self.same_device((x, index))
+        self.expect(
+            index.dtype is dtypes.int64,
+            f"expected an index of dtype int64; got {index}; convert it with .to(jitgrad.int64)",
+            TypeError,
+        )
+        self.expect(
+            index.ndim == x.ndim and 0 <= at < max(1, x.ndim) and x.ndim > 0,
+            f"expected an index of as many dims as {what} and an axis of it; got {x}, index "
+            f"{index}, axis {at}",
+        )
+        for k in range(x.ndim):
+            self.expect(
+                k == at or _le(index.shape[k], x.shape[k]),
+                f"size does not match at dimension {k}: expected index {index} to be no larger "
+                f"than {what} {x} apart from dimension {at}",
+            )
+        self.expect(
+            hint(x.shape[at]) > 0 or any(hint(d) == 0 for d in index.shape),
+            f"index is out of bounds for dimension {at} with size 0; got {x} and index {index}",
+            IndexError,
+        )
+
+    def fault(self, types: Sequence[TensorType], attrs: dict[str, Any], line: str) -> Exception:
+        return IndexError(
+            f"[{self.name}] index is out of bounds for dimension {attrs['axis']} with size "
+            f"{types[0].shape[attrs['axis']]}; got {' and '.join(map(str, types))}; {line}"
+        )
+
+
+class Gather(Along):
+    """gather(x, index; axis): out[i] = x[i with i[axis] replaced by index[i]] (torch.gather).
+
+    index is int64, of x's rank, no larger than x in the other dims; the result has its shape.
+    """
+
+    name = "gather"
+    saves = (1,)
+
+    def infer(self, x: TensorType, index: TensorType, *, axis: int) -> TensorType:
+        self.check(x, index, axis, "input")
+        return x.with_shape(index.shape)
+
+    def reference(self, x: np.ndarray, index: np.ndarray, *, axis: int) -> np.ndarray:
+        _check_range(self, index, x.shape[axis], axis)
+        return np.asarray(x[_along(index, axis)])
+
+    def vjp(self, g: Any, out: Any, x: Any, index: Any, *, axis: int) -> tuple[Any, ...]:
+        return op.scatter_add(_zeros(g, x), index, g, axis=axis), None
+
+    def jvp(self, tangents: tuple[Any, ...], out: Any, x: Any, index: Any, *, axis: int) -> Any:
+        return None if tangents[0] is None else op.gather(tangents[0], index, axis=axis)
+
+    def batch(self, operands: Sequence[Any], batched: Sequence[bool], *, axis: int) -> Any:
+        return op.gather(*align_batch(operands, batched), axis=axis + 1)
+
+    def lower(self, b: Builder, x: Array, index: Array, *, axis: int) -> Array:
+        at = list(b.axes(x.ndim))
+        at[axis] = b.check(load(index, at).cast(INDEX), x.shape[axis])
+        return b.pointwise(index.shape, x.dtype, load(x, at))
+
+    def onnx(self, ctx: OnnxContext, inputs: Sequence[str], *, axis: int) -> Any:
+        x, index = (ctx.type(name) for name in inputs)
+        data = inputs[0]
+        for k in range(x.ndim):  # ONNX wants equal sizes in the other dims
+            if k != axis and x.shape[k] != index.shape[k]:
+                parts = [ctx.shape((0,)), ctx.shape((index.shape[k],)), ctx.shape((k,))]
+                data = ctx.node("Slice", [data, *parts])
+        return ctx.node("GatherElements", [data, inputs[1]], axis=axis)
+
+    def samples(self) -> Iterable[Sample]:
+        for x, index, k, note in _along_cases():
+            yield Sample((x, index), {"axis": k}, note)
+
+
+class Scatter(Along):
+    """scatter(base, index, src; axis): base with src[i] written where gather would read i."""
+
+    name = "scatter"
+    saves = (1,)
+    combine = "set"
+
+    def infer(
+        self, base: TensorType, index: TensorType, src: TensorType, *, axis: int
+    ) -> TensorType:
+        self.check(base, index, axis, "self")
+        self.same_device((base, src))
+        self.expect(
+            base.dtype is src.dtype,
+            f"expected self and src of one dtype; got {base} and {src}; convert src with .to()",
+        )
+        self.expect(
+            src.ndim == index.ndim
+            and all(_le(i, s) for i, s in zip(index.shape, src.shape, strict=True)),
+            f"expected index {index} to be no larger than src {src} in any dim",
+        )
+        return base
+
+    def reference(
+        self, base: np.ndarray, index: np.ndarray, src: np.ndarray, *, axis: int
+    ) -> np.ndarray:
+        _check_range(self, index, base.shape[axis], axis)
+        out = np.array(base)
+        out[_along(index, axis)] = src[tuple(slice(n) for n in index.shape)]
+        return out
+
+    def vjp(
+        self, g: Any, out: Any, base: Any, index: Any, src: Any, *, axis: int
+    ) -> tuple[Any, ...]:
+        empty = _zeros(g, index, g.dtype)
+        g_base = op.scatter(g, index, empty, axis=axis)
+        # only the write that lasted gets a gradient: the one whose number is found at its place
+        number = _numbers(index)
+        places = _full(g, base.shape, -1, dtypes.int64)
+        winner = op.gather(op.scatter(places, index, number, axis=axis), index, axis=axis)
+        g_src = op.where(op.eq(winner, number), op.gather(g, index, axis=axis), empty)
+        return g_base, None, _grow(g_src, src)
+
+    def jvp(
+        self, tangents: tuple[Any, ...], out: Any, base: Any, index: Any, src: Any, *, axis: int
+    ) -> Any:
+        t_base = zeros_like(base) if tangents[0] is None else tangents[0]
+        t_src = zeros_like(src) if tangents[2] is None else tangents[2]
+        return self(t_base, index, t_src, axis=axis)
+
+    def batch(self, operands: Sequence[Any], batched: Sequence[bool], *, axis: int) -> Any:
+        return self(*align_batch(operands, batched), axis=axis + 1)
+
+    def lower(self, b: Builder, base: Array, index: Array, src: Array, *, axis: int) -> Array:
+        count = index.shape[axis]
+        if not isinstance(count, Sym) and count <= UNROLL:
+            return self.unrolled(b, base, index, src, axis, count)
+        acc = accumulator(base.dtype) if self.combine == "sum" else base.dtype
+        rank = base.ndim
+        inner = b.axes(rank, start=rank)
+        place = list(inner)
+        place[axis] = b.check(load(index, inner).cast(INDEX), base.shape[axis])
+        old, value = load(base, b.axes(rank)).cast(acc), load(src, inner).cast(acc)
+        out = b.scatter(base.shape, old, index.shape, place, value, self.combine)
+        return _rounded(b, out, base.dtype)
+
+    def unrolled(
+        self, b: Builder, base: Array, index: Array, src: Array, along: int, count: int
+    ) -> Array:
+        """Each element tests the few indices that may write to it, in their order."""
+        acc = accumulator(base.dtype) if self.combine == "sum" else base.dtype
+        at = b.axes(base.ndim)
+        value = load(base, at).cast(acc)
+        if any(hint(d) == 0 for d in index.shape):
+            return b.pointwise(base.shape, base.dtype, value.cast(base.dtype))
+        read, tests = [], []
+        for k, i in enumerate(at):
+            small = k != along and index.shape[k] != base.shape[k]
+            read.append(_min(i, index.shape[k]) if small else i)
+            tests.append(i < dim(index.shape[k]) if small else None)
+        inside = all_of(tests)
+        for j in range(count):
+            read[along] = const(j, INDEX)
+            place = b.check(load(index, read).cast(INDEX), base.shape[along])
+            hit = at[along].eq(place)
+            hit = hit if inside is None else inside & hit
+            new = load(src, read).cast(acc)
+            value = select(hit, value + new if self.combine == "sum" else new, value)
+        return b.pointwise(base.shape, base.dtype, value.cast(base.dtype))
+
+    def onnx(self, ctx: OnnxContext, inputs: Sequence[str], *, axis: int) -> Any:
+        index, src = ctx.type(inputs[1]), ctx.type(inputs[2])
+        updates = inputs[2]
+        if not same_shape(index.shape, src.shape):
+            axes = tuple(range(src.ndim))
+            parts = [ctx.shape((0,) * src.ndim), ctx.shape(index.shape), ctx.shape(axes)]
+            updates = ctx.node("Slice", [updates, *parts])
+        more = {"reduction": "add"} if self.combine == "sum" else {}
+        return ctx.node("ScatterElements", [inputs[0], inputs[1], updates], axis=axis, **more)
+
+    def samples(self) -> Iterable[Sample]:
+        for x, index, k, note in _along_cases():
+            src = uniform(index.shape, seed=2).astype(x.dtype)
+            yield Sample((x, index, src), {"axis": k}, note)
+        x, index = uniform((3, 4)), integers((2, 3), "int64", 0, 3)
+        yield Sample((x, index, uniform((3, 5), seed=2)), {"axis": 0}, "src larger than index")
+        wide = integers((2, 11), "int64", 0, 4)
+        yield Sample((uniform((2, 4)), wide, uniform((2, 11), seed=2)), {"axis": 1}, "many writes")
+
+
+class ScatterAdd(Scatter):
+    """scatter_add(base, index, src; axis): base with src[i] added where gather would read i."""
+
+    name = "scatter_add"
+    combine = "sum"
+
+    def infer(
+        self, base: TensorType, index: TensorType, src: TensorType, *, axis: int
+    ) -> TensorType:
+        _check_sum(self, base)
+        return super().infer(base, index, src, axis=axis)
+
+    def reference(
+        self, base: np.ndarray, index: np.ndarray, src: np.ndarray, *, axis: int
+    ) -> np.ndarray:
+        _check_range(self, index, base.shape[axis], axis)
+        part = src[tuple(slice(n) for n in index.shape)]
+        return _add_at(base, _along(index, axis), part)
+
+    def vjp(
+        self, g: Any, out: Any, base: Any, index: Any, src: Any, *, axis: int
+    ) -> tuple[Any, ...]:
+        return g, None, _grow(op.gather(g, index, axis=axis), src)
+
+
+class AdvancedIndexing(Op):
+    """What index and index_put share. `dims`: the dims indexed, ascending, one for each tensor."""
+
+    checked = True
+
+    def check(self, x: TensorType, index: Sequence[TensorType], dims: Ints) -> Shape:
+        """The shape that x[...] has."""
+        self.same_device((x, *index))
+        self.expect(
+            len(index) == len(dims) > 0
+            and list(dims) == sorted(set(dims))
+            and all(0 <= d < x.ndim for d in dims),
+            f"too many indices for tensor of dimension {x.ndim}, or dims not ascending: got dims "
+            f"{dims} with {len(index)} index tensors for {x}",
+            IndexError,
+        )
+        for t in index:
+            self.expect(
+                t.dtype is dtypes.int64 and same_shape(t.shape, index[0].shape),
+                f"expected int64 index tensors broadcast to one shape; got "
+                f"{', '.join(map(str, index))}",
+                IndexError,
+            )
+        empty = any(hint(d) == 0 for d in index[0].shape)
+        for d in dims:
+            self.expect(
+                empty or hint(x.shape[d]) > 0,
+                f"index is out of bounds for dimension {d} with size 0; got {x}",
+                IndexError,
+            )
+        return _indexed_shape(x.shape, index[0].shape, dims)
+
+    def fault(self, types: Sequence[TensorType], attrs: dict[str, Any], line: str) -> Exception:
+        dims = attrs["dims"]
+        sizes = ", ".join(str(types[0].shape[d]) for d in dims)
+        return IndexError(
+            f"[{self.name}] index is out of bounds for dimension {', '.join(map(str, dims))} with "
+            f"size {sizes}; got {' and '.join(map(str, types))}; {line}"
+        )
+
+
+class Index(AdvancedIndexing):
+    """index(x, *index; dims): x[:, i, :, j] with int64 tensors i, j at dims; NumPy's semantics.
+
+    The index tensors have one shape S. In the result, S stands where the indexed dims were if they
+    are adjacent, else in front.
+    """
+
+    name = "index"
+    saves = tuple(range(1, _MAX_DIMS))
+
+    def infer(self, x: TensorType, *index: TensorType, dims: Ints) -> TensorType:
+        return x.with_shape(self.check(x, index, dims))
+
+    def reference(self, x: np.ndarray, *index: np.ndarray, dims: Ints) -> np.ndarray:
+        return np.asarray(x[_key(self, x.shape, index, dims)])
+
+    def vjp(self, g: Any, out: Any, x: Any, *index: Any, dims: Ints) -> tuple[Any, ...]:
+        gx = op.index_put(_zeros(g, x), g, *index, dims=dims, accumulate=True)
+        return gx, *(None for _ in index)
+
+    def jvp(self, tangents: tuple[Any, ...], out: Any, x: Any, *index: Any, dims: Ints) -> Any:
+        return None if tangents[0] is None else op.index(tangents[0], *index, dims=dims)
+
+    def batch(self, operands: Sequence[Any], batched: Sequence[bool], *, dims: Ints) -> Any:
+        x, *index = operands
+        first = _first(dims)
+        shifted = tuple(d + 1 for d in dims)
+        if not any(batched[1:]):
+            out = op.index(x, *index, dims=shifted)
+            return out if _adjacent(dims) else _move_block(out, index[0].ndim, 1, 0)
+        index = align_batch(operands[1:], batched[1:])
+        if not batched[0]:  # the batch leads the index tensors' dims, wherever those stand
+            return _move_block(op.index(x, *index, dims=dims), first, 1, 0)
+        out = op.index(x, _batch_numbers(index[0]), *index, dims=(0, *shifted))
+        return _move_block(out, 1, index[0].ndim - 1, 1 + first)  # they stood in front
+
+    def lower(self, b: Builder, x: Array, *index: Array, dims: Ints) -> Array:
+        shape = _indexed_shape(x.shape, index[0].shape, dims)
+        at = _read_index(b, b.axes(len(shape)), x.shape, index, dims)
+        return b.pointwise(shape, x.dtype, load(x, at))
+
+    def onnx(self, ctx: OnnxContext, inputs: Sequence[str], *, dims: Ints) -> Any:
+        x, s = ctx.type(inputs[0]), ctx.type(inputs[1])
+        if len(dims) == 1:
+            return ctx.node("Gather", inputs, axis=dims[0])
+        rest = [k for k in range(x.ndim) if k not in dims]
+        data = ctx.node("Transpose", [inputs[0]], perm=[*dims, *rest])
+        out = ctx.node("GatherND", [data, _onnx_places(ctx, inputs[1:], s)])
+        first, rank = _first(dims), s.ndim
+        order = [*range(rank, rank + first), *range(rank), *range(rank + first, rank + len(rest))]
+        return out if first == 0 else ctx.node("Transpose", [out], perm=order)
+
+    def samples(self) -> Iterable[Sample]:
+        for x, index, dims, note in _index_cases():
+            yield Sample((x, *index), {"dims": dims}, note)
+
+
+class IndexPut(AdvancedIndexing):
+    """index_put(base, values, *index; dims, accumulate): base[:, i, :, j] = values (or +=).
+
+    values has the shape that index(base, *index; dims) has.
+    """
+
+    name = "index_put"
+    saves = tuple(range(2, _MAX_DIMS))
+
+    def infer(
+        self,
+        base: TensorType,
+        values: TensorType,
+        *index: TensorType,
+        dims: Ints,
+        accumulate: bool,
+    ) -> TensorType:
+        if accumulate:
+            _check_sum(self, base)
+        shape = self.check(base, index, dims)
+        self.expect(
+            base.dtype is values.dtype,
+            f"index put requires the source and destination dtypes match; got {base} and {values}; "
+            "convert the values with .to(dtype)",
+        )
+        self.expect(
+            same_shape(values.shape, shape),
+            f"shape mismatch: expected values of shape ({', '.join(map(str, shape))}); got "
+            f"{values} for {base}; broadcast them first",
+        )
+        return base
+
+    def reference(
+        self,
+        base: np.ndarray,
+        values: np.ndarray,
+        *index: np.ndarray,
+        dims: Ints,
+        accumulate: bool,
+    ) -> np.ndarray:
+        key = _key(self, base.shape, index, dims)
+        if accumulate:
+            return _add_at(base, key, values)
+        out = np.array(base)
+        out[key] = values
+        return out
+
+    def vjp(
+        self,
+        g: Any,
+        out: Any,
+        base: Any,
+        values: Any,
+        *index: Any,
+        dims: Ints,
+        accumulate: bool,
+    ) -> tuple[Any, ...]:
+        none = tuple(None for _ in index)
+        part = op.index(g, *index, dims=dims)
+        if accumulate:
+            return g, part, *none
+        empty = zeros_like(part)
+        g_base = op.index_put(g, empty, *index, dims=dims, accumulate=False)
+        # only the write that lasted gets a gradient: the one whose number is found at its place
+        number = _numbers(part)
+        places = op.index_put(
+            _full(g, base.shape, -1, dtypes.int64), number, *index, dims=dims, accumulate=False
+        )
+        won = op.eq(op.index(places, *index, dims=dims), number)
+        return g_base, op.where(won, part, empty), *none
+
+    def jvp(
+        self,
+        tangents: tuple[Any, ...],
+        out: Any,
+        base: Any,
+        values: Any,
+        *index: Any,
+        dims: Ints,
+        accumulate: bool,
+    ) -> Any:
+        t_base = zeros_like(base) if tangents[0] is None else tangents[0]
+        t_values = zeros_like(values) if tangents[1] is None else tangents[1]
+        return op.index_put(t_base, t_values, *index, dims=dims, accumulate=accumulate)
+
+    def batch(
+        self, operands: Sequence[Any], batched: Sequence[bool], *, dims: Ints, accumulate: bool
+    ) -> Any:
+        base, values, *index = align_batch(operands, batched)
+        first, rank = _first(dims), index[0].ndim - 1
+        # with dim 0 indexed as well, values are (B, *S) in front, then the other dims
+        values = values if first == 0 else _move_block(values, 1 + first, rank, 1)
+        full = (0, *(d + 1 for d in dims))
+        return op.index_put(
+            base, values, _batch_numbers(index[0]), *index, dims=full, accumulate=accumulate
+        )
+
+    def lower(
+        self,
+        b: Builder,
+        base: Array,
+        values: Array,
+        *index: Array,
+        dims: Ints,
+        accumulate: bool,
+    ) -> Array:
+        acc = accumulator(base.dtype) if accumulate else base.dtype
+        old = load(base, b.axes(base.ndim)).cast(acc)
+        count = prod(index[0].shape)
+        if not isinstance(count, Sym) and count <= UNROLL:
+            value = _unrolled_put(b, base, values, index, dims, accumulate, old)
+            return b.pointwise(base.shape, base.dtype, value.cast(base.dtype))
+        inner = b.axes(values.ndim, start=base.ndim)
+        place = _read_index(b, inner, base.shape, index, dims)
+        combine = "sum" if accumulate else "set"
+        new = load(values, inner).cast(acc)
+        out = b.scatter(base.shape, old, values.shape, place, new, combine)
+        return _rounded(b, out, base.dtype)
+
+    def onnx(self, ctx: OnnxContext, inputs: Sequence[str], *, dims: Ints, accumulate: bool) -> Any:
+        base, s = ctx.type(inputs[0]), ctx.type(inputs[2])
+        rest = [k for k in range(base.ndim) if k not in dims]
+        order = [*dims, *rest]
+        first, rank = _first(dims), s.ndim
+        data = ctx.node("Transpose", [inputs[0]], perm=order)
+        back = [*range(first, first + rank), *range(first), *range(first + rank, rank + len(rest))]
+        values = ctx.node("Transpose", [inputs[1]], perm=back)
+        more = {"reduction": "add"} if accumulate else {}
+        out = ctx.node("ScatterND", [data, _onnx_places(ctx, inputs[2:], s), values], **more)
+        return ctx.node("Transpose", [out], perm=[order.index(k) for k in range(base.ndim)])
+
+    def samples(self) -> Iterable[Sample]:
+        for x, index, dims, note in _index_cases():
+            shape = tuple(map(hint, _indexed_shape(x.shape, index[0].shape, dims)))
+            values = uniform(shape, seed=3).astype(x.dtype)
+            for accumulate in (False, True):
+                attrs = {"dims": dims, "accumulate": accumulate}
+                yield Sample((x, values, *index), attrs, note)
+
+
+# -- shapes and places ----------------------------------------------------------------------------
+def _adjacent(dims: Ints) -> bool:
+    return dims[-1] - dims[0] == len(dims) - 1
+
+
+def _first(dims: Ints) -> int:
+    """Where the index tensors' dims stand in the result."""
+    return dims[0] if _adjacent(dims) else 0
+
+
+def _indexed_shape(shape: Shape, s: Shape, dims: Ints) -> Shape:
+    rest = [d for k, d in enumerate(shape) if k not in dims]
+    first = _first(dims)
+    return (*rest[:first], *s, *rest[first:])
+
+
+def _le(a: Dim, b: Dim) -> bool:
+    return a is b or bool(a <= b)
+
+
+def _min(i: Expr, n: Dim) -> Expr:
+    from_end = dim(n - 1)
+    return select(i < from_end, i, from_end)
+
+
+def _check_sum(record: Op, base: TensorType) -> None:
+    record.expect(
+        base.dtype is not dtypes.bool_,
+        f"expected a number dtype to add up; got {base}; convert it with .to(dtype)",
+        TypeError,
+    )
+
+
+def _check_range(record: Op, index: np.ndarray, size: int, at: int, low: int = 0) -> None:
+    """Raises PyTorch's IndexError with the first index that is not in [low, size)."""
+    bad = (index < low) | (index >= size)
+    if bad.any():
+        first = index.reshape(-1)[np.argmax(bad)]
+        raise IndexError(
+            f"[{record.name}] index {first} is out of bounds for dimension {at} with size {size}"
+        )
+
+
+def _along(index: np.ndarray, at: int) -> tuple[np.ndarray, ...]:
+    """The NumPy key of the places that `index` names along dim `at`."""
+    grids: list[np.ndarray] = list(np.ogrid[tuple(slice(n) for n in index.shape)])
+    grids[at] = index
+    return tuple(grids)
+
+
+def _key(
+    record: Op, shape: Sequence[int], index: Sequence[np.ndarray], dims: Ints
+) -> tuple[Any, ...]:
+    key: list[Any] = [slice(None)] * len(shape)
+    for d, i in zip(dims, index, strict=True):
+        _check_range(record, i, shape[d], d, -shape[d])
+        key[d] = i
+    return tuple(key)
+
+
+def _add_at(base: np.ndarray, key: tuple[Any, ...], values: np.ndarray) -> np.ndarray:
+    """base with values added at key, one after another, in the accumulator's dtype."""
+    acc = accumulator(dtypes.from_numpy(base.dtype)).np
+    out = np.array(base, acc)
+    np.add.at(out, key, values.astype(acc, copy=False))
+    return out.astype(base.dtype, copy=False)
+
+
+# -- parts of derivatives and batching rules ------------------------------------------------------
+def _full(like: Any, shape: Shape, value: int, dtype: DType) -> Any:
+    return apply_like(op.full, like, shape=shape, value=value, dtype=dtype, device=str(like.device))
+
+
+def _zeros(like: Any, x: Any, dtype: DType | None = None) -> Any:
+    """Zeros of x's shape, of which only the type may be known; applied the way `like` is."""
+    return _full(like, tuple(x.shape), 0, dtype or x.dtype)
+
+
+def _numbers(x: Any) -> Any:
+    """int64 of x's shape: each element's number in row-major order."""
+    n = prod(x.shape)
+    flat = apply_like(
+        op.iota, x, shape=(n,), dtype=dtypes.int64, device=str(x.device), start=0, step=1
+    )
+    return op.reshape(flat, shape=tuple(x.shape))
+
+
+def _batch_numbers(index: Any) -> Any:
+    """For an index tensor (B, *S): the number of the batch at each element."""
+    n = index.shape[0]
+    flat = apply_like(
+        op.iota, index, shape=(n,), dtype=dtypes.int64, device=str(index.device), start=0, step=1
+    )
+    column = op.reshape(flat, shape=(n, *([1] * (index.ndim - 1))))
+    return op.expand(column, shape=tuple(index.shape))
+
+
+def _grow(g: Any, src: Any) -> Any:
+    """The gradient of the part of src that was read, padded to src's shape."""
+    if same_shape(g.shape, src.shape):
+        return g
+    none = (0,) * src.ndim
+    high = tuple(n - k for n, k in zip(src.shape, g.shape, strict=True))
+    return op.pad(g, low=none, high=high, interior=none, value=0)
+
+
+def _move_block(x: Any, source: int, count: int, target: int) -> Any:
+    """x with `count` dims that start at `source` moved to start at `target`."""
+    block = list(range(source, source + count))
+    rest = [k for k in range(x.ndim) if k not in block]
+    order = (*rest[:target], *block, *rest[target:])
+    return x if order == tuple(range(x.ndim)) else op.permute(x, axes=order)
+
+
+# -- lowering -------------------------------------------------------------------------------------
+def _rounded(b: Builder, x: Array, dtype: DType) -> Array:
+    if x.dtype is dtype:
+        return x
+    return b.pointwise(x.shape, dtype, load(x, b.axes(x.ndim)).cast(dtype))
+
+
+def _wrapped(b: Builder, index: Expr, size: Dim) -> Expr:
+    """A position, negative ones counted from the end, checked."""
+    i = index.cast(INDEX)
+    return b.check(select(i < 0, i + dim(size), i), size)
+
+
+def _read_index(
+    b: Builder, at: Sequence[Expr], shape: Shape, index: Sequence[Array], dims: Ints
+) -> list[Expr]:
+    """The place in `shape` that element `at` of the indexed result stands for."""
+    first, rank = _first(dims), index[0].ndim
+    inner = at[first : first + rank]
+    rest = iter([*at[:first], *at[first + rank :]])
+    places = {d: _wrapped(b, load(i, inner), shape[d]) for d, i in zip(dims, index, strict=True)}
+    return [places[k] if k in places else next(rest) for k in range(len(shape))]
+
+
+def _unrolled_put(
+    b: Builder,
+    base: Array,
+    values: Array,
+    index: Sequence[Array],
+    dims: Ints,
+    accumulate: bool,
+    old: Expr,
+) -> Expr:
+    """Each element tests the few places that are written to, in their order."""
+    first = _first(dims)
+    rest = [axis(k) for k in range(base.ndim) if k not in dims]
+    value = old
+    for point in np.ndindex(*(hint(d) for d in index[0].shape)):
+        inner = [const(p, INDEX) for p in point]
+        hit = all_of(
+            [
+                axis(d).eq(_wrapped(b, load(i, inner), base.shape[d]))
+                for d, i in zip(dims, index, strict=True)
+            ]
+        )
+        assert hit is not None
+        new = load(values, (*rest[:first], *inner, *rest[first:])).cast(old.dtype)
+        value = select(hit, value + new if accumulate else new, value)
+    return value
+
+
+def _onnx_places(ctx: OnnxContext, index: Sequence[str], s: TensorType) -> str:
+    """The index tensors as one, (*S, count)."""
+    last = ctx.shape((s.ndim,))
+    columns = [ctx.node("Unsqueeze", [i, last]) for i in index]
+    return ctx.node("Concat", columns, axis=s.ndim)
+
+
+# -- samples --------------------------------------------------------------------------------------
+def _along_cases() -> Iterable[tuple[np.ndarray, np.ndarray, int, str]]:
+    yield uniform((3, 4)), integers((3, 2), "int64", 0, 4), 1, ""
+    yield uniform((3, 4)), integers((5, 4), "int64", 0, 3), 0, "index longer than the dim"
+    yield uniform((3, 4, 2)), integers((2, 4, 1), "int64", 0, 4), 1, "index smaller"
+    yield strided(uniform((3, 4))), strided(integers((3, 4), "int64", 0, 4)), 1, "strided"
+    yield uniform((3, 4)), integers((3, 0), "int64", 0, 4), 1, "empty index"
+    yield uniform((0, 4)), integers((0, 2), "int64", 0, 4), 1, "empty"
+    yield uniform((3, 4)), np.full((3, 3), 2), 1, "one place many times"
+    yield integers((3, 4), "int32"), integers((3, 2), "int64", 0, 4), 1, "integers"
+
+
+def _index_cases() -> Iterable[tuple[np.ndarray, tuple[np.ndarray, ...], Ints, str]]:
+    i, j = integers((2, 3), "int64", 0, 3), integers((2, 3), "int64", -4, 4, seed=1)
+    x = uniform((3, 4, 5))
+    yield x, (integers((2,), "int64", -3, 3),), (0,), "along dim 0"
+    yield x, (j,), (1,), "along dim 1, negative positions"
+    yield x, (i, j), (0, 1), "adjacent dims"
+    yield x, (j, integers((2, 3), "int64", 0, 5)), (1, 2), "adjacent dims, not in front"
+    yield x, (i, integers((2, 3), "int64", 0, 5)), (0, 2), "dims apart: the index stands in front"
+    yield uniform((4, 3)), (integers((20,), "int64", 0, 4),), (0,), "many rows, as an embedding"
+    yield x, (np.array(1),), (1,), "0-d index"
+    yield x, (np.zeros((0,), np.int64),), (0,), "empty index"
+    yield uniform((0, 2)), (np.zeros((0,), np.int64),), (0,), "empty"
+    yield strided(uniform((3, 4))), (np.array([2, 2, 2, 0]),), (0,), "strided, repeated"
+    yield integers((3, 4), "int64"), (np.array([0, 2]),), (1,), "integers"
+
+
+gather = Gather()
+scatter = Scatter()
+scatter_add = ScatterAdd()
+index = Index()
+index_put = IndexPut()
