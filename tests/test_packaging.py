@@ -1,5 +1,5 @@
-"""What is installed: pyproject.toml's list of packages against the folders, the contents of a wheel,
-and imports from places where a folder or a file has one of our names.
+"""What is installed: pyproject.toml's list of packages against the folders, what a wheel holds, and
+imports from places where a folder or a file has one of our names.
 """
 
 from __future__ import annotations
