@@ -1,10 +1,11 @@
 """Exact floating remainder in the loop language: fmod(x, y), without loops, branches or fma.
 
 Owns the expansion only. x = mx 2^ex and y = my 2^ey with mx, my in [1, 2). Long division takes a
-fixed number of quotient bits per step from mx 2^(ex-ey), by a float64 quotient q (an integer) whose
-product with my is exact: for float32 because q and my have few bits, for float64 by Dekker's product
-(T. J. Dekker, "A floating-point technique for extending the available precision", 1971). The
-number of steps covers the largest exponent difference of the dtype. Zero quotients change nothing.
+fixed number of quotient bits per step from mx 2^(ex-ey), by a float64 quotient q (an integer)
+whose product with my is exact: for float32 because q and my have few bits, for float64 by Dekker's
+product (T. J. Dekker, "A floating-point technique for extending the available precision", 1971).
+The number of steps covers the largest exponent difference of the dtype. Zero quotients change
+nothing.
 """
 
 from __future__ import annotations

@@ -253,7 +253,7 @@ class FloorDivide(_Division):
 
 
 class Remainder(_Division):
-    """a - b * floor(a / b), with the sign of b (Python's %); exact for floats up to one rounding."""
+    """a - b * floor(a / b), with the sign of b (Python's %). Floats: rounded once."""
 
     name = "remainder"
     saves = (0, 1)
@@ -746,7 +746,7 @@ def cast_expr(x: Expr, dtype: DType) -> Expr:
 class Cast(Elementwise):
     """Converts to `dtype`. Floats to integers round toward zero."""
 
-    name, public, widens = "cast", False, False
+    name, public, widens, noop = "cast", False, False, True
 
     def check_dtype(self, dtype: DType) -> None:
         return None

@@ -1,4 +1,4 @@
-"""Ops with no operands: full and iota. Dispatch applies them directly; attributes say everything."""
+"""Ops with no operands: full and iota. Dispatch applies them directly, from attributes alone."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 
 from jitgrad.compiler.loops import Array, Builder, axis, const
 from jitgrad.compiler.ops.arithmetic import cast_array, cast_expr
+from jitgrad.compiler.ops.quiet import Quiet
 from jitgrad.compiler.ops.record import OnnxContext, Op, Sample
 from jitgrad.compiler.symbolic import Dim, is_static
 from jitgrad.compiler.types import TensorType
@@ -72,7 +73,8 @@ class Full(Create):
 
 def number(value: complex, dtype: DType) -> np.ndarray:
     """A Python number as a 0-d array of the dtype, converted as `cast` would."""
-    return cast_array(np.asarray(value), dtype)
+    with Quiet():
+        return cast_array(np.asarray(value), dtype)
 
 
 class Iota(Create):
@@ -115,7 +117,13 @@ class Iota(Create):
                       dtypes.float16):  # fmt: skip
             attrs = {"shape": (5,), "dtype": dtype, "start": 0, "step": 1, "device": "cpu"}
             yield Sample((), attrs)
-        attrs = {"shape": (4,), "dtype": dtypes.float32, "start": 0.1, "step": -0.3, "device": "cpu"}
+        attrs = {
+            "shape": (4,),
+            "dtype": dtypes.float32,
+            "start": 0.1,
+            "step": -0.3,
+            "device": "cpu",
+        }
         yield Sample((), attrs)
         yield Sample((), {**attrs, "shape": (0,)}, "empty")
 

@@ -1,8 +1,8 @@
 """Random ops: pure functions of (seed, draw, logical index), by the counter-based Philox-4x32-10.
 
 Owns the generator and its distributions. Source: J. K. Salmon et al., "Parallel random numbers: as
-easy as 1, 2, 3", SC 2011. Key = seed (64 bits); counter = (block, draw), 64 bits each; a block gives
-four 32-bit words, which consecutive elements (in row-major order) share.
+easy as 1, 2, 3", SC 2011. Key = seed (64 bits); counter = (block, draw), 64 bits each; a block
+gives four 32-bit words, which consecutive elements (in row-major order) share.
 
 Every formula is written once, in operations that IEEE 754 rounds exactly, and run either on NumPy
 arrays (`_NumPy`) or on loop expressions (`_Loop`): eager and compiled code draw the same bits.
@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+
 from jitgrad.compiler.loops import Array, Builder, Expr, const, load, make, select
 from jitgrad.compiler.ops.record import Op, Sample
 from jitgrad.compiler.types import TensorType
@@ -182,9 +183,7 @@ class Random(Op):
         return TensorType(tuple(attrs["shape"]), dtype, attrs.get("device", "cpu"))
 
     def check_dtype(self, dtype: DType) -> None:
-        self.expect(
-            dtype.is_floating_point, f"expected a floating dtype; got {dtype}", TypeError
-        )
+        self.expect(dtype.is_floating_point, f"expected a floating dtype; got {dtype}", TypeError)
 
     def per_block(self, dtype: DType) -> int:
         return 2 if dtype is dtypes.float64 else 4

@@ -77,9 +77,7 @@ class Reduce(Op):
             f"expected axes sorted, without repetition, in [0, {x.ndim}); got {axes} for {x}",
             IndexError,
         )
-        self.expect(
-            not x.dtype.is_complex, f"complex dtypes are not supported; got {x}", TypeError
-        )
+        self.expect(not x.dtype.is_complex, f"complex dtypes are not supported; got {x}", TypeError)
         if self.needs_elements:
             empty = [k for k in axes if not isinstance(x.shape[k], Sym) and x.shape[k] == 0]
             self.expect(

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+
 from jitgrad.compiler.loops import Array, Builder, load
 from jitgrad.compiler.ops import examples
 from jitgrad.compiler.ops.arithmetic import cast_array, cast_expr
@@ -32,9 +33,7 @@ class AlongAxis(Op):
 
     def check_axis(self, x: TensorType, k: int) -> None:
         self.expect(0 <= k < x.ndim, f"expected axis in [0, {x.ndim}); got {k} for {x}", IndexError)
-        self.expect(
-            not x.dtype.is_complex, f"complex dtypes are not supported; got {x}", TypeError
-        )
+        self.expect(not x.dtype.is_complex, f"complex dtypes are not supported; got {x}", TypeError)
 
     def batch(self, operands: Sequence[Any], batched: Sequence[bool], **attrs: Any) -> Any:
         attrs["axis"] += 1
@@ -58,7 +57,9 @@ class _Cumulative(AlongAxis):
         self.expect(out is not dtypes.bool_, "expected a number as dtype; got bool", TypeError)
         return out
 
-    def accumulate(self, x: np.ndarray, axis: int, dtype: DType | None, reverse: bool) -> np.ndarray:
+    def accumulate(
+        self, x: np.ndarray, axis: int, dtype: DType | None, reverse: bool
+    ) -> np.ndarray:
         out = self.out_dtype(dtypes.from_numpy(x.dtype), dtype)
         x = cast_array(x, out)
         wide = x.astype(np.float32) if is_half(out) else x
@@ -135,8 +136,8 @@ class Cumsum(_Cumulative):
 class Cumprod(_Cumulative):
     """cumprod(x; axis, dtype=None). The derivative never divides, so zeros need no case.
 
-    With p_i the product before i: d out_j / d x_i = p_i * (x_{i+1} ... x_j). So the cotangent of x_i
-    is p_i s_i with s_i = g_i + x_{i+1} s_{i+1}: a linear recurrence, done in log2(n) steps.
+    With p_i the product before i: d out_j / d x_i = p_i * (x_{i+1} ... x_j). So the cotangent of
+    x_i is p_i s_i with s_i = g_i + x_{i+1} s_{i+1}: a linear recurrence, done in log2(n) steps.
     """
 
     name, combine = "cumprod", "prod"

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
+
 from jitgrad.compiler.loops import Array, Builder, Expr, axis, const, load, make, select
 from jitgrad.compiler.ops import examples
 from jitgrad.compiler.ops.arithmetic import cast_expr
