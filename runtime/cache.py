@@ -22,6 +22,7 @@ The cache is never a reason to fail. What goes wrong with it is said once, as a 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -178,10 +179,8 @@ class DiskCache:
         if payload is None:
             self._reject(path, "it is damaged, or not an entry of this version")
             return None
-        try:
+        with contextlib.suppress(OSError):  # a read-only directory, or evicted this instant
             os.utime(path)  # its modification time is when it was last used
-        except OSError:
-            pass  # a read-only directory, or evicted this instant
         return payload
 
     def _reject(self, path: str, reason: str) -> None:
@@ -275,10 +274,8 @@ def _payload(data: bytes, digest: bytes) -> bytes | None:
 
 
 def _remove(path: str) -> None:
-    try:
+    with contextlib.suppress(OSError):  # gone already, or not ours to delete
         os.unlink(path)
-    except OSError:
-        pass  # gone already, or not ours to delete
 
 
 def _is_private(status: os.stat_result) -> bool:
@@ -294,10 +291,8 @@ def _prepare_directory(directory: str) -> str | None:
     try:
         parent = os.path.dirname(directory)
         os.makedirs(parent, mode=0o700, exist_ok=True)
-        try:
+        with contextlib.suppress(FileExistsError):
             os.mkdir(directory, 0o700)
-        except FileExistsError:
-            pass
         status = os.stat(directory)
     except OSError as error:
         return f"cannot make {directory}: {error}."

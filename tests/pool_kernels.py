@@ -126,7 +126,9 @@ def target_machine(triple=None):
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     target = llvm.Target.from_triple(triple) if triple else llvm.Target.from_default_triple()
-    return target.create_target_machine(opt=2)
+    # LLVM's plain riscv64 has neither multiplication nor atomics; Linux needs rv64gc.
+    features = "+m,+a,+f,+d,+c" if triple and triple.startswith("riscv64") else ""
+    return target.create_target_machine(opt=2, features=features)
 
 
 def optimize(module, machine):
