@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jitgrad.compiler.loops import Array, Builder, axis, const
-from jitgrad.compiler.ops.arithmetic import cast_array, cast_expr
+from jitgrad.compiler.ops.convert import cast_array, cast_expr
 from jitgrad.compiler.ops.quiet import Quiet
 from jitgrad.compiler.ops.record import OnnxContext, Op, Sample
 from jitgrad.compiler.symbolic import Dim, is_static

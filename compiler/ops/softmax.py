@@ -13,7 +13,7 @@ import numpy as np
 
 from jitgrad.compiler.loops import Array, Builder, Expr, axis, const, load, make, select
 from jitgrad.compiler.ops import examples
-from jitgrad.compiler.ops.arithmetic import cast_expr
+from jitgrad.compiler.ops.convert import cast_expr
 from jitgrad.compiler.ops.elementwise import compute
 from jitgrad.compiler.ops.record import OnnxContext, Op, Sample, is_half, op, scalar_like
 from jitgrad.compiler.ops.reduce import (

@@ -1,0 +1,225 @@
+"""Ops that choose, convert or copy elements without arithmetic: where, cast, clone.
+
+Owns their records and jitgrad's casts (`cast_array` on arrays, `cast_expr` in the loop language);
+docs/numerics.md states them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from jitgrad.compiler.loops import Array, Builder, Expr, select
+from jitgrad.compiler.ops import examples
+from jitgrad.compiler.ops.record import (
+    Elementwise,
+    OnnxContext,
+    Sample,
+    broadcast_like,
+    is_half,
+    reduce_like,
+    scalar_like,
+)
+from jitgrad.compiler.types import TensorType
+from jitgrad.runtime import dtypes
+from jitgrad.runtime.dtypes import DType
+
+
+class Where(Elementwise):
+    """a where the bool condition holds, else b: where(cond, a, b). Never multiplies, so NaN in the
+    branch that is not taken does not leak, not into the derivative either."""
+
+    name, arity, widens = "where", 3, False
+    saves = (0,)
+
+    def typed(self, types: Sequence[TensorType]) -> Sequence[TensorType]:
+        return types[1:]
+
+    def check_dtype(self, dtype: DType) -> None:
+        return None
+
+    def infer(self, *types: TensorType, **attrs: Any) -> TensorType:
+        if types:
+            self.expect(
+                types[0].dtype is dtypes.bool_,
+                f"expected a bool condition; got {types[0]}; compare it, or use .to(bool)",
+                TypeError,
+            )
+        return super().infer(*types, **attrs)
+
+    def reference(self, cond: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return np.asarray(np.where(cond, a, b))
+
+    def scalar(self, b: Builder, *x: Expr, **attrs: Any) -> Expr:
+        return select(*x)
+
+    def vjp(self, g: Any, out: Any, *operands: Any, **attrs: Any) -> tuple[Any, ...]:
+        cond, a, b = operands
+        zero = scalar_like(g, 0)
+        ga = reduce_like(self(cond, g, zero), a)
+        return None, ga, reduce_like(self(cond, zero, g), b)
+
+    def jvp(self, tangents: tuple[Any, ...], out: Any, *operands: Any, **attrs: Any) -> Any:
+        _, t0, t1 = tangents
+        if t0 is None and t1 is None:
+            return None
+        zero = scalar_like(out, 0)
+        t0, t1 = (zero if t is None else t for t in (t0, t1))
+        return broadcast_like(self(operands[0], t0, t1), out)
+
+    def onnx(self, ctx: OnnxContext, inputs: Sequence[str], **attrs: Any) -> Any:
+        return ctx.node("Where", inputs)
+
+    def samples(self) -> Iterable[Sample]:
+        cond = np.array([[True, False, True], [False, True, False]])
+        yield Sample((cond, examples.uniform((2, 3)), examples.uniform((2, 3), seed=1)))
+        yield Sample(
+            (cond[:1], examples.uniform((2, 1), dtype=np.float64), np.asarray(3.0)),
+            note="broadcast",
+        )
+        yield Sample(
+            (cond[0], np.array([1, np.nan, np.inf], np.float32), np.array([np.nan, 1.0, np.nan],
+             np.float32)), note="NaN in both branches", grad=False,
+        )  # fmt: skip
+        yield Sample(
+            (np.asarray(True), examples.uniform((0, 2)), examples.uniform((1, 2))), note="empty"
+        )
+        for dt in (*examples.INTS, examples.BOOL, np.float16, dtypes.bfloat16.np):
+            a, b = examples.uniform((2, 3), 0, 5), examples.uniform((2, 3), 0, 5, seed=1)
+            yield Sample((cond, a.astype(dt), b.astype(dt)), note=str(dt), grad=False)
+
+
+def cast_array(x: np.ndarray, dtype: DType) -> np.ndarray:
+    """x converted to dtype by jitgrad's rules (docs/numerics.md, "Casts"); always a copy."""
+    source, target = dtypes.from_numpy(x.dtype), dtype.np
+    if dtype is dtypes.bool_:
+        return np.asarray(x != 0)
+    if source.is_floating_point and dtype.is_integer:
+        return _float_to_int(x, dtype)
+    if is_half(dtype) and source.itemsize > 2:
+        return x.astype(np.float32).astype(target)
+    if is_half(source) or is_half(dtype):
+        return x.astype(np.float32).astype(target)
+    return x.astype(target)
+
+
+def _float_to_int(x: np.ndarray, dtype: DType) -> np.ndarray:
+    wide = _wide(dtype).np
+    low = float(np.iinfo(wide).min)
+    t = np.trunc(x.astype(np.float64))
+    inside = (t >= low) & (t < -low)
+    whole = np.where(inside, t, low).astype(wide)
+    return whole.astype(dtype.np)
+
+
+def _wide(dtype: DType) -> DType:
+    """The integer dtype that floats convert to on the way to `dtype`."""
+    return dtypes.int64 if dtype.itemsize * 2 > 8 or dtype is dtypes.uint32 else dtypes.int32
+
+
+def cast_expr(x: Expr, dtype: DType) -> Expr:
+    """The same conversion in the loop language: only float32/float64 -> int32/int64 and float32 <->
+    half conversions reach the code generators, the rest is composed of them."""
+    source = x.dtype
+    if source is dtype:
+        return x
+    if dtype is dtypes.bool_:
+        return x.ne(0)
+    if is_half(source):
+        return cast_expr(x.cast(dtypes.float32), dtype)
+    if is_half(dtype):
+        return x.cast(dtypes.float32).cast(dtype)
+    if source.is_floating_point and dtype.is_integer:
+        return x.cast(_wide(dtype)).cast(dtype)
+    return x.cast(dtype)
+
+
+class Cast(Elementwise):
+    """Converts to `dtype`. Floats to integers round toward zero."""
+
+    name, public, widens, noop = "cast", False, False, True
+
+    def check_dtype(self, dtype: DType) -> None:
+        return None
+
+    def infer(self, *types: TensorType, **attrs: Any) -> TensorType:
+        dtype: DType = attrs["dtype"]
+        out = super().infer(*types)
+        self.expect(
+            not (out.dtype.is_complex or dtype.is_complex) or out.dtype is dtype,
+            f"complex dtypes are not supported; got {out} to {dtype}",
+            TypeError,
+        )
+        return out.with_dtype(dtype)
+
+    def reference(self, x: np.ndarray, dtype: DType) -> np.ndarray:  # type: ignore[override]
+        return cast_array(x, dtype)
+
+    def lower(self, b: Builder, *operands: Array, **attrs: Any) -> Array:
+        (x,) = operands
+        dtype: DType = attrs["dtype"]
+        return b.pointwise(x.shape, dtype, cast_expr(b.broadcast_read(x, x.ndim), dtype))
+
+    def vjp(self, g: Any, out: Any, *operands: Any, **attrs: Any) -> tuple[Any, ...]:
+        (x,) = operands
+        return (self(g, dtype=x.dtype) if x.dtype.is_floating_point else None,)
+
+    def jvp(self, tangents: tuple[Any, ...], out: Any, *operands: Any, **attrs: Any) -> Any:
+        (t,) = tangents
+        if t is None or not attrs["dtype"].is_floating_point:
+            return None
+        return self(t, **attrs)
+
+    def onnx(self, ctx: OnnxContext, inputs: Sequence[str], **attrs: Any) -> Any:
+        return ctx.node("Cast", inputs, to=ctx.onnx_dtype(attrs["dtype"]))
+
+    def samples(self) -> Iterable[Sample]:
+        floats = (dtypes.float16, dtypes.bfloat16, dtypes.float32, dtypes.float64)
+        ints = tuple(dtypes.from_numpy(dt) for dt in (examples.BOOL, *examples.INTS))
+        yield Sample((examples.uniform((2, 3)),), {"dtype": dtypes.float64})
+        yield Sample((examples.uniform((0, 3)),), {"dtype": dtypes.float64}, "empty")
+        yield Sample((examples.strided(examples.uniform((3, 2))),), {"dtype": dtypes.int64},
+                     "strided", grad=False)  # fmt: skip
+        edges = np.array([300.7, -300.7, 2.0**31, -(2.0**31), 2.0**31 - 1, 2.0**63, -(2.0**63),
+                          2.0**40 + 3, 65520.0, 1e-8, 1.0009765625])  # fmt: skip
+        for target in (*floats, *ints):
+            for source in (dtypes.float16, dtypes.float32, dtypes.float64):
+                x = examples.specials(source.np)
+                yield Sample((x,), {"dtype": target}, f"{source} to {target}", grad=False)
+            for wide in (np.float32, np.float64):
+                yield Sample((edges.astype(wide),), {"dtype": target}, "edges", grad=False)
+            for kind in ints:
+                x = examples.specials(kind.np)
+                yield Sample((x,), {"dtype": target}, f"{kind} to {target}", grad=False)
+
+
+class Clone(Elementwise):
+    """A copy: an identity that keeps the result's memory apart from the operand's."""
+
+    name, public, widens = "clone", False, False
+
+    def check_dtype(self, dtype: DType) -> None:
+        return None
+
+    def reference(self, x: np.ndarray) -> np.ndarray:
+        return x.copy()
+
+    def scalar(self, b: Builder, *x: Expr, **attrs: Any) -> Expr:
+        return x[0]
+
+    def vjp(self, g: Any, out: Any, *operands: Any, **attrs: Any) -> tuple[Any, ...]:
+        return (g,)
+
+    def jvp(self, tangents: tuple[Any, ...], out: Any, *operands: Any, **attrs: Any) -> Any:
+        return tangents[0]
+
+    def onnx(self, ctx: OnnxContext, inputs: Sequence[str], **attrs: Any) -> Any:
+        return ctx.node("Identity", inputs)
+
+    def samples(self) -> Iterable[Sample]:
+        return examples.unary(ints=True)
+
+
+where, cast, clone = Where(), Cast(), Clone()

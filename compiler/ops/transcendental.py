@@ -1,0 +1,317 @@
+"""Ops of one operand from analysis: exp, log, powers, trigonometric, hyperbolic, sigmoid, erf.
+
+Owns their records; the reference is NumPy's function. Errors in ulp: docs/numerics.md. ONNX forms
+of functions that ONNX lacks are composed so that they stay precise where the function is for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from jitgrad.compiler.loops import Builder, Expr
+from jitgrad.compiler.ops.elementwise import Unary
+from jitgrad.compiler.ops.record import (
+    OnnxContext,
+    op,
+)
+
+
+class Exp(Unary):
+    name, node, onnx_op = "exp", "exp", "Exp"
+    saves = ("out",)
+    numpy = np.exp
+
+    def derivative(self, out: Any, x: Any) -> Any:
+        return out
+
+
+class Exp2(Unary):
+    name, node = "exp2", "exp2"
+    saves = ("out",)
+    numpy = np.exp2
+
+    def derivative(self, out: Any, x: Any) -> Any:
+        return out * math.log(2.0)
+
+    def onnx(self, ctx: OnnxContext, inputs: Sequence[str], **attrs: Any) -> Any:
+        return ctx.node("Pow", [self.like(ctx, inputs[0], 2), inputs[0]])
+
+
+class Expm1(Unary):
+    """exp(x) - 1, precise near 0. Its ONNX form is 2 exp(x/2) sinh(x/2), which is so too."""
+
+    name, node = "expm1", "expm1"
+    saves = ("out",)
+    numpy = np.expm1
+
+    def derivative(self, out: Any, x: Any) -> Any:
+        return out + 1.0
+
+    def onnx(self, ctx: OnnxContext, inputs: Sequence[str], **attrs: Any) -> Any:
+        half = ctx.node("Mul", [inputs[0], self.like(ctx, inputs[0], 0.5)])
+        product = ctx.node("Mul", [ctx.node("Exp", [half]), ctx.node("Sinh", [half])])
+        return ctx.node("Mul", [product, self.like(ctx, inputs[0], 2.0)])
+
+
+class Log(Unary):
+    name, node, onnx_op = "log", "log", "Log"
+    saves = (0,)
+    numpy = np.log
+    domain = (0.3, 3.0)
+
+    def chain(self, t: Any, out: Any, x: Any) -> Any:
+        return op.div(t, x)
+
+
+class _LogBase(Unary):
+    saves = (0,)
+    domain = (0.3, 3.0)
+    ln_base = 1.0
+
+    def chain(self, t: Any, out: Any, x: Any) -> Any:
+        return op.div(t, x * self.ln_base)
+
+    def onnx(self, ctx: OnnxContext, inputs: Sequence[str], **attrs: Any) -> Any:
+        scale = self.like(ctx, inputs[0], 1 / self.ln_base)
+        return ctx.node("Mul", [ctx.node("Log", inputs), scale])
+
+
+class Log2(_LogBase):
+    name, node, ln_base = "log2", "log2", math.log(2.0)
+    numpy = np.log2
+
+
+class Log10(_LogBase):
+    name, node, ln_base = "log10", "log10", math.log(10.0)
+    numpy = np.log10
+
+
+class Log1p(Unary):
+    """log(1 + x), precise near 0. Its ONNX form is 2 atanh(x / (x + 2)), which is so too."""
+
+    name, node = "log1p", "log1p"
+    saves = (0,)
+    numpy = np.log1p
+    domain = (-0.7, 2.0)
+
+    def chain(self, t: Any, out: Any, x: Any) -> Any:
+        return op.div(t, x + 1.0)
+
+    def onnx(self, ctx: OnnxContext, inputs: Sequence[str], **attrs: Any) -> Any:
+        two = self.like(ctx, inputs[0], 2.0)
+        ratio = ctx.node("Div", [inputs[0], ctx.node("Add", [inputs[0], two])])
+        return ctx.node("Mul", [ctx.node("Atanh", [ratio]), two])
+
+
+class Sqrt(Unary):
+    name, node, onnx_op = "sqrt", "sqrt", "Sqrt"
+    saves = ("out",)
+    numpy = np.sqrt
+    domain = (0.3, 3.0)
+
+    def chain(self, t: Any, out: Any, x: Any) -> Any:
+        return op.div(t, out * 2.0)
+
+
+def _rsqrt(x: np.ndarray) -> np.ndarray:
+    return 1 / np.sqrt(x)
+
+
+class Rsqrt(Unary):
+    name, node = "rsqrt", "rsqrt"
+    saves = ("out",)
+    numpy = _rsqrt
+    domain = (0.3, 3.0)
+
+    def derivative(self, out: Any, x: Any) -> Any:
+        return op.mul(op.mul(out, out), out) * -0.5
+
+    def onnx(self, ctx: OnnxContext, inputs: Sequence[str], **attrs: Any) -> Any:
+        return ctx.node("Reciprocal", [ctx.node("Sqrt", inputs)])
+
+
+class Reciprocal(Unary):
+    name, onnx_op = "reciprocal", "Reciprocal"
+    saves = ("out",)
+    numpy = np.reciprocal
+    domain = (0.3, 3.0)
+
+    def scalar(self, b: Builder, *x: Expr, **attrs: Any) -> Expr:
+        return 1.0 / x[0]
+
+    def derivative(self, out: Any, x: Any) -> Any:
+        return op.neg(op.mul(out, out))
+
+
+class Sin(Unary):
+    name, node, onnx_op = "sin", "sin", "Sin"
+    saves = (0,)
+    numpy = np.sin
+
+    def derivative(self, out: Any, x: Any) -> Any:
+        return op.cos(x)
+
+
+class Cos(Unary):
+    name, node, onnx_op = "cos", "cos", "Cos"
+    saves = (0,)
+    numpy = np.cos
+
+    def derivative(self, out: Any, x: Any) -> Any:
+        return op.neg(op.sin(x))
+
+
+class Tan(Unary):
+    name, node, onnx_op = "tan", "tan", "Tan"
+    saves = ("out",)
+    numpy = np.tan
+    domain = (-1.2, 1.2)
+
+    def derivative(self, out: Any, x: Any) -> Any:
+        return op.mul(out, out) + 1.0
+
+
+class Asin(Unary):
+    name, node, onnx_op = "asin", "asin", "Asin"
+    saves = (0,)
+    numpy = np.arcsin
+    domain = (-0.9, 0.9)
+
+    def derivative(self, out: Any, x: Any) -> Any:
+        return op.rsqrt(1.0 - op.mul(x, x))
+
+
+class Acos(Unary):
+    name, node, onnx_op = "acos", "acos", "Acos"
+    saves = (0,)
+    numpy = np.arccos
+    domain = (-0.9, 0.9)
+
+    def derivative(self, out: Any, x: Any) -> Any:
+        return op.neg(op.rsqrt(1.0 - op.mul(x, x)))
+
+
+class Atan(Unary):
+    name, node, onnx_op = "atan", "atan", "Atan"
+    saves = (0,)
+    numpy = np.arctan
+
+    def chain(self, t: Any, out: Any, x: Any) -> Any:
+        return op.div(t, op.mul(x, x) + 1.0)
+
+
+class Sinh(Unary):
+    name, node, onnx_op = "sinh", "sinh", "Sinh"
+    saves = (0,)
+    numpy = np.sinh
+
+    def derivative(self, out: Any, x: Any) -> Any:
+        return op.cosh(x)
+
+
+class Cosh(Unary):
+    name, node, onnx_op = "cosh", "cosh", "Cosh"
+    saves = (0,)
+    numpy = np.cosh
+
+    def derivative(self, out: Any, x: Any) -> Any:
+        return op.sinh(x)
+
+
+class Tanh(Unary):
+    name, node, onnx_op = "tanh", "tanh", "Tanh"
+    saves = ("out",)
+    numpy = np.tanh
+
+    def derivative(self, out: Any, x: Any) -> Any:
+        return 1.0 - op.mul(out, out)
+
+
+class Asinh(Unary):
+    name, node, onnx_op = "asinh", "asinh", "Asinh"
+    saves = (0,)
+    numpy = np.arcsinh
+
+    def derivative(self, out: Any, x: Any) -> Any:
+        return op.rsqrt(op.mul(x, x) + 1.0)
+
+
+class Acosh(Unary):
+    name, node, onnx_op = "acosh", "acosh", "Acosh"
+    saves = (0,)
+    numpy = np.arccosh
+    domain = (1.2, 4.0)
+
+    def derivative(self, out: Any, x: Any) -> Any:
+        return op.rsqrt(op.mul(x, x) - 1.0)
+
+
+class Atanh(Unary):
+    name, node, onnx_op = "atanh", "atanh", "Atanh"
+    saves = (0,)
+    numpy = np.arctanh
+    domain = (-0.8, 0.8)
+
+    def chain(self, t: Any, out: Any, x: Any) -> Any:
+        return op.div(t, 1.0 - op.mul(x, x))
+
+
+def _sigmoid(x: np.ndarray) -> np.ndarray:
+    e = np.exp(-np.abs(x))
+    return np.where(x >= 0, 1 / (1 + e), e / (1 + e))
+
+
+class Sigmoid(Unary):
+    """1 / (1 + exp(-x)), without overflow on either side."""
+
+    name, node, onnx_op = "sigmoid", "sigmoid", "Sigmoid"
+    saves = ("out",)
+    numpy = _sigmoid
+
+    def derivative(self, out: Any, x: Any) -> Any:
+        return op.mul(1.0 - out, out)
+
+
+def _elementwise_float(f: Callable[[float], float]) -> Callable[[np.ndarray], np.ndarray]:
+    """f (of the math module, in float64) for each element, rounded to the dtype."""
+
+    def apply(x: np.ndarray) -> np.ndarray:
+        flat = np.fromiter(map(f, x.reshape(-1).tolist()), np.float64, x.size)
+        return flat.reshape(x.shape).astype(x.dtype)
+
+    return apply
+
+
+class Erf(Unary):
+    name, node, onnx_op = "erf", "erf", "Erf"
+    saves = (0,)
+    numpy = _elementwise_float(math.erf)
+
+    def derivative(self, out: Any, x: Any) -> Any:
+        return op.exp(op.neg(op.mul(x, x))) * (2 / math.sqrt(math.pi))
+
+
+class Erfc(Unary):
+    """1 - erf(x). ONNX has no erfc: exported as that difference, absolute error 1 ulp of 1."""
+
+    name, node = "erfc", "erfc"
+    saves = (0,)
+    numpy = _elementwise_float(math.erfc)
+
+    def derivative(self, out: Any, x: Any) -> Any:
+        return op.exp(op.neg(op.mul(x, x))) * (-2 / math.sqrt(math.pi))
+
+    def onnx(self, ctx: OnnxContext, inputs: Sequence[str], **attrs: Any) -> Any:
+        return ctx.node("Sub", [self.like(ctx, inputs[0], 1), ctx.node("Erf", inputs)])
+
+
+exp, exp2, expm1 = Exp(), Exp2(), Expm1()
+log, log2, log10, log1p = Log(), Log2(), Log10(), Log1p()
+sqrt, rsqrt, reciprocal = Sqrt(), Rsqrt(), Reciprocal()
+sin, cos, tan, asin, acos, atan = Sin(), Cos(), Tan(), Asin(), Acos(), Atan()
+sinh, cosh, tanh, asinh, acosh, atanh = Sinh(), Cosh(), Tanh(), Asinh(), Acosh(), Atanh()
+sigmoid, erf, erfc = Sigmoid(), Erf(), Erfc()
