@@ -127,3 +127,10 @@ def accumulator(dtype: DType) -> DType:
 def is_one(d: Dim) -> bool:
     """True for the static dim 1 (symbolic dims are at least 2)."""
     return not isinstance(d, Sym) and d == 1
+
+
+def rounded(b: Builder, x: Array, dtype: DType) -> Array:
+    """x rounded to dtype; x itself where it has that dtype."""
+    if x.dtype is dtype:
+        return x
+    return b.pointwise(x.shape, dtype, load(x, b.axes(x.ndim)).cast(dtype))
