@@ -83,6 +83,7 @@ class Add(Binary):
     """a + b; logical or of bools."""
 
     name, onnx_op, onnx_bool = "add", "Add", "Or"
+    exact = True
     numpy = np.add
 
     def scalar(self, b: Builder, *x: Expr, **attrs: Any) -> Expr:
@@ -99,6 +100,7 @@ class Sub(Binary):
     """a - b. Bools are refused, as in PyTorch."""
 
     name, node, onnx_op = "sub", "sub", "Sub"
+    exact = True
     numpy = np.subtract
 
     def check_dtype(self, dtype: DType) -> None:
@@ -116,6 +118,7 @@ class Mul(Binary):
     """a * b; logical and of bools."""
 
     name, onnx_op, onnx_bool = "mul", "Mul", "And"
+    exact = True
     saves = (0, 1)
     numpy = np.multiply
 
@@ -136,6 +139,7 @@ class Div(Binary):
     """a / b of floats (integers are promoted to the default float dtype first)."""
 
     name, promotes, node, onnx_op = "div", "float", "div", "Div"
+    exact = True
     saves = (1, "out")
     numpy = np.divide
 
@@ -406,6 +410,7 @@ class _Extreme(Binary):
 
 class Maximum(_Extreme):
     name, node, logic, onnx_op, onnx_bool = "maximum", "max", "or", "Max", "Or"
+    exact = True
     numpy = np.maximum
 
     def loses(self, a: Any, b: Any) -> Any:
@@ -414,6 +419,7 @@ class Maximum(_Extreme):
 
 class Minimum(_Extreme):
     name, node, logic, onnx_op, onnx_bool = "minimum", "min", "and", "Min", "And"
+    exact = True
     numpy = np.minimum
 
     def loses(self, a: Any, b: Any) -> Any:

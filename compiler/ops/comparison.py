@@ -32,11 +32,13 @@ class Comparison(Binary):
 
 class Eq(Comparison):
     name, node, onnx_op, onnx_bool = "eq", "eq", "Equal", "Equal"
+    exact = True
     numpy = np.equal
 
 
 class Ne(Comparison):
     name, node = "ne", "ne"
+    exact = True
     numpy = np.not_equal
 
     def onnx(self, ctx: OnnxContext, inputs: Sequence[str], **attrs: Any) -> Any:
@@ -62,21 +64,25 @@ class _Order(Comparison):
 
 class Lt(_Order):
     name, node, onnx_op = "lt", "lt", "Less"
+    exact = True
     numpy = np.less
 
 
 class Le(_Order):
     name, node, onnx_op = "le", "le", "LessOrEqual"
+    exact = True
     numpy = np.less_equal
 
 
 class Gt(_Order):
     name, node, swaps, onnx_op = "gt", "lt", True, "Greater"
+    exact = True
     numpy = np.greater
 
 
 class Ge(_Order):
     name, node, swaps, onnx_op = "ge", "le", True, "GreaterOrEqual"
+    exact = True
     numpy = np.greater_equal
 
 

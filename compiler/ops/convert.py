@@ -140,6 +140,7 @@ class Cast(Elementwise):
     """Converts to `dtype`. Floats to integers round toward zero."""
 
     name, public, widens, noop = "cast", False, False, True
+    exact = True
 
     def check_dtype(self, dtype: DType) -> None:
         return None
@@ -199,6 +200,7 @@ class Clone(Elementwise):
     """A copy: an identity that keeps the result's memory apart from the operand's."""
 
     name, public, widens = "clone", False, False
+    noop = True
 
     def check_dtype(self, dtype: DType) -> None:
         return None

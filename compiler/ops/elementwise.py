@@ -92,6 +92,7 @@ class _NoBool(Unary):
 
 class Neg(_NoBool):
     name, promotes, node, onnx_op = "neg", "same", "neg", "Neg"
+    exact = True
     numpy = np.negative
 
     def chain(self, t: Any, out: Any, x: Any) -> Any:
@@ -100,6 +101,7 @@ class Neg(_NoBool):
 
 class Abs(Unary):
     name, promotes, onnx_op = "abs", "same", "Abs"
+    exact = True
     saves = (0,)
     numpy = np.absolute
     domain = (0.25, 2.0)
@@ -164,11 +166,13 @@ class Rounding(Stepwise):
 
 class Floor(Rounding):
     name, node, onnx_op = "floor", "floor", "Floor"
+    exact = True
     numpy = np.floor
 
 
 class Ceil(Rounding):
     name, node, onnx_op = "ceil", "ceil", "Ceil"
+    exact = True
     numpy = np.ceil
 
 
@@ -176,11 +180,13 @@ class Round(Rounding):
     """To nearest, ties to even."""
 
     name, node, onnx_op = "round", "rint", "Round"
+    exact = True
     numpy = np.rint
 
 
 class Trunc(Rounding):
     name, node = "trunc", "trunc"
+    exact = True
     numpy = np.trunc
 
     def onnx(self, ctx: OnnxContext, inputs: Sequence[str], **attrs: Any) -> Any:
@@ -198,6 +204,7 @@ class Relu(_NoBool):
     """max(x, 0); NaN stays NaN, and -0 becomes 0. The derivative at 0 is 0."""
 
     name, promotes, onnx_op = "relu", "same", "Relu"
+    exact = True
     saves = ("out",)
     widens = False
     numpy = _relu
@@ -277,6 +284,7 @@ class LogicalNot(Predicate):
     """True where the element is zero (NaN is not)."""
 
     name = "logical_not"
+    exact = True
 
     def reference(self, x: np.ndarray) -> np.ndarray:
         return np.asarray(x == 0)

@@ -26,6 +26,7 @@ class Pad(Op):
     """
 
     name = "pad"
+    noop = True
 
     def infer(
         self,

@@ -38,6 +38,7 @@ class Slice(Op):
     """
 
     name = "slice"
+    noop = True
     view = True
     noop = True
 

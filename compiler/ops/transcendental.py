@@ -109,6 +109,7 @@ class Log1p(Unary):
 
 class Sqrt(Unary):
     name, node, onnx_op = "sqrt", "sqrt", "Sqrt"
+    exact = True
     saves = ("out",)
     numpy = np.sqrt
     domain = (0.3, 3.0)
@@ -136,6 +137,7 @@ class Rsqrt(Unary):
 
 class Reciprocal(Unary):
     name, onnx_op = "reciprocal", "Reciprocal"
+    exact = True
     saves = ("out",)
     numpy = np.reciprocal
     domain = (0.3, 3.0)
