@@ -82,8 +82,11 @@ def _fold(node: Node, emit: Any) -> tuple[Value, ...] | None:
     if any(v is None for v in values):
         return None
     arrays = [np.full((), c, v.type.dtype.np) for c, v in zip(values, node.inputs, strict=True)]
-    with np.errstate(all="ignore"):
-        result = np.asarray(node.op.reference(*arrays, **node.attr))
+    try:
+        with np.errstate(all="ignore"):
+            result = np.asarray(node.op.reference(*arrays, **node.attr))
+    except (ArithmeticError, RuntimeError):  # a division by zero stays where it is, to be raised
+        return None
     t = node.outputs[0].type
     attrs = {"shape": t.shape, "value": result.item(), "dtype": t.dtype, "device": t.device}
     made: tuple[Value, ...] = emit(Node(OPS["full"], (), attrs, node.line))
