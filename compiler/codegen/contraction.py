@@ -32,6 +32,7 @@ from jitgrad.compiler.loops import Array, ContractionKernel, kernel_reads, kerne
 from jitgrad.compiler.symbolic import Dim, Func, ShapeEnv, Sym, prod
 
 _PACK_GRAIN = 1 << 15  # elements of B that a thread packs at least
+_GROUP = 8  # panels of B that are packed together
 
 
 def generate(kernel: ContractionKernel, target: Target) -> Generated:
@@ -65,11 +66,11 @@ class _Engine:
         p = self.plan
         frames: list[tuple[Frame, str, Dim, int]] = []
         if self.b_panels is not None:
-            panel = max(1, _hint(p.K) * p.tile.nr)
             frame = self._frame("pack")
             self._pack(frame)
-            total = p.count * ceildiv(p.N, p.tile.nr)
-            frames.append((frame, "pack", total, max(1, _PACK_GRAIN // panel)))
+            total = p.count * ceildiv(ceildiv(p.N, p.tile.nr), _GROUP)
+            work = max(1, _hint(p.K) * p.tile.nr * _GROUP)
+            frames.append((frame, "pack", total, max(1, _PACK_GRAIN // work)))
         frame = self._frame("blocks")
         self._blocks(frame)
         frames.append((frame, "blocks", p.tasks, 1))
@@ -115,23 +116,28 @@ class _Engine:
         """Packs whole panels, [count][panels][K][nr]."""
         p, code = self.plan, frame.code
         assert self.b_panels is not None
-        source = self._source(frame, "b", p.tile.nr, DEPTH)
+        source = self._source(frame, "b", _GROUP * p.tile.nr, DEPTH)
         memory = frame.array(self.b_panels)
         K, blocks, size = self._depth(frame)
         N = frame.dim(p.N)
         panels = code.ceildiv(N, p.tile.nr)
+        groups = code.ceildiv(panels, _GROUP)
         with code.loop(frame.begin, frame.end) as t:
-            source.set_batch(frame.unflatten(code.div(t, panels), p.batch, p.extents))
-            col = code.mul(code.rem(t, panels), p.tile.nr)
-            cols = code.min(p.tile.nr, code.sub(N, col))
+            number = code.div(t, groups)
+            first = code.mul(code.rem(t, groups), _GROUP)
+            source.set_batch(frame.unflatten(number, p.batch, p.extents))
+            col = code.mul(first, p.tile.nr)
+            cols = code.min(_GROUP * p.tile.nr, code.sub(N, col))
             source.set_x(col, cols)
-            panel = code.at(memory, code.mul(t, code.mul(K, p.tile.nr)), self.element)
+            stride = code.mul(K, p.tile.nr)
+            at = code.mul(code.add(code.mul(number, panels), first), stride)
+            panel = code.at(memory, at, self.element)
             with code.loop(0, blocks) as q:
                 start = code.min(code.mul(q, size), K)
                 depth = code.min(size, code.sub(K, start))
                 source.set_k(start, depth)
-                at = code.at(panel, code.mul(start, p.tile.nr), self.element)
-                pack(source, at, p.tile.nr, cols, depth, 0)
+                at = code.mul(start, p.tile.nr)
+                pack(source, code.at(panel, at, self.element), p.tile.nr, cols, depth, stride)
 
     # -- launch: blocks ------------------------------------------------------------------------
     def _blocks(self, frame: Frame) -> None:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import llvmlite.ir as ir
 
-from jitgrad.compiler.codegen.code import I1, I64, PTR, VOID, Code, is_float, size_of, storage_type
+from jitgrad.compiler.codegen.code import I1, I32, I64, PTR, VOID, Code, is_float, size_of, storage_type
 from jitgrad.compiler.codegen.emit import Ops
 from jitgrad.compiler.codegen.target import Target
 from jitgrad.runtime.dtypes import DType
@@ -79,6 +79,15 @@ def multiply_add(ops: Ops, acc: DType, x: ir.Value, y: ir.Value, z: ir.Value) ->
     if is_float(acc) and ops.target.has_fma:
         return ops.intrinsic("fma", [x, y, z])
     return ops.arithmetic("add", acc, [ops.arithmetic("mul", acc, [x, y]), z])
+
+
+def _prefetch(b: ir.IRBuilder, address: ir.Value) -> None:
+    """Asks for a line of memory that will be read and written."""
+    kind = ir.FunctionType(VOID, [PTR, I32, I32, I32])
+    name = "llvm.prefetch.p0"
+    function = b.module.globals.get(name) or ir.Function(b.module, kind, name)
+    flags = [ir.Constant(I32, 1), ir.Constant(I32, 3), ir.Constant(I32, 1)]
+    b.call(function, [address, *flags])
 
 
 def emit_micro(
@@ -161,6 +170,8 @@ def emit_micro(
             merged.append(m)
         return merged
 
+    for line in range(0, count * tile.width * nbytes, 64):
+        _prefetch(b, code.at(c, line))
     whole = code.value(code.sub(kb, code.rem(kb, _UNROLL)))
     sums = k_loop(code.value(0), whole, _UNROLL, [zero] * count)
     sums = k_loop(whole, kb, 1, sums)

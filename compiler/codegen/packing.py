@@ -26,6 +26,7 @@ from jitgrad.compiler.symbolic import Dim
 from jitgrad.runtime.dtypes import DType
 
 _BLOCK_BYTES = 16  # blocks that are transposed in registers are this wide
+_ROWS = 8  # rows of k that are copied side by side
 
 
 def plain_load(e: Expr) -> Expr | None:
@@ -151,16 +152,25 @@ def pack(
     code = source.frame.code
     element = storage_type(source.acc)
     whole = code.mul(code.div(count, width), width)
-    with code.loop(0, whole, width) as x:
-        number = code.div(x, width)
-        panel = code.at(panels, code.mul(number, stride), element)
-        _full_panel(source, panel, x, width, depth)
+
+    def panel_at(x: Int) -> ir.Value:
+        return code.at(panels, code.mul(code.div(x, width), stride), element)
+
+    pieces = _copied_pieces(source, width)
+    if pieces:
+        # A few rows of k at a time, so that each is read in one long run over the panels.
+        with code.loop(0, depth, _ROWS) as k:
+            stop = code.min(code.add(k, _ROWS), depth)
+            with code.loop(0, whole, width) as x:
+                _copy(source, panel_at(x), x, width, k, stop, pieces)
+    else:
+        with code.loop(0, whole, width) as x:
+            _full_panel(source, panel_at(x), x, width, depth)
     rest = code.sub(count, whole)
     if isinstance(rest, int) and rest == 0:
         return
     with code.b.if_then(code.less(0, rest)):
-        panel = code.at(panels, code.mul(code.div(whole, width), stride), element)
-        edge_panel(source, panel, whole, rest, width, depth)
+        edge_panel(source, panel_at(whole), whole, rest, width, depth)
 
 
 def edge_panel(
@@ -178,22 +188,26 @@ def edge_panel(
             code.store(zero, row, i, element)
 
 
+def _copied_pieces(source: Source, width: int) -> list[int]:
+    """How a row of a panel is copied as vectors along x; empty where it cannot be."""
+    if source.access is None:
+        return []
+    if source.access.parts[1].is_unit:
+        return _pieces(width, source.max_vector)
+    along = math.gcd(source.vector_along(1, source.max_vector), width)
+    return [along] * (width // along) if along > 1 else []
+
+
 def _full_panel(source: Source, panel: ir.Value, x: Int, width: int, depth: Int) -> None:
-    block = max(1, _BLOCK_BYTES // size_of(storage_type(source.acc)))
-    along_x = math.gcd(source.vector_along(1, source.max_vector), width)
-    along_k = source.vector_along(2, block)
-    if source.access is not None and source.access.parts[1].is_unit:
-        _copy(source, panel, x, width, depth, _pieces(width, source.max_vector))
-    elif along_x > 1:
-        _copy(source, panel, x, width, depth, [along_x] * (width // along_x))
-    elif along_k > 1:
+    code, element = source.frame.code, storage_type(source.acc)
+    along_k = source.vector_along(2, max(1, _BLOCK_BYTES // size_of(element)))
+    if along_k > 1:
         _transpose(source, panel, x, width, depth, along_k)
-    else:
-        code, element = source.frame.code, storage_type(source.acc)
-        with code.loop(0, depth) as k:
-            row = code.at(panel, code.mul(k, width), element)
-            with code.loop(0, width) as i:
-                code.store(source.element_at(code.add(x, i), k), row, i, element)
+        return
+    with code.loop(0, depth) as k:
+        row = code.at(panel, code.mul(k, width), element)
+        with code.loop(0, width) as i:
+            code.store(source.element_at(code.add(x, i), k), row, i, element)
 
 
 def _pieces(width: int, largest: int) -> list[int]:
@@ -207,13 +221,14 @@ def _pieces(width: int, largest: int) -> list[int]:
 
 
 def _copy(
-    source: Source, panel: ir.Value, x: Int, width: int, depth: Int, pieces: list[int]
+    source: Source, panel: ir.Value, x: Int, width: int, k_start: Int, k_stop: Int,
+    pieces: list[int],
 ) -> None:
     """Vectors along x, for each k."""
     code, element = source.frame.code, storage_type(source.acc)
     starts = [sum(pieces[:k]) for k in range(len(pieces))]
     offsets = [source.x.at(code.add(x, s)) for s in starts]
-    with code.loop(0, depth) as k:
+    with code.loop(k_start, k_stop) as k:
         k_offset = source.k.at(k)
         row = code.mul(k, width)
         for piece, start, offset in zip(pieces, starts, offsets, strict=True):
