@@ -1,6 +1,7 @@
 """All op records: importing this package fills `OPS`."""
 
 from jitgrad.compiler.ops import (
+    along_axis,
     arithmetic,
     avg_pool,
     bitwise,
@@ -27,6 +28,7 @@ from jitgrad.compiler.ops.record import OPS, Op, op
 __all__ = [
     "OPS",
     "Op",
+    "along_axis",
     "arithmetic",
     "avg_pool",
     "bitwise",

@@ -18,84 +18,35 @@ lowered forms are contractions of plain reads, over the padded operand where the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 
-from jitgrad.compiler.loops import Array, Builder, Expr, axis, dim, load
+from jitgrad.compiler.loops import Array, Builder, dim, load
+from jitgrad.compiler.ops.conv_geometry import (
+    ConvBase,
+    Grouped,
+    columns,
+    conv_cases,
+    conv_sizes,
+    fold_batch,
+    geometry,
+    onnx_attributes,
+    padded_input,
+    unfold_batch,
+)
 from jitgrad.compiler.ops.examples import integers, strided, uniform
 from jitgrad.compiler.ops.linalg import check_multiply, compute_dtype, sum_terms
 from jitgrad.compiler.ops.movement import align_batch
-from jitgrad.compiler.ops.record import OnnxContext, Op, Sample, op
-from jitgrad.compiler.ops.regions import accumulator, padded, span, zero_filled
+from jitgrad.compiler.ops.record import OnnxContext, Sample, op
+from jitgrad.compiler.ops.regions import accumulator, padded, span
 from jitgrad.compiler.symbolic import Dim, Sym, hint
 from jitgrad.compiler.types import TensorType
 from jitgrad.runtime import dtypes
 
 Ints = tuple[int, ...]
 Shape = tuple[Dim, ...]
-
-_COLUMN_BYTES = 8 << 20  # columns are built for as many images at a time as stay near a cache
-
-
-class ConvBase(Op):
-    """What the three share: checks of attributes and of sizes, batching, ONNX attributes."""
-
-    saves = (0, 1)
-
-    def check(
-        self, x: TensorType, w: TensorType, stride: Ints, padding: Ints, dilation: Ints, groups: int
-    ) -> None:
-        """Checks the types that x and w have, or that a gradient of theirs has."""
-        rank = x.ndim - 2
-        self.expect(
-            rank >= 1 and w.ndim == x.ndim,
-            f"expected an input (N, C, *spatial) and a weight (O, C / groups, *kernel) of as many "
-            f"dims; got {x} and {w}; add a batch dim with unsqueeze(0) if it is missing",
-        )
-        self.same_device((x, w))
-        check_multiply(self, x, w)
-        self.expect(
-            len(stride) == len(padding) == len(dilation) == rank,
-            f"expected stride, padding and dilation for {rank} spatial dims; got {stride}, "
-            f"{padding}, {dilation}",
-        )
-        self.expect(
-            all(s > 0 for s in stride) and all(d > 0 for d in dilation) and groups > 0,
-            f"expected positive stride, dilation and groups; got {stride}, {dilation}, {groups}",
-        )
-        self.expect(
-            all(p >= 0 for p in padding), f"negative padding is not supported; got {padding}"
-        )
-        self.expect(
-            x.shape[1] == w.shape[1] * groups and w.shape[0] % groups == 0,
-            f"given groups={groups} and weight {w}, expected input to have "
-            f"{w.shape[1] * groups} channels and the weight a multiple of {groups} outputs; "
-            f"got input {x}",
-        )
-
-    def output_shape(
-        self, x: TensorType, w: TensorType, stride: Ints, padding: Ints, dilation: Ints
-    ) -> Shape:
-        """The type's shape of conv(x, w); raises where the kernel is larger than the input."""
-        sizes = conv_sizes(x.shape[2:], w.shape[2:], stride, padding, dilation)
-        for n, k, p, d in zip(x.shape[2:], w.shape[2:], padding, dilation, strict=True):
-            self.expect(
-                n + 2 * p >= span(k, d),
-                f"kernel size cannot be greater than the padded input size; got input {x} with "
-                f"padding {padding} and weight {w} with dilation {dilation}",
-            )
-        return (x.shape[0], w.shape[0], *sizes)
-
-    def check_output(self, y: TensorType, expected: Shape, attrs: dict[str, Any]) -> None:
-        self.expect(
-            len(y.shape) == len(expected)
-            and all(a == b for a, b in zip(y.shape, expected, strict=True)),
-            f"expected an output gradient of shape ({', '.join(map(str, expected))}); got {y} "
-            f"with {attrs}",
-        )
 
 
 class Conv(ConvBase):
@@ -132,8 +83,8 @@ class Conv(ConvBase):
         if out.size and w.size:
             rows = w.astype(out.dtype, copy=False).reshape(groups, w.shape[0] // groups, -1)
             flat = out.reshape(x.shape[0], groups, w.shape[0] // groups, -1)
-            for part, columns in _columns(x, kernel, stride, padding, dilation, groups):
-                np.matmul(rows, columns, out=flat[part])
+            for part, cols in columns(x, kernel, stride, padding, dilation, groups):
+                np.matmul(rows, cols, out=flat[part])
         return out.astype(x.dtype, copy=False)
 
     def vjp(self, g: Any, out: Any, x: Any, w: Any, **attrs: Any) -> tuple[Any, ...]:
@@ -152,10 +103,10 @@ class Conv(ConvBase):
     def batch(self, operands: Sequence[Any], batched: Sequence[bool], **attrs: Any) -> Any:
         x, w = operands
         if not batched[1]:
-            return _unfold(op.conv(_fold(x, 0), w, **attrs), 0, x.shape[0])
+            return unfold_batch(op.conv(fold_batch(x, 0), w, **attrs), 0, x.shape[0])
         x, w = align_batch(operands, batched)
         attrs["groups"] *= w.shape[0]
-        return _unfold(op.conv(_fold(x, 1), _fold(w, 0), **attrs), 1, w.shape[0])
+        return unfold_batch(op.conv(fold_batch(x, 1), fold_batch(w, 0), **attrs), 1, w.shape[0])
 
     def lower(
         self,
@@ -170,8 +121,8 @@ class Conv(ConvBase):
     ) -> Array:
         kernel = w.shape[2:]
         sizes = conv_sizes(x.shape[2:], kernel, stride, padding, dilation)
-        xp = _padded_input(b, x, padding)
-        g = _Grouped(groups, (x.shape[0], w.shape[0], *sizes), split=1)
+        xp = padded_input(b, x, padding)
+        g = Grouped(groups, (x.shape[0], w.shape[0], *sizes), split=1)
         n, o, *p = g.index
         c, *k = b.axes(1 + len(kernel), start=g.rank)
         at = [i * s + j * d for i, s, j, d in zip(p, stride, k, dilation, strict=True)]
@@ -190,12 +141,12 @@ class Conv(ConvBase):
         return g.join(b, out)
 
     def onnx(self, ctx: OnnxContext, inputs: Sequence[str], **attrs: Any) -> Any:
-        return ctx.node("Conv", inputs, **_onnx_attributes(ctx.type(inputs[1]).shape[2:], attrs))
+        return ctx.node("Conv", inputs, **onnx_attributes(ctx.type(inputs[1]).shape[2:], attrs))
 
     def samples(self) -> Iterable[Sample]:
-        for x, w, attrs, note in _cases():
+        for x, w, attrs, note in conv_cases():
             yield Sample((x, w), attrs, note)
-        x, w, attrs, _ = next(_cases())
+        x, w, attrs, _ = next(conv_cases())
         yield Sample((strided(x), strided(w)), attrs, "strided")
         half = (x.astype(np.float16), w.astype(np.float16))
         yield Sample(half, attrs, "float16", grad=False)
@@ -291,10 +242,12 @@ class ConvInputGrad(ConvBase):
     def batch(self, operands: Sequence[Any], batched: Sequence[bool], **attrs: Any) -> Any:
         y, w = operands
         if not batched[1]:
-            return _unfold(op.conv_input_grad(_fold(y, 0), w, **attrs), 0, y.shape[0])
+            return unfold_batch(op.conv_input_grad(fold_batch(y, 0), w, **attrs), 0, y.shape[0])
         y, w = align_batch(operands, batched)
         attrs["groups"] *= w.shape[0]
-        return _unfold(op.conv_input_grad(_fold(y, 1), _fold(w, 0), **attrs), 1, w.shape[0])
+        return unfold_batch(
+            op.conv_input_grad(fold_batch(y, 1), fold_batch(w, 0), **attrs), 1, w.shape[0]
+        )
 
     def lower(
         self,
@@ -318,7 +271,7 @@ class ConvInputGrad(ConvBase):
             for n, r, lo, q, s in zip(shape, reach, low, y.shape[2:], stride, strict=True)
         ]
         yd = padded(b, y, (0, 0, *low), (0, 0, *high), (1, 1, *stride), 0)
-        g = _Grouped(groups, (y.shape[0], w.shape[1] * groups, *shape), split=1)
+        g = Grouped(groups, (y.shape[0], w.shape[1] * groups, *shape), split=1)
         n, _, *h = g.index
         o, *k = b.axes(1 + len(kernel), start=g.rank)
         per_group = w.shape[0] // groups
@@ -340,7 +293,7 @@ class ConvInputGrad(ConvBase):
 
     def onnx(self, ctx: OnnxContext, inputs: Sequence[str], *, shape: Shape, **attrs: Any) -> Any:
         y, w = (ctx.type(name) for name in inputs)
-        given = _onnx_attributes(w.shape[2:], attrs)
+        given = onnx_attributes(w.shape[2:], attrs)
         extra = [
             n - ((q - 1) * s + span(k, d) - 2 * p)
             for n, q, s, k, d, p in zip(
@@ -356,8 +309,8 @@ class ConvInputGrad(ConvBase):
         return ctx.node("ConvTranspose", inputs, output_padding=extra, **given)
 
     def samples(self) -> Iterable[Sample]:
-        for x, w, attrs, note in _cases():
-            sizes = conv_sizes(x.shape[2:], w.shape[2:], *_geometry(attrs))
+        for x, w, attrs, note in conv_cases():
+            sizes = conv_sizes(x.shape[2:], w.shape[2:], *geometry(attrs))
             y = uniform((x.shape[0], w.shape[0], *(hint(n) for n in sizes)), seed=2)
             yield Sample((y, w), {**attrs, "shape": x.shape[2:]}, note)
 
@@ -410,8 +363,8 @@ class ConvWeightGrad(ConvBase):
         out = np.zeros((groups, outputs // groups, inputs * int(np.prod(kernel))), acc)
         if out.size and y.size:
             rows = y.astype(acc, copy=False).reshape(y.shape[0], groups, outputs // groups, -1)
-            for part, columns in _columns(x, kernel, stride, padding, dilation, groups):
-                out += np.matmul(rows[part], columns.swapaxes(-1, -2)).sum(axis=0, dtype=acc)
+            for part, cols in columns(x, kernel, stride, padding, dilation, groups):
+                out += np.matmul(rows[part], cols.swapaxes(-1, -2)).sum(axis=0, dtype=acc)
         return out.reshape(outputs, inputs, *kernel).astype(x.dtype, copy=False)
 
     def vjp(
@@ -432,7 +385,7 @@ class ConvWeightGrad(ConvBase):
     def batch(self, operands: Sequence[Any], batched: Sequence[bool], **attrs: Any) -> Any:
         x, y = align_batch(operands, batched)
         attrs["groups"] *= x.shape[0]
-        out = op.conv_weight_grad(_fold(x, 1), _fold(y, 1), **attrs)
+        out = op.conv_weight_grad(fold_batch(x, 1), fold_batch(y, 1), **attrs)
         return op.reshape(out, shape=(x.shape[0], out.shape[0] // x.shape[0], *out.shape[1:]))
 
     def lower(
@@ -447,9 +400,9 @@ class ConvWeightGrad(ConvBase):
         dilation: Ints,
         groups: int,
     ) -> Array:
-        xp = _padded_input(b, x, padding)
+        xp = padded_input(b, x, padding)
         inputs = x.shape[1] // groups
-        g = _Grouped(groups, (y.shape[1], inputs, *kernel), split=0)
+        g = Grouped(groups, (y.shape[1], inputs, *kernel), split=0)
         o, c, *k = g.index
         n, *p = b.axes(1 + len(kernel), start=g.rank)
         at = [i * s + j * d for i, s, j, d in zip(p, stride, k, dilation, strict=True)]
@@ -489,171 +442,10 @@ class ConvWeightGrad(ConvBase):
         return ctx.node("Transpose", [out], perm=swap)
 
     def samples(self) -> Iterable[Sample]:
-        for x, w, attrs, note in _cases():
-            sizes = conv_sizes(x.shape[2:], w.shape[2:], *_geometry(attrs))
+        for x, w, attrs, note in conv_cases():
+            sizes = conv_sizes(x.shape[2:], w.shape[2:], *geometry(attrs))
             y = uniform((x.shape[0], w.shape[0], *(hint(n) for n in sizes)), seed=2)
             yield Sample((x, y), {**attrs, "kernel": w.shape[2:]}, note)
-
-
-# -- geometry -----------------------------------------------------------------------------------
-def conv_sizes(
-    spatial: Sequence[Dim],
-    kernel: Sequence[Dim],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-) -> Shape:
-    """The output sizes: (n + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1."""
-    return tuple(
-        (n + 2 * p - d * (k - 1) - 1) // s + 1
-        for n, k, s, p, d in zip(spatial, kernel, stride, padding, dilation, strict=True)
-    )
-
-
-def _geometry(attrs: dict[str, Any]) -> tuple[Ints, Ints, Ints]:
-    return attrs["stride"], attrs["padding"], attrs["dilation"]
-
-
-def _columns(
-    x: np.ndarray, kernel: Ints, stride: Ints, padding: Ints, dilation: Ints, groups: int
-) -> Iterator[tuple[slice, np.ndarray]]:
-    """(images, columns) by parts of the batch; columns are (n, groups, C / groups * K, output)."""
-    n, c = x.shape[:2]
-    sizes = conv_sizes(x.shape[2:], kernel, stride, padding, dilation)
-    acc = compute_dtype(x.dtype)
-    if any(padding):
-        padded_sizes = [d + 2 * p for d, p in zip(x.shape[2:], padding, strict=True)]
-        xp = np.zeros((n, c, *padded_sizes), acc)
-        inner = (slice(p, p + d) for d, p in zip(x.shape[2:], padding, strict=True))
-        xp[(..., *inner)] = x
-    else:
-        xp = x.astype(acc, copy=False)
-    steps = xp.strides[2:]
-    shape = (groups, c // groups, *kernel, *sizes)
-    strides = (
-        xp.strides[1] * (c // groups),
-        xp.strides[1],
-        *(s * d for s, d in zip(steps, dilation, strict=True)),
-        *(s * d for s, d in zip(steps, stride, strict=True)),
-    )
-    windows = as_strided(xp, (n, *shape), (xp.strides[0], *strides), writeable=False)
-    per_image = int(np.prod(shape)) * acc.itemsize
-    count = max(1, _COLUMN_BYTES // max(1, per_image))
-    rows = c // groups * int(np.prod(kernel))
-    for first in range(0, n, count):
-        part = slice(first, min(n, first + count))
-        yield part, windows[part].reshape(part.stop - first, groups, rows, -1)
-
-
-def _padded_input(b: Builder, x: Array, padding: Ints) -> Array:
-    return padded(b, x, (0, 0, *padding), (0, 0, *padding), (1,) * x.ndim, 0)
-
-
-class _Grouped:
-    """The axes of a contraction's output, with the grouped dim split in two when groups > 1.
-
-    The dim `split` of `shape` becomes (groups, per group), the group an outer batch axis there;
-    memory is the same either way. `index[k]` is the index along dim k of `shape`, `place[k]` the
-    axis that is its (within-group) part, `batch` the group's axis.
-    """
-
-    def __init__(self, groups: int, shape: Shape, split: int) -> None:
-        self.full = shape
-        self.groups = groups
-        self.grouped = groups > 1
-        if not self.grouped:
-            self.shape: Shape = shape
-            self.place = tuple(range(len(shape)))
-            self.batch: tuple[int, ...] = ()
-            self.index: list[Expr] = [axis(k) for k in self.place]
-        else:
-            per_group = shape[split] // groups
-            self.shape = (*shape[:split], groups, per_group, *shape[split + 1 :])
-            self.place = tuple(k if k < split else k + 1 for k in range(len(shape)))
-            self.batch = (split,)
-            self.index = [axis(k) for k in self.place]
-            self.index[split] = self.channel(axis(split + 1), per_group)
-        self.split = split
-        self.rank = len(self.shape)
-
-    def channel(self, within: Expr, per_group: Dim) -> Expr:
-        """The channel number of channel `within` of this output's group."""
-        return axis(self.batch[0]) * dim(per_group) + within if self.grouped else within
-
-    @property
-    def within(self) -> Expr:
-        """The number, within its group, of the output's channel."""
-        return axis(self.place[self.split])
-
-    def join(self, b: Builder, out: Array) -> Array:
-        """`out` under the shape that the op promises."""
-        if not self.grouped:
-            return out
-        s, size = self.split, self.shape[self.split + 1]
-        if any(hint(d) == 0 for d in self.full):
-            return zero_filled(b, self.full, out.dtype)
-        at = list(b.axes(len(self.full)))
-        channel = at[s]
-        index = [*at[:s], channel // dim(size), channel % dim(size), *at[s + 1 :]]
-        return b.pointwise(self.full, out.dtype, load(out, index))
-
-
-def _fold(x: Any, into: int) -> Any:
-    """The leading axis of x merged, as the outer part, into dim `into` (counted without it)."""
-    order = (*range(1, into + 1), 0, *range(into + 1, x.ndim))
-    x = op.permute(x, axes=order) if into else x
-    shape = (*x.shape[:into], x.shape[into] * x.shape[into + 1], *x.shape[into + 2 :])
-    return op.reshape(x, shape=shape)
-
-
-def _unfold(x: Any, at: int, size: Dim) -> Any:
-    """The inverse of `_fold`."""
-    x = op.reshape(x, shape=(*x.shape[:at], size, x.shape[at] // size, *x.shape[at + 1 :]))
-    order = (at, *range(at), *range(at + 1, x.ndim))
-    return op.permute(x, axes=order) if at else x
-
-
-def _onnx_attributes(kernel: Shape, attrs: dict[str, Any]) -> dict[str, Any]:
-    padding = list(attrs["padding"])
-    return {
-        "kernel_shape": [hint(k) for k in kernel],
-        "strides": list(attrs["stride"]),
-        "pads": padding + padding,
-        "dilations": list(attrs["dilation"]),
-        "group": attrs["groups"],
-    }
-
-
-def _cases() -> Iterator[tuple[np.ndarray, np.ndarray, dict[str, Any], str]]:
-    """(x, w, attributes, note): what the samples of the three are made of."""
-
-    def attrs(
-        stride: Ints = (1, 1), padding: Ints = (0, 0), dilation: Ints = (1, 1), groups: int = 1
-    ) -> dict[str, Any]:
-        return {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
-
-    x, w = uniform((2, 3, 5, 6)), uniform((4, 3, 3, 2), seed=1)
-    yield x, w, attrs(), ""
-    yield x, w, attrs(padding=(1, 2)), "padding"
-    yield x, w, attrs(stride=(2, 3), padding=(1, 1)), "strides that leave a rest"
-    yield x, w, attrs(dilation=(2, 3), padding=(2, 1)), "dilation"
-    yield (
-        uniform((1, 4, 5, 5)),
-        uniform((6, 2, 3, 3), seed=1),
-        attrs((2, 1), (1, 1), (1, 2), 2),
-        "groups",
-    )
-    yield (
-        uniform((2, 3, 4, 4)),
-        uniform((3, 1, 3, 3), seed=1),
-        attrs(padding=(1, 1), groups=3),
-        "depthwise",
-    )
-    yield x, uniform((2, 3, 1, 1), seed=1), attrs(padding=(2, 1)), "padding beyond the kernel"
-    yield uniform((2, 2, 7)), uniform((3, 2, 3), seed=1), attrs((2,), (1,), (1,)), "one dim"
-    cube = uniform((1, 2, 3, 4, 3)), uniform((2, 2, 2, 3, 2), seed=1)
-    yield *cube, attrs((1, 2, 1), (0, 1, 1), (1, 1, 2)), "three dims"
-    yield uniform((0, 3, 4, 4)), uniform((2, 3, 3, 3), seed=1), attrs(), "empty batch"
 
 
 conv = Conv()

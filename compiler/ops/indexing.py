@@ -1,12 +1,8 @@
-"""Reads and writes at positions held in int64 tensors.
+"""NumPy's advanced indexing with int64 tensors: the records index and index_put.
 
-Owns gather, scatter and scatter_add (torch.gather and friends: an index per element, along one
-axis) and index and index_put (NumPy's advanced indexing). Masks, slices and broadcasting of index
-tensors are resolved by the public layer. Embedding is `index` along dim 0.
-
-All are checked: a position outside its dim raises IndexError in eager mode, and flags a fault in
-compiled code. Negative positions count from the end in index and index_put; in gather, scatter and
-scatter_add they are errors, as in PyTorch.
+Masks, slices and broadcasting of index tensors are resolved by the public layer. Embedding is
+`index` along dim 0. Both are checked: a position outside its dim raises IndexError in eager mode,
+and flags a fault in compiled code; negative positions count from the end.
 
 Results do not depend on scheduling: writes happen in row-major order of the index, so the last of
 several writes to one place wins, also in the derivative; sums add in that order (float16 and
@@ -23,6 +19,15 @@ import numpy as np
 from jitgrad.compiler.loops import INDEX, Array, Builder, Expr, axis, const, dim, load, select
 from jitgrad.compiler.ops.examples import integers, strided, uniform
 from jitgrad.compiler.ops.movement import align_batch
+from jitgrad.compiler.ops.placing import (
+    UNROLL,
+    add_at,
+    check_range,
+    check_sum,
+    full,
+    numbers,
+    zeros_of,
+)
 from jitgrad.compiler.ops.record import (
     OnnxContext,
     Op,
@@ -32,235 +37,17 @@ from jitgrad.compiler.ops.record import (
     same_shape,
     zeros_like,
 )
-from jitgrad.compiler.ops.regions import accumulator, all_of
+from jitgrad.compiler.ops.regions import accumulator, all_of, rounded
 from jitgrad.compiler.symbolic import Dim, Sym, hint, prod
 from jitgrad.compiler.types import TensorType
 from jitgrad.runtime import dtypes
-from jitgrad.runtime.dtypes import DType
 
 Shape = tuple[Dim, ...]
 Ints = tuple[int, ...]
 
-# Up to this many writes to a place are lowered to tests in each element instead of a Scatter.
-UNROLL = 8
+
 # Operands past the first that an indexing op may have (NumPy's limit on dims).
 _MAX_DIMS = 64
-
-
-class Along(Op):
-    """What gather, scatter and scatter_add share."""
-
-    checked = True
-
-    def check(self, x: TensorType, index: TensorType, at: int, what: str) -> None:
-        self.same_device((x, index))
-        self.expect(
-            index.dtype is dtypes.int64,
-            f"expected an index of dtype int64; got {index}; convert it with .to(jitgrad.int64)",
-            TypeError,
-        )
-        self.expect(
-            index.ndim == x.ndim and 0 <= at < max(1, x.ndim) and x.ndim > 0,
-            f"expected an index of as many dims as {what} and an axis of it; got {x}, index "
-            f"{index}, axis {at}",
-        )
-        for k in range(x.ndim):
-            self.expect(
-                k == at or _le(index.shape[k], x.shape[k]),
-                f"size does not match at dimension {k}: expected index {index} to be no larger "
-                f"than {what} {x} apart from dimension {at}",
-            )
-        self.expect(
-            hint(x.shape[at]) > 0 or any(hint(d) == 0 for d in index.shape),
-            f"index is out of bounds for dimension {at} with size 0; got {x} and index {index}",
-            IndexError,
-        )
-
-    def fault(self, types: Sequence[TensorType], attrs: dict[str, Any], line: str) -> Exception:
-        return IndexError(
-            f"[{self.name}] index is out of bounds for dimension {attrs['axis']} with size "
-            f"{types[0].shape[attrs['axis']]}; got {' and '.join(map(str, types))}; {line}"
-        )
-
-
-class Gather(Along):
-    """gather(x, index; axis): out[i] = x[i with i[axis] replaced by index[i]] (torch.gather).
-
-    index is int64, of x's rank, no larger than x in the other dims; the result has its shape.
-    """
-
-    name = "gather"
-    saves = (1,)
-
-    def infer(self, x: TensorType, index: TensorType, *, axis: int) -> TensorType:
-        self.check(x, index, axis, "input")
-        return x.with_shape(index.shape)
-
-    def reference(self, x: np.ndarray, index: np.ndarray, *, axis: int) -> np.ndarray:
-        _check_range(self, index, x.shape[axis], axis)
-        return np.asarray(x[_along(index, axis)])
-
-    def vjp(self, g: Any, out: Any, x: Any, index: Any, *, axis: int) -> tuple[Any, ...]:
-        return op.scatter_add(_zeros(g, x), index, g, axis=axis), None
-
-    def jvp(self, tangents: tuple[Any, ...], out: Any, x: Any, index: Any, *, axis: int) -> Any:
-        return None if tangents[0] is None else op.gather(tangents[0], index, axis=axis)
-
-    def batch(self, operands: Sequence[Any], batched: Sequence[bool], *, axis: int) -> Any:
-        return op.gather(*align_batch(operands, batched), axis=axis + 1)
-
-    def lower(self, b: Builder, x: Array, index: Array, *, axis: int) -> Array:
-        at = list(b.axes(x.ndim))
-        at[axis] = b.check(load(index, at).cast(INDEX), x.shape[axis])
-        return b.pointwise(index.shape, x.dtype, load(x, at))
-
-    def onnx(self, ctx: OnnxContext, inputs: Sequence[str], *, axis: int) -> Any:
-        x, index = (ctx.type(name) for name in inputs)
-        data = inputs[0]
-        for k in range(x.ndim):  # ONNX wants equal sizes in the other dims
-            if k != axis and x.shape[k] != index.shape[k]:
-                parts = [ctx.shape((0,)), ctx.shape((index.shape[k],)), ctx.shape((k,))]
-                data = ctx.node("Slice", [data, *parts])
-        return ctx.node("GatherElements", [data, inputs[1]], axis=axis)
-
-    def samples(self) -> Iterable[Sample]:
-        for x, index, k, note in _along_cases():
-            yield Sample((x, index), {"axis": k}, note)
-
-
-class Scatter(Along):
-    """scatter(base, index, src; axis): base with src[i] written where gather would read i."""
-
-    name = "scatter"
-    saves = (1,)
-    combine = "set"
-
-    def infer(
-        self, base: TensorType, index: TensorType, src: TensorType, *, axis: int
-    ) -> TensorType:
-        self.check(base, index, axis, "self")
-        self.same_device((base, src))
-        self.expect(
-            base.dtype is src.dtype,
-            f"expected self and src of one dtype; got {base} and {src}; convert src with .to()",
-        )
-        self.expect(
-            src.ndim == index.ndim
-            and all(_le(i, s) for i, s in zip(index.shape, src.shape, strict=True)),
-            f"expected index {index} to be no larger than src {src} in any dim",
-        )
-        return base
-
-    def reference(
-        self, base: np.ndarray, index: np.ndarray, src: np.ndarray, *, axis: int
-    ) -> np.ndarray:
-        _check_range(self, index, base.shape[axis], axis)
-        out = np.array(base)
-        out[_along(index, axis)] = src[tuple(slice(n) for n in index.shape)]
-        return out
-
-    def vjp(
-        self, g: Any, out: Any, base: Any, index: Any, src: Any, *, axis: int
-    ) -> tuple[Any, ...]:
-        empty = _zeros(g, index, g.dtype)
-        g_base = op.scatter(g, index, empty, axis=axis)
-        # only the write that lasted gets a gradient: the one whose number is found at its place
-        number = _numbers(index)
-        places = _full(g, base.shape, -1, dtypes.int64)
-        winner = op.gather(op.scatter(places, index, number, axis=axis), index, axis=axis)
-        g_src = op.where(op.eq(winner, number), op.gather(g, index, axis=axis), empty)
-        return g_base, None, _grow(g_src, src)
-
-    def jvp(
-        self, tangents: tuple[Any, ...], out: Any, base: Any, index: Any, src: Any, *, axis: int
-    ) -> Any:
-        t_base = zeros_like(base) if tangents[0] is None else tangents[0]
-        t_src = zeros_like(src) if tangents[2] is None else tangents[2]
-        return self(t_base, index, t_src, axis=axis)
-
-    def batch(self, operands: Sequence[Any], batched: Sequence[bool], *, axis: int) -> Any:
-        return self(*align_batch(operands, batched), axis=axis + 1)
-
-    def lower(self, b: Builder, base: Array, index: Array, src: Array, *, axis: int) -> Array:
-        count = index.shape[axis]
-        if not isinstance(count, Sym) and count <= UNROLL:
-            return self.unrolled(b, base, index, src, axis, count)
-        acc = accumulator(base.dtype) if self.combine == "sum" else base.dtype
-        rank = base.ndim
-        inner = b.axes(rank, start=rank)
-        place = list(inner)
-        place[axis] = b.check(load(index, inner).cast(INDEX), base.shape[axis])
-        old, value = load(base, b.axes(rank)).cast(acc), load(src, inner).cast(acc)
-        out = b.scatter(base.shape, old, index.shape, place, value, self.combine)
-        return _rounded(b, out, base.dtype)
-
-    def unrolled(
-        self, b: Builder, base: Array, index: Array, src: Array, along: int, count: int
-    ) -> Array:
-        """Each element tests the few indices that may write to it, in their order."""
-        acc = accumulator(base.dtype) if self.combine == "sum" else base.dtype
-        at = b.axes(base.ndim)
-        value = load(base, at).cast(acc)
-        if any(hint(d) == 0 for d in index.shape):
-            return b.pointwise(base.shape, base.dtype, value.cast(base.dtype))
-        read, tests = [], []
-        for k, i in enumerate(at):
-            small = k != along and index.shape[k] != base.shape[k]
-            read.append(_min(i, index.shape[k]) if small else i)
-            tests.append(i < dim(index.shape[k]) if small else None)
-        inside = all_of(tests)
-        for j in range(count):
-            read[along] = const(j, INDEX)
-            place = b.check(load(index, read).cast(INDEX), base.shape[along])
-            hit = at[along].eq(place)
-            hit = hit if inside is None else inside & hit
-            new = load(src, read).cast(acc)
-            value = select(hit, value + new if self.combine == "sum" else new, value)
-        return b.pointwise(base.shape, base.dtype, value.cast(base.dtype))
-
-    def onnx(self, ctx: OnnxContext, inputs: Sequence[str], *, axis: int) -> Any:
-        index, src = ctx.type(inputs[1]), ctx.type(inputs[2])
-        updates = inputs[2]
-        if not same_shape(index.shape, src.shape):
-            axes = tuple(range(src.ndim))
-            parts = [ctx.shape((0,) * src.ndim), ctx.shape(index.shape), ctx.shape(axes)]
-            updates = ctx.node("Slice", [updates, *parts])
-        more = {"reduction": "add"} if self.combine == "sum" else {}
-        return ctx.node("ScatterElements", [inputs[0], inputs[1], updates], axis=axis, **more)
-
-    def samples(self) -> Iterable[Sample]:
-        for x, index, k, note in _along_cases():
-            src = uniform(index.shape, seed=2).astype(x.dtype)
-            yield Sample((x, index, src), {"axis": k}, note)
-        x, index = uniform((3, 4)), integers((2, 3), "int64", 0, 3)
-        yield Sample((x, index, uniform((3, 5), seed=2)), {"axis": 0}, "src larger than index")
-        wide = integers((2, 11), "int64", 0, 4)
-        yield Sample((uniform((2, 4)), wide, uniform((2, 11), seed=2)), {"axis": 1}, "many writes")
-
-
-class ScatterAdd(Scatter):
-    """scatter_add(base, index, src; axis): base with src[i] added where gather would read i."""
-
-    name = "scatter_add"
-    combine = "sum"
-
-    def infer(
-        self, base: TensorType, index: TensorType, src: TensorType, *, axis: int
-    ) -> TensorType:
-        _check_sum(self, base)
-        return super().infer(base, index, src, axis=axis)
-
-    def reference(
-        self, base: np.ndarray, index: np.ndarray, src: np.ndarray, *, axis: int
-    ) -> np.ndarray:
-        _check_range(self, index, base.shape[axis], axis)
-        part = src[tuple(slice(n) for n in index.shape)]
-        return _add_at(base, _along(index, axis), part)
-
-    def vjp(
-        self, g: Any, out: Any, base: Any, index: Any, src: Any, *, axis: int
-    ) -> tuple[Any, ...]:
-        return g, None, _grow(op.gather(g, index, axis=axis), src)
 
 
 class AdvancedIndexing(Op):
@@ -321,7 +108,7 @@ class Index(AdvancedIndexing):
         return np.asarray(x[_key(self, x.shape, index, dims)])
 
     def vjp(self, g: Any, out: Any, x: Any, *index: Any, dims: Ints) -> tuple[Any, ...]:
-        gx = op.index_put(_zeros(g, x), g, *index, dims=dims, accumulate=True)
+        gx = op.index_put(zeros_of(g, x), g, *index, dims=dims, accumulate=True)
         return gx, *(None for _ in index)
 
     def jvp(self, tangents: tuple[Any, ...], out: Any, x: Any, *index: Any, dims: Ints) -> Any:
@@ -379,7 +166,7 @@ class IndexPut(AdvancedIndexing):
         accumulate: bool,
     ) -> TensorType:
         if accumulate:
-            _check_sum(self, base)
+            check_sum(self, base)
         shape = self.check(base, index, dims)
         self.expect(
             base.dtype is values.dtype,
@@ -403,7 +190,7 @@ class IndexPut(AdvancedIndexing):
     ) -> np.ndarray:
         key = _key(self, base.shape, index, dims)
         if accumulate:
-            return _add_at(base, key, values)
+            return add_at(base, key, values)
         out = np.array(base)
         out[key] = values
         return out
@@ -425,9 +212,9 @@ class IndexPut(AdvancedIndexing):
         empty = zeros_like(part)
         g_base = op.index_put(g, empty, *index, dims=dims, accumulate=False)
         # only the write that lasted gets a gradient: the one whose number is found at its place
-        number = _numbers(part)
+        number = numbers(part)
         places = op.index_put(
-            _full(g, base.shape, -1, dtypes.int64), number, *index, dims=dims, accumulate=False
+            full(g, base.shape, -1, dtypes.int64), number, *index, dims=dims, accumulate=False
         )
         won = op.eq(op.index(places, *index, dims=dims), number)
         return g_base, op.where(won, part, empty), *none
@@ -478,7 +265,7 @@ class IndexPut(AdvancedIndexing):
         combine = "sum" if accumulate else "set"
         new = load(values, inner).cast(acc)
         out = b.scatter(base.shape, old, values.shape, place, new, combine)
-        return _rounded(b, out, base.dtype)
+        return rounded(b, out, base.dtype)
 
     def onnx(self, ctx: OnnxContext, inputs: Sequence[str], *, dims: Ints, accumulate: bool) -> Any:
         base, s = ctx.type(inputs[0]), ctx.type(inputs[2])
@@ -501,7 +288,6 @@ class IndexPut(AdvancedIndexing):
                 yield Sample((x, values, *index), attrs, note)
 
 
-# -- shapes and places ----------------------------------------------------------------------------
 def _adjacent(dims: Ints) -> bool:
     return dims[-1] - dims[0] == len(dims) - 1
 
@@ -517,75 +303,14 @@ def _indexed_shape(shape: Shape, s: Shape, dims: Ints) -> Shape:
     return (*rest[:first], *s, *rest[first:])
 
 
-def _le(a: Dim, b: Dim) -> bool:
-    return a is b or bool(a <= b)
-
-
-def _min(i: Expr, n: Dim) -> Expr:
-    from_end = dim(n - 1)
-    return select(i < from_end, i, from_end)
-
-
-def _check_sum(record: Op, base: TensorType) -> None:
-    record.expect(
-        base.dtype is not dtypes.bool_,
-        f"expected a number dtype to add up; got {base}; convert it with .to(dtype)",
-        TypeError,
-    )
-
-
-def _check_range(record: Op, index: np.ndarray, size: int, at: int, low: int = 0) -> None:
-    """Raises PyTorch's IndexError with the first index that is not in [low, size)."""
-    bad = (index < low) | (index >= size)
-    if bad.any():
-        first = index.reshape(-1)[np.argmax(bad)]
-        raise IndexError(
-            f"[{record.name}] index {first} is out of bounds for dimension {at} with size {size}"
-        )
-
-
-def _along(index: np.ndarray, at: int) -> tuple[np.ndarray, ...]:
-    """The NumPy key of the places that `index` names along dim `at`."""
-    grids: list[np.ndarray] = list(np.ogrid[tuple(slice(n) for n in index.shape)])
-    grids[at] = index
-    return tuple(grids)
-
-
 def _key(
     record: Op, shape: Sequence[int], index: Sequence[np.ndarray], dims: Ints
 ) -> tuple[Any, ...]:
     key: list[Any] = [slice(None)] * len(shape)
     for d, i in zip(dims, index, strict=True):
-        _check_range(record, i, shape[d], d, -shape[d])
+        check_range(record, i, shape[d], d, -shape[d])
         key[d] = i
     return tuple(key)
-
-
-def _add_at(base: np.ndarray, key: tuple[Any, ...], values: np.ndarray) -> np.ndarray:
-    """base with values added at key, one after another, in the accumulator's dtype."""
-    acc = accumulator(dtypes.from_numpy(base.dtype)).np
-    out = np.array(base, acc)
-    np.add.at(out, key, values.astype(acc, copy=False))
-    return out.astype(base.dtype, copy=False)
-
-
-# -- parts of derivatives and batching rules ------------------------------------------------------
-def _full(like: Any, shape: Shape, value: int, dtype: DType) -> Any:
-    return apply_like(op.full, like, shape=shape, value=value, dtype=dtype, device=str(like.device))
-
-
-def _zeros(like: Any, x: Any, dtype: DType | None = None) -> Any:
-    """Zeros of x's shape, of which only the type may be known; applied the way `like` is."""
-    return _full(like, tuple(x.shape), 0, dtype or x.dtype)
-
-
-def _numbers(x: Any) -> Any:
-    """int64 of x's shape: each element's number in row-major order."""
-    n = prod(x.shape)
-    flat = apply_like(
-        op.iota, x, shape=(n,), dtype=dtypes.int64, device=str(x.device), start=0, step=1
-    )
-    return op.reshape(flat, shape=tuple(x.shape))
 
 
 def _batch_numbers(index: Any) -> Any:
@@ -598,28 +323,12 @@ def _batch_numbers(index: Any) -> Any:
     return op.expand(column, shape=tuple(index.shape))
 
 
-def _grow(g: Any, src: Any) -> Any:
-    """The gradient of the part of src that was read, padded to src's shape."""
-    if same_shape(g.shape, src.shape):
-        return g
-    none = (0,) * src.ndim
-    high = tuple(n - k for n, k in zip(src.shape, g.shape, strict=True))
-    return op.pad(g, low=none, high=high, interior=none, value=0)
-
-
 def _move_block(x: Any, source: int, count: int, target: int) -> Any:
     """x with `count` dims that start at `source` moved to start at `target`."""
     block = list(range(source, source + count))
     rest = [k for k in range(x.ndim) if k not in block]
     order = (*rest[:target], *block, *rest[target:])
     return x if order == tuple(range(x.ndim)) else op.permute(x, axes=order)
-
-
-# -- lowering -------------------------------------------------------------------------------------
-def _rounded(b: Builder, x: Array, dtype: DType) -> Array:
-    if x.dtype is dtype:
-        return x
-    return b.pointwise(x.shape, dtype, load(x, b.axes(x.ndim)).cast(dtype))
 
 
 def _wrapped(b: Builder, index: Expr, size: Dim) -> Expr:
@@ -673,18 +382,6 @@ def _onnx_places(ctx: OnnxContext, index: Sequence[str], s: TensorType) -> str:
     return ctx.node("Concat", columns, axis=s.ndim)
 
 
-# -- samples --------------------------------------------------------------------------------------
-def _along_cases() -> Iterable[tuple[np.ndarray, np.ndarray, int, str]]:
-    yield uniform((3, 4)), integers((3, 2), "int64", 0, 4), 1, ""
-    yield uniform((3, 4)), integers((5, 4), "int64", 0, 3), 0, "index longer than the dim"
-    yield uniform((3, 4, 2)), integers((2, 4, 1), "int64", 0, 4), 1, "index smaller"
-    yield strided(uniform((3, 4))), strided(integers((3, 4), "int64", 0, 4)), 1, "strided"
-    yield uniform((3, 4)), integers((3, 0), "int64", 0, 4), 1, "empty index"
-    yield uniform((0, 4)), integers((0, 2), "int64", 0, 4), 1, "empty"
-    yield uniform((3, 4)), np.full((3, 3), 2), 1, "one place many times"
-    yield integers((3, 4), "int32"), integers((3, 2), "int64", 0, 4), 1, "integers"
-
-
 def _index_cases() -> Iterable[tuple[np.ndarray, tuple[np.ndarray, ...], Ints, str]]:
     i, j = integers((2, 3), "int64", 0, 3), integers((2, 3), "int64", -4, 4, seed=1)
     x = uniform((3, 4, 5))
@@ -701,8 +398,5 @@ def _index_cases() -> Iterable[tuple[np.ndarray, tuple[np.ndarray, ...], Ints, s
     yield integers((3, 4), "int64"), (np.array([0, 2]),), (1,), "integers"
 
 
-gather = Gather()
-scatter = Scatter()
-scatter_add = ScatterAdd()
 index = Index()
 index_put = IndexPut()

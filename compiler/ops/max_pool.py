@@ -132,9 +132,10 @@ class MaxPool(Pool):
             inside, safe = in_range(place, n, padding[i] > 0, not past)
             tests.append(inside)
             index.append(safe)
-        low = const(lowest(x.dtype), x.dtype)
-        body = guarded(all_of(tests), load(x, (*at[:lead], *index)), low)
-        values = b.reduction(shape, kernel, body, "max", "columns")
+        acc = accumulator(x.dtype)
+        value = load(x, (*at[:lead], *index)).cast(acc)
+        body = guarded(all_of(tests), value, const(lowest(x.dtype), acc))
+        values = rounded(b, b.reduction(shape, kernel, body, "max", "columns"), x.dtype)
         best = b.reduction(shape, kernel, body, "argmax", "columns")
         # the window's element -> its place in x; padding (then all is the lowest number there is)
         # stands for the first real element

@@ -1,0 +1,72 @@
+"""What the records that read and write at positions share: checks, sums in order, constants.
+
+Owns no record; those are in along_axis.py and indexing.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from jitgrad.compiler.ops.record import (
+    Op,
+    apply_like,
+    op,
+)
+from jitgrad.compiler.ops.regions import accumulator
+from jitgrad.compiler.symbolic import Dim, prod
+from jitgrad.compiler.types import TensorType
+from jitgrad.runtime import dtypes
+from jitgrad.runtime.dtypes import DType
+
+Shape = tuple[Dim, ...]
+Ints = tuple[int, ...]
+
+
+# Up to this many writes to a place are lowered to tests in each element instead of a Scatter.
+UNROLL = 8
+
+
+def check_sum(record: Op, base: TensorType) -> None:
+    record.expect(
+        base.dtype is not dtypes.bool_,
+        f"expected a number dtype to add up; got {base}; convert it with .to(dtype)",
+        TypeError,
+    )
+
+
+def check_range(record: Op, index: np.ndarray, size: int, at: int, low: int = 0) -> None:
+    """Raises PyTorch's IndexError with the first index that is not in [low, size)."""
+    bad = (index < low) | (index >= size)
+    if bad.any():
+        first = index.reshape(-1)[np.argmax(bad)]
+        raise IndexError(
+            f"[{record.name}] index {first} is out of bounds for dimension {at} with size {size}"
+        )
+
+
+def add_at(base: np.ndarray, key: tuple[Any, ...], values: np.ndarray) -> np.ndarray:
+    """base with values added at key, one after another, in the accumulator's dtype."""
+    acc = accumulator(dtypes.from_numpy(base.dtype)).np
+    out = np.array(base, acc)
+    np.add.at(out, key, values.astype(acc, copy=False))
+    return out.astype(base.dtype, copy=False)
+
+
+def full(like: Any, shape: Shape, value: int, dtype: DType) -> Any:
+    return apply_like(op.full, like, shape=shape, value=value, dtype=dtype, device=str(like.device))
+
+
+def zeros_of(like: Any, x: Any, dtype: DType | None = None) -> Any:
+    """Zeros of x's shape, of which only the type may be known; applied the way `like` is."""
+    return full(like, tuple(x.shape), 0, dtype or x.dtype)
+
+
+def numbers(x: Any) -> Any:
+    """int64 of x's shape: each element's number in row-major order."""
+    n = prod(x.shape)
+    flat = apply_like(
+        op.iota, x, shape=(n,), dtype=dtypes.int64, device=str(x.device), start=0, step=1
+    )
+    return op.reshape(flat, shape=tuple(x.shape))
