@@ -16,11 +16,11 @@ onnx       its ONNX form: adds nodes through an `OnnxContext`, returns the names
 samples    example arguments for the tests, awkward ones included
 put        for views: the base with the viewed region replaced
 
-vjp, jvp, and batch are written with overloaded operators and calls of other records:
-`record(x, y, attr=...)` asks the first operand that has `_bind` to apply it. So they run on tensors
-with or without data, and record into graphs, and differentiate again. `op.exp(x)` calls the record
-named "exp" whatever module it is in (`op` is filled as records are made), which needs no import
-and so makes no cycle of imports.
+vjp, jvp, and batch are written with calls of other records: `record(x, y, attr=...)` asks the
+first operand that has `_bind` to apply it (a number among the operands, as in `op.mul(x, 2.0)`,
+becomes a 0-d constant of x's dtype). So they run on tensors with or without data, and record into
+graphs, and differentiate again. `op.exp(x)` calls the record named "exp" whatever module it is in
+(`op` is filled as records are made), which needs no import and so makes no cycle of imports.
 """
 
 from __future__ import annotations
@@ -50,9 +50,7 @@ op: Any = SimpleNamespace()  # the same records as attributes
 class OnnxContext(Protocol):
     """What `Op.onnx` builds with. Values are ONNX names."""
 
-    def node(
-        self, op_type: str, inputs: Sequence[str], outputs: int = 1, **attributes: Any
-    ) -> Any:
+    def node(self, op_type: str, inputs: Sequence[str], outputs: int = 1, **attributes: Any) -> Any:
         """Adds a node; returns its output's name (a tuple of names when outputs > 1)."""
 
     def constant(self, array: np.ndarray) -> str:
@@ -139,9 +137,7 @@ class Op:
         """Tangent of the output (a tuple when nout > 1); None where it is zero."""
         raise RuntimeError(f"[{self.name}] has no forward-mode derivative")
 
-    def batch(
-        self, operands: Sequence[Any], batched: Sequence[bool], **attrs: Any
-    ) -> Any:
+    def batch(self, operands: Sequence[Any], batched: Sequence[bool], **attrs: Any) -> Any:
         """Applies the op with a new leading axis on operands where `batched`; the result (every
         output) has the axis leading."""
         raise RuntimeError(f"[{self.name}] has no batching rule")

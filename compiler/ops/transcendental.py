@@ -35,7 +35,7 @@ class Exp2(Unary):
     numpy = np.exp2
 
     def derivative(self, out: Any, x: Any) -> Any:
-        return out * math.log(2.0)
+        return op.mul(out, math.log(2.0))
 
     def onnx(self, ctx: OnnxContext, inputs: Sequence[str], **attrs: Any) -> Any:
         return ctx.node("Pow", [self.like(ctx, inputs[0], 2), inputs[0]])
@@ -49,7 +49,7 @@ class Expm1(Unary):
     numpy = np.expm1
 
     def derivative(self, out: Any, x: Any) -> Any:
-        return out + 1.0
+        return op.add(out, 1.0)
 
     def onnx(self, ctx: OnnxContext, inputs: Sequence[str], **attrs: Any) -> Any:
         half = ctx.node("Mul", [inputs[0], self.like(ctx, inputs[0], 0.5)])
@@ -73,7 +73,7 @@ class _LogBase(Unary):
     ln_base = 1.0
 
     def chain(self, t: Any, out: Any, x: Any) -> Any:
-        return op.div(t, x * self.ln_base)
+        return op.div(t, op.mul(x, self.ln_base))
 
     def onnx(self, ctx: OnnxContext, inputs: Sequence[str], **attrs: Any) -> Any:
         scale = self.like(ctx, inputs[0], 1 / self.ln_base)
@@ -99,7 +99,7 @@ class Log1p(Unary):
     domain = (-0.7, 2.0)
 
     def chain(self, t: Any, out: Any, x: Any) -> Any:
-        return op.div(t, x + 1.0)
+        return op.div(t, op.add(x, 1.0))
 
     def onnx(self, ctx: OnnxContext, inputs: Sequence[str], **attrs: Any) -> Any:
         two = self.like(ctx, inputs[0], 2.0)
@@ -115,7 +115,7 @@ class Sqrt(Unary):
     domain = (0.3, 3.0)
 
     def chain(self, t: Any, out: Any, x: Any) -> Any:
-        return op.div(t, out * 2.0)
+        return op.div(t, op.mul(out, 2.0))
 
 
 def _rsqrt(x: np.ndarray) -> np.ndarray:
@@ -129,7 +129,7 @@ class Rsqrt(Unary):
     domain = (0.3, 3.0)
 
     def derivative(self, out: Any, x: Any) -> Any:
-        return op.mul(op.mul(out, out), out) * -0.5
+        return op.mul(op.mul(op.mul(out, out), out), -0.5)
 
     def onnx(self, ctx: OnnxContext, inputs: Sequence[str], **attrs: Any) -> Any:
         return ctx.node("Reciprocal", [ctx.node("Sqrt", inputs)])
@@ -174,7 +174,7 @@ class Tan(Unary):
     domain = (-1.2, 1.2)
 
     def derivative(self, out: Any, x: Any) -> Any:
-        return op.mul(out, out) + 1.0
+        return op.add(op.mul(out, out), 1.0)
 
 
 class Asin(Unary):
@@ -184,7 +184,7 @@ class Asin(Unary):
     domain = (-0.9, 0.9)
 
     def derivative(self, out: Any, x: Any) -> Any:
-        return op.rsqrt(1.0 - op.mul(x, x))
+        return op.rsqrt(op.sub(1.0, op.mul(x, x)))
 
 
 class Acos(Unary):
@@ -194,7 +194,7 @@ class Acos(Unary):
     domain = (-0.9, 0.9)
 
     def derivative(self, out: Any, x: Any) -> Any:
-        return op.neg(op.rsqrt(1.0 - op.mul(x, x)))
+        return op.neg(op.rsqrt(op.sub(1.0, op.mul(x, x))))
 
 
 class Atan(Unary):
@@ -203,7 +203,7 @@ class Atan(Unary):
     numpy = np.arctan
 
     def chain(self, t: Any, out: Any, x: Any) -> Any:
-        return op.div(t, op.mul(x, x) + 1.0)
+        return op.div(t, op.add(op.mul(x, x), 1.0))
 
 
 class Sinh(Unary):
@@ -230,7 +230,7 @@ class Tanh(Unary):
     numpy = np.tanh
 
     def derivative(self, out: Any, x: Any) -> Any:
-        return 1.0 - op.mul(out, out)
+        return op.sub(1.0, op.mul(out, out))
 
 
 class Asinh(Unary):
@@ -239,7 +239,7 @@ class Asinh(Unary):
     numpy = np.arcsinh
 
     def derivative(self, out: Any, x: Any) -> Any:
-        return op.rsqrt(op.mul(x, x) + 1.0)
+        return op.rsqrt(op.add(op.mul(x, x), 1.0))
 
 
 class Acosh(Unary):
@@ -249,7 +249,7 @@ class Acosh(Unary):
     domain = (1.2, 4.0)
 
     def derivative(self, out: Any, x: Any) -> Any:
-        return op.rsqrt(op.mul(x, x) - 1.0)
+        return op.rsqrt(op.sub(op.mul(x, x), 1.0))
 
 
 class Atanh(Unary):
@@ -259,7 +259,7 @@ class Atanh(Unary):
     domain = (-0.8, 0.8)
 
     def chain(self, t: Any, out: Any, x: Any) -> Any:
-        return op.div(t, 1.0 - op.mul(x, x))
+        return op.div(t, op.sub(1.0, op.mul(x, x)))
 
 
 def _sigmoid(x: np.ndarray) -> np.ndarray:
@@ -275,7 +275,7 @@ class Sigmoid(Unary):
     numpy = _sigmoid
 
     def derivative(self, out: Any, x: Any) -> Any:
-        return op.mul(1.0 - out, out)
+        return op.mul(op.sub(1.0, out), out)
 
 
 def _elementwise_float(f: Callable[[float], float]) -> Callable[[np.ndarray], np.ndarray]:
@@ -294,7 +294,7 @@ class Erf(Unary):
     numpy = _elementwise_float(math.erf)
 
     def derivative(self, out: Any, x: Any) -> Any:
-        return op.exp(op.neg(op.mul(x, x))) * (2 / math.sqrt(math.pi))
+        return op.mul(op.exp(op.neg(op.mul(x, x))), 2 / math.sqrt(math.pi))
 
 
 class Erfc(Unary):
@@ -305,7 +305,7 @@ class Erfc(Unary):
     numpy = _elementwise_float(math.erfc)
 
     def derivative(self, out: Any, x: Any) -> Any:
-        return op.exp(op.neg(op.mul(x, x))) * (-2 / math.sqrt(math.pi))
+        return op.mul(op.exp(op.neg(op.mul(x, x))), -2 / math.sqrt(math.pi))
 
     def onnx(self, ctx: OnnxContext, inputs: Sequence[str], **attrs: Any) -> Any:
         return ctx.node("Sub", [self.like(ctx, inputs[0], 1), ctx.node("Erf", inputs)])
