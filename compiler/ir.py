@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from jitgrad.compiler.symbolic import ShapeEnv
+from jitgrad.compiler.text import to_text
 from jitgrad.compiler.types import TensorType
 from jitgrad.runtime.errors import InternalError
 
@@ -168,6 +169,4 @@ class Graph:
         return users
 
     def __str__(self) -> str:
-        from jitgrad.compiler.text import to_text
-
         return to_text(self)

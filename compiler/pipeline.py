@@ -33,6 +33,7 @@ from jitgrad.compiler.passes.simplify import simplify
 from jitgrad.compiler.passes.stages import stage
 from jitgrad.compiler.printer import kernel_text, plan_text, program_text
 from jitgrad.compiler.symbolic import Dim, Sym, evaluate, is_static
+from jitgrad.compiler.text import to_text
 from jitgrad.compiler.verify import verify
 from jitgrad.runtime import cache
 from jitgrad.runtime.knobs import knobs
@@ -191,8 +192,6 @@ def to_stages(graph: Graph, options: Options, target: Target, run: _Runner) -> S
 
 def graph_key(graph: Graph, options: Options, target: Target) -> str:
     """The graph level's cache key: canonical text, options, target, versions. No source lines."""
-    from jitgrad.compiler.text import to_text
-
     canonical = "\n".join(line.split("  # ")[0] for line in to_text(graph).splitlines()[1:])
     parts = [canonical, repr(options.strides), llvm.version_key(target)]
     return "image-" + hashlib.sha256("\0".join(parts).encode()).hexdigest()

@@ -15,6 +15,7 @@ from jitgrad.compiler.ir import Graph, Write
 from jitgrad.compiler.loops import INDEX, Expr, LoopKernel, axis, const, make, postorder
 from jitgrad.compiler.lower import Program, lower
 from jitgrad.compiler.ops import OPS
+from jitgrad.compiler.parse import ParseError, parse
 from jitgrad.compiler.passes.fuse import fuse
 from jitgrad.compiler.passes.inline import inline
 from jitgrad.compiler.passes.memory import Plan, plan_memory
@@ -22,7 +23,7 @@ from jitgrad.compiler.passes.order import Schedule, order
 from jitgrad.compiler.passes.simplify import simplify
 from jitgrad.compiler.passes.stages import stage
 from jitgrad.compiler.printer import kernel_text
-from jitgrad.compiler.text import ParseError, parse, to_text
+from jitgrad.compiler.text import to_text
 from jitgrad.compiler.types import TensorType
 from jitgrad.compiler.verify import verify
 from jitgrad.runtime import dtypes
