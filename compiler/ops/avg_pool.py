@@ -19,7 +19,7 @@ from jitgrad.compiler.ops.pooling import (
     in_range,
     onnx_images,
     pool_sizes,
-    windows_of,
+    window_elements,
 )
 from jitgrad.compiler.ops.record import OnnxContext, Op, Sample, op
 from jitgrad.compiler.ops.regions import accumulator, all_of, guarded, rounded, surely_le
@@ -63,11 +63,10 @@ class AvgPool(Pool):
         sizes = _average_sizes(spatial, attrs)
         one = (1,) * rank
         acc = accumulator(dtypes.from_numpy(x.dtype)).np
-        windows = windows_of(
-            x.astype(acc, copy=False), 0, spatial, sizes, kernel, attrs["stride"],
-            attrs["padding"], one,
-        )  # fmt: skip
-        total = windows.sum(axis=-1, dtype=acc)
+        total = np.zeros((*x.shape[: x.ndim - rank], *(hint(n) for n in sizes)), acc)
+        geometry = (spatial, sizes, kernel, attrs["stride"], attrs["padding"], one)
+        for element in window_elements(x.astype(acc, copy=False), 0, *geometry):
+            total += element
         return (total / _divisors(spatial, sizes, acc, **attrs)).astype(x.dtype, copy=False)
 
     def vjp(self, g: Any, out: Any, x: Any, **attrs: Any) -> tuple[Any, ...]:

@@ -16,11 +16,11 @@ from jitgrad.compiler.ops.pooling import (
     in_range,
     onnx_images,
     pool_sizes,
-    windows_of,
+    window_elements,
 )
 from jitgrad.compiler.ops.record import OnnxContext, Sample, op
 from jitgrad.compiler.ops.regions import accumulator, all_of, guarded, rounded, span, surely_le
-from jitgrad.compiler.symbolic import Dim, prod
+from jitgrad.compiler.symbolic import Dim, hint, prod
 from jitgrad.compiler.types import TensorType
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import DType
@@ -74,18 +74,24 @@ class MaxPool(Pool):
         lead, spatial = x.shape[: x.ndim - rank], x.shape[x.ndim - rank :]
         sizes = pool_sizes(spatial, kernel, stride, padding, dilation, ceil_mode)
         geometry = (spatial, sizes, kernel, stride, padding, dilation)
-        windows = windows_of(x, lowest(dtypes.from_numpy(x.dtype)), *geometry)
-        real = windows_of(np.ones(spatial, bool), False, *geometry)
-        position = np.arange(np.prod(spatial), dtype=np.int64).reshape(spatial)
-        position = windows_of(position, 0, *geometry)
-        # NumPy's argmax takes the first of equal elements, and NaN over all; where that is
-        # padding, everything there is the lowest number: the first real element it is.
-        best = windows.argmax(axis=-1)
-        first = np.broadcast_to(real.argmax(axis=-1), best.shape)
-        grid = np.ogrid[tuple(slice(n) for n in best.shape)]
-        at = tuple(grid[len(lead) :])
-        best = np.where(real[(*at, best)], best, first)
-        return np.asarray(windows[(*grid, best)]), np.asarray(position[(*at, best)])
+        low = lowest(dtypes.from_numpy(x.dtype))
+        shape = (*lead, *(hint(n) for n in sizes))
+        values = np.full(shape, low, x.dtype)
+        count = int(np.prod(kernel))
+        chosen = np.zeros(shape, np.min_scalar_type(count))  # 1 + the kernel's element; 0: none
+        for number, element in enumerate(window_elements(x, low, *geometry), 1):
+            better = element > values
+            if x.dtype.kind not in "iu":  # the first NaN wins over all numbers
+                better |= (element != element) & (values == values)
+            np.maximum(values, element, out=values)
+            np.maximum(chosen, better * chosen.dtype.type(number), out=chosen)
+        start, first = _window_places(*geometry)
+        steps = np.zeros(count + 1, np.int64)
+        steps[1:] = _flat(
+            [k * d for k, d in zip(np.indices(kernel), dilation, strict=True)], spatial
+        ).reshape(-1)
+        places = np.where(chosen == 0, first, start + steps[chosen])
+        return values, places
 
     def vjp(
         self,
@@ -227,10 +233,10 @@ class MaxPoolGrad(Pool):
         rows = int(np.prod(lead))
         area = int(np.prod(spatial))
         acc = accumulator(dtypes.from_numpy(g.dtype)).np
-        out = np.zeros((rows, area), acc)
+        out = np.zeros(rows * area, acc)
         if g.size:
-            flat = places.reshape(rows, -1)
-            np.add.at(out, (np.arange(rows)[:, None], flat), g.reshape(rows, -1).astype(acc))
+            flat = places.reshape(rows, -1) + np.arange(rows)[:, None] * area
+            np.add.at(out, flat.reshape(-1), g.reshape(-1).astype(acc, copy=False))
         return out.reshape(*lead, *spatial).astype(g.dtype, copy=False)
 
     def vjp(
@@ -308,6 +314,32 @@ def take_places(x: Any, places: Any, rank: int) -> Any:
     where = op.reshape(places, shape=(*places.shape[:lead], prod(places.shape[lead:])))
     out = op.gather(op.reshape(x, shape=flat), where, axis=lead)
     return op.reshape(out, shape=tuple(places.shape))
+
+
+def _window_places(
+    spatial: Sequence[int],
+    sizes: Sequence[Dim],
+    kernel: Ints,
+    stride: Ints,
+    padding: Ints,
+    dilation: Ints,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Of each window: the place of its first element (may lie outside, in the padding), and of its
+    first that is not padding, which is what wins if all are the lowest number."""
+    starts, firsts = [], []
+    for q, s, p, d in zip(sizes, stride, padding, dilation, strict=True):
+        start = np.arange(hint(q)) * s - p
+        starts.append(start)
+        firsts.append(start + (np.maximum(-start, 0) + d - 1) // d * d)
+    return _flat(np.ix_(*starts), spatial), _flat(np.ix_(*firsts), spatial)
+
+
+def _flat(index: Sequence[np.ndarray], spatial: Sequence[int]) -> np.ndarray:
+    """Row-major positions of a multi-index, which may lie outside."""
+    flat = np.zeros((), np.int64)
+    for i, n in zip(index, spatial, strict=True):
+        flat = flat * n + i
+    return flat
 
 
 def _first_real(start: Expr, dilation: int) -> Expr:

@@ -9,11 +9,10 @@ no scatter and the order of additions is fixed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 
 from jitgrad.compiler.loops import INDEX, Expr, const, dim, make
 from jitgrad.compiler.ops.examples import strided, uniform
@@ -113,7 +112,7 @@ class Pool(Op):
 
 
 # -- windows in references -------------------------------------------------------------------------
-def windows_of(
+def window_elements(
     x: np.ndarray,
     fill: Any,
     spatial: Sequence[Dim],
@@ -122,29 +121,27 @@ def windows_of(
     stride: Ints,
     padding: Ints,
     dilation: Ints,
-) -> np.ndarray:
-    """The elements of every window of the last dims, flat in a new last dim; `fill` outside."""
+) -> Iterator[np.ndarray]:
+    """For each element of the kernel, in row-major order: what it meets in every window, as an
+    array of the output's shape; `fill` outside of x."""
     rank = len(kernel)
     lead = x.shape[: x.ndim - rank]
-    n, count = [hint(d) for d in spatial], tuple(hint(d) for d in sizes)
+    n, count = [hint(d) for d in spatial], [hint(d) for d in sizes]
     reach = [
         max(d + p, (q - 1) * s + (k - 1) * w + 1)
         for d, p, q, s, k, w in zip(n, padding, count, stride, kernel, dilation, strict=True)
     ]
-    xp = np.full((*lead, *reach), fill, x.dtype)
-    xp[(..., *(slice(p, p + d) for p, d in zip(padding, n, strict=True)))] = x
-    steps = xp.strides[len(lead) :]
-    view = as_strided(
-        xp,
-        (*lead, *count, *kernel),
-        (
-            *xp.strides[: len(lead)],
-            *(t * s for t, s in zip(steps, stride, strict=True)),
-            *(t * w for t, w in zip(steps, dilation, strict=True)),
-        ),
-        writeable=False,
-    )
-    return view.reshape(*lead, *count, int(np.prod(kernel)))
+    if reach == n:
+        xp = x
+    else:
+        xp = np.full((*lead, *reach), fill, x.dtype)
+        xp[(..., *(slice(p, p + d) for p, d in zip(padding, n, strict=True)))] = x
+    for element in np.ndindex(*kernel):
+        where = (
+            slice(k * w, k * w + (q - 1) * s + 1, s)
+            for k, w, q, s in zip(element, dilation, count, stride, strict=True)
+        )
+        yield xp[(..., *where)]
 
 
 # -- windows in lowered code -----------------------------------------------------------------------
