@@ -177,7 +177,7 @@ def test_index_simplification_is_exact() -> None:
             assert _evaluate(e, point) == _evaluate(simple, point)
 
 
-# -- what fusion promises, in counts -----------------------------------------------------------------
+# -- what fusion promises, in counts ------------------------------------------------------------
 def _graph(*shapes: tuple[int, ...]) -> tuple[Graph, list[Any]]:
     graph = Graph()
     return graph, [graph.add_input(TensorType(s, F), "arg", f"x{i}") for i, s in enumerate(shapes)]
@@ -240,7 +240,7 @@ def test_swapping_two_inputs_goes_through_memory_of_its_own() -> None:
     np.testing.assert_array_equal(inputs[1], a)
 
 
-# -- simplify: golden text ----------------------------------------------------------------------------
+# -- simplify: golden text ------------------------------------------------------------------------
 def _simplified(text: str) -> str:
     return to_text(simplify(parse(text)))
 
@@ -281,7 +281,7 @@ def test_simplify_keeps_what_would_change_bits() -> None:
     assert _simplified(text) == text
 
 
-# -- text ----------------------------------------------------------------------------------------------
+# -- text ------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "text, message",
     [
