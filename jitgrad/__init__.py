@@ -1,3 +1,166 @@
-"""jitgrad: PyTorch's programming model, with a compiler of its own."""
+"""jitgrad: PyTorch's programming model, with a compiler of its own.
+
+The public names are PyTorch's: `import jitgrad as torch` runs model code. nn, optim, utils and
+other subpackages are imported when they are first named.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from typing import Any
+
+from jitgrad import autograd, methods, random
+from jitgrad.autograd import (
+    enable_grad,
+    inference_mode,
+    is_grad_enabled,
+    is_inference_mode_enabled,
+    no_grad,
+    set_grad_enabled,
+)
+from jitgrad.creation import (
+    arange,
+    as_tensor,
+    asarray,
+    bernoulli,
+    empty,
+    empty_like,
+    empty_strided,
+    eye,
+    from_dlpack,
+    from_numpy,
+    frombuffer,
+    full,
+    full_like,
+    linspace,
+    logspace,
+    multinomial,
+    normal,
+    ones,
+    ones_like,
+    rand,
+    rand_like,
+    randint,
+    randint_like,
+    randn,
+    randn_like,
+    randperm,
+    range,
+    tensor,
+    zeros,
+    zeros_like,
+)
+from jitgrad.device import device
+from jitgrad.functions.linalg import chain_matmul, einsum
+from jitgrad.functions.select import one_hot as _one_hot  # noqa: F401 (nn.functional's)
+from jitgrad.functions.shape import (
+    atleast_1d,
+    atleast_2d,
+    atleast_3d,
+    broadcast_tensors,
+    cat,
+    column_stack,
+    dstack,
+    hstack,
+    meshgrid,
+    stack,
+    vstack,
+)
+from jitgrad.functions.shape import broadcast_shapes_of as _broadcast_shapes_of
+from jitgrad.info import finfo, iinfo
+from jitgrad.printing import set_printoptions
+from jitgrad.promotion import can_cast, promote_types, result_type
+from jitgrad.random import (
+    Generator,
+    default_generator,
+    get_rng_state,
+    initial_seed,
+    manual_seed,
+    seed,
+    set_rng_state,
+)
+from jitgrad.runtime.dtypes import (
+    DType,
+    bfloat16,
+    complex64,
+    complex128,
+    float16,
+    float32,
+    float64,
+    int8,
+    int16,
+    int32,
+    int64,
+    uint8,
+)
+from jitgrad.runtime.dtypes import bool_ as bool
+from jitgrad.state import get_default_dtype, set_default_dtype
+from jitgrad.tensor import Size, Tensor
 
 __version__ = "0.1.0"
+
+methods.attach()
+globals().update(methods.FUNCTIONS)
+
+dtype = DType
+broadcast_shapes = _broadcast_shapes_of
+swapaxes = methods.FUNCTIONS["swapaxes"]
+half, double, short, long = float16, float64, int16, int64
+float = float32
+int = int32
+pi, e, inf, nan = math.pi, math.e, math.inf, math.nan
+strided = "strided"
+contiguous_format, preserve_format, channels_last = (
+    "contiguous_format", "preserve_format", "channels_last",
+)  # fmt: skip
+
+
+def is_tensor(obj: Any) -> Any:
+    """Whether obj is a Tensor."""
+    return isinstance(obj, Tensor)
+
+
+def is_floating_point(input: Tensor) -> Any:
+    """Whether the dtype is floating."""
+    return input.is_floating_point()
+
+
+def is_complex(input: Tensor) -> Any:
+    """Whether the dtype is complex."""
+    return input.is_complex()
+
+
+def numel(input: Tensor) -> Any:
+    """The number of elements."""
+    return input.numel()
+
+
+_SUBPACKAGES = ("nn", "optim", "utils")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _SUBPACKAGES:
+        return importlib.import_module(f"jitgrad.{name}")
+    raise AttributeError(
+        f"module 'jitgrad' has no attribute {name!r}; what of PyTorch is not there yet is listed "
+        "in docs/limits.md"
+    )
+
+
+__all__ = [
+    "DType", "Generator", "Size", "Tensor", "arange", "as_tensor", "asarray", "atleast_1d",
+    "atleast_2d", "atleast_3d", "autograd", "bernoulli", "bfloat16", "bool", "broadcast_shapes",
+    "broadcast_tensors", "can_cast", "cat", "chain_matmul", "column_stack", "complex128",
+    "complex64", "default_generator", "device", "double", "dstack", "dtype", "e", "einsum",
+    "empty", "empty_like", "empty_strided", "enable_grad", "eye", "finfo", "float", "float16",
+    "float32", "float64", "from_dlpack", "from_numpy", "frombuffer", "full", "full_like",
+    "get_default_dtype", "get_rng_state", "half", "hstack", "iinfo", "inf", "inference_mode",
+    "initial_seed", "int", "int16", "int32", "int64", "int8", "is_complex", "is_floating_point",
+    "is_grad_enabled", "is_inference_mode_enabled", "is_tensor", "linspace", "logspace", "long",
+    "manual_seed", "meshgrid", "methods", "multinomial", "nan", "no_grad", "normal", "numel",
+    "ones", "ones_like", "pi", "promote_types", "rand", "rand_like", "randint", "randint_like",
+    "randn", "randn_like", "random", "randperm", "range", "result_type", "seed",
+    "set_default_dtype", "set_grad_enabled", "set_printoptions", "set_rng_state", "short", "stack",
+    "tensor", "uint8", "vstack", "zeros", "zeros_like", *sorted(methods.FUNCTIONS),
+]  # fmt: skip

@@ -1,0 +1,34 @@
+"""Automatic differentiation: the public names of `torch.autograd`."""
+
+from __future__ import annotations
+
+from jitgrad.autograd.engine import backward, grad
+from jitgrad.autograd.function import Function, FunctionCtx, once_differentiable
+from jitgrad.autograd.modes import (
+    detect_anomaly,
+    enable_grad,
+    inference_mode,
+    is_grad_enabled,
+    is_inference_mode_enabled,
+    no_grad,
+    set_detect_anomaly,
+    set_grad_enabled,
+)
+from jitgrad.autograd.tape import Node
+
+__all__ = [
+    "Function",
+    "FunctionCtx",
+    "Node",
+    "backward",
+    "detect_anomaly",
+    "enable_grad",
+    "grad",
+    "inference_mode",
+    "is_grad_enabled",
+    "is_inference_mode_enabled",
+    "no_grad",
+    "once_differentiable",
+    "set_detect_anomaly",
+    "set_grad_enabled",
+]

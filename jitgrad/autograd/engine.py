@@ -1,0 +1,450 @@
+"""Running the tape backwards: `backward` and `grad`.
+
+Owns the order of nodes, accumulation of gradients, hooks, and freeing of what was saved. No
+recursion: a chain of any depth works. Nodes run in the reverse order of their creation, each once,
+after all nodes that pass gradients to it.
+"""
+
+from __future__ import annotations
+
+import heapq
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jitgrad.autograd.tape import Node, edge_of, zeros_of
+from jitgrad.compiler.ops.record import OPS
+from jitgrad.compiler.types import TensorType
+from jitgrad.dispatch import apply, assign, full
+from jitgrad.runtime import dtypes
+from jitgrad.state import state
+from jitgrad.tensor import Tensor, wrap
+
+
+class _Sink:
+    """Where the gradients of one output of one node, or of a leaf, are summed."""
+
+    __slots__ = ("pending", "sums", "target")
+
+    def __init__(self, target: Any) -> None:
+        self.target = target
+        self.pending = 0  # edges into it that have not delivered yet
+        self.sums: list[Tensor | None] = [None] * (1 if isinstance(target, Tensor) else target.nout)
+
+
+def backward(
+    tensors: Tensor | Sequence[Tensor],
+    grad_tensors: Tensor | Sequence[Tensor | None] | None = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    inputs: Tensor | Sequence[Tensor] | None = None,
+) -> None:
+    """Adds to `.grad` of the leaves the gradients of the sum of `tensors`.
+
+    grad_tensors: a cotangent for each tensor, of its shape; may be None for tensors of one element.
+    inputs: only these get gradients (they need not be leaves). retain_graph: keep what was saved,
+    so that this graph can be run again; by default as create_graph. create_graph: the gradients can
+    be differentiated themselves.
+
+    Raises RuntimeError for tensors that do not require grad, a missing or wrong cotangent, and a
+    graph whose saved tensors are freed or were changed in place.
+    """
+    outputs = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+    chosen = None
+    if inputs is not None:
+        chosen = [inputs] if isinstance(inputs, Tensor) else list(inputs)
+        if not chosen:
+            raise RuntimeError("'inputs' argument to 'backward' cannot be empty.")
+    seeds = _seeds(outputs, grad_tensors, create_graph)
+    _run(outputs, seeds, chosen, create_graph if retain_graph is None else retain_graph,
+         create_graph, accumulate=True)  # fmt: skip
+
+
+def grad(
+    outputs: Tensor | Sequence[Tensor],
+    inputs: Tensor | Sequence[Tensor],
+    grad_outputs: Tensor | Sequence[Tensor | None] | None = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    only_inputs: bool = True,
+    allow_unused: bool | None = None,
+    is_grads_batched: bool = False,
+    materialize_grads: bool = False,
+) -> tuple[Tensor | None, ...]:
+    """The gradients of the sum of `outputs` with respect to `inputs`, as a tuple.
+
+    Arguments as `backward`'s. allow_unused: an input that the outputs do not depend on gives None
+    instead of an error; materialize_grads: zeros instead. `.grad` of no tensor changes.
+    """
+    if not only_inputs:
+        raise ValueError("[grad] only_inputs=False is not supported; use backward()")
+    outs = [outputs] if isinstance(outputs, Tensor) else list(outputs)
+    ins = [inputs] if isinstance(inputs, Tensor) else list(inputs)
+    if materialize_grads and allow_unused is False:
+        raise ValueError(
+            "Expected allow_unused to be True or not passed when materialize_grads=True, "
+            "but got: allow_unused=False."
+        )
+    if is_grads_batched:
+        return _grad_batched(outs, ins, grad_outputs, retain_graph, create_graph, allow_unused)
+    seeds = _seeds(outs, grad_outputs, create_graph)
+    retain = create_graph if retain_graph is None else retain_graph
+    found = _run(outs, seeds, ins, retain, create_graph, accumulate=False)
+    result: list[Tensor | None] = []
+    for x, g in zip(ins, found, strict=True):
+        if g is None and materialize_grads:
+            g = zeros_of(x._type)
+        elif g is None and not allow_unused:
+            raise RuntimeError(
+                "One of the differentiated Tensors appears to not have been used in the graph. "
+                "Set allow_unused=True if this is the desired behavior. "
+                f"(It is input {len(result)}, {x._type}.)"
+            )
+        result.append(g)
+    return tuple(result)
+
+
+def _grad_batched(
+    outs: list[Tensor],
+    ins: list[Tensor],
+    grad_outputs: Any,
+    retain_graph: bool | None,
+    create_graph: bool,
+    allow_unused: bool | None,
+) -> tuple[Tensor | None, ...]:
+    """grad for each slice of the cotangents' leading axis, stacked."""
+    seeds = [grad_outputs] if isinstance(grad_outputs, Tensor) else list(grad_outputs)
+    sizes = {len(g) for g in seeds if g is not None}
+    if len(sizes) != 1:
+        raise RuntimeError(
+            f"[grad] expected grad_outputs with one batch size as first dim; got {sizes}"
+        )
+    size = sizes.pop()
+    rows = []
+    for i in range(size):
+        row = [None if g is None else g[i] for g in seeds]
+        keep = True if i + 1 < size or create_graph else bool(retain_graph)
+        rows.append(grad(outs, ins, row, keep, create_graph, allow_unused=allow_unused))
+    stacked: list[Tensor | None] = []
+    for column in zip(*rows, strict=True):
+        if column[0] is None:
+            stacked.append(None)
+        else:
+            parts = [g.unsqueeze(0) for g in column]
+            stacked.append(apply(OPS["concatenate"], tuple(parts), {"axis": 0}))
+    return tuple(stacked)
+
+
+def _seeds(outputs: list[Tensor], given: Any, create_graph: bool) -> list[Tensor]:
+    if given is None:
+        cotangents: list[Any] = [None] * len(outputs)
+    elif isinstance(given, Tensor):
+        cotangents = [given]
+    else:
+        cotangents = list(given)
+    if len(cotangents) != len(outputs):
+        raise RuntimeError(
+            f"got {len(outputs)} tensors and {len(cotangents)} gradients; expected one each"
+        )
+    seeds = []
+    for i, (y, g) in enumerate(zip(outputs, cotangents, strict=True)):
+        if not isinstance(y, Tensor):
+            raise TypeError(f"[backward] expected tensors; got {type(y).__name__}")
+        if not y.requires_grad:
+            raise RuntimeError(
+                f"element {i} of tensors does not require grad and does not have a grad_fn"
+            )
+        if g is None:
+            if y.numel() != 1:
+                raise RuntimeError(
+                    "grad can be implicitly created only for scalar outputs; got "
+                    f"{y._type}; pass the gradient argument, or reduce it, e.g. with .sum()"
+                )
+            g = full(y._type.shape, 1.0, y._type.dtype, y._type.device)
+        elif not isinstance(g, Tensor):
+            raise TypeError(f"gradients can be either Tensors or None, but got {type(g).__name__}")
+        else:
+            if g._type.shape != y._type.shape:
+                raise RuntimeError(
+                    f"Mismatch in shape: grad_output[{i}] has a shape of {g.shape} and output[{i}] "
+                    f"has a shape of {y.shape}."
+                )
+            if g._type.dtype is not y._type.dtype:
+                g = apply(OPS["cast"], (g,), {"dtype": y._type.dtype})
+            if not create_graph and g.requires_grad:
+                g = g.detach()
+        seeds.append(g)
+    return seeds
+
+
+def _run(
+    outputs: list[Tensor],
+    seeds: list[Tensor],
+    inputs: list[Tensor] | None,
+    retain_graph: bool,
+    create_graph: bool,
+    accumulate: bool,
+) -> list[Tensor | None]:
+    """Runs the graph; the gradients of `inputs` (or [] when None: all leaves accumulate)."""
+    wanted: dict[tuple[int, int], list[int]] = {}  # (id of target, output) -> inputs
+    results: list[Tensor | None] = [None] * (len(inputs) if inputs is not None else 0)
+    targets: list[Any] = []
+    for i, x in enumerate(inputs or ()):
+        if not isinstance(x, Tensor):
+            raise TypeError(f"[grad] expected tensors as inputs; got {type(x).__name__}")
+        target, slot = edge_of(x)
+        if target is None:
+            raise RuntimeError(
+                f"One of the differentiated Tensors does not require grad (input {i}, {x._type}); "
+                "call requires_grad_() on it before it is used"
+            )
+        targets.append(target)
+        wanted.setdefault((id(target), slot), []).append(i)
+
+    roots = [edge_of(y) for y in outputs]
+    sinks = _collect(roots, None if inputs is None else targets)
+    ready: list[tuple[int, Node]] = []
+    for (target, slot), g in zip(roots, seeds, strict=True):
+        if id(target) in sinks:
+            _deliver(sinks[id(target)], slot, g)
+    for sink in sinks.values():
+        if sink.pending == 0 and isinstance(sink.target, Node):
+            heapq.heappush(ready, (-sink.target.seq, sink.target))
+
+    before = state.grad_enabled
+    state.grad_enabled = create_graph
+    try:
+        leaves = [s for s in sinks.values() if s.pending == 0 and isinstance(s.target, Tensor)]
+        for sink in leaves:
+            _finish_leaf(sink, wanted, results, inputs, accumulate, create_graph)
+        while ready:
+            node = heapq.heappop(ready)[1]
+            sink = sinks.pop(id(node))
+            grads = sink.sums
+            _at_outputs(node, grads, wanted, results, inputs, accumulate, create_graph)
+            needed = [e is not None and id(e) in sinks for e in node.edges]
+            if True in needed:
+                if any(g is not None for g in grads):
+                    passed = _run_node(node, grads)
+                    if not retain_graph:
+                        node.release()
+                else:
+                    passed = (None,) * len(node.edges)
+            else:
+                passed = ()
+            del grads, sink.sums
+            for k, is_needed in enumerate(needed):
+                if not is_needed:
+                    continue
+                edge = node.edges[k]
+                following = sinks[id(edge)]
+                g = passed[k]
+                if g is not None:
+                    _deliver(following, node.slots[k], g)
+                following.pending -= 1
+                if following.pending == 0:
+                    if isinstance(edge, Node):
+                        heapq.heappush(ready, (-edge.seq, edge))
+                    else:
+                        del g
+                        passed = passed[:k] + (None,) + passed[k + 1 :]
+                        _finish_leaf(following, wanted, results, inputs, accumulate, create_graph)
+            passed = ()
+    finally:
+        state.grad_enabled = before
+    return results
+
+
+def _collect(
+    roots: list[tuple[Node | Tensor | None, int]], targets: list[Any] | None
+) -> dict[int, _Sink]:
+    """A sink for every node and leaf that takes part, with the number of edges into it.
+
+    With `targets`, only what lies on a path to one of them takes part.
+    """
+    seen: dict[int, Any] = {}
+    stack: list[Any] = [t for t, _ in roots if t is not None]
+    while stack:
+        target = stack.pop()
+        if id(target) in seen:
+            continue
+        seen[id(target)] = target
+        if isinstance(target, Node):
+            stack.extend(e for e in target.edges if e is not None and id(e) not in seen)
+    if targets is not None:
+        useful = {id(t) for t in targets}
+        nodes = sorted((n for n in seen.values() if isinstance(n, Node)), key=lambda n: n.seq)
+        for node in nodes:  # what a node leads to was created before it
+            if any(e is not None and id(e) in useful for e in node.edges):
+                useful.add(id(node))
+        seen = {key: target for key, target in seen.items() if key in useful}
+    sinks = {key: _Sink(target) for key, target in seen.items()}
+    for target in seen.values():
+        if isinstance(target, Node):
+            for e in target.edges:
+                if e is not None and id(e) in sinks:
+                    sinks[id(e)].pending += 1
+    return sinks
+
+
+def _deliver(sink: _Sink, slot: int, g: Tensor) -> None:
+    have = sink.sums[slot]
+    sink.sums[slot] = g if have is None else apply(OPS["add"], (have, g), {})
+
+
+def _run_node(node: Node, grads: list[Tensor | None]) -> tuple[Any, ...]:
+    """One node's vjp, with the hooks on it."""
+    hooks = node.hooks
+    if hooks and -2 in hooks:
+        for hook in list(hooks[-2].values()):
+            changed = hook(tuple(grads))
+            if changed is not None:
+                grads = list(changed) if isinstance(changed, tuple) else [changed]
+    passed = node.run(grads)
+    if not isinstance(passed, (tuple, list)) or len(passed) < len(node.edges):
+        given = len(passed) if isinstance(passed, (tuple, list)) else 1
+        raise RuntimeError(
+            f"[{node.name()}] expected {len(node.edges)} gradients from the derivative; got {given}"
+        )
+    if state.anomaly:
+        _check_anomaly(node, passed)
+    if hooks and -1 in hooks:
+        for hook in list(hooks[-1].values()):
+            changed = hook(tuple(passed), tuple(grads))
+            if changed is not None:
+                passed = changed if isinstance(changed, tuple) else (changed,)
+    return tuple(passed)
+
+
+def _check_anomaly(node: Node, passed: Sequence[Tensor | None]) -> None:
+    for k, g in enumerate(passed):
+        if g is not None and g._data is not None and g.is_floating_point():
+            if bool((g._data != g._data).any()):
+                raise RuntimeError(
+                    f"Function '{node.name()}' returned nan values in its {k}th output; the "
+                    f"forward operation is at {node.line}"
+                )
+
+
+def _call_hooks(hooks: Any, g: Tensor, where: Tensor | None) -> Tensor:
+    for hook in list(hooks.values()):
+        changed = hook(g)
+        if changed is not None:
+            if not isinstance(changed, Tensor) or changed._type.shape != g._type.shape:
+                got = changed._type if isinstance(changed, Tensor) else type(changed).__name__
+                raise RuntimeError(
+                    f"[register_hook] expected the hook to return None or a gradient of type "
+                    f"{g._type}; got {got}"
+                )
+            g = changed
+    return g
+
+
+def _at_outputs(
+    node: Node,
+    grads: list[Tensor | None],
+    wanted: dict[tuple[int, int], list[int]],
+    results: list[Tensor | None],
+    inputs: list[Tensor] | None,
+    accumulate: bool,
+    create_graph: bool,
+) -> None:
+    """Hooks, retained gradients and wanted inputs at the outputs of a node about to run."""
+    for slot, g in enumerate(grads):
+        if g is None:
+            continue
+        if node.hooks and slot in node.hooks:
+            g = grads[slot] = _call_hooks(node.hooks[slot], g, None)
+        if node.retains and slot in node.retains:
+            tensor = node.retains[slot]()
+            if tensor is not None and tensor._node is node and tensor._out == slot:
+                tensor._set_grad(g if tensor._grad is None else tensor._grad + g)
+        for i in wanted.get((id(node), slot), ()):
+            if accumulate:
+                assert inputs is not None
+                _accumulate(inputs[i], _copy_of(g), create_graph)
+            else:
+                results[i] = g
+
+
+def _finish_leaf(
+    sink: _Sink,
+    wanted: dict[tuple[int, int], list[int]],
+    results: list[Tensor | None],
+    inputs: list[Tensor] | None,
+    accumulate: bool,
+    create_graph: bool,
+) -> None:
+    """All gradients of a leaf have arrived."""
+    leaf = sink.target
+    if sink.sums[0] is None:
+        return
+    if leaf._hooks:
+        sink.sums[0] = _call_hooks(leaf._hooks, sink.sums[0], leaf)
+    if inputs is not None and not accumulate:
+        for i in wanted.get((id(leaf), 0), ()):
+            results[i] = sink.sums[0]
+        return
+    if inputs is not None and (id(leaf), 0) not in wanted:
+        return
+    g: Tensor | None = sink.sums.pop()
+    assert g is not None
+    if not (_holders(g) <= _FRESH and _is_whole(g)):
+        g = _copy_of(g)
+    _accumulate(leaf, g, create_graph)
+    if leaf._post_hooks:
+        for hook in list(leaf._post_hooks.values()):
+            hook(leaf)
+
+
+def _accumulate(leaf: Tensor, g: Tensor, create_graph: bool) -> None:
+    """leaf.grad += g, where g is nobody else's."""
+    if g._type.shape != leaf._type.shape:
+        raise RuntimeError(f"[backward] expected a gradient of type {leaf._type}; got {g._type}")
+    if g._type.dtype is not leaf._type.dtype:
+        g = apply(OPS["cast"], (g,), {"dtype": leaf._type.dtype})
+    have = leaf.grad
+    if have is None:
+        leaf._set_grad(g)
+        return
+    total = apply(OPS["add"], (have, g), {})
+    if create_graph or have.requires_grad:
+        leaf._set_grad(total)
+    else:
+        assign(have, total)
+
+
+def _copy_of(g: Tensor) -> Tensor:
+    return apply(OPS["clone"], (g,), {})  # type: ignore[no-any-return]
+
+
+def _is_whole(g: Tensor) -> bool:
+    """g is the root of its storage and owns its memory."""
+    if g._chain or g._view is not None or g._hooks or state.recorder is not None:
+        return False
+    if g._requires_grad and g._node is None:
+        return False
+    data = g._data
+    return data is None or (data.base is None and bool(data.flags.c_contiguous))
+
+
+def _holders(g: Tensor) -> int:
+    """How many refer to the tensor, its storage and its array, the caller's own included."""
+    count = sys.getrefcount(g) + sys.getrefcount(g._storage)
+    return count + (sys.getrefcount(g._data) if g._data is not None else 0)
+
+
+def _count_fresh() -> int:
+    """_holders of a tensor that only one local variable refers to, as in _finish_leaf."""
+    sums: list[Any] = [_lone_tensor()]
+    g = sums.pop()
+    return _holders(g)
+
+
+def _lone_tensor() -> Tensor:
+    return wrap(np.zeros((2,), np.float32), TensorType((2,), dtypes.float32))
+
+
+_FRESH = _count_fresh()

@@ -1,0 +1,304 @@
+"""autograd.Function: derivatives written by the user, on the same tape."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jitgrad.autograd.tape import (
+    RETAIN_ERROR,
+    Gradients,
+    Node,
+    edges_of,
+    save_tensor,
+    version_error,
+    zeros_of,
+)
+from jitgrad.state import state
+from jitgrad.tensor import Tensor, _new
+
+
+class FunctionCtx:
+    """What `forward` and `backward` of a Function share.
+
+    Attributes:
+        needs_input_grad: for each argument, whether backward shall compute its gradient.
+        saved_tensors: what save_for_backward was given.
+    """
+
+    needs_input_grad: tuple[bool, ...] = ()
+    materialize_grads: bool = True
+
+    def __init__(self) -> None:
+        self.to_save: tuple[Tensor | None, ...] = ()
+        self._non_differentiable: set[int] = set()
+        self._dirty: set[int] = set()
+        self._node: weakref.ref[FunctionNode] | None = None
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None:
+        """Keeps inputs, outputs or intermediates for backward; call once, in forward."""
+        for t in tensors:
+            if t is not None and not isinstance(t, Tensor):
+                raise TypeError(
+                    "save_for_backward can only save variables, but argument is of type "
+                    f"{type(t).__name__}"
+                )
+        self.to_save = tensors
+
+    save_for_forward = save_for_backward
+
+    def mark_non_differentiable(self, *outputs: Tensor) -> None:
+        """These outputs do not require grad."""
+        self._non_differentiable = {id(y) for y in outputs}
+
+    def mark_dirty(self, *inputs: Tensor) -> None:
+        """These inputs were changed in place by forward."""
+        self._dirty = {id(x) for x in inputs}
+
+    def set_materialize_grads(self, value: bool) -> None:
+        """False: gradients of unused outputs arrive as None, not zeros."""
+        self.materialize_grads = value
+
+    @property
+    def saved_tensors(self) -> tuple[Tensor | None, ...]:
+        if self._node is None:
+            return self.to_save
+        node = self._node()
+        if node is None:
+            raise RuntimeError(RETAIN_ERROR)
+        return node.unpack_saved()
+
+    saved_variables = saved_tensors
+
+
+class FunctionNode(Node):
+    """A Function's application: runs its `backward`."""
+
+    __slots__ = ("__dict__", "ctx", "function", "kept")
+    ctx: FunctionCtx
+    function: type[Function]
+    kept: list[Any] | None
+
+    def name(self) -> str:
+        return f"{self.function.__name__}Backward"
+
+    def keep(self, outputs: Sequence[Any]) -> None:
+        """Takes over what forward saved. Own outputs are kept without a cycle."""
+        mine = {id(y): i for i, y in enumerate(outputs)}
+        self.kept = []
+        for t in self.ctx.to_save:
+            if t is None:
+                self.kept.append(None)
+            elif id(t) in mine:
+                self.kept.append((save_tensor(t), mine[id(t)]))
+            else:
+                self.kept.append((save_tensor(t), t))
+        self.ctx.to_save = ()
+
+    def unpack_saved(self) -> tuple[Tensor | None, ...]:
+        if self.kept is None:
+            raise RuntimeError(RETAIN_ERROR)
+        found: list[Tensor | None] = []
+        for i, entry in enumerate(self.kept):
+            if entry is None:
+                found.append(None)
+                continue
+            (data, storage, chain, type_, version), source = entry
+            now = storage.version - storage.hidden
+            if now != version:
+                raise version_error(self, f"saved tensor {i}", type_, version, now)
+            if isinstance(source, Tensor):
+                found.append(source)
+                continue
+            out: Tensor = _new(Tensor)
+            out._data, out._storage, out._chain, out._type = data, storage, chain, type_
+            out._node, out._out, out._requires_grad = self, source, True
+            found.append(out)
+        return tuple(found)
+
+    def release(self) -> None:
+        self.kept = None
+
+    def run(self, grads: Gradients) -> Gradients:
+        types = (self.out_types,) if self.nout == 1 else self.out_types
+        full = [
+            zeros_of(t) if g is None and self.ctx.materialize_grads and t is not None else g
+            for g, t in zip(grads, types, strict=True)
+        ]
+        found = self.function.backward(self.ctx, *full)
+        many = found if isinstance(found, (tuple, list)) else (found,)
+        count = len(self.ctx.needs_input_grad)
+        if len(many) < count or any(g is not None for g in many[count:]):
+            raise RuntimeError(
+                f"function {self.name()} returned an incorrect number of gradients "
+                f"(expected {count}, got {len(many)})"
+            )
+        out: list[Tensor | None] = []
+        for k, position in enumerate(self.attrs["positions"]):
+            g = many[position]
+            if g is not None and not isinstance(g, Tensor):
+                raise TypeError(
+                    f"function {self.name()} returned gradient {position} of type "
+                    f"{type(g).__name__}; expected a Tensor or None"
+                )
+            expected = self.attrs["types"][k]
+            if g is not None and self.edges[k] is not None and g._type.shape != expected.shape:
+                raise RuntimeError(
+                    f"Function {self.name()} returned an invalid gradient at index {position} - "
+                    f"got {list(g.shape)} but expected shape compatible with "
+                    f"{list(expected.shape)}"
+                )
+            out.append(g)
+        return out
+
+
+class Function:
+    """Base of functions with a hand-written derivative.
+
+        class Cube(Function):
+            @staticmethod
+            def forward(ctx, x):
+                ctx.save_for_backward(x)
+                return x * x * x
+
+            @staticmethod
+            def backward(ctx, g):
+                (x,) = ctx.saved_tensors
+                return g * 3 * x * x
+
+        y = Cube.apply(x)
+
+    forward runs off the tape. backward runs on it under create_graph, so higher derivatives work.
+    A separate `setup_context(ctx, inputs, output)` may be given; forward then takes no ctx.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        raise RuntimeError(
+            f"{type(self)} should not be instantiated. Methods on autograd functions are all "
+            "static, so you should invoke them on the class itself: use .apply(...)"
+        )
+
+    @staticmethod
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError(
+            "You must implement the forward function for custom autograd.Function."
+        )
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        raise NotImplementedError("setup_context is not implemented.")
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+        raise NotImplementedError(
+            "You must implement the backward method for your custom autograd.Function to use it "
+            "with backward mode AD."
+        )
+
+    @classmethod
+    def apply(cls, *args: Any, **kwargs: Any) -> Any:
+        """Runs forward and puts the derivative on the tape."""
+        ctx = FunctionCtx()
+        positions = [i for i, x in enumerate(args) if isinstance(x, Tensor)]
+        tensors = [args[i] for i in positions]
+        edges, slots = edges_of(tensors)
+        wanted = {p for p, e in zip(positions, edges, strict=True) if e is not None}
+        taped = state.grad_enabled and bool(wanted)
+        ctx.needs_input_grad = tuple(i in wanted for i in range(len(args)))
+        before = state.grad_enabled
+        state.grad_enabled = False
+        try:
+            if cls.setup_context is Function.setup_context:
+                result = cls.forward(ctx, *args, **kwargs)
+            else:
+                result = cls.forward(*args, **kwargs)
+                cls.setup_context(ctx, args, result)
+        finally:
+            state.grad_enabled = before
+        if not taped:
+            return result
+        many = result if isinstance(result, tuple) else (result,)
+        inputs = {id(x) for x in tensors}
+        outputs: list[Any] = []
+        for y in many:
+            if isinstance(y, Tensor) and id(y) in inputs and id(y) not in ctx._dirty:
+                y = y.detach()
+            elif isinstance(y, Tensor) and y._view is not None and id(y) not in ctx._dirty:
+                y = y.detach()
+            outputs.append(y)
+        renamed = {id(a): b for a, b in zip(many, outputs, strict=True)}
+        ctx.to_save = tuple(
+            renamed.get(id(t), t) if id(t) not in inputs else t for t in ctx.to_save
+        )
+        types = tuple(
+            y._type if isinstance(y, Tensor) and y._type.dtype.category >= 2 else None
+            for y in outputs
+        )
+        attrs = {"positions": tuple(positions), "types": tuple(x._type for x in tensors)}
+        node = FunctionNode(
+            _Name(cls.__name__, len(outputs)),
+            attrs,
+            edges,
+            slots,
+            types if len(types) > 1 else types[0],
+        )
+        node.ctx, node.function, node.kept = ctx, cls, []
+        node.operands, node.outs = (), ()
+        node.keep(outputs)
+        ctx._node = weakref.ref(node)  # the node holds ctx: no cycle
+        for i, (y, original) in enumerate(zip(outputs, many, strict=True)):
+            if types[i] is None or id(original) in ctx._non_differentiable:
+                continue
+            y._node, y._out, y._requires_grad = node, i, True
+        return tuple(outputs) if isinstance(result, tuple) else outputs[0]
+
+
+class _Name:
+    saves: tuple[int | str, ...] = ()
+
+    def __init__(self, name: str, nout: int) -> None:
+        self.name, self.nout = name, nout
+
+
+def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorates `backward`: it runs off the tape, and differentiating its result raises."""
+
+    @functools.wraps(backward)
+    def wrapper(ctx: Any, *grads: Any) -> Any:
+        taped = state.grad_enabled and any(isinstance(g, Tensor) and g.requires_grad for g in grads)
+        state_before = state.grad_enabled
+        state.grad_enabled = False
+        try:
+            found = backward(ctx, *grads)
+        finally:
+            state.grad_enabled = state_before
+        if not (taped or (state.grad_enabled and _saved_requires_grad(ctx))):
+            return found
+        many = found if isinstance(found, tuple) else (found,)
+        out = tuple(_no_second(g) if isinstance(g, Tensor) else g for g in many)
+        return out if isinstance(found, tuple) else out[0]
+
+    return wrapper
+
+
+def _saved_requires_grad(ctx: FunctionCtx) -> bool:
+    return any(ctx.needs_input_grad)
+
+
+class _OnceNode(Node):
+    __slots__ = ()
+
+    def run(self, grads: Gradients) -> Gradients:
+        raise RuntimeError(
+            "trying to differentiate twice a function that was marked with @once_differentiable"
+        )
+
+
+def _no_second(g: Tensor) -> Tensor:
+    out = g.detach()
+    leaf = g.detach().requires_grad_()
+    out._node = _OnceNode(_Name("error", 1), {}, (leaf,), (0,), g._type)
+    out._out, out._requires_grad = 0, True
+    return out

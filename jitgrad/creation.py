@@ -1,0 +1,601 @@
+"""Making tensors: from data, filled, ranges, random."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jitgrad.compiler.ops.record import OPS
+from jitgrad.device import device as Device
+from jitgrad.dispatch import apply
+from jitgrad.dispatch import full as _full
+from jitgrad.functions.args import as_shape
+from jitgrad.hostscalar import HostScalar
+from jitgrad.promotion import cast, plain_number
+from jitgrad.random import Generator, next_draw
+from jitgrad.runtime import dtypes
+from jitgrad.runtime.dtypes import Category, DType
+from jitgrad.state import defaults, state
+from jitgrad.tensor import Tensor, wrap_array
+
+
+def _finish(out: Tensor, requires_grad: bool) -> Tensor:
+    return out.requires_grad_() if requires_grad else out
+
+
+def _told(out: Tensor, source: Any) -> Tensor:
+    """Tells the recorder of a tensor made from host data."""
+    if state.recorder is not None:
+        state.recorder.constant(out, source)
+    return out
+
+
+def _check_device(device: Any) -> None:
+    if device is not None:
+        Device(device)
+
+
+def _expect_dtype(name: str, dtype: Any) -> DType:
+    if not isinstance(dtype, DType):
+        raise TypeError(
+            f"{name}(): argument 'dtype' must be a jitgrad dtype such as jitgrad.float32, not "
+            f"{dtype!r}"
+        )
+    return dtype
+
+
+# -- from data -----------------------------------------------------------------------------------
+def tensor(
+    data: Any,
+    *,
+    dtype: DType | None = None,
+    device: Any = None,
+    requires_grad: bool = False,
+    pin_memory: bool = False,
+) -> Tensor:
+    """A new leaf with a copy of `data` (numbers, nested sequences, arrays, tensors).
+
+    dtype by default: of the data's; the default dtype for Python floats, int64 for ints, bool for
+    bools. Raises ValueError for ragged sequences, TypeError for what is no number.
+    """
+    _check_device(device)
+    if isinstance(data, Tensor):
+        warnings.warn(
+            "To copy construct from a tensor, it is recommended to use x.clone().detach() or "
+            "x.clone().detach().requires_grad_(True), rather than jitgrad.tensor(x).",
+            stacklevel=2,
+        )
+        out = apply(OPS["clone"], (data.detach(),), {})
+        return _finish(cast(out, dtype) if dtype is not None else out, requires_grad)
+    if isinstance(data, HostScalar):
+        return _finish(cast(data.lift(), dtype or defaults.dtype), requires_grad)
+    if isinstance(data, (bool, int, float)):
+        wanted = dtype or _python_dtype(data)
+        _expect_dtype("tensor", wanted)
+        out = _full((), plain_number(_to_int(data, wanted), wanted), wanted)
+        return _finish(out, requires_grad)
+    return _finish(_told(wrap_array(_to_array(data, dtype)), None), requires_grad)
+
+
+def _to_int(value: Any, dtype: DType) -> Any:
+    return int(value) if dtype.is_integer and isinstance(value, float) else value
+
+
+def _python_dtype(value: Any) -> DType:
+    if isinstance(value, bool):
+        return dtypes.bool_
+    return dtypes.int64 if isinstance(value, int) else defaults.dtype
+
+
+def _to_array(data: Any, dtype: DType | None) -> np.ndarray[Any, Any]:
+    """A new array of the data."""
+    if dtype is not None:
+        _expect_dtype("tensor", dtype)
+    if isinstance(data, (np.ndarray, np.generic)):
+        array = np.array(data)
+        if not array.dtype.isnative:
+            array = array.astype(array.dtype.newbyteorder("="))
+        return _converted(array, dtype)
+    if isinstance(data, (list, tuple)) and _has_tensor(data):
+        data = _plain(data)
+    try:
+        array = np.array(data)
+    except ValueError:
+        raise ValueError(
+            "[tensor] expected sequences of equal lengths at each depth; got ragged ones: "
+            f"{_short(data)}"
+        ) from None
+    except OverflowError:
+        raise RuntimeError(f"Overflow when unpacking long; got {_short(data)}") from None
+    if array.dtype == object or array.dtype.kind in "USMm":
+        if array.dtype == object and _all_ints(data):
+            raise RuntimeError(f"Overflow when unpacking long; got {_short(data)}")
+        raise TypeError(
+            f"[tensor] expected numbers, sequences of numbers, or an array; got "
+            f"{type(data).__name__}: {_short(data)}"
+        )
+    if dtype is None:
+        if array.size == 0 and array.dtype == np.float64:
+            dtype = defaults.dtype
+        elif array.dtype.kind == "f" and not hasattr(data, "__array__"):
+            dtype = _sequence_dtype(data, array)
+        elif array.dtype.kind == "c" and not hasattr(data, "__array__"):
+            dtype = dtypes.complex128 if defaults.dtype is dtypes.float64 else dtypes.complex64
+        elif array.dtype == np.uint64:
+            raise RuntimeError(f"Overflow when unpacking long; got {_short(data)}")
+    return _converted(array, dtype)
+
+
+def _sequence_dtype(data: Any, array: np.ndarray[Any, Any]) -> DType:
+    """For lists: of NumPy scalars, their dtype; of Python floats, the default."""
+    first = data
+    while isinstance(first, (list, tuple)) and first:
+        first = first[0]
+    if isinstance(first, (np.ndarray, np.floating)) and not isinstance(first, float):
+        return dtypes.from_numpy(array.dtype)
+    return defaults.dtype
+
+
+def _all_ints(data: Any) -> bool:
+    if isinstance(data, (list, tuple)):
+        return all(_all_ints(x) for x in data)
+    return isinstance(data, int)
+
+
+def _short(data: Any) -> str:
+    text = repr(data)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _converted(array: np.ndarray[Any, Any], dtype: DType | None) -> np.ndarray[Any, Any]:
+    if dtype is None:
+        dtypes.from_numpy(array.dtype)
+        return array
+    if dtype.np == array.dtype:
+        return array
+    if array.size and dtype.is_integer and array.dtype.kind in "iu":
+        info = np.iinfo(dtype.np)
+        if int(array.min()) < info.min or int(array.max()) > info.max:
+            raise RuntimeError(
+                f"value cannot be converted to type {dtype.name} without overflow; got values in "
+                f"[{array.min()}, {array.max()}]"
+            )
+    return OPS["cast"].reference(array, dtype=dtype)  # type: ignore[no-any-return]
+
+
+def _has_tensor(data: Any) -> bool:
+    return any(
+        isinstance(x, (Tensor, HostScalar)) or (isinstance(x, (list, tuple)) and _has_tensor(x))
+        for x in data
+    )
+
+
+def _plain(data: Any) -> Any:
+    if isinstance(data, Tensor):
+        return data.tolist() if data.ndim else data.item()
+    if isinstance(data, HostScalar):
+        return float(data)
+    if isinstance(data, (list, tuple)):
+        return [_plain(x) for x in data]
+    return data
+
+
+def from_numpy(ndarray: np.ndarray[Any, Any]) -> Tensor:
+    """A tensor on the array's memory, with its strides (negative ones, too).
+
+    A read-only array gives a tensor that raises when it is written in place. Raises TypeError for
+    what is no ndarray, or a dtype that jitgrad has not.
+    """
+    if not isinstance(ndarray, np.ndarray):
+        raise TypeError(f"expected np.ndarray (got {type(ndarray).__name__})")
+    array = ndarray.view(np.ndarray) if type(ndarray) is not np.ndarray else ndarray
+    return _told(wrap_array(array), ndarray)
+
+
+Tensor._from_array = staticmethod(from_numpy)  # type: ignore[attr-defined]
+
+
+def as_tensor(data: Any, dtype: DType | None = None, device: Any = None) -> Tensor:
+    """A tensor of the data, without a copy where tensor or array allows it."""
+    _check_device(device)
+    if isinstance(data, Tensor):
+        return data if dtype is None else cast(data, dtype)
+    if isinstance(data, np.ndarray):
+        out = from_numpy(data)
+        return out if dtype is None else cast(out, dtype)
+    return tensor(data, dtype=dtype)
+
+
+def asarray(
+    obj: Any,
+    *,
+    dtype: DType | None = None,
+    device: Any = None,
+    copy: bool | None = None,
+    requires_grad: bool = False,
+) -> Tensor:
+    """as_tensor; copy=True copies in any case, copy=False raises ValueError where it must copy."""
+    out = as_tensor(obj, dtype, device)
+    shares = (isinstance(obj, Tensor) and out is obj) or (
+        isinstance(obj, np.ndarray) and dtype in (None, dtypes.from_numpy(obj.dtype))
+    )
+    if copy is False and not shares:
+        raise ValueError("can't alias the object's memory; use copy=None")
+    if copy and shares:
+        out = apply(OPS["clone"], (out.detach(),), {})
+    return _finish(out, requires_grad)
+
+
+def frombuffer(
+    buffer: Any, *, dtype: DType, count: int = -1, offset: int = 0, requires_grad: bool = False
+) -> Tensor:
+    """A 1-d tensor on the memory of an object with the buffer protocol."""
+    return _finish(from_numpy(np.frombuffer(buffer, dtype.np, count, offset)), requires_grad)
+
+
+def from_dlpack(source: Any) -> Tensor:
+    """A tensor on the memory of any object that speaks DLPack."""
+    return from_numpy(np.from_dlpack(source))
+
+
+# -- filled --------------------------------------------------------------------------------------
+def full(
+    size: Sequence[int] | int,
+    fill_value: Any,
+    *,
+    dtype: DType | None = None,
+    layout: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+) -> Tensor:
+    """A tensor of one value; dtype by default the value's (bool, int64 or the default dtype)."""
+    _check_device(device)
+    shape = _shape("full", (size,))
+    if isinstance(fill_value, Tensor):
+        out = cast(fill_value, dtype or fill_value.dtype)
+        return _finish(out.expand(shape).clone().detach(), requires_grad)
+    if isinstance(fill_value, HostScalar):
+        out = cast(fill_value.lift(), dtype or defaults.dtype)
+        return _finish(out.expand(shape).clone(), requires_grad)
+    wanted = _expect_dtype("full", dtype or _python_dtype(fill_value))
+    value = plain_number(_to_int(fill_value, wanted), wanted)
+    return _finish(_full(shape, value, wanted), requires_grad)
+
+
+def _shape(name: str, size: tuple[Any, ...]) -> tuple[Any, ...]:
+    shape = as_shape(size)
+    for d in shape:
+        if isinstance(d, int) and d < 0:
+            raise RuntimeError(
+                f"[{name}] Trying to create tensor with negative dimension {d}: {list(shape)}"
+            )
+    return shape
+
+
+def _filled(name: str, value: int) -> Any:
+    def make(
+        *size: Any,
+        dtype: DType | None = None,
+        layout: Any = None,
+        device: Any = None,
+        requires_grad: bool = False,
+        pin_memory: bool = False,
+        memory_format: Any = None,
+    ) -> Tensor:
+        _check_device(device)
+        wanted = defaults.dtype if dtype is None else _expect_dtype(name, dtype)
+        out = _full(_shape(name, size), plain_number(value, wanted), wanted)
+        return _finish(out, requires_grad)
+
+    make.__name__ = make.__qualname__ = name
+    return make
+
+
+zeros = _filled("zeros", 0)
+zeros.__doc__ = "zeros(2, 3) or zeros((2, 3)): a tensor of zeros, in the default dtype."
+ones = _filled("ones", 1)
+ones.__doc__ = "ones(2, 3) or ones((2, 3)): a tensor of ones, in the default dtype."
+empty = _filled("empty", 0)
+empty.__doc__ = "empty(2, 3) or empty((2, 3)): a tensor to be filled (zeros here, always)."
+
+
+def _like(make: Any) -> Any:
+    def like(
+        input: Tensor,
+        *,
+        dtype: DType | None = None,
+        layout: Any = None,
+        device: Any = None,
+        requires_grad: bool = False,
+        memory_format: Any = None,
+    ) -> Tensor:
+        wanted = input.dtype if dtype is None else dtype
+        out: Tensor = make(tuple(input._type.shape), dtype=wanted, device=device,
+                           requires_grad=requires_grad)  # fmt: skip
+        return out
+
+    like.__name__ = like.__qualname__ = f"{make.__name__}_like"
+    like.__doc__ = f"`{make.__name__}` of input's shape and dtype."
+    return like
+
+
+zeros_like, ones_like, empty_like = _like(zeros), _like(ones), _like(empty)
+
+
+def full_like(
+    input: Tensor,
+    fill_value: Any,
+    *,
+    dtype: DType | None = None,
+    layout: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+    memory_format: Any = None,
+) -> Tensor:
+    """A tensor of one value, of input's shape and dtype."""
+    return full(tuple(input._type.shape), fill_value, dtype=dtype or input.dtype,
+                requires_grad=requires_grad)  # fmt: skip
+
+
+def empty_strided(
+    size: Sequence[int], stride: Sequence[int], *, dtype: DType | None = None, **more: Any
+) -> Tensor:
+    """empty(size): strides other than row-major ones are not kept."""
+    return empty(tuple(size), dtype=dtype)  # type: ignore[no-any-return]
+
+
+# -- ranges --------------------------------------------------------------------------------------
+def arange(
+    start: Any = 0,
+    end: Any = None,
+    step: Any = 1,
+    *,
+    dtype: DType | None = None,
+    layout: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+) -> Tensor:
+    """start, start + step, ... below end: int64 for ints, else the default dtype."""
+    _check_device(device)
+    if end is None:
+        start, end = 0, start
+    values = [x.item() if isinstance(x, (Tensor, np.generic)) else x for x in (start, end, step)]
+    start, end, step = [float(v) if isinstance(v, HostScalar) else v for v in values]
+    if step == 0:
+        raise RuntimeError("step must be nonzero")
+    if (end < start) if step > 0 else (end > start):
+        raise RuntimeError(
+            "upper bound and lower bound inconsistent with step sign; got "
+            f"arange({start}, {end}, {step})"
+        )
+    floats = any(isinstance(v, float) for v in (start, end, step))
+    wanted = _expect_dtype("arange", dtype or (defaults.dtype if floats else dtypes.int64))
+    if floats:
+        count: Any = math.ceil((end - start) / step)
+    else:
+        count = -((start - end) // step)
+    if wanted.is_floating_point:
+        start, step = float(start), float(step)
+    else:
+        start, step = int(start), int(step)
+    attrs = {"shape": (count,), "dtype": wanted, "start": start, "step": step, "device": "cpu"}
+    return _finish(apply(OPS["iota"], (), attrs), requires_grad)
+
+
+def range(start: Any = 0, end: Any = None, step: Any = 1, **more: Any) -> Tensor:
+    """arange that includes `end` (as the old torch.range)."""
+    more.setdefault("dtype", defaults.dtype)
+    return arange(start, end + step * 0.5, step, **more)
+
+
+def linspace(
+    start: float,
+    end: float,
+    steps: int,
+    *,
+    dtype: DType | None = None,
+    layout: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+) -> Tensor:
+    """`steps` numbers from start to end, both included. Symmetric in start and end."""
+    _check_device(device)
+    if steps < 0:
+        raise RuntimeError(f"number of steps must be non-negative; got {steps}")
+    start, end = (x.item() if isinstance(x, Tensor) else float(x) for x in (start, end))
+    wanted = _expect_dtype("linspace", dtype or defaults.dtype)
+    wide = dtypes.float64
+    if steps == 1:
+        return _finish(_full((1,), plain_number(start, wanted), wanted), requires_grad)
+    step = (end - start) / (steps - 1) if steps else 0.0
+    # From the nearer end, so that both ends are exact.
+    low = _iota(steps, start, step, wide)
+    high = end - _iota(steps, float(steps - 1), -1.0, wide) * step
+    first_half = _iota(steps, 0, 1, dtypes.int64) < steps // 2
+    return _finish(cast(apply(OPS["where"], (first_half, low, high), {}), wanted), requires_grad)
+
+
+def _iota(count: Any, start: Any, step: Any, dtype: DType) -> Tensor:
+    attrs = {"shape": (count,), "dtype": dtype, "start": start, "step": step, "device": "cpu"}
+    return apply(OPS["iota"], (), attrs)  # type: ignore[no-any-return]
+
+
+def logspace(
+    start: float, end: float, steps: int, base: float = 10.0, *, dtype: DType | None = None,
+    **more: Any,
+) -> Tensor:  # fmt: skip
+    """base ** linspace(start, end, steps)."""
+    powers = base ** linspace(start, end, steps, dtype=dtypes.float64)
+    return cast(powers, dtype or defaults.dtype)
+
+
+def eye(
+    n: int,
+    m: int | None = None,
+    *,
+    dtype: DType | None = None,
+    layout: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+) -> Tensor:
+    """A matrix with ones on the diagonal, zeros elsewhere."""
+    _check_device(device)
+    columns = _iota(n if m is None else m, 0, 1, dtypes.int64)
+    on = columns == _iota(n, 0, 1, dtypes.int64).unsqueeze(1)
+    return _finish(cast(on, dtype or defaults.dtype), requires_grad)
+
+
+# -- random --------------------------------------------------------------------------------------
+def draw(name: str, shape: tuple[Any, ...], dtype: DType, generator: Generator | None) -> Tensor:
+    """One draw of a random record ("uniform", "normal", "random_bits")."""
+    attrs = {"shape": shape, "dtype": dtype, "device": "cpu"}
+    return apply(OPS[name], next_draw(generator), attrs)  # type: ignore[no-any-return]
+
+
+def _random(name: str, record: str, doc: str) -> Any:
+    def make(
+        *size: Any,
+        generator: Generator | None = None,
+        dtype: DType | None = None,
+        layout: Any = None,
+        device: Any = None,
+        requires_grad: bool = False,
+        pin_memory: bool = False,
+    ) -> Tensor:
+        _check_device(device)
+        wanted = defaults.dtype if dtype is None else _expect_dtype(name, dtype)
+        return _finish(draw(record, _shape(name, size), wanted, generator), requires_grad)
+
+    make.__name__ = make.__qualname__ = name
+    make.__doc__ = doc
+    return make
+
+
+rand = _random("rand", "uniform", "Uniform numbers in [0, 1).")
+randn = _random("randn", "normal", "Normal numbers of mean 0 and variance 1.")
+rand_like, randn_like = _like(rand), _like(randn)
+
+
+def randint(
+    low: int,
+    high: Any = None,
+    size: Sequence[int] | None = None,
+    *,
+    generator: Generator | None = None,
+    dtype: DType | None = None,
+    layout: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+) -> Tensor:
+    """Integers in [low, high), int64 by default; randint(high, size) starts at 0.
+
+    By remainder of 32 random bits (of 63 for wider ranges), as PyTorch.
+    """
+    _check_device(device)
+    if size is None:
+        low, high, size = 0, low, high
+    low, high = int(low), int(high)
+    if high <= low:
+        raise RuntimeError(
+            f"random_ expects 'from' to be less than 'to', but got from={low} >= to={high}"
+        )
+    shape = _shape("randint", (tuple(size),))  # type: ignore[arg-type]
+    values = random_integers(shape, high - low, generator) + low
+    return _finish(cast(values, dtype or dtypes.int64), requires_grad)
+
+
+def random_integers(shape: tuple[Any, ...], extent: int, generator: Generator | None) -> Tensor:
+    """int64 integers in [0, extent)."""
+    bits = cast(draw("random_bits", shape, dtypes.uint32, generator), dtypes.int64)
+    if extent >= 2**32:
+        high = cast(draw("random_bits", shape, dtypes.uint32, generator), dtypes.int64)
+        bits = (high & 0x7FFFFFFF) * 2**32 + bits
+    return bits % extent
+
+
+def randint_like(input: Tensor, low: int, high: int | None = None, **more: Any) -> Tensor:
+    """randint of input's shape and dtype."""
+    more.setdefault("dtype", input.dtype)
+    bounds = (0, low) if high is None else (low, high)
+    return randint(*bounds, tuple(input._type.shape), **more)
+
+
+def randperm(
+    n: int,
+    *,
+    generator: Generator | None = None,
+    dtype: DType | None = None,
+    layout: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+    pin_memory: bool = False,
+) -> Tensor:
+    """The integers 0 .. n-1 in random order."""
+    _check_device(device)
+    if n < 0:
+        raise RuntimeError(f"[randperm] n must be non-negative; got {n}")
+    order = draw("uniform", (n,), dtypes.float64, generator).argsort()
+    return _finish(cast(order, dtype or dtypes.int64), requires_grad)
+
+
+def normal(
+    mean: Any = 0.0, std: Any = 1.0, size: Any = None, *, generator: Generator | None = None,
+    dtype: DType | None = None,
+) -> Tensor:  # fmt: skip
+    """Normal numbers with these means and standard deviations (tensors or numbers)."""
+    if size is None:
+        like = mean if isinstance(mean, Tensor) else std
+        shape = (mean + std)._type.shape if isinstance(like, Tensor) else ()
+        dtype = dtype or (like.dtype if isinstance(like, Tensor) else None)
+    else:
+        shape = _shape("normal", (tuple(size),))
+    return draw("normal", tuple(shape), dtype or defaults.dtype, generator) * std + mean
+
+
+def bernoulli(
+    input: Tensor, p: float | None = None, *, generator: Generator | None = None
+) -> Tensor:
+    """1 with the probability that input (or p) says, else 0; of input's dtype."""
+    if input.dtype.category < Category.FLOAT and p is None:
+        raise RuntimeError(
+            f"[bernoulli] expected probabilities of a floating dtype; got {input._type}"
+        )
+    uniform = draw("uniform", tuple(input._type.shape), dtypes.float32, generator)
+    return cast(uniform < (input.detach() if p is None else p), input.dtype)
+
+
+def multinomial(
+    input: Tensor,
+    num_samples: int,
+    replacement: bool = False,
+    *,
+    generator: Generator | None = None,
+) -> Tensor:
+    """Indices drawn with the (unnormalised) probabilities of each row of input (N, C) or (C,)."""
+    if input.ndim not in (1, 2):
+        raise RuntimeError(f"prob_dist must be 1 or 2 dim; got {input._type}")
+    if input.dtype.category < Category.FLOAT:
+        raise RuntimeError(
+            f"multinomial only supports floating-point dtypes for the input; got {input._type}"
+        )
+    count = input.shape[-1]
+    if not replacement and num_samples > count:
+        raise RuntimeError(
+            "cannot sample n_sample > prob_dist.size(-1) samples without replacement"
+        )
+    weights = input.detach().to(dtypes.float64)
+    lead = tuple(input._type.shape[:-1])
+    if replacement:
+        total = weights.cumsum(-1)
+        uniform = draw("uniform", (*lead, num_samples), dtypes.float64, generator)
+        # The first place whose running sum exceeds u: never one of probability 0.
+        level = (uniform * total.narrow(-1, count - 1, 1)).unsqueeze(-1)
+        return (total.unsqueeze(-2) <= level).sum(-1)  # type: ignore[no-any-return]
+    # Exponential race: the k smallest of Exp(1) / weight are a sample without replacement.
+    uniform = draw("uniform", (*lead, count), dtypes.float64, generator)
+    race = -(-uniform).log1p() / weights
+    return race.topk(num_samples, -1, largest=False).indices  # type: ignore[no-any-return]

@@ -1,0 +1,327 @@
+"""The one point that every op application and every in-place write passes.
+
+Owns `apply` (infer, run, put on the tape, tell the recorder) and `assign` (the in-place
+primitive). Three modes: eager; eager and recorded; abstract (types only). What operands an op gets
+(promotion, numbers) is decided before, in promotion.py and functions/.
+
+The recorder's protocol (state.recorder, see jitgrad/trace.py for the one that jit uses):
+    op(op, operands, attrs, outputs, line)   an op was applied; outputs is always a tuple
+    write(target, value, line)               target's elements became value's (called after)
+    rebind(owner, key, value)                a slot is about to be set ("grad", "data", ...)
+    slot_read(owner, key)                    a slot is about to be read
+    raw_read(tensor, what)                   data is about to leave the graph
+    constant(tensor, array)                  a tensor was made from host data (`array`, or None
+                                             when the data was copied)
+    draw(generator) -> (seed, draw)          numbers a random draw: two 0-d int64 tensors
+    lift(hostscalar) -> Tensor               a host number meets a tensor: 0-d float64
+    specialise(hostscalar)                   Python looked at a host number
+
+Errors of infer and of references get the user's file and line here, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jitgrad.autograd.tape import IdentityNode, Node, OverwrittenNode, edge_of, edges_of
+from jitgrad.autograd.views import ViewInfo, new_view, rebase
+from jitgrad.compiler.ops.quiet import hush, unhush
+from jitgrad.compiler.ops.record import OPS
+from jitgrad.compiler.symbolic import Sym, is_static
+from jitgrad.compiler.types import TensorType
+from jitgrad.state import abstract_mode, bump_epoch, epoch, recording, state
+from jitgrad.tensor import Size, Tensor, intern_type, wrap
+from jitgrad.userline import user_line
+
+__all__ = [
+    "abstract_mode", "apply", "assign", "bump_epoch", "check_inplace", "epoch", "recording", "state",
+]  # fmt: skip
+
+_inferred: dict[Any, tuple[Any, ...]] = {}
+"""(op, ids of operand types, attributes) -> (result types, operand types). An entry holds its types,
+so an id in a key stays theirs."""
+_MAX_INFERRED = 8192
+
+
+def apply(op: Any, operands: tuple[Tensor, ...], attrs: dict[str, Any]) -> Any:
+    """Applies a record to tensors. Returns a Tensor, or a tuple of them when op.nout > 1.
+
+    Operands have their final dtypes. Views share their operand's storage.
+    """
+    count = len(operands)
+    key: Any
+    if count == 2:
+        a, b = operands
+        key = (op, id(a._type), id(b._type))
+    elif count == 1:
+        key = (op, id(operands[0]._type))
+    else:
+        key = (op, *[id(x._type) for x in operands])
+    if attrs:
+        key = (key, *attrs.items())
+    try:
+        types = _inferred[key][0]
+    except (KeyError, TypeError):
+        types = _infer(key, op, operands, attrs)
+    current = state
+    if op.view:
+        outputs: Any = _apply_view(op, operands[0], attrs, types)
+    elif current.abstract:
+        outputs = wrap(None, types) if op.nout == 1 else tuple([wrap(None, t) for t in types])
+    else:
+        token = hush()
+        try:
+            if count == 2:
+                result = op.reference(a._data, b._data, **attrs)
+                shared = result is a._data or result is b._data
+            else:
+                result = op.reference(*[x._data for x in operands], **attrs)
+                shared = count == 1 and result is operands[0]._data
+        except Exception as error:
+            raise _with_line(_explain(error, op, operands))  # noqa: B904 (see _with_line)
+        finally:
+            unhush(token)
+        if op.nout == 1:
+            if shared or result.base is not None or count > 2:
+                result = _owned(result, operands)
+            outputs = wrap(result, types)
+        else:
+            outputs = tuple(
+                [wrap(_owned(r, operands), t) for r, t in zip(result, types, strict=True)]
+            )
+    if current.grad_enabled and op.differentiable:
+        for x in operands:
+            if x._requires_grad or (x._view is not None and x.requires_grad):
+                _put_on_tape(op, operands, attrs, types, outputs)
+                break
+    if current.recorder is not None:
+        many = outputs if op.nout > 1 else (outputs,)
+        current.recorder.op(op, operands, attrs, many, user_line())
+    return outputs
+
+
+def _infer(key: Any, op: Any, operands: tuple[Tensor, ...], attrs: dict[str, Any]) -> Any:
+    """infer, remembered when all of it is static. Raises the user's error."""
+    operand_types = tuple(x._type for x in operands)
+    try:
+        found = op.infer(*operand_types, **attrs)
+    except Exception as error:
+        raise _with_line(error)  # noqa: B904 (see _with_line)
+    many = found if isinstance(found, tuple) else (found,)
+    many = tuple(intern_type(t) for t in many)
+    types = many if isinstance(found, tuple) else many[0]
+    if operands and all(is_static(t.shape) for t in operand_types + many) and _static(attrs):
+        if len(_inferred) >= _MAX_INFERRED:
+            _inferred.clear()
+        try:
+            _inferred[key] = (types, operand_types)
+        except TypeError:  # an attribute that cannot be hashed: inferred every time
+            pass
+    return types
+
+
+def _static(attrs: dict[str, Any]) -> bool:
+    for value in attrs.values():
+        if isinstance(value, Sym):
+            return False
+        if isinstance(value, (tuple, list)) and not is_static(value):
+            return False
+    return True
+
+
+def _owned(result: np.ndarray[Any, Any], operands: tuple[Tensor, ...]) -> np.ndarray[Any, Any]:
+    """The result of an op that is no view, sure to share no memory with an operand."""
+    for x in operands:
+        if result is x._data or (result.base is not None and np.may_share_memory(result, x._data)):
+            return result.copy()
+    return result
+
+
+def _apply_view(op: Any, x: Tensor, attrs: dict[str, Any], type_: TensorType) -> Tensor:
+    """A view op: shares x's storage where the reference could give a view, else a fresh result."""
+    data = None
+    if not state.abstract:
+        try:
+            data = op.reference(x._data, **attrs)
+        except Exception as error:
+            raise _with_line(error)  # noqa: B904 (see _with_line)
+        base = data.base
+        source = x._data
+        if base is None or (
+            base is not source and base is not source.base and not np.shares_memory(data, source)
+        ):
+            return wrap(data, type_)
+    out = new_view(x, data, type_, (op, attrs))
+    storage = x._storage
+    info = x._view
+    if info is None:
+        base, hidden, tracked = x, False, True
+    else:
+        base = x if info.base is None else info.base
+        hidden, tracked = info.hidden, info.tracked
+    out._view = ViewInfo(
+        base, storage.version - storage.hidden, hidden, tracked and state.grad_enabled
+    )
+    return out
+
+
+def _put_on_tape(
+    op: Any, operands: tuple[Tensor, ...], attrs: dict[str, Any], types: Any, outputs: Any
+) -> None:
+    many = (outputs,) if op.nout == 1 else outputs
+    if not any(y._type.dtype.category >= 2 for y in many):
+        return
+    edges, slots = edges_of(operands)
+    node = Node(op, attrs, edges, slots, types)
+    node.save(operands, outputs)
+    for i, y in enumerate(many):
+        if y._type.dtype.category >= 2:
+            y._node = node
+            y._out = i
+            y._requires_grad = True
+
+
+def bind(op: Any, operands: tuple[Any, ...], attrs: dict[str, Any]) -> Any:
+    """What `record(x, y, attr=...)` calls (Op.__call__): numbers among operands become 0-d tensors
+    of the first tensor's dtype."""
+    for name, value in attrs.items():
+        if type(value) is Size:
+            attrs[name] = tuple(value)
+    for x in operands:
+        if not isinstance(x, Tensor):
+            return apply(op, _numbers_to_tensors(operands), attrs)
+    return apply(op, operands, attrs)
+
+
+def _numbers_to_tensors(operands: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    like = next(x for x in operands if isinstance(x, Tensor))
+    out = []
+    for x in operands:
+        if not isinstance(x, (Tensor, int, float, complex)):
+            raise TypeError(f"expected tensors and numbers as operands; got {type(x).__name__}")
+        out.append(x if isinstance(x, Tensor) else full((), x, like._type.dtype))
+    return tuple(out)
+
+
+def full(shape: Sequence[Any], value: Any, dtype: Any, device: str = "cpu") -> Tensor:
+    """A tensor of one value, by the `full` record."""
+    attrs = {"shape": tuple(shape), "value": value, "dtype": dtype, "device": str(device)}
+    return apply(OPS["full"], (), attrs)  # type: ignore[no-any-return]
+
+
+def _with_line(error: Exception) -> Exception:
+    """The same error, its text now ending with the user's file and line."""
+    line = user_line(3)
+    if line and error.args and isinstance(error.args[0], str) and line not in error.args[0]:
+        error.args = (f"{error.args[0]} (at {line})", *error.args[1:])
+    return error
+
+
+def _explain(error: Exception, op: Any, operands: tuple[Tensor, ...]) -> Exception:
+    for x in operands:
+        if x._data is None:
+            return RuntimeError(
+                f"[{op.name}] expected tensors with data; {x._type} is abstract (it was made while "
+                "tracing from shapes alone); use it inside the traced function only"
+            )
+    return error
+
+
+# -- in-place ------------------------------------------------------------------------------------
+def check_inplace(target: Tensor, value_requires_grad: bool = False) -> None:
+    """Raises RuntimeError where an in-place write to `target` is not allowed, in PyTorch's words."""
+    data = target._data
+    if data is not None:
+        if 0 in data.strides and any(
+            s == 0 and n > 1 for s, n in zip(data.strides, data.shape, strict=True)
+        ):
+            raise RuntimeError(
+                "unsupported operation: more than one element of the written-to tensor refers to "
+                "a single memory location. Please clone() the tensor before performing the "
+                f"operation. (The tensor is {target._type}, an expanded view.)"
+            )
+        if not data.flags.writeable:
+            raise RuntimeError(
+                f"[assign] expected a tensor that may be written; {target._type} shows a read-only "
+                "NumPy array; clone() it first"
+            )
+    if not state.grad_enabled:
+        return
+    info = target._view
+    if target.requires_grad and target._node is None:
+        raise RuntimeError(
+            "a leaf Variable that requires grad is being used in an in-place operation."
+        )
+    if info is not None and info.base is not None:
+        base = info.base
+        if base._requires_grad and base._node is None:
+            raise RuntimeError(
+                "a view of a leaf Variable that requires grad is being used in an in-place "
+                "operation."
+            )
+        if not info.tracked and (base._requires_grad or value_requires_grad):
+            raise RuntimeError(
+                "A view was created in no_grad mode and is being modified inplace with grad mode "
+                "enabled. Make the view in grad mode, or write to it in no_grad mode."
+            )
+
+
+def assign(target: Tensor, value: Tensor) -> None:
+    """Target's elements become value's, in place. Same shape and dtype.
+
+    Bumps the storage's version; on the tape, target is value from here on (and the base of a view
+    is the base with that region replaced). Raises RuntimeError as `check_inplace` says.
+    """
+    if value._type is not target._type and value._type != target._type:
+        raise RuntimeError(
+            f"[assign] expected a value of type {target._type}; got {value._type}; expand it and "
+            "convert it to the target's dtype first"
+        )
+    taped = state.grad_enabled and (value.requires_grad or target.requires_grad)
+    check_inplace(target, value._requires_grad)
+    storage = target._storage
+    if taped and value._node is not None:
+        value._node.protect(storage, _snapshot)
+    if target._data is not None and value._data is not None:
+        np.copyto(target._data, value._data)
+    storage.version += 1
+    info = target._view
+    if info is not None and info.hidden:
+        storage.hidden += 1
+    if taped:
+        if info is not None and info.base is not None:
+            rebase(target, value)
+        elif not value._requires_grad:
+            edge, slot = edge_of(target)
+            assert edge is not None
+            target._node, target._out = OverwrittenNode(edge, slot, target._type), 0
+        elif value._node is None or value._view is not None or value._storage is storage:
+            edge, slot = edge_of(value)
+            assert edge is not None
+            target._node = IdentityNode(edge, slot, target._type)
+            target._out, target._requires_grad = 0, True
+        else:
+            target._node, target._out = value._node, value._out
+            target._requires_grad = True
+    elif info is not None and info.base is not None:
+        # Unseen by the tape, or nothing that requires grad: the view's node still stands.
+        if not info.base._requires_grad:
+            info.version = storage.version - storage.hidden
+    if state.recorder is not None:
+        state.recorder.write(target, value, user_line())
+
+
+def _snapshot(x: Tensor) -> Tensor:
+    """A copy of x, off the tape (but in the recorded graph)."""
+    before = state.grad_enabled
+    state.grad_enabled = False
+    try:
+        return apply(OPS["clone"], (x,), {})  # type: ignore[no-any-return]
+    finally:
+        state.grad_enabled = before
+
+
+Tensor._bind = staticmethod(bind)  # type: ignore[attr-defined]

@@ -1,0 +1,92 @@
+"""Arguments of public functions: dims, shapes, and what is a tensor."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+from jitgrad.compiler.symbolic import Sym
+from jitgrad.tensor import Tensor
+
+Dims = "int | Sequence[int] | None"
+
+
+def is_dim(x: Any) -> bool:
+    """True for an int (of whatever kind) or a symbolic dim."""
+    return isinstance(x, (int, Sym)) or (hasattr(x, "__index__") and not isinstance(x, Tensor))
+
+
+def as_dim(x: Any) -> Any:
+    """A size or index as an int or Sym; a one-element integer tensor is read."""
+    return x if isinstance(x, (int, Sym)) else operator.index(x)
+
+
+def as_shape(sizes: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The shape in `f(2, 3)` or `f((2, 3))`: a tuple of ints (or Syms)."""
+    if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)):
+        sizes = tuple(sizes[0])
+    return tuple([as_dim(d) for d in sizes])
+
+
+def expect_tensor(name: str, x: Any) -> Tensor:
+    """x. Raises TypeError unless it is a Tensor."""
+    if not isinstance(x, Tensor):
+        raise TypeError(
+            f"{name}(): argument 'input' must be Tensor, not {type(x).__name__}; convert it with "
+            "jitgrad.tensor(...)"
+        )
+    return x
+
+
+def one_axis(name: str, rank: int, dim: Any) -> int:
+    """A dim as an axis in [0, rank). A 0-d tensor has the axes 0 and -1. Raises IndexError."""
+    dim = operator.index(dim)
+    extent = max(rank, 1)
+    if not -extent <= dim < extent:
+        raise IndexError(
+            f"[{name}] Dimension out of range (expected to be in range of [{-extent}, "
+            f"{extent - 1}], but got {dim})"
+        )
+    return dim % extent
+
+
+def all_axes(name: str, rank: int, dim: Any) -> tuple[int, ...]:
+    """Dims of a reduction as sorted axes; None or () is all of them."""
+    if dim is None:
+        return tuple(range(rank))
+    if isinstance(dim, (tuple, list)):
+        if not dim:
+            return tuple(range(rank))
+        axes = [one_axis(name, rank, d) for d in dim]
+        if len(set(axes)) != len(axes):
+            raise RuntimeError(f"[{name}] dim appears multiple times in the list of dims: {dim}")
+        return tuple(sorted(axes)) if rank else ()
+    axis = one_axis(name, rank, dim)
+    return (axis,) if rank else ()
+
+
+def infer_minus_one(name: str, shape: Sequence[Any], total: Any) -> tuple[Any, ...]:
+    """The shape with its -1, if any, replaced by what makes the number of elements `total`."""
+    unknown = [k for k, d in enumerate(shape) if isinstance(d, int) and d == -1]
+    if not unknown:
+        return tuple(shape)
+    if len(unknown) > 1:
+        raise RuntimeError(f"[{name}] only one dimension can be inferred; got {tuple(shape)}")
+    known: Any = 1
+    for d in shape:
+        if not (isinstance(d, int) and d == -1):
+            known = known * d
+    if known == 0:
+        raise RuntimeError(
+            f"[{name}] cannot reshape tensor of 0 elements into shape {list(shape)} because the "
+            "unspecified dimension size -1 can be any value and is ambiguous"
+        )
+    if total % known != 0:
+        raise RuntimeError(
+            f"[{name}] shape '{list(shape)}' is invalid for input of size {total}; the product of "
+            "the sizes must stay the same"
+        )
+    filled = list(shape)
+    filled[unknown[0]] = total // known
+    return tuple(filled)

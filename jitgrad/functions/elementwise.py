@@ -1,0 +1,480 @@
+"""Elementwise functions: one for each public record, and composites with PyTorch's signatures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from jitgrad.compiler import ops as _records  # noqa: F401 (fills OPS)
+from jitgrad.compiler.ops.record import OPS, Elementwise
+from jitgrad.dispatch import apply
+from jitgrad.promotion import (
+    cast,
+    constant,
+    elementwise,
+    expect_operands,
+    floating,
+    operand_dtype,
+    result_type,
+    to_operand,
+)
+from jitgrad.runtime import dtypes
+from jitgrad.runtime.dtypes import Category, DType
+from jitgrad.tensor import Tensor
+
+
+def _make_unary(op: Any) -> Callable[..., Tensor]:
+    def function(input: Tensor) -> Tensor:
+        if not isinstance(input, Tensor):
+            raise TypeError(
+                f"{op.name}(): argument 'input' must be Tensor, not {type(input).__name__}"
+            )
+        return elementwise(op, input)  # type: ignore[no-any-return]
+
+    return function
+
+
+def _make_binary(op: Any) -> Callable[..., Tensor]:
+    def function(input: Any, other: Any) -> Tensor:
+        if not (isinstance(input, Tensor) or isinstance(other, Tensor)):
+            raise TypeError(
+                f"{op.name}(): expected a Tensor; got {type(input).__name__} and "
+                f"{type(other).__name__}; convert one with jitgrad.tensor(...)"
+            )
+        return elementwise(op, input, other)  # type: ignore[no-any-return]
+
+    return function
+
+
+def _generate() -> dict[str, Callable[..., Tensor]]:
+    made: dict[str, Callable[..., Tensor]] = {}
+    for op in OPS.values():
+        if isinstance(op, Elementwise) and op.public and op.arity in (1, 2):
+            function = (_make_unary if op.arity == 1 else _make_binary)(op)
+            function.__name__ = function.__qualname__ = op.name
+            function.__module__ = "jitgrad"
+            function.__doc__ = (type(op).__doc__ or "").strip() or f"Elementwise {op.name}."
+            made[op.name] = function
+    return made
+
+
+generated: dict[str, Callable[..., Tensor]] = _generate()
+"""The functions made from records, by name."""
+
+_add, _sub, _mul, _div = OPS["add"], OPS["sub"], OPS["mul"], OPS["div"]
+_where = OPS["where"]
+
+
+def _scaled(name: str, other: Any, alpha: Any) -> Any:
+    if isinstance(alpha, (int, float)) and not isinstance(alpha, bool) and alpha == 1:
+        return other
+    dtype = other.dtype if isinstance(other, Tensor) else None
+    if dtype is not None and dtype.category < Category.FLOAT and isinstance(alpha, float):
+        raise RuntimeError(
+            f"[{name}] For integral input tensors, argument alpha must not be a floating point "
+            f"number; got alpha={alpha}"
+        )
+    return elementwise(_mul, other, alpha) if isinstance(other, Tensor) else other * alpha
+
+
+def add(input: Any, other: Any, *, alpha: Any = 1) -> Tensor:
+    """input + alpha * other; shapes broadcast, dtypes promote."""
+    if type(alpha) is not int or alpha != 1:
+        other = _scaled("add", other, alpha)
+    return elementwise(_add, input, other)  # type: ignore[no-any-return]
+
+
+def sub(input: Any, other: Any, *, alpha: Any = 1) -> Tensor:
+    """input - alpha * other; shapes broadcast, dtypes promote. Raises RuntimeError for two bools."""
+    if type(alpha) is not int or alpha != 1:
+        other = _scaled("sub", other, alpha)
+    return elementwise(_sub, input, other)  # type: ignore[no-any-return]
+
+
+def rsub(input: Any, other: Any, *, alpha: Any = 1) -> Tensor:
+    """other - alpha * input."""
+    return sub(other, input, alpha=alpha)
+
+
+def mul(input: Any, other: Any) -> Tensor:
+    """input * other; shapes broadcast, dtypes promote."""
+    return elementwise(_mul, input, other)  # type: ignore[no-any-return]
+
+
+def div(input: Any, other: Any, *, rounding_mode: str | None = None) -> Tensor:
+    """input / other in floating point; rounding_mode "floor" or "trunc" keeps integers integer."""
+    if rounding_mode is None:
+        return elementwise(_div, input, other)  # type: ignore[no-any-return]
+    if rounding_mode == "floor":
+        return generated["floor_divide"](input, other)
+    if rounding_mode != "trunc":
+        raise RuntimeError(
+            "div expected rounding_mode to be one of None, 'trunc', or 'floor' but found "
+            f"'{rounding_mode}'"
+        )
+    expect_operands("div", (input, other))
+    dtype = result_type(input, other)
+    if dtype.category >= Category.FLOAT:
+        return generated["trunc"](elementwise(_div, input, other))
+    a, b = to_operand(input, dtype), to_operand(other, dtype)
+    # For integers: the exact multiple below or above, divided.
+    return generated["floor_divide"](a - generated["fmod"](a, b), b)
+
+
+def pow(input: Any, exponent: Any) -> Tensor:
+    """input ** exponent. The exponents 0.5, 1, 2, 3, -0.5, -1, -2 as plain numbers are computed by
+    square root, products and reciprocals, as PyTorch does.
+
+    Raises RuntimeError for integers to a negative integer power.
+    """
+    if isinstance(input, Tensor) and isinstance(exponent, (int, float)):
+        dtype = result_type(input, exponent)
+        if dtype.category is Category.INT and exponent < 0:
+            raise RuntimeError(
+                f"[pow] Integers to negative integer powers are not allowed; got {input._type} to "
+                f"the power {exponent}; convert to floating point first"
+            )
+        if not isinstance(exponent, bool) and dtype.category >= Category.INT:
+            special = _POWERS.get(float(exponent))
+            if special is not None and (dtype.category >= Category.FLOAT or exponent in (1, 2, 3)):
+                return special(cast(input, dtype))
+    return elementwise(OPS["pow"], input, exponent)  # type: ignore[no-any-return]
+
+
+_POWERS: dict[float, Callable[[Tensor], Tensor]] = {
+    1.0: lambda x: apply(OPS["clone"], (x,), {}),
+    2.0: lambda x: x * x,
+    3.0: lambda x: x * x * x,
+    0.5: lambda x: apply(OPS["sqrt"], (x,), {}),
+    -0.5: lambda x: apply(OPS["rsqrt"], (x,), {}),
+    -1.0: lambda x: apply(OPS["reciprocal"], (x,), {}),
+    -2.0: lambda x: apply(OPS["reciprocal"], (x * x,), {}),
+}
+
+
+def float_power(input: Any, exponent: Any) -> Tensor:
+    """input ** exponent in float64."""
+    a = cast(input, dtypes.float64) if isinstance(input, Tensor) else float(input)
+    b = cast(exponent, dtypes.float64) if isinstance(exponent, Tensor) else float(exponent)
+    return pow(a, b)
+
+
+def where(condition: Tensor, input: Any = None, other: Any = None) -> Any:
+    """input where condition holds, else other. With a condition only: nonzero(as_tuple=True)."""
+    if input is None and other is None:
+        return condition.nonzero(as_tuple=True)
+    if not isinstance(condition, Tensor):
+        raise TypeError(
+            f"[where] expected a bool Tensor as condition; got {type(condition).__name__}"
+        )
+    if condition.dtype is not dtypes.bool_:
+        if condition.dtype is not dtypes.uint8:
+            raise RuntimeError(
+                "where expected condition to be a boolean tensor, but got a tensor with dtype "
+                f"{condition.dtype}"
+            )
+        condition = cast(condition, dtypes.bool_)
+    expect_operands("where", (input, other))
+    dtype = result_type(input, other)
+    return apply(_where, (condition, to_operand(input, dtype), to_operand(other, dtype)), {})
+
+
+def masked_fill(input: Tensor, mask: Tensor, value: Any) -> Tensor:
+    """input with `value` where the bool mask holds. Keeps input's dtype."""
+    if isinstance(value, Tensor):
+        if value.ndim:
+            raise RuntimeError(
+                "masked_fill only supports a 0-dimensional value tensor, but got tensor with "
+                f"{value.ndim} dimension(s)."
+            )
+        value = cast(value, input.dtype)
+    else:
+        value = _fill_value("masked_fill", value, input.dtype)
+    if mask.dtype is not dtypes.bool_:
+        raise RuntimeError(
+            f"masked_fill only supports boolean masks, but got mask with dtype {mask.dtype}"
+        )
+    return apply(_where, (mask, value, input), {})  # type: ignore[no-any-return]
+
+
+def _fill_value(name: str, value: Any, dtype: DType) -> Tensor:
+    if isinstance(value, (int, float)) and dtype.category < Category.FLOAT:
+        if isinstance(value, float) and value != value or abs(value) == math.inf:
+            raise RuntimeError(
+                f"[{name}] value cannot be converted to type {dtype.name} without overflow; got "
+                f"{value}"
+            )
+        if dtype.category is Category.INT:
+            value = int(value)
+    return constant(value, dtype)
+
+
+def clamp(input: Tensor, min: Any = None, max: Any = None) -> Tensor:
+    """input, but at least `min` and at most `max` (numbers or tensors); max wins. NaN stays."""
+    if min is None and max is None:
+        raise RuntimeError("torch.clamp: At least one of 'min' or 'max' must not be None")
+    bounds = [b for b in (min, max) if b is not None]
+    dtype = result_type(input, *bounds)
+    out = cast(input, dtype)
+    if min is not None:
+        out = _bound(out, to_operand(min, dtype), "ge")
+    if max is not None:
+        out = _bound(out, to_operand(max, dtype), "le")
+    return out
+
+
+def _bound(x: Tensor, bound: Tensor, keep: str) -> Tensor:
+    # A select, not maximum/minimum: at the bound itself all of the gradient goes to x, as in
+    # PyTorch, and NaN in x stays (it is not outside).
+    op = OPS["lt" if keep == "ge" else "gt"]
+    outside = apply(op, (x, bound), {})
+    out: Tensor = apply(_where, (outside, bound, x), {})
+    if bound.ndim and bound.dtype.is_floating_point:
+        out = apply(_where, (apply(OPS["isnan"], (bound,), {}), bound, out), {})
+    return out
+
+
+def clamp_min(input: Tensor, min: Any) -> Tensor:
+    """input, but at least `min`."""
+    return clamp(input, min=min)
+
+
+def clamp_max(input: Tensor, max: Any) -> Tensor:
+    """input, but at most `max`."""
+    return clamp(input, max=max)
+
+
+def square(input: Tensor) -> Tensor:
+    """input * input."""
+    return pow(input, 2)
+
+
+def sgn(input: Tensor) -> Tensor:
+    """The sign: -1, 0 or 1."""
+    return generated["sign"](input)
+
+
+def frac(input: Tensor) -> Tensor:
+    """The fractional part: input - trunc(input)."""
+    return sub(input, generated["trunc"](input))
+
+
+def signbit(input: Tensor) -> Tensor:
+    """Whether the sign bit is set (-0.0 counts)."""
+    if input.dtype.category < Category.FLOAT:
+        return input < 0
+    return generated["copysign"](constant(1.0, input.dtype), input) < 0
+
+
+def round(input: Tensor, *, decimals: int = 0) -> Tensor:
+    """To the nearest integer, ties to even; or to so many decimals."""
+    if decimals == 0:
+        return generated["round"](input)
+    scale = 10.0 ** abs(decimals)
+    if decimals > 0:
+        return generated["round"](input * scale) / scale
+    return generated["round"](input / scale) * scale
+
+
+def logit(input: Tensor, eps: float | None = None) -> Tensor:
+    """log(x / (1 - x)); with eps, x clamped to [eps, 1 - eps] first."""
+    x = cast(input, floating(input.dtype))
+    if eps is not None:
+        x = clamp(x, eps, 1 - eps)
+    return generated["log"](x / (1 - x))
+
+
+def lerp(input: Tensor, end: Tensor, weight: Any) -> Tensor:
+    """input + weight * (end - input), from the nearer end (exact at both)."""
+    if isinstance(weight, Tensor):
+        low = generated["abs"](weight) < 0.5
+        return where(low, input + weight * (end - input), end - (end - input) * (1 - weight))  # type: ignore[no-any-return]
+    if weight < 0.5:
+        return input + weight * (end - input)
+    return end - (end - input) * (1 - weight)
+
+
+def addcmul(input: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Any = 1) -> Tensor:
+    """input + value * tensor1 * tensor2."""
+    product = tensor1 * tensor2
+    return input + (product if _is_one(value) else value * product)
+
+
+def addcdiv(input: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Any = 1) -> Tensor:
+    """input + value * tensor1 / tensor2."""
+    if result_type(tensor1, tensor2).category < Category.FLOAT:
+        raise RuntimeError(
+            "Integer division with addcdiv is no longer supported; convert the operands to "
+            "floating point first"
+        )
+    quotient = tensor1 / tensor2 if _is_one(value) else value * tensor1 / tensor2
+    return input + quotient
+
+
+def _is_one(value: Any) -> bool:
+    return isinstance(value, (int, float)) and value == 1
+
+
+def hypot(input: Tensor, other: Any) -> Tensor:
+    """sqrt(input**2 + other**2), without overflow in between."""
+    a, b = generated["abs"](input), generated["abs"](to_operand(other, result_type(input, other)))
+    high, low = generated["maximum"](a, b), generated["minimum"](a, b)
+    ratio = where(high == 0, low, low / where(high == 0, 1.0, high))
+    ratio = where(low == math.inf, 1.0, ratio)
+    return high * generated["sqrt"](1 + ratio * ratio)
+
+
+def logaddexp(input: Tensor, other: Any) -> Tensor:
+    """log(exp(input) + exp(other)), stable."""
+    dtype = floating(result_type(input, other))
+    a, b = to_operand(input, dtype), to_operand(other, dtype)
+    high = generated["maximum"](a, b)
+    finite = where(generated["isinf"](high), 0.0, high)
+    total = generated["exp"](a - finite) + generated["exp"](b - finite)
+    return generated["log"](total) + finite
+
+
+def logaddexp2(input: Tensor, other: Any) -> Tensor:
+    """log2(2**input + 2**other), stable."""
+    dtype = floating(result_type(input, other))
+    a, b = to_operand(input, dtype), to_operand(other, dtype)
+    high = generated["maximum"](a, b)
+    finite = where(generated["isinf"](high), 0.0, high)
+    total = generated["exp2"](a - finite) + generated["exp2"](b - finite)
+    return generated["log2"](total) + finite
+
+
+def xlogy(input: Any, other: Any) -> Tensor:
+    """input * log(other); 0 where input is 0 (NaN where other is NaN)."""
+    dtype = floating(result_type(input, other))
+    a, b = to_operand(input, dtype), to_operand(other, dtype)
+    zero = (a == 0) & ~generated["isnan"](b)
+    return where(zero, 0.0, a * generated["log"](where(zero, 1.0, b)))  # type: ignore[no-any-return]
+
+
+def sinc(input: Tensor) -> Tensor:
+    """sin(pi x) / (pi x); 1 at 0."""
+    x = cast(input, floating(input.dtype)) * math.pi
+    zero = x == 0
+    safe = where(zero, 1.0, x)
+    return where(zero, 1.0, generated["sin"](safe) / safe)  # type: ignore[no-any-return]
+
+
+def heaviside(input: Tensor, values: Tensor) -> Tensor:
+    """0 where input < 0, `values` where it is 0, 1 where it is greater."""
+    one, zero = constant(1, input.dtype), constant(0, input.dtype)
+    step = apply(_where, (input > 0, one, zero), {})
+    return apply(_where, (input == 0, cast(values, input.dtype), step), {})  # type: ignore[no-any-return]
+
+
+def nan_to_num(
+    input: Tensor, nan: float | None = 0.0, posinf: float | None = None, neginf: float | None = None
+) -> Tensor:
+    """input with NaN and the infinities replaced (by the largest finite numbers by default)."""
+    if input.dtype.category < Category.FLOAT:
+        return apply(OPS["clone"], (input,), {})  # type: ignore[no-any-return]
+    high, low = float_limits(input.dtype)
+    out = where(generated["isnan"](input), 0.0 if nan is None else nan, input)
+    out = where(input == math.inf, high if posinf is None else posinf, out)
+    return where(input == -math.inf, low if neginf is None else neginf, out)  # type: ignore[no-any-return]
+
+
+def float_limits(dtype: DType) -> tuple[float, float]:
+    """The largest and smallest finite numbers of a floating dtype."""
+    high = {
+        "float16": 65504.0,
+        "bfloat16": (2 - 2.0**-7) * 2.0**127,
+        "float32": (2 - 2.0**-23) * 2.0**127,
+        "float64": (2 - 2.0**-52) * 2.0**1023,
+    }[dtype.name]
+    return high, -high
+
+
+def fmax(input: Tensor, other: Any) -> Tensor:
+    """maximum, but a NaN gives way to a number."""
+    return _number_wins(input, other, "maximum")
+
+
+def fmin(input: Tensor, other: Any) -> Tensor:
+    """minimum, but a NaN gives way to a number."""
+    return _number_wins(input, other, "minimum")
+
+
+def _number_wins(input: Tensor, other: Any, name: str) -> Tensor:
+    dtype = result_type(input, other)
+    a, b = to_operand(input, dtype), to_operand(other, dtype)
+    if dtype.category < Category.FLOAT:
+        return generated[name](a, b)
+    both = where(generated["isnan"](a), b, generated[name](a, b))
+    return where(generated["isnan"](b), a, both)  # type: ignore[no-any-return]
+
+
+def deg2rad(input: Tensor) -> Tensor:
+    """Degrees to radians."""
+    return input * (math.pi / 180)
+
+
+def rad2deg(input: Tensor) -> Tensor:
+    """Radians to degrees."""
+    return input * (180 / math.pi)
+
+
+def isposinf(input: Tensor) -> Tensor:
+    return input == math.inf
+
+
+def isneginf(input: Tensor) -> Tensor:
+    return input == -math.inf
+
+
+def isreal(input: Tensor) -> Tensor:
+    return input == input if input.dtype.category < Category.FLOAT else (input == input) | True
+
+
+def positive(input: Tensor) -> Tensor:
+    """input itself. Raises RuntimeError for bool."""
+    if input.dtype is dtypes.bool_:
+        raise RuntimeError("The `+` operator, on a bool tensor is not supported.")
+    return input
+
+
+def isclose(
+    input: Tensor, other: Tensor, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
+) -> Tensor:
+    """Where |input - other| <= atol + rtol * |other| (and equal infinities)."""
+    if input.dtype is not other.dtype:
+        raise RuntimeError(f"{input.dtype} did not match {other.dtype}")
+    close = input == other
+    if input.dtype.category >= Category.FLOAT:
+        if equal_nan:
+            close = close | (generated["isnan"](input) & generated["isnan"](other))
+        near = generated["abs"](input - other) <= atol + generated["abs"](other) * rtol
+        return close | (near & generated["isfinite"](other) & generated["isfinite"](input))
+    if input.dtype is dtypes.bool_:
+        return close
+    a, b = cast(input, dtypes.float64), cast(other, dtypes.float64)
+    return close | (generated["abs"](a - b) <= atol + generated["abs"](b) * rtol)
+
+
+def allclose(
+    input: Tensor, other: Tensor, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
+) -> bool:
+    """Whether isclose holds everywhere. Ends a trace."""
+    return bool(isclose(input, other, rtol, atol, equal_nan).all())
+
+
+def equal(input: Tensor, other: Tensor) -> bool:
+    """Whether shapes and all elements are equal. Ends a trace."""
+    if tuple(input.shape) != tuple(other.shape):
+        return False
+    return bool((input == other).all())
+
+
+ALIASES = {
+    "arccos": "acos", "arcsin": "asin", "arctan": "atan", "arccosh": "acosh", "arcsinh": "asinh",
+    "arctanh": "atanh", "arctan2": "atan2", "absolute": "abs", "negative": "neg",
+    "subtract": "sub", "multiply": "mul", "true_divide": "div", "divide": "div", "clip": "clamp",
+    "greater": "gt", "greater_equal": "ge", "less": "lt", "less_equal": "le", "not_equal": "ne",
+    "fix": "trunc",
+}  # fmt: skip

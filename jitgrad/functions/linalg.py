@@ -1,0 +1,348 @@
+"""Products of matrices and vectors."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Sequence
+from typing import Any
+
+from jitgrad.compiler.ops.record import OPS
+from jitgrad.compiler.symbolic import prod as dims_product
+from jitgrad.dispatch import apply
+from jitgrad.promotion import cast
+from jitgrad.tensor import Tensor
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    return apply(OPS["matmul"], (a, b), {})  # type: ignore[no-any-return]
+
+
+def _expect(name: str, a: Any, b: Any) -> None:
+    for x in (a, b):
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name}(): expected Tensors; got {type(x).__name__}")
+    if a.dtype is not b.dtype:
+        raise RuntimeError(
+            f"[{name}] expected operands to have the same dtype, but got: {a._type} and "
+            f"{b._type}; convert one with .to(dtype)"
+        )
+
+
+def matmul(input: Tensor, other: Tensor) -> Tensor:
+    """The matrix product; vectors count as a row (left) or a column (right); batches broadcast.
+
+    Shapes (..., M, K) and (..., K, N) give (..., M, N). Raises RuntimeError when K differs.
+    """
+    _expect("matmul", input, other)
+    a, b = input, other
+    if a.ndim >= 2 and b.ndim >= 2:
+        return _product(a, b)
+    if a.ndim == 0 or b.ndim == 0:
+        raise RuntimeError(
+            f"both arguments to matmul need to be at least 1D, but they are {a.ndim}D and {b.ndim}D"
+        )
+    if a.ndim == 1 and b.ndim == 1:
+        return dot(a, b)
+    if a._type.shape[-1] != b._type.shape[0 if b.ndim == 1 else -2]:
+        raise RuntimeError(
+            f"[matmul] mat1 and mat2 shapes cannot be multiplied; got {a._type} and {b._type}; the "
+            "last dim of the first must equal the contracted dim of the second"
+        )
+    if a.ndim == 1:
+        return _product(a.unsqueeze(0), b).squeeze(-2)  # type: ignore[no-any-return]
+    return _product(a, b.unsqueeze(1)).squeeze(-1)  # type: ignore[no-any-return]
+
+
+def _ranks(name: str, a: Tensor, b: Tensor, ranks: tuple[int, int]) -> None:
+    _expect(name, a, b)
+    if (a.ndim, b.ndim) != ranks:
+        raise RuntimeError(
+            f"[{name}] expected a {ranks[0]}-d and a {ranks[1]}-d tensor; got {a._type} and "
+            f"{b._type}; use matmul for other shapes"
+        )
+
+
+def mm(input: Tensor, mat2: Tensor) -> Tensor:
+    """(M, K) by (K, N)."""
+    _ranks("mm", input, mat2, (2, 2))
+    return _product(input, mat2)
+
+
+def bmm(input: Tensor, mat2: Tensor) -> Tensor:
+    """(B, M, K) by (B, K, N)."""
+    _ranks("bmm", input, mat2, (3, 3))
+    if input._type.shape[0] != mat2._type.shape[0]:
+        raise RuntimeError(
+            f"[bmm] expected batches of one size; got {input._type} and {mat2._type}"
+        )
+    return _product(input, mat2)
+
+
+def mv(input: Tensor, vec: Tensor) -> Tensor:
+    """(M, K) by (K,)."""
+    _ranks("mv", input, vec, (2, 1))
+    return matmul(input, vec)
+
+
+def dot(input: Tensor, tensor: Tensor) -> Tensor:
+    """The inner product of two vectors."""
+    _ranks("dot", input, tensor, (1, 1))
+    if input._type.shape[0] != tensor._type.shape[0]:
+        raise RuntimeError(
+            "inconsistent tensor size, expected tensor "
+            f"{list(input.shape)} and src {list(tensor.shape)} to have the same number of elements"
+        )
+    return _product(input.unsqueeze(0), tensor.unsqueeze(1)).reshape(())  # type: ignore[no-any-return]
+
+
+vdot = dot
+
+
+def inner(input: Tensor, other: Tensor) -> Tensor:
+    """Products summed over the last dims."""
+    if input.ndim == 0 or other.ndim == 0:
+        return input * other  # type: ignore[no-any-return]
+    return tensordot(input, other, ([-1], [-1]))
+
+
+def outer(input: Tensor, vec2: Tensor) -> Tensor:
+    """All products of two vectors, (N, M)."""
+    if input.ndim != 1 or vec2.ndim != 1:
+        raise RuntimeError(f"outer: Expected 1-D arguments; got {input._type} and {vec2._type}")
+    return input.unsqueeze(1) * vec2  # type: ignore[no-any-return]
+
+
+ger = outer
+
+
+def _blend(base: Tensor, product: Tensor, beta: Any, alpha: Any) -> Tensor:
+    if alpha != 1:
+        product = product * alpha
+    if beta == 0:
+        return product
+    return product + (base if beta == 1 else base * beta)
+
+
+def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
+    """beta * input + alpha * (mat1 @ mat2)."""
+    return _blend(input, mm(mat1, mat2), beta, alpha)
+
+
+def addmv(input: Tensor, mat: Tensor, vec: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
+    """beta * input + alpha * (mat @ vec)."""
+    return _blend(input, mv(mat, vec), beta, alpha)
+
+
+def addr(input: Tensor, vec1: Tensor, vec2: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
+    """beta * input + alpha * outer(vec1, vec2)."""
+    return _blend(input, outer(vec1, vec2), beta, alpha)
+
+
+def baddbmm(
+    input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Any = 1, alpha: Any = 1
+) -> Tensor:
+    """beta * input + alpha * bmm(batch1, batch2)."""
+    return _blend(input, bmm(batch1, batch2), beta, alpha)
+
+
+def addbmm(
+    input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Any = 1, alpha: Any = 1
+) -> Tensor:
+    """beta * input + alpha * the sum of bmm(batch1, batch2) over the batch."""
+    return _blend(input, bmm(batch1, batch2).sum(0), beta, alpha)
+
+
+def tensordot(a: Tensor, b: Tensor, dims: Any = 2) -> Tensor:
+    """Products summed over pairs of dims (the last n of a with the first n of b for an int)."""
+    _expect("tensordot", a, b)
+    if isinstance(dims, int):
+        left, right = list(range(a.ndim - dims, a.ndim)), list(range(dims))
+    else:
+        left, right = ([d] if isinstance(d, int) else list(d) for d in dims)
+    left, right = [d % a.ndim for d in left], [d % b.ndim for d in right]
+    for p, q in zip(left, right, strict=True):
+        if a._type.shape[p] != b._type.shape[q]:
+            raise RuntimeError(
+                f"contracted dimensions need to match, but first has size {a._type.shape[p]} in dim"
+                f" {p} and second has size {b._type.shape[q]} in dim {q}"
+            )
+    keep_a = [k for k in range(a.ndim) if k not in left]
+    keep_b = [k for k in range(b.ndim) if k not in right]
+    shape_a = tuple(a._type.shape[k] for k in keep_a)
+    shape_b = tuple(b._type.shape[k] for k in keep_b)
+    inner_size = dims_product(a._type.shape[k] for k in left)
+    flat_a = a.permute(*keep_a, *left).reshape(dims_product(shape_a), inner_size)
+    flat_b = b.permute(*right, *keep_b).reshape(inner_size, dims_product(shape_b))
+    return _product(flat_a, flat_b).reshape((*shape_a, *shape_b))  # type: ignore[no-any-return]
+
+
+def kron(input: Tensor, other: Tensor) -> Tensor:
+    """The Kronecker product."""
+    rank = max(input.ndim, other.ndim)
+    a = input.reshape((1,) * (rank - input.ndim) + tuple(input.shape))
+    b = other.reshape((1,) * (rank - other.ndim) + tuple(other.shape))
+    sa = [d for k in range(rank) for d in (a.shape[k], 1)]
+    sb = [d for k in range(rank) for d in (1, b.shape[k])]
+    shape = [a.shape[k] * b.shape[k] for k in range(rank)]
+    return (a.reshape(sa) * b.reshape(sb)).reshape(shape)  # type: ignore[no-any-return]
+
+
+def cross(input: Tensor, other: Tensor, dim: int = -1) -> Tensor:
+    """The vector product along a dim of size 3."""
+    if input.shape[dim] != 3 or other.shape[dim] != 3:
+        raise RuntimeError(
+            f"linalg.cross: inputs dimension {dim} must have length 3; got {input._type} and "
+            f"{other._type}"
+        )
+    a1, a2 = input.roll(-1, dim), input.roll(-2, dim)
+    b1, b2 = other.roll(-1, dim), other.roll(-2, dim)
+    return a1 * b2 - a2 * b1  # type: ignore[no-any-return]
+
+
+def trace(input: Tensor) -> Tensor:
+    """The sum of a matrix's diagonal."""
+    if input.ndim != 2:
+        raise RuntimeError(f"trace: expected a matrix, but got tensor with dim {input.ndim}")
+    return input.diagonal().sum()  # type: ignore[no-any-return]
+
+
+def chain_matmul(*matrices: Tensor) -> Tensor:
+    """The product of matrices, from the left."""
+    out = matrices[0]
+    for m in matrices[1:]:
+        out = mm(out, m)
+    return out
+
+
+# -- einsum --------------------------------------------------------------------------------------
+def einsum(equation: str, *operands: Any) -> Tensor:
+    """Sums of products by subscripts, e.g. einsum("bik,bkj->bij", a, b).
+
+    Ellipses and repeated subscripts (diagonals) work. Operands are combined from the left, each
+    pair by one matrix product. Raises RuntimeError for subscripts that do not fit.
+    """
+    tensors: list[Tensor] = list(
+        operands[0] if len(operands) == 1 and isinstance(operands[0], (tuple, list)) else operands
+    )
+    inputs, output = _parse(equation, tensors)
+    terms = [_diagonals(x, labels) for x, labels in zip(tensors, inputs, strict=True)]
+    sizes: dict[str, Any] = {}
+    for x, labels in terms:
+        for label, size in zip(labels, x._type.shape, strict=True):
+            known = sizes.get(label, 1)
+            if known == 1:
+                sizes[label] = size
+            elif size != 1 and size != known:
+                raise RuntimeError(
+                    f"[einsum] subscript {label} has size {size} for one operand and {known} for "
+                    f"another in {equation!r}"
+                )
+    while len(terms) > 1:
+        (a, la), (b, lb) = terms[0], terms[1]
+        later = set(output).union(*(labels for _, labels in terms[2:]))
+        terms[:2] = [_contract(a, la, b, lb, later, sizes)]
+    x, labels = terms[0]
+    drop = [k for k, label in enumerate(labels) if label not in output]
+    if drop:
+        x = cast(x.sum(drop), x.dtype)
+        labels = [label for label in labels if label in output]
+    order = [labels.index(label) for label in output]
+    return x.permute(order) if order != list(range(len(order))) else x  # type: ignore[no-any-return]
+
+
+def _parse(equation: str, tensors: Sequence[Tensor]) -> tuple[list[list[str]], list[str]]:
+    text = equation.replace(" ", "")
+    left, arrow, right = text.partition("->")
+    parts = left.split(",")
+    if len(parts) != len(tensors):
+        raise RuntimeError(
+            f"einsum(): got {len(tensors)} operands for {len(parts)} subscripts in {equation!r}"
+        )
+    letters = set(string.ascii_letters)
+    inputs: list[list[str]] = []
+    ranks = []
+    for part, x in zip(parts, tensors, strict=True):
+        head, dots, tail = part.partition("...")
+        names = len(head) + len(tail)
+        if not set(head + tail) <= letters:
+            raise RuntimeError(f"einsum(): invalid subscript in {equation!r}")
+        if (names != x.ndim) if not dots else (names > x.ndim):
+            raise RuntimeError(
+                f"einsum(): the number of subscripts in the equation ({names}) does not match the "
+                f"number of dimensions ({x.ndim}) for operand {len(inputs)}, {x._type}"
+            )
+        ranks.append(x.ndim - names)
+        inputs.append([head, "..." if dots else "", tail])
+    widest = max(ranks)
+    # Dims of an ellipsis are called by digits, aligned at the last.
+    spread = (
+        [str(k) for k in range(widest)] if widest <= 10 else [chr(200 + k) for k in range(widest)]
+    )
+    labels = [
+        [*head, *(spread[widest - rank :] if dots else []), *tail]
+        for (head, dots, tail), rank in zip(inputs, ranks, strict=True)
+    ]
+    if arrow:
+        head, dots, tail = right.partition("...")
+        output = [*head, *(spread if dots else []), *tail]
+        known = {label for part in labels for label in part}
+        for label in output:
+            if label not in known or output.count(label) > 1:
+                raise RuntimeError(
+                    f"einsum(): output subscript {label} does not appear in the equation for any "
+                    f"input operand, or twice in the output, in {equation!r}"
+                )
+    else:
+        counts: dict[str, int] = {}
+        for part in labels:
+            for label in part:
+                counts[label] = counts.get(label, 0) + 1
+        once = sorted(s for s, n in counts.items() if n == 1 and s not in spread)
+        output = [*spread, *once]
+    return labels, output
+
+
+def _diagonals(x: Tensor, labels: list[str]) -> tuple[Tensor, list[str]]:
+    labels = list(labels)
+    for label in sorted(set(labels)):
+        while labels.count(label) > 1:
+            a = labels.index(label)
+            b = labels.index(label, a + 1)
+            x = x.diagonal(0, a, b)
+            labels = [s for k, s in enumerate(labels) if k not in (a, b)] + [label]
+    return x, labels
+
+
+def _contract(
+    a: Tensor, la: list[str], b: Tensor, lb: list[str], later: set[str], sizes: dict[str, Any]
+) -> tuple[Tensor, list[str]]:
+    """Two operands as one batched matrix product; labels not needed later are summed."""
+    # Labels of one operand only that nobody needs: summed first.
+    for side in (0, 1):
+        x, mine, others = (a, la, lb) if side == 0 else (b, lb, la)
+        drop = [k for k, s in enumerate(mine) if s not in others and s not in later]
+        if drop:
+            x = cast(x.sum(drop), x.dtype)
+            mine = [s for k, s in enumerate(mine) if k not in drop]
+            a, la, b, lb = (x, mine, b, lb) if side == 0 else (a, la, x, mine)
+    shared = [s for s in la if s in lb]
+    batch = [s for s in shared if s in later]
+    summed = [s for s in shared if s not in later]
+    rows = [s for s in la if s not in lb]
+    columns = [s for s in lb if s not in la]
+
+    def arrange(x: Tensor, labels: list[str], order: list[str]) -> Tensor:
+        x = x.permute([labels.index(s) for s in order])
+        shape = tuple(sizes[s] for s in order)
+        return x if tuple(x._type.shape) == shape else x.expand(shape)  # type: ignore[no-any-return]
+
+    size = {n: dims_product(sizes[s] for s in g) for n, g in
+            (("b", batch), ("m", rows), ("k", summed), ("n", columns))}  # fmt: skip
+    left = arrange(a, la, batch + rows + summed).reshape(size["b"], size["m"], size["k"])
+    right = arrange(b, lb, batch + summed + columns).reshape(size["b"], size["k"], size["n"])
+    if summed:
+        out = _product(left, right)
+    else:
+        out = left * right
+    order = batch + rows + columns
+    return out.reshape(tuple(sizes[s] for s in order)), order

@@ -1,0 +1,429 @@
+"""Reductions and scans over dims, with PyTorch's signatures."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from jitgrad.compiler.ops.record import OPS
+from jitgrad.compiler.symbolic import prod as dims_product
+from jitgrad.dispatch import apply
+from jitgrad.functions.args import all_axes, one_axis
+from jitgrad.promotion import cast, floating
+from jitgrad.runtime import dtypes
+from jitgrad.runtime.dtypes import Category, DType
+from jitgrad.tensor import Tensor
+
+
+def _reduce(name: str, x: Tensor, axes: tuple[int, ...], keepdim: bool, **more: Any) -> Tensor:
+    attrs = {"axes": axes, "keepdim": bool(keepdim), **more}
+    return apply(OPS[name], (x,), attrs)  # type: ignore[no-any-return]
+
+
+def sum(
+    input: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: DType | None = None
+) -> Tensor:
+    """The sum over `dim` (an int, several, or None for all). Bools and integers give int64."""
+    axes = all_axes("sum", input.ndim, dim)
+    if dtype is not None and dtype.is_floating_point:
+        input = cast(input, dtype)
+        dtype = None
+    return _reduce("sum", input, axes, keepdim, **({} if dtype is None else {"dtype": dtype}))
+
+
+def prod(
+    input: Tensor, dim: int | None = None, keepdim: bool = False, *, dtype: DType | None = None
+) -> Tensor:
+    """The product over `dim`, or of all elements. Bools and integers give int64."""
+    axes = all_axes("prod", input.ndim, dim)
+    if dtype is not None and dtype.is_floating_point:
+        input = cast(input, dtype)
+        dtype = None
+    return _reduce("prod", input, axes, keepdim, **({} if dtype is None else {"dtype": dtype}))
+
+
+def _count(input: Tensor, axes: tuple[int, ...]) -> Any:
+    return dims_product(input._type.shape[k] for k in axes)
+
+
+def mean(
+    input: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: DType | None = None
+) -> Tensor:
+    """The mean over `dim`. Raises RuntimeError for integers, unless `dtype` is floating."""
+    if dtype is not None:
+        input = cast(input, dtype)
+    if input.dtype.category < Category.FLOAT:
+        raise RuntimeError(
+            "mean(): could not infer output dtype. Input dtype must be either a floating point or "
+            f"complex dtype. Got: {input._type}; convert it first, e.g. with .float()"
+        )
+    axes = all_axes("mean", input.ndim, dim)
+    if input.dtype in (dtypes.float16, dtypes.bfloat16):  # one rounding, at the end
+        wide = _reduce("sum", cast(input, dtypes.float32), axes, keepdim)
+        return cast(_over(wide, _count(input, axes)), input.dtype)
+    return _over(_reduce("sum", input, axes, keepdim), _count(input, axes))
+
+
+def _over(total: Tensor, count: Any) -> Tensor:
+    return total / operator.index(count)  # a symbolic count is specialised
+
+
+def var_mean(
+    input: Tensor,
+    dim: Any = None,
+    unbiased: bool | None = None,
+    keepdim: bool = False,
+    *,
+    correction: Any = None,
+) -> tuple[Tensor, Tensor]:
+    """Variance and mean over `dim`. correction: subtracted from the count (1 by default)."""
+    if isinstance(dim, bool):  # var(input, unbiased)
+        dim, unbiased = None, dim
+    if correction is None:
+        correction = 1 if unbiased is None or unbiased else 0
+    if input.dtype.category < Category.FLOAT:
+        raise RuntimeError(
+            f"std and var only support floating point and complex dtypes; got {input._type}"
+        )
+    axes = all_axes("var", input.ndim, dim)
+    x = cast(input, dtypes.float32) if input.dtype.itemsize == 2 else input
+    count = _count(input, axes)
+    center = _over(_reduce("sum", x, axes, True), count)
+    delta = x - center
+    squares = _reduce("sum", delta * delta, axes, keepdim)
+    variance = squares / _at_least_zero(count - correction)
+    average = center if keepdim else center.reshape(squares.shape)
+    return cast(variance, input.dtype), cast(average, input.dtype)
+
+
+def _at_least_zero(count: Any) -> Any:
+    return max(float(count), 0.0)
+
+
+def var(
+    input: Tensor,
+    dim: Any = None,
+    unbiased: bool | None = None,
+    keepdim: bool = False,
+    *,
+    correction: Any = None,
+) -> Tensor:
+    """The variance over `dim`: sum((x - mean)**2) / (count - correction)."""
+    return var_mean(input, dim, unbiased, keepdim, correction=correction)[0]
+
+
+def std_mean(
+    input: Tensor,
+    dim: Any = None,
+    unbiased: bool | None = None,
+    keepdim: bool = False,
+    *,
+    correction: Any = None,
+) -> tuple[Tensor, Tensor]:
+    """Standard deviation and mean over `dim`."""
+    variance, average = var_mean(input, dim, unbiased, keepdim, correction=correction)
+    return variance.sqrt(), average
+
+
+def std(
+    input: Tensor,
+    dim: Any = None,
+    unbiased: bool | None = None,
+    keepdim: bool = False,
+    *,
+    correction: Any = None,
+) -> Tensor:
+    """The standard deviation over `dim`."""
+    return var(input, dim, unbiased, keepdim, correction=correction).sqrt()
+
+
+def amax(input: Tensor, dim: Any = (), keepdim: bool = False) -> Tensor:
+    """The maximum over dims; ties share the gradient. NaN wins."""
+    return _reduce("amax", input, _filled("amax", input, dim), keepdim)
+
+
+def amin(input: Tensor, dim: Any = (), keepdim: bool = False) -> Tensor:
+    """The minimum over dims; ties share the gradient. NaN wins."""
+    return _reduce("amin", input, _filled("amin", input, dim), keepdim)
+
+
+def _filled(name: str, input: Tensor, dim: Any) -> tuple[int, ...]:
+    return all_axes(name, input.ndim, dim)
+
+
+def aminmax(input: Tensor, *, dim: int | None = None, keepdim: bool = False) -> Any:
+    """(min, max) over a dim, or of all."""
+    return MinMax(amin(input, () if dim is None else dim, keepdim),
+                  amax(input, () if dim is None else dim, keepdim))  # fmt: skip
+
+
+class MinMax(NamedTuple):
+    """What aminmax returns."""
+
+    min: Tensor
+    max: Tensor
+
+
+class ValuesIndices(NamedTuple):
+    """What max, min, sort, topk, ... over a dim return."""
+
+    values: Tensor
+    indices: Tensor
+
+
+def _extreme(name: str, input: Tensor, dim: Any, keepdim: bool) -> Any:
+    whole, best = ("amax", "argmax") if name == "max" else ("amin", "argmin")
+    if dim is None:
+        return _reduce(whole, input, tuple(range(input.ndim)), False)
+    if isinstance(dim, Tensor):
+        return input.maximum(dim) if name == "max" else input.minimum(dim)
+    axis = one_axis(name, input.ndim, dim)
+    if not input.ndim:
+        return ValuesIndices(input.clone(), _reduce(best, input, (), False))
+    index = _reduce(best, input, (axis,), True)
+    # The value at the index: its gradient goes to one element, not shared among ties.
+    value = apply(OPS["gather"], (input, index), {"axis": axis})
+    if not keepdim:
+        value, index = value.squeeze(axis), index.squeeze(axis)
+    return ValuesIndices(value, index)
+
+
+def max(input: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
+    """The maximum of all; over a dim: (values, indices); with a tensor: elementwise."""
+    return _extreme("max", input, dim, keepdim)
+
+
+def min(input: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
+    """The minimum of all; over a dim: (values, indices); with a tensor: elementwise."""
+    return _extreme("min", input, dim, keepdim)
+
+
+def argmax(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    """The index (int64) of the first maximum along `dim`, or in the flattened tensor."""
+    return _arg("argmax", input, dim, keepdim)
+
+
+def argmin(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    """The index (int64) of the first minimum along `dim`, or in the flattened tensor."""
+    return _arg("argmin", input, dim, keepdim)
+
+
+def _arg(name: str, input: Tensor, dim: int | None, keepdim: bool) -> Tensor:
+    axes = tuple(range(input.ndim)) if dim is None else (one_axis(name, input.ndim, dim),)
+    return _reduce(name, input, axes if input.ndim else (), keepdim)
+
+
+def any(input: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
+    """Whether any element is nonzero. bool (uint8 for uint8)."""
+    out = _reduce("any", input, all_axes("any", input.ndim, dim), keepdim)
+    return cast(out, dtypes.uint8) if input.dtype is dtypes.uint8 else out
+
+
+def all(input: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
+    """Whether all elements are nonzero. bool (uint8 for uint8)."""
+    out = _reduce("all", input, all_axes("all", input.ndim, dim), keepdim)
+    return cast(out, dtypes.uint8) if input.dtype is dtypes.uint8 else out
+
+
+def count_nonzero(input: Tensor, dim: Any = None) -> Tensor:
+    """The number of elements that are not zero, as int64."""
+    return sum(input != 0, dim)
+
+
+def nansum(
+    input: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: DType | None = None
+) -> Tensor:
+    """The sum, NaN counted as 0."""
+    if input.dtype.category >= Category.FLOAT:
+        input = input.masked_fill(input.isnan(), 0.0)
+    return sum(input, dim, keepdim, dtype=dtype)
+
+
+def nanmean(
+    input: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: DType | None = None
+) -> Tensor:
+    """The mean of what is not NaN."""
+    total = nansum(input, dim, keepdim, dtype=dtype)
+    return total / sum(~input.isnan(), dim, keepdim)
+
+
+def logsumexp(input: Tensor, dim: Any, keepdim: bool = False) -> Tensor:
+    """log(sum(exp(x))) over dims, stable."""
+    x = cast(input, floating(input.dtype))
+    return _reduce("logsumexp", x, all_axes("logsumexp", x.ndim, dim), keepdim)
+
+
+def softmax(input: Tensor, dim: int, dtype: DType | None = None) -> Tensor:
+    """exp(x) / sum(exp(x)) along `dim`, stable."""
+    return _softmax("softmax", input, dim, dtype)
+
+
+def log_softmax(input: Tensor, dim: int, dtype: DType | None = None) -> Tensor:
+    """log(softmax(x)) along `dim`, stable."""
+    return _softmax("log_softmax", input, dim, dtype)
+
+
+def _softmax(name: str, input: Tensor, dim: int, dtype: DType | None) -> Tensor:
+    if dtype is not None:
+        input = cast(input, dtype)
+    if input.dtype.category < Category.FLOAT:
+        raise RuntimeError(
+            f'"{name}" not implemented for {input.dtype}; got {input._type}; convert it first, '
+            "e.g. with .float(), or pass dtype"
+        )
+    axis = one_axis(name, input.ndim, dim)
+    if not input.ndim:
+        return apply(OPS[name], (input.reshape(1),), {"axis": 0}).reshape(())  # type: ignore[no-any-return]
+    return apply(OPS[name], (input,), {"axis": axis})  # type: ignore[no-any-return]
+
+
+def _scan(name: str, input: Tensor, dim: int, dtype: DType | None) -> Tensor:
+    if dtype is None:
+        dtype = dtypes.int64 if input.dtype.category < Category.FLOAT else input.dtype
+    x = cast(input, dtype)
+    axis = one_axis(name, x.ndim, dim)
+    if not x.ndim:
+        return x.clone()  # type: ignore[no-any-return]
+    return apply(OPS[name], (x,), {"axis": axis})  # type: ignore[no-any-return]
+
+
+def cumsum(input: Tensor, dim: int, *, dtype: DType | None = None) -> Tensor:
+    """Running sums along `dim`. Integers give int64."""
+    return _scan("cumsum", input, dim, dtype)
+
+
+def cumprod(input: Tensor, dim: int, *, dtype: DType | None = None) -> Tensor:
+    """Running products along `dim`. Integers give int64."""
+    return _scan("cumprod", input, dim, dtype)
+
+
+def sort(input: Tensor, dim: int = -1, descending: bool = False, stable: bool = True) -> Any:
+    """(values, indices) sorted along `dim`; always stable. NaN is greatest."""
+    axis = one_axis("sort", input.ndim, dim)
+    if not input.ndim:
+        values, indices = sort(input.reshape(1), 0, descending)
+        return ValuesIndices(values.reshape(()), indices.reshape(()))
+    attrs = {"axis": axis, "descending": bool(descending)}
+    return ValuesIndices(*apply(OPS["sort"], (input,), attrs))
+
+
+def argsort(input: Tensor, dim: int = -1, descending: bool = False, stable: bool = True) -> Tensor:
+    """The indices that sort along `dim`."""
+    return sort(input, dim, descending).indices  # type: ignore[no-any-return]
+
+
+def msort(input: Tensor) -> Tensor:
+    """Values sorted along dim 0."""
+    return sort(input, 0).values  # type: ignore[no-any-return]
+
+
+def topk(input: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
+    """The k largest (or smallest) elements along `dim`, in order, and their indices."""
+    axis = one_axis("topk", input.ndim, dim)
+    size = input.shape[axis] if input.ndim else 1
+    if not 0 <= k <= size:
+        raise RuntimeError(
+            f"[topk] selected index k out of range: expected k in [0, {size}] for {input._type}; "
+            f"got {k}"
+        )
+    values, indices = sort(input, axis, largest)
+    return ValuesIndices(values.narrow(axis, 0, k), indices.narrow(axis, 0, k))
+
+
+def kthvalue(input: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Any:
+    """The k-th smallest element (from 1) along `dim`, and its index."""
+    axis = one_axis("kthvalue", input.ndim, dim)
+    size = input.shape[axis] if input.ndim else 1
+    if not 1 <= k <= size:
+        raise RuntimeError(f"[kthvalue] selected number k out of range for dimension {dim}: {k}")
+    values, indices = sort(input, axis)
+    values, indices = values.narrow(axis, k - 1, 1), indices.narrow(axis, k - 1, 1)
+    if not keepdim:
+        values, indices = values.squeeze(axis), indices.squeeze(axis)
+    return ValuesIndices(values, indices)
+
+
+def median(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
+    """The lower median of all; over a dim: (values, indices). NaN wins."""
+    if dim is None:
+        flat = input.reshape(-1)
+        if flat.is_floating_point():
+            nan = flat.isnan()
+            return flat.gather(0, _median_index(flat, nan, 0)).reshape(())
+        return kthvalue(flat, (flat.numel() + 1) // 2, 0).values
+    axis = one_axis("median", input.ndim, dim)
+    if not input.ndim:
+        return ValuesIndices(input.clone(), _reduce("argmax", input, (), False))
+    if input.is_floating_point():
+        indices = _median_index(input, input.isnan(), axis)
+    else:
+        indices = argsort(input, axis).narrow(axis, (input.shape[axis] - 1) // 2, 1)
+    values = input.gather(axis, indices)
+    if not keepdim:
+        values, indices = values.squeeze(axis), indices.squeeze(axis)
+    return ValuesIndices(values, indices)
+
+
+def _median_index(x: Tensor, nan: Tensor, axis: int) -> Tensor:
+    """Where the lower median is along axis (kept), or the first NaN."""
+    middle = argsort(x, axis).narrow(axis, (x.shape[axis] - 1) // 2, 1)
+    first = argmax(nan.to(dtypes.int64), axis, True)
+    return apply(OPS["where"], (nan.any(axis, True), first, middle), {})  # type: ignore[no-any-return]
+
+
+def vector_norm(
+    x: Tensor, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: DType | None = None
+) -> Tensor:
+    """(sum |x|**ord) ** (1 / ord) over dims; ord may be 0, inf, -inf. The gradient at 0 is 0."""
+    if dtype is not None:
+        x = cast(x, dtype)
+    if x.dtype.category < Category.FLOAT:
+        raise RuntimeError(
+            "linalg.vector_norm: Expected a floating point or complex tensor as input. Got "
+            f"{x.dtype}"
+        )
+    axes = all_axes("norm", x.ndim, dim)
+    if ord == math.inf:
+        return _reduce("amax", x.abs(), axes, keepdim)
+    if ord == -math.inf:
+        return _reduce("amin", x.abs(), axes, keepdim)
+    if ord == 0:
+        return cast(_reduce("sum", x != 0, axes, keepdim), x.dtype)
+    if ord == 1:
+        return _reduce("sum", x.abs(), axes, keepdim)
+    wide = cast(x, dtypes.float32) if x.dtype.itemsize == 2 else x
+    powers = wide * wide if ord == 2 else wide.abs() ** float(ord)
+    total = _reduce("sum", powers, axes, keepdim)
+    # sqrt has an infinite slope at 0; a norm's subgradient there is 0, as in PyTorch.
+    zero = total == 0
+    safe = total.masked_fill(zero, 1.0)
+    root = safe.sqrt() if ord == 2 else safe ** (1.0 / float(ord))
+    return cast(root.masked_fill(zero, 0.0), x.dtype)
+
+
+def norm(
+    input: Tensor, p: Any = "fro", dim: Any = None, keepdim: bool = False, dtype: Any = None
+) -> Tensor:
+    """The p-norm over dims (2 for "fro")."""
+    if p == "nuc":
+        raise NotImplementedError("[norm] the nuclear norm is not there yet (docs/limits.md)")
+    return vector_norm(input, 2 if p in ("fro", None) else p, dim, keepdim, dtype=dtype)
+
+
+def diff(
+    input: Tensor, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = None
+) -> Tensor:
+    """Differences of neighbours along `dim`, n times."""
+    axis = one_axis("diff", input.ndim, dim)
+    parts: Sequence[Tensor] = [t for t in (prepend, input, append) if t is not None]
+    if len(parts) > 1:
+        input = apply(OPS["concatenate"], tuple(parts), {"axis": axis})
+    for _ in range(n):
+        size = input.shape[axis]
+        if size == 0:
+            break
+        high, low = input.narrow(axis, 1, size - 1), input.narrow(axis, 0, size - 1)
+        input = high ^ low if input.dtype is dtypes.bool_ else high - low
+    return input

@@ -1,0 +1,331 @@
+"""Functions that pick or place elements by index tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jitgrad.compiler.ops.record import OPS
+from jitgrad.dispatch import apply
+from jitgrad.functions.args import one_axis
+from jitgrad.promotion import cast, constant, elementwise, plain_number
+from jitgrad.runtime import dtypes
+from jitgrad.tensor import Tensor, wrap_array
+
+
+def _index(name: str, index: Tensor) -> Tensor:
+    """An index as int64 (int32 is converted). Raises RuntimeError for other dtypes."""
+    if not isinstance(index, Tensor):
+        raise TypeError(f"{name}(): argument 'index' must be Tensor, not {type(index).__name__}")
+    if index.dtype is dtypes.int64:
+        return index
+    if index.dtype is not dtypes.int32:
+        raise RuntimeError(
+            f"{name}(): Expected dtype int32/int64 for index; got {index._type}; convert it with "
+            ".long()"
+        )
+    return cast(index, dtypes.int64)
+
+
+def gather(input: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor:
+    """out[i][j][k] = input[i][index[i][j][k]][k] for dim 1. Raises IndexError out of range."""
+    axis = one_axis("gather", input.ndim, dim)
+    index = _index("gather", index)
+    if not input.ndim:
+        source, flat = input.reshape(1), index.reshape(-1)
+        picked = apply(OPS["gather"], (source, flat), {"axis": 0})
+        return picked.reshape(tuple(index._type.shape))  # type: ignore[no-any-return]
+    return apply(OPS["gather"], (input, index), {"axis": axis})  # type: ignore[no-any-return]
+
+
+def take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> Tensor:
+    """gather with shapes broadcast; flattened when dim is None."""
+    if dim is None:
+        return gather(input.reshape(-1), 0, indices.reshape(-1))
+    axis = one_axis("take_along_dim", input.ndim, dim)
+    a, b = list(input._type.shape), list(indices._type.shape)
+    for k in range(len(a)):
+        if k != axis:
+            size = b[k] if a[k] == 1 else a[k]
+            a[k] = b[k] = size
+    return gather(input.expand(a), axis, indices.expand(b))
+
+
+def take(input: Tensor, index: Tensor) -> Tensor:
+    """Elements of the flattened input."""
+    return input.reshape(-1)[index]  # type: ignore[no-any-return]
+
+
+def _source(input: Tensor, index: Tensor, src: Any) -> Tensor:
+    """src of scatter: a tensor cropped to the index's shape, or a number filled to it."""
+    if not isinstance(src, Tensor):
+        return constant(src, input.dtype).expand(tuple(index._type.shape))  # type: ignore[no-any-return]
+    if src.dtype is not input.dtype:
+        raise RuntimeError(
+            "scatter(): Expected self.dtype to be equal to src.dtype; got "
+            f"{input._type} and {src._type}"
+        )
+    for k in range(min(src.ndim, index.ndim)):
+        if src._type.shape[k] != index._type.shape[k]:
+            if src._type.shape[k] < index._type.shape[k]:
+                raise RuntimeError(
+                    f"[scatter] Expected index {list(index.shape)} to be no larger than src "
+                    f"{list(src.shape)} in every dimension"
+                )
+            src = src.narrow(k, 0, index._type.shape[k])
+    return src
+
+
+def _scatter(name: str, record: str, input: Tensor, dim: int, index: Tensor, src: Any) -> Tensor:
+    axis = one_axis(name, input.ndim, dim)
+    index = _index(name, index)
+    if not input.ndim:
+        parts = (input.reshape(1), index.reshape(-1), _source(input, index, src).reshape(-1))
+        return apply(OPS[record], parts, {"axis": 0}).reshape(())  # type: ignore[no-any-return]
+    operands = (input, index, _source(input, index, src))
+    return apply(OPS[record], operands, {"axis": axis})  # type: ignore[no-any-return]
+
+
+def scatter(
+    input: Tensor, dim: int, index: Tensor, src: Any = None, *, value: Any = None,
+    reduce: str | None = None,
+) -> Tensor:  # fmt: skip
+    """input with src written where gather would read; the last of several writes wins.
+
+    reduce "add" or "multiply" combines instead.
+    """
+    src = value if src is None else src
+    if reduce == "add":
+        return scatter_add(input, dim, index, _source(input, index, src))
+    if reduce == "multiply":
+        return scatter_reduce(input, dim, index, _source(input, index, src), "prod")
+    if reduce is not None:
+        raise RuntimeError("reduce argument must be either add or multiply.")
+    return _scatter("scatter", "scatter", input, dim, index, src)
+
+
+def scatter_add(input: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
+    """input with src added where gather would read, in the order of src's elements."""
+    return _scatter("scatter_add", "scatter_add", input, dim, index, src)
+
+
+def scatter_reduce(
+    input: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
+) -> Tensor:
+    """scatter that combines by "sum" or "mean" (others: docs/limits.md)."""
+    base = input
+    ones = constant(1, input.dtype).expand(tuple(index._type.shape))
+    if not include_self and reduce in ("sum", "mean"):
+        hit = scatter(input.new_zeros(tuple(input.shape)), dim, index, ones)
+        base = input.masked_fill(hit != 0, 0)
+    if reduce == "sum":
+        return scatter_add(base, dim, index, src)
+    if reduce == "mean":
+        total = scatter_add(base, dim, index, src)
+        start = input.new_ones(tuple(input.shape))
+        if not include_self:
+            start = start - (scatter(start * 0, dim, index, ones) != 0).to(input.dtype)
+        count = scatter_add(start, dim, index, ones).clamp(min=1)
+        if input.dtype.is_floating_point:
+            return total / count
+        return total.div(count, rounding_mode="floor")  # type: ignore[no-any-return]
+    raise NotImplementedError(
+        f"[scatter_reduce] expected reduce to be 'sum' or 'mean'; got {reduce!r}, which is not "
+        "there yet (docs/limits.md)"
+    )
+
+
+def index_select(input: Tensor, dim: int, index: Tensor) -> Tensor:
+    """The slices of input along dim that the 1-d index names."""
+    axis = one_axis("index_select", input.ndim, dim)
+    index = _index("index_select", index)
+    if index.ndim > 1:
+        raise IndexError(f"index_select(): Index is supposed to be a vector; got {index._type}")
+    index = index.reshape(-1)
+    if not input.ndim:
+        return apply(OPS["index"], (input.reshape(1), index), {"dims": (0,)}).reshape(())  # type: ignore[no-any-return]
+    return apply(OPS["index"], (input, index), {"dims": (axis,)})  # type: ignore[no-any-return]
+
+
+def _put_along(
+    name: str, input: Tensor, dim: int, index: Tensor, values: Tensor, accumulate: bool
+) -> Tensor:
+    axis = one_axis(name, input.ndim, dim)
+    index = _index(name, index).reshape(-1)
+    attrs = {"dims": (axis,), "accumulate": accumulate}
+    return apply(OPS["index_put"], (input, values, index), attrs)  # type: ignore[no-any-return]
+
+
+def index_add(input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Any = 1) -> Tensor:
+    """input with source's slices added at the indices along dim."""
+    if source.dtype is not input.dtype:
+        raise RuntimeError(
+            f"index_add_(): self ({input._type}) and source ({source._type}) must have the same "
+            "scalar type"
+        )
+    values = source if alpha == 1 else source * alpha
+    return _put_along("index_add", input, dim, index, values, True)
+
+
+def index_copy(input: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
+    """input with source's slices written at the indices along dim."""
+    if source.dtype is not input.dtype:
+        raise RuntimeError(
+            f"index_copy_(): self ({input._type}) and source ({source._type}) expected to have "
+            "the same dtype"
+        )
+    return _put_along("index_copy", input, dim, index, source, False)
+
+
+def index_fill(input: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
+    """input with a number written at the indices along dim."""
+    axis = one_axis("index_fill", input.ndim, dim)
+    shape = list(input._type.shape)
+    shape[axis] = index.numel()
+    fill = cast(value, input.dtype) if isinstance(value, Tensor) else constant(value, input.dtype)
+    return _put_along("index_fill", input, dim, index, fill.expand(tuple(shape)), False)
+
+
+def nonzero(input: Tensor, *, as_tuple: bool = False) -> Any:
+    """The indices of the elements that are not zero, (n, ndim) int64. Ends a trace."""
+    found = np.nonzero(np.atleast_1d(input._array("nonzero")))
+    parts = tuple(wrap_array(np.ascontiguousarray(k, np.int64)) for k in found)
+    if as_tuple:
+        return parts
+    if not input.ndim:
+        return wrap_array(np.zeros((len(found[0]), 0), np.int64))
+    return wrap_array(np.ascontiguousarray(np.stack(found, -1), np.int64))
+
+
+def argwhere(input: Tensor) -> Tensor:
+    """nonzero as a matrix."""
+    return nonzero(input)  # type: ignore[no-any-return]
+
+
+def masked_select(input: Tensor, mask: Tensor) -> Tensor:
+    """The elements where the mask holds, in a vector. Ends a trace."""
+    shape = (input[None] if not input.ndim else input, mask)
+    wide, mask = shape[0], mask if mask.ndim else mask.reshape(1)
+    from_shapes = np.broadcast_shapes(tuple(wide.shape), tuple(mask.shape))
+    return wide.expand(from_shapes)[mask.expand(from_shapes)]  # type: ignore[no-any-return]
+
+
+def masked_scatter(input: Tensor, mask: Tensor, source: Tensor) -> Tensor:
+    """input with the first elements of source, in order, where the mask holds. Ends a trace."""
+    mask = mask.expand(tuple(input._type.shape))
+    where = nonzero(mask.reshape(-1)).reshape(-1)
+    if source.numel() < where.numel():
+        raise RuntimeError(
+            f"[masked_scatter] expected source to have at least {where.numel()} elements; got "
+            f"{source._type}"
+        )
+    values = cast(source, input.dtype).reshape(-1).narrow(0, 0, where.numel())
+    flat = input.reshape(-1)
+    attrs = {"dims": (0,), "accumulate": False}
+    put = apply(OPS["index_put"], (flat, values, where), attrs)
+    return put.reshape(tuple(input._type.shape))  # type: ignore[no-any-return]
+
+
+def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
+    """int64 with a new last dim: 1 at the class, else 0."""
+    if tensor.dtype is not dtypes.int64:
+        raise RuntimeError(
+            f"one_hot is only applicable to index tensor of type LongTensor; got {tensor._type}"
+        )
+    if num_classes == -1:
+        if tensor.numel() == 0:
+            raise RuntimeError("Can not infer total number of classes from empty tensor.")
+        num_classes = int(tensor.max()) + 1
+    else:
+        _expect_classes(tensor, num_classes)
+    attrs = {"shape": (num_classes,), "dtype": dtypes.int64, "start": 0, "step": 1, "device": "cpu"}
+    classes = apply(OPS["iota"], (), attrs)
+    hit = elementwise(OPS["eq"], tensor.unsqueeze(-1), classes)
+    return cast(hit, dtypes.int64)
+
+
+def _expect_classes(tensor: Tensor, num_classes: int) -> None:
+    data = tensor._data  # a check only: nothing of the result depends on it
+    if data is None or not data.size:
+        return
+    if data.min() < 0:
+        raise RuntimeError("Class values must be non-negative.")
+    if data.max() >= num_classes:
+        raise RuntimeError("Class values must be smaller than num_classes.")
+
+
+def bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
+    """How often each integer occurs in a vector. Ends a trace."""
+    array = input._array("bincount")
+    given = None if weights is None else weights._array("bincount")
+    return wrap_array(np.bincount(array, given, minlength))
+
+
+def unique(
+    input: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False,
+    dim: int | None = None,
+) -> Any:  # fmt: skip
+    """The distinct elements (slices along dim), sorted. Ends a trace."""
+    array = input._array("unique")
+    found = np.unique(array, return_inverse=True, return_counts=True, axis=dim)
+    values, inverse, counts = found
+    shape = array.shape if dim is None else (array.shape[dim],)
+    out = [wrap_array(np.ascontiguousarray(values))]
+    if return_inverse:
+        out.append(wrap_array(np.ascontiguousarray(inverse.reshape(shape), np.int64)))
+    if return_counts:
+        out.append(wrap_array(np.ascontiguousarray(counts, np.int64)))
+    return out[0] if len(out) == 1 else tuple(out)
+
+
+def searchsorted(
+    sorted_sequence: Tensor, input: Any, *, out_int32: bool = False, right: bool = False,
+    side: str | None = None,
+) -> Tensor:  # fmt: skip
+    """Where to insert values into a sorted last dim, to keep it sorted."""
+    if not isinstance(input, Tensor):
+        input = constant(input, sorted_sequence.dtype)
+    right = right or side == "right"
+    # The number of elements that come before: those less, or not greater.
+    if sorted_sequence.ndim == 1:
+        before = (
+            sorted_sequence <= input.unsqueeze(-1)
+            if right
+            else sorted_sequence < input.unsqueeze(-1)
+        )
+    else:
+        wide = sorted_sequence.unsqueeze(-2)
+        before = wide <= input.unsqueeze(-1) if right else wide < input.unsqueeze(-1)
+    count = before.sum(-1)
+    return cast(count, dtypes.int32) if out_int32 else count  # type: ignore[no-any-return]
+
+
+def bucketize(
+    input: Any, boundaries: Tensor, *, out_int32: bool = False, right: bool = False
+) -> Tensor:
+    """The number of the bucket that each value falls in."""
+    return searchsorted(boundaries, input, out_int32=out_int32, right=right)
+
+
+def fill_values(input: Tensor, value: Any) -> Tensor:
+    """One value in input's shape and dtype (what fill_ assigns)."""
+    if isinstance(value, Tensor):
+        if value.ndim:
+            raise RuntimeError(
+                "fill_ only supports 0-dimension value tensor but got tensor with "
+                f"{value.ndim} dimensions."
+            )
+        return cast(value, input.dtype).expand(tuple(input._type.shape))  # type: ignore[no-any-return]
+    dtype = input.dtype
+    if dtype.is_integer and isinstance(value, float):
+        value = int(value)
+    scalar = constant(plain_number(value, dtype) if isinstance(value, (int, float)) else value,
+                      dtype)  # fmt: skip
+    return scalar.expand(tuple(input._type.shape))  # type: ignore[no-any-return]
+
+
+def combine_indices(index: Sequence[Any]) -> tuple[Any, ...]:
+    """The index of index_put_(indices, ...): a tuple as __getitem__ takes it."""
+    return tuple(slice(None) if i is None else i for i in index)

@@ -1,0 +1,699 @@
+"""Functions that rearrange elements: views, joins, splits, repetitions."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jitgrad.compiler.ops.record import OPS
+from jitgrad.compiler.symbolic import Sym
+from jitgrad.compiler.symbolic import prod as dims_product
+from jitgrad.compiler.types import broadcast_shapes
+from jitgrad.dispatch import apply
+from jitgrad.functions.args import as_dim, as_shape, expect_tensor, infer_minus_one, one_axis
+from jitgrad.promotion import cast, constant, result_type
+from jitgrad.runtime import dtypes
+from jitgrad.runtime.dtypes import DType
+from jitgrad.tensor import Tensor, wrap_array
+
+
+# -- views ---------------------------------------------------------------------------------------
+def _viewable(x: Tensor, shape: tuple[Any, ...]) -> bool:
+    """Whether x's memory can be seen under this shape without a copy."""
+    data = x._data
+    if data is None:  # abstract: as if made anew, unless seen through something but reshapes
+        return all(op.name == "reshape" for op, _ in x._chain)
+    if data.flags.c_contiguous:
+        return True
+    shape = tuple(operator.index(d) for d in shape)
+    return bool(OPS["reshape"].can_view(data.shape, data.strides, shape))  # type: ignore[attr-defined]
+
+
+def reshape(input: Tensor, *shape: Any) -> Tensor:
+    """The elements in row-major order under another shape (one size may be -1): a view where the
+    memory allows it, else a copy."""
+    sizes = infer_minus_one("reshape", as_shape(shape), input.numel())
+    if not _viewable(input, sizes):
+        input = apply(OPS["clone"], (input,), {})
+    return apply(OPS["reshape"], (input,), {"shape": sizes})  # type: ignore[no-any-return]
+
+
+def view(input: Tensor, *shape: Any) -> Tensor:
+    """reshape that never copies: raises RuntimeError where the memory does not allow it. With a
+    dtype: see view_dtype."""
+    if len(shape) == 1 and isinstance(shape[0], DType):
+        return view_dtype(input, shape[0])
+    sizes = infer_minus_one("view", as_shape(shape), input.numel())
+    if input._data is not None and not _viewable(input, sizes) and _fits(input, sizes):
+        raise RuntimeError(
+            "view size is not compatible with input tensor's size and stride (at least one "
+            "dimension spans across two contiguous subspaces). Use .reshape(...) instead. (Tensor "
+            f"{input._type} with strides {input.stride()}, view {list(sizes)}.)"
+        )
+    return apply(OPS["reshape"], (input,), {"shape": sizes})  # type: ignore[no-any-return]
+
+
+def _fits(x: Tensor, sizes: tuple[Any, ...]) -> bool:
+    return bool(dims_product(sizes) == x.numel())
+
+
+def view_dtype(input: Tensor, dtype: DType) -> Tensor:
+    """The bits read as another dtype of the same size (a copy here; not on the tape)."""
+    if dtype is input.dtype:
+        return input.detach()
+    if dtype.itemsize != input.dtype.itemsize:
+        raise RuntimeError(
+            f"[view] expected a dtype of {input.dtype.itemsize} bytes; got {dtype}; other sizes "
+            "are not supported (docs/limits.md)"
+        )
+    return wrap_array(input._array("view(dtype)").view(dtype.np).copy())
+
+
+def view_as(input: Tensor, other: Tensor) -> Tensor:
+    """view(other.shape)."""
+    return view(input, other.shape)
+
+
+def reshape_as(input: Tensor, other: Tensor) -> Tensor:
+    """reshape(other.shape)."""
+    return reshape(input, other.shape)
+
+
+def _restructure(input: Tensor, shape: tuple[Any, ...]) -> Tensor:
+    """Reshape where dims of size 1 come or go only: always a view."""
+    return apply(OPS["reshape"], (input,), {"shape": shape})  # type: ignore[no-any-return]
+
+
+def permute(input: Tensor, *dims: Any) -> Tensor:
+    """The dims in another order; a view."""
+    order = as_shape(dims)
+    rank = input.ndim
+    if len(order) != rank:
+        raise RuntimeError(
+            "permute: number of dimensions in the tensor input does not match the length of the "
+            f"desired ordering of dimensions i.e. input.dim() = {rank} is not equal to len(dims) "
+            f"= {len(order)}"
+        )
+    axes = tuple(one_axis("permute", rank, d) for d in order)
+    if len(set(axes)) != rank:
+        raise RuntimeError(f"permute(): duplicate dims are not allowed; got {order}")
+    return apply(OPS["permute"], (input,), {"axes": axes})  # type: ignore[no-any-return]
+
+
+def transpose(input: Tensor, dim0: int, dim1: int) -> Tensor:
+    """Two dims exchanged; a view."""
+    rank = input.ndim
+    a, b = one_axis("transpose", rank, dim0), one_axis("transpose", rank, dim1)
+    if not rank:
+        return alias(input)
+    axes = list(range(rank))
+    axes[a], axes[b] = axes[b], axes[a]
+    return apply(OPS["permute"], (input,), {"axes": tuple(axes)})  # type: ignore[no-any-return]
+
+
+def t(input: Tensor) -> Tensor:
+    """The transpose of a matrix; vectors as they are."""
+    if input.ndim > 2:
+        raise RuntimeError(
+            f"t() expects a tensor with <= 2 dimensions, but self is {input.ndim}D; use "
+            ".mT or permute"
+        )
+    return transpose(input, 0, 1) if input.ndim == 2 else alias(input)
+
+
+def alias(input: Tensor) -> Tensor:
+    """A view of all of it."""
+    return _restructure(input, tuple(input._type.shape))
+
+
+def movedim(input: Tensor, source: Any, destination: Any) -> Tensor:
+    """Dims moved to other places; the rest keep their order. A view."""
+    rank = input.ndim
+    sources = [source] if isinstance(source, int) else list(source)
+    places = [destination] if isinstance(destination, int) else list(destination)
+    if len(sources) != len(places):
+        raise RuntimeError(
+            f"movedim: Invalid source or destination dims: {source} and {destination} should "
+            "contain the same number of dims"
+        )
+    sources = [one_axis("movedim", rank, d) for d in sources]
+    places = [one_axis("movedim", rank, d) for d in places]
+    order: list[int | None] = [None] * rank
+    for s, d in zip(sources, places, strict=True):
+        order[d] = s
+    rest = iter(k for k in range(rank) if k not in sources)
+    return permute(input, tuple(next(rest) if k is None else k for k in order))
+
+
+def matrix_transpose(input: Tensor) -> Tensor:
+    """The last two dims exchanged (`x.mT`)."""
+    if input.ndim < 2:
+        raise RuntimeError(
+            "tensor.mT is only supported on matrices or batches of matrices. Got "
+            f"{input.ndim}-D tensor."
+        )
+    return transpose(input, -2, -1)
+
+
+def flatten(input: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
+    """Dims start..end merged into one."""
+    rank = input.ndim
+    a, b = one_axis("flatten", rank, start_dim), one_axis("flatten", rank, end_dim)
+    if a > b:
+        raise RuntimeError("flatten() has invalid args: start_dim cannot come after end_dim")
+    shape = input._type.shape
+    if not rank:
+        return _restructure(input, (1,))
+    if a == b:
+        return input
+    return reshape(input, (*shape[:a], dims_product(shape[a : b + 1]), *shape[b + 1 :]))
+
+
+def unflatten(input: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
+    """One dim split into several (one of them may be -1)."""
+    axis = one_axis("unflatten", input.ndim, dim)
+    shape = input._type.shape
+    split = infer_minus_one("unflatten", as_shape(tuple(sizes)), shape[axis])
+    return view(input, (*shape[:axis], *split, *shape[axis + 1 :]))
+
+
+def ravel(input: Tensor) -> Tensor:
+    """Flattened to one dim."""
+    return reshape(input, -1)
+
+
+def squeeze(input: Tensor, dim: Any = None) -> Tensor:
+    """Without its dims of size 1 (all, or of those named). A view."""
+    shape = input._type.shape
+    rank = len(shape)
+    if dim is None:
+        drop = set(range(rank))
+    else:
+        dims = dim if isinstance(dim, (tuple, list)) else (dim,)
+        drop = {one_axis("squeeze", rank, d) for d in dims}
+    kept = tuple(d for k, d in enumerate(shape) if k not in drop or isinstance(d, Sym) or d != 1)
+    return _restructure(input, kept)
+
+
+def unsqueeze(input: Tensor, dim: int) -> Tensor:
+    """With a new dim of size 1 at `dim`. A view."""
+    axis = one_axis("unsqueeze", input.ndim + 1, dim)
+    shape = input._type.shape
+    return _restructure(input, (*shape[:axis], 1, *shape[axis:]))
+
+
+def expand(input: Tensor, *sizes: Any) -> Tensor:
+    """Dims of size 1 repeated, without a copy; -1 keeps a size; new dims may come in front."""
+    shape = as_shape(sizes)
+    lead = len(shape) - input.ndim
+    if lead < 0:
+        raise RuntimeError(
+            f"expand({input._type}, size={list(shape)}): the number of sizes provided "
+            f"({len(shape)}) must be greater or equal to the number of dimensions in the tensor "
+            f"({input.ndim})"
+        )
+    filled = []
+    for k, d in enumerate(shape):
+        if isinstance(d, int) and d == -1:
+            if k < lead:
+                raise RuntimeError(
+                    f"The expanded size of the tensor ({d}) isn't allowed in a leading, "
+                    f"non-existing dimension {k}"
+                )
+            d = input._type.shape[k - lead]
+        filled.append(d)
+    return apply(OPS["expand"], (input,), {"shape": tuple(filled)})  # type: ignore[no-any-return]
+
+
+def expand_as(input: Tensor, other: Tensor) -> Tensor:
+    """expand(other.shape)."""
+    return expand(input, tuple(other._type.shape))
+
+
+def broadcast_to(input: Tensor, shape: Sequence[int]) -> Tensor:
+    """expand(shape)."""
+    return expand(input, tuple(shape))
+
+
+def broadcast_tensors(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """All expanded to their common shape."""
+    if len(tensors) == 1 and isinstance(tensors[0], (tuple, list)):
+        tensors = tuple(tensors[0])
+    shape = broadcast_shapes_of(*(x._type.shape for x in tensors))
+    return tuple(expand(x, shape) for x in tensors)
+
+
+def broadcast_shapes_of(*shapes: Any) -> tuple[Any, ...]:
+    """The shape that these broadcast to (torch.broadcast_shapes)."""
+    try:
+        return broadcast_shapes(*((s,) if isinstance(s, int) else tuple(s) for s in shapes))
+    except ValueError as error:
+        raise RuntimeError(
+            "Shape mismatch: objects cannot be broadcast to a single shape; got "
+            f"{', '.join(str(tuple(s)) for s in shapes)} ({error})"
+        ) from None
+
+
+def diagonal_view(input: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+    """The diagonal of two dims, as the last dim; a view."""
+    a, b = one_axis("diagonal", input.ndim, dim1), one_axis("diagonal", input.ndim, dim2)
+    if a == b:
+        raise RuntimeError(f"diagonal dimensions cannot be identical {dim1}, {dim2}")
+    attrs = {"offset": offset, "axis1": a, "axis2": b}
+    return apply(OPS["diagonal"], (input,), attrs)  # type: ignore[no-any-return]
+
+
+def unfold(input: Tensor, dimension: int, size: int, step: int) -> Tensor:
+    """All windows of `size`, `step` apart, along a dim; the window is the last dim. A view."""
+    axis = one_axis("unfold", input.ndim, dimension)
+    attrs = {"axis": axis, "size": size, "step": step}
+    return apply(OPS["unfold"], (input,), attrs)  # type: ignore[no-any-return]
+
+
+def slice_along(input: Tensor, axis: int, start: Any, stop: Any, step: int = 1) -> Tensor:
+    """input[..., start:stop:step, ...] along one axis; bounds are normalised already."""
+    shape = input._type.shape
+    rank = len(shape)
+    attrs = {
+        "starts": tuple([start if k == axis else 0 for k in range(rank)]),
+        "stops": tuple([stop if k == axis else shape[k] for k in range(rank)]),
+        "steps": tuple([step if k == axis else 1 for k in range(rank)]),
+    }
+    return apply(OPS["slice"], (input,), attrs)  # type: ignore[no-any-return]
+
+
+def narrow(input: Tensor, dim: int, start: Any, length: Any) -> Tensor:
+    """`length` elements from `start` along a dim; a view."""
+    axis = one_axis("narrow", input.ndim, dim)
+    if not input.ndim:
+        raise RuntimeError("narrow() cannot be applied to a 0-dim tensor.")
+    size = input._type.shape[axis]
+    start = as_dim(start)
+    if start < 0:
+        start = start + size
+    if start < 0 or start > size:
+        raise IndexError(
+            f"[narrow] start out of range (expected to be in range of [{-size}, {size}], but got "
+            f"{start})"
+        )
+    if length < 0:
+        raise RuntimeError("narrow(): length must be non-negative.")
+    if start + length > size:
+        raise RuntimeError(f"start ({start}) + length ({length}) exceeds dimension size ({size}).")
+    return slice_along(input, axis, start, start + length)
+
+
+def select(input: Tensor, dim: int, index: Any) -> Tensor:
+    """The slice at `index` along a dim, which goes away; a view."""
+    rank = input.ndim
+    if not rank:
+        raise IndexError("select() cannot be applied to a 0-dim tensor.")
+    axis = one_axis("select", rank, dim)
+    size = input._type.shape[axis]
+    index = as_dim(index)
+    if not (-size <= index and index < size):
+        raise IndexError(
+            f"select(): index {index} out of range for tensor of size {list(input._type.shape)} "
+            f"at dimension {axis}"
+        )
+    if index < 0:
+        index = index + size
+    part = slice_along(input, axis, index, index + 1)
+    shape = part._type.shape
+    return _restructure(part, (*shape[:axis], *shape[axis + 1 :]))
+
+
+def unbind(input: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
+    """All slices along a dim."""
+    axis = one_axis("unbind", input.ndim, dim)
+    if not input.ndim:
+        raise RuntimeError("Dimension specified as 0 but tensor has no dimensions")
+    return tuple(select(input, axis, i) for i in range(operator.index(input._type.shape[axis])))
+
+
+def split(input: Tensor, split_size_or_sections: Any, dim: int = 0) -> tuple[Tensor, ...]:
+    """Parts along a dim, of one size (the last may be smaller) or of the sizes given. Views."""
+    axis = one_axis("split", input.ndim, dim)
+    if not input.ndim:
+        raise RuntimeError("split expects at least a 1-dimensional tensor")
+    total = operator.index(input._type.shape[axis])
+    if isinstance(split_size_or_sections, (tuple, list)):
+        sizes = [operator.index(s) for s in split_size_or_sections]
+        if sum(sizes) != total or any(s < 0 for s in sizes):
+            raise RuntimeError(
+                "split_with_sizes expects split_sizes to sum exactly to "
+                f"{total} (input tensor's size at dimension {axis}), but got "
+                f"split_sizes={sizes}"
+            )
+    else:
+        size = operator.index(split_size_or_sections)
+        if size < 0 or (size == 0 and total != 0):
+            raise RuntimeError(f"split expects split_size be positive, but got split_size={size}")
+        sizes = [min(size, total - s) for s in range(0, total, size or 1)] or [0]
+    parts, start = [], 0
+    for size in sizes:
+        parts.append(slice_along(input, axis, start, start + size))
+        start += size
+    return tuple(parts)
+
+
+def chunk(input: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
+    """At most `chunks` parts of equal size (the last may be smaller) along a dim. Views."""
+    if chunks <= 0:
+        raise RuntimeError(f"chunk expects `chunks` to be greater than 0, got: {chunks}")
+    axis = one_axis("chunk", input.ndim, dim)
+    total = operator.index(input._type.shape[axis])
+    size = (total + chunks - 1) // chunks
+    if size == 0:
+        return split(input, [0] * chunks, axis)
+    return split(input, size, axis)
+
+
+def tensor_split(input: Tensor, indices_or_sections: Any, dim: int = 0) -> tuple[Tensor, ...]:
+    """Parts along a dim: a number of nearly equal ones, or cut at the indices given."""
+    axis = one_axis("tensor_split", input.ndim, dim)
+    total = operator.index(input._type.shape[axis])
+    if isinstance(indices_or_sections, int):
+        n = indices_or_sections
+        sizes = [total // n + (1 if i < total % n else 0) for i in range(n)]
+        return split(input, sizes, axis)
+    cuts = [min(max(c + total if c < 0 else c, 0), total) for c in indices_or_sections]
+    bounds = [0, *cuts, total]
+    parts = []
+    for start, stop in zip(bounds[:-1], bounds[1:], strict=True):
+        parts.append(slice_along(input, axis, start, max(start, stop)))
+    return tuple(parts)
+
+
+# -- copies --------------------------------------------------------------------------------------
+def clone(input: Tensor, *, memory_format: Any = None) -> Tensor:
+    """A copy; gradients flow to the original."""
+    return apply(OPS["clone"], (expect_tensor("clone", input),), {})  # type: ignore[no-any-return]
+
+
+def contiguous(input: Tensor, memory_format: Any = None) -> Tensor:
+    """The tensor itself if its elements lie in row-major order, else a copy."""
+    if input._data is not None:
+        return input if input._data.flags.c_contiguous else _dense(input)
+    return input if not input._chain else clone(input)
+
+
+def _dense(input: Tensor) -> Tensor:
+    out = clone(input)
+    if out._data is not None and not out._data.flags.c_contiguous:
+        out._data = out._storage.array = out._data.copy(order="C")
+    return out
+
+
+def flip(input: Tensor, *dims: Any) -> Tensor:
+    """The order of elements reversed along dims; a copy."""
+    axes = tuple(sorted(one_axis("flip", input.ndim, d) for d in as_shape(dims)))
+    if len(set(axes)) != len(axes):
+        raise RuntimeError(f"dim appears multiple times in the list of dims: {dims}")
+    return apply(OPS["flip"], (input,), {"axes": axes if input.ndim else ()})  # type: ignore[no-any-return]
+
+
+def fliplr(input: Tensor) -> Tensor:
+    return flip(input, 1)
+
+
+def flipud(input: Tensor) -> Tensor:
+    return flip(input, 0)
+
+
+def cat(tensors: Sequence[Tensor], dim: int = 0, *, axis: int | None = None) -> Tensor:
+    """Tensors joined along a dim. Dtypes promote; empty tensors of one dim are skipped."""
+    parts = list(tensors)
+    if not parts:
+        raise RuntimeError("torch.cat(): expected a non-empty list of Tensors")
+    for i, x in enumerate(parts):
+        if not isinstance(x, Tensor):
+            raise TypeError(
+                f"expected Tensor as element {i} in argument 0, but got {type(x).__name__}"
+            )
+    kept = [x for x in parts if not (x.ndim == 1 and _is_zero(x._type.shape[0]))] or parts[:1]
+    if any(x.ndim == 0 for x in kept):
+        raise RuntimeError("zero-dimensional tensor (at position 0) cannot be concatenated")
+    dtype = result_type(*parts)
+    where = one_axis("cat", kept[0].ndim, dim if axis is None else axis)
+    if len(kept) == 1:
+        return clone(cast(kept[0], dtype))
+    attrs = {"axis": where}
+    return apply(OPS["concatenate"], tuple([cast(x, dtype) for x in kept]), attrs)  # type: ignore[no-any-return]
+
+
+def _is_zero(d: Any) -> bool:
+    return not isinstance(d, Sym) and d == 0
+
+
+def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """Tensors of one shape joined along a new dim."""
+    parts = list(tensors)
+    if not parts:
+        raise RuntimeError("stack expects a non-empty TensorList")
+    axis = one_axis("stack", parts[0].ndim + 1, dim)
+    first = parts[0]._type.shape
+    for i, x in enumerate(parts):
+        if tuple(x._type.shape) != tuple(first):
+            raise RuntimeError(
+                f"stack expects each tensor to be equal size, but got {list(first)} at entry 0 "
+                f"and {list(x._type.shape)} at entry {i}"
+            )
+    return cat([unsqueeze(x, axis) for x in parts], axis)
+
+
+def atleast_1d(*tensors: Any) -> Any:
+    return _at_least(tensors, lambda x: x.reshape(1) if x.ndim == 0 else x)
+
+
+def atleast_2d(*tensors: Any) -> Any:
+    return _at_least(
+        tensors, lambda x: x.reshape(1, 1) if x.ndim == 0 else x[None] if x.ndim == 1 else x
+    )
+
+
+def atleast_3d(*tensors: Any) -> Any:
+    def grow(x: Tensor) -> Tensor:
+        if x.ndim == 0:
+            return x.reshape(1, 1, 1)  # type: ignore[no-any-return]
+        if x.ndim == 1:
+            return x[None, :, None]  # type: ignore[no-any-return]
+        return x.unsqueeze(-1) if x.ndim == 2 else x  # type: ignore[no-any-return]
+
+    return _at_least(tensors, grow)
+
+
+def _at_least(tensors: tuple[Any, ...], grow: Any) -> Any:
+    if len(tensors) == 1 and not isinstance(tensors[0], (tuple, list)):
+        return grow(tensors[0])
+    many = tensors[0] if len(tensors) == 1 else tensors
+    return tuple(grow(x) for x in many)
+
+
+def hstack(tensors: Sequence[Tensor]) -> Tensor:
+    """Joined along dim 1 (dim 0 for vectors)."""
+    parts = [atleast_1d(x) for x in tensors]
+    return cat(parts, 0 if parts[0].ndim == 1 else 1)
+
+
+def vstack(tensors: Sequence[Tensor]) -> Tensor:
+    """Joined along dim 0, at least matrices."""
+    return cat([atleast_2d(x) for x in tensors], 0)
+
+
+def dstack(tensors: Sequence[Tensor]) -> Tensor:
+    """Joined along dim 2, at least of 3 dims."""
+    return cat([atleast_3d(x) for x in tensors], 2)
+
+
+def column_stack(tensors: Sequence[Tensor]) -> Tensor:
+    """Vectors as columns, joined along dim 1."""
+    return cat([x.reshape(-1, 1) if x.ndim <= 1 else x for x in tensors], 1)
+
+
+def repeat(input: Tensor, *sizes: Any) -> Tensor:
+    """The tensor repeated so many times along each dim (new dims in front)."""
+    counts = as_shape(sizes)
+    lead = len(counts) - input.ndim
+    if lead < 0:
+        raise RuntimeError(
+            "Number of dimensions of repeat dims can not be smaller than number of dimensions of "
+            f"tensor; got {counts} for {input._type}"
+        )
+    if any(not isinstance(c, Sym) and c < 0 for c in counts):
+        raise RuntimeError(f"Trying to create tensor with negative dimension; got repeat{counts}")
+    shape = (1,) * lead + tuple(input._type.shape)
+    # Each dim d becomes (count, d), then the two are merged.
+    apart: list[Any] = []
+    wide: list[Any] = []
+    for c, d in zip(counts, shape, strict=True):
+        apart += [1, d]
+        wide += [c, d]
+    out = expand(_restructure(input, tuple(apart)), tuple(wide))
+    merged = tuple(c * d for c, d in zip(counts, shape, strict=True))
+    copy: Tensor = clone(out)
+    return apply(OPS["reshape"], (copy,), {"shape": merged})  # type: ignore[no-any-return]
+
+
+def tile(input: Tensor, *dims: Any) -> Tensor:
+    """repeat, with missing counts in front taken as 1."""
+    counts = as_shape(dims)
+    return repeat(input, (1,) * (input.ndim - len(counts)) + counts)
+
+
+def repeat_interleave(
+    input: Tensor, repeats: Any = None, dim: int | None = None, *, output_size: int | None = None
+) -> Tensor:
+    """Each element along `dim` (flattened by default) repeated so many times."""
+    if repeats is None:
+        values = input.tolist()
+        index = [i for i, n in enumerate(values) for _ in range(n)]
+        return _index_tensor(index)
+    if dim is None:
+        input, dim = reshape(input, -1), 0
+    axis = one_axis("repeat_interleave", input.ndim, dim)
+    if isinstance(repeats, Tensor) and repeats.numel() == 1:
+        repeats = int(repeats)
+    if isinstance(repeats, int):
+        shape = input._type.shape
+        wide = expand(unsqueeze(input, axis + 1), (*shape[: axis + 1], repeats, *shape[axis + 1 :]))
+        return reshape(wide, (*shape[:axis], shape[axis] * repeats, *shape[axis + 1 :]))
+    counts = repeats.tolist()
+    index = [i for i, n in enumerate(counts) for _ in range(n)]
+    return input.index_select(axis, _index_tensor(index))  # type: ignore[no-any-return]
+
+
+def _index_tensor(values: list[int]) -> Tensor:
+    return wrap_array(np.array(values, np.int64))
+
+
+def roll(input: Tensor, shifts: Any, dims: Any = None) -> Tensor:
+    """Elements moved along dims (flattened when None), those that fall off the end come first."""
+    if dims is None:
+        return roll(reshape(input, -1), shifts, 0).reshape(tuple(input._type.shape))  # type: ignore[no-any-return]
+    shift_list = [shifts] if isinstance(shifts, int) else list(shifts)
+    dim_list = [dims] if isinstance(dims, int) else list(dims)
+    if len(shift_list) != len(dim_list):
+        raise RuntimeError(
+            f"shifts and dimensions must align. shifts: {len(shift_list)}, dims:{len(dim_list)}"
+        )
+    moved = False
+    for shift, dim in zip(shift_list, dim_list, strict=True):
+        axis = one_axis("roll", input.ndim, dim)
+        size = input._type.shape[axis]
+        if _is_zero(size):
+            continue
+        shift = shift % size
+        if not isinstance(shift, Sym) and shift == 0:
+            continue
+        head = slice_along(input, axis, size - shift, size)
+        tail = slice_along(input, axis, 0, size - shift)
+        input = apply(OPS["concatenate"], (head, tail), {"axis": axis})
+        moved = True
+    return input if moved else clone(input)
+
+
+def rot90(input: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
+    """Rotated by 90 degrees k times in the plane of two dims."""
+    a, b = dims
+    k %= 4
+    if k == 0:
+        return clone(input)
+    if k == 2:
+        return flip(input, a, b)
+    return flip(transpose(input, a, b), a if k == 1 else b)
+
+
+def pad_constant(input: Tensor, pad: Sequence[Any], value: float = 0.0) -> Tensor:
+    """Constants around the last dims: pad = (last low, last high, next low, ...)."""
+    pairs = len(pad) // 2
+    if len(pad) % 2 or pairs > input.ndim:
+        raise RuntimeError(
+            f"[pad] expected pairs of sizes for at most {input.ndim} dims of {input._type}; got "
+            f"{tuple(pad)}"
+        )
+    low: list[Any] = [0] * input.ndim
+    high: list[Any] = [0] * input.ndim
+    for k in range(pairs):
+        low[input.ndim - 1 - k] = as_dim(pad[2 * k])
+        high[input.ndim - 1 - k] = as_dim(pad[2 * k + 1])
+    attrs = {
+        "low": tuple(low),
+        "high": tuple(high),
+        "interior": (0,) * input.ndim,
+        "value": float(value) if input.dtype.is_floating_point else int(value),
+    }
+    return apply(OPS["pad"], (input,), attrs)  # type: ignore[no-any-return]
+
+
+# -- triangles and diagonals ---------------------------------------------------------------------
+def _position(size: Any) -> Tensor:
+    attrs = {"shape": (size,), "dtype": dtypes.int64, "start": 0, "step": 1, "device": "cpu"}
+    return apply(OPS["iota"], (), attrs)  # type: ignore[no-any-return]
+
+
+def _triangle(name: str, input: Tensor, diagonal: int) -> Tensor:
+    if input.ndim < 2:
+        raise RuntimeError(f"{name}: input tensor must have at least 2 dimensions")
+    rows, columns = input._type.shape[-2:]
+    offset = _position(columns) - _position(rows).unsqueeze(1)
+    keep = offset <= diagonal if name == "tril" else offset >= diagonal
+    return apply(OPS["where"], (keep, input, constant(0, input.dtype)), {})  # type: ignore[no-any-return]
+
+
+def tril(input: Tensor, diagonal: int = 0) -> Tensor:
+    """The lower triangle of the last two dims; zeros above."""
+    return _triangle("tril", input, diagonal)
+
+
+def triu(input: Tensor, diagonal: int = 0) -> Tensor:
+    """The upper triangle of the last two dims; zeros below."""
+    return _triangle("triu", input, diagonal)
+
+
+def diag_embed(input: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
+    """The last dim as the diagonal of two new dims; zeros elsewhere."""
+    rank = input.ndim + 1
+    a, b = one_axis("diag_embed", rank, dim1), one_axis("diag_embed", rank, dim2)
+    if a == b:
+        raise RuntimeError(f"diagonal dimensions cannot be identical {dim1}, {dim2}")
+    size = input._type.shape[-1] + abs(offset)
+    low = pad_constant(input, (max(offset, 0), max(-offset, 0)))  # at column j
+    on = (_position(size) - _position(size).unsqueeze(1)) == offset
+    out = apply(OPS["where"], (on, low.unsqueeze(-2), constant(0, input.dtype)), {})
+    return movedim(out, (-2, -1), (a, b))
+
+
+def diag(input: Tensor, diagonal: int = 0) -> Tensor:
+    """A vector as a diagonal matrix, or a matrix's diagonal (a copy)."""
+    if input.ndim == 1:
+        return diag_embed(input, diagonal)
+    if input.ndim != 2:
+        raise RuntimeError(f"diag(): Supports 1D or 2D tensors. Got {input.ndim}D")
+    return clone(diagonal_view(input, diagonal))
+
+
+def meshgrid(*tensors: Any, indexing: str = "ij") -> tuple[Tensor, ...]:
+    """Coordinate grids of vectors."""
+    if len(tensors) == 1 and isinstance(tensors[0], (tuple, list)):
+        tensors = tuple(tensors[0])
+    if indexing not in ("ij", "xy"):
+        raise RuntimeError(
+            'torch.meshgrid: indexing must be one of "xy" or "ij", but received: ' + indexing
+        )
+    parts = [x.reshape(-1) for x in tensors]
+    swap = indexing == "xy" and len(parts) > 1
+    if swap:
+        parts[0], parts[1] = parts[1], parts[0]
+    shape = tuple(x._type.shape[0] for x in parts)
+    grids = []
+    for k, x in enumerate(parts):
+        place = (1,) * k + (-1,) + (1,) * (len(parts) - 1 - k)
+        grids.append(expand(x.reshape(place), shape))
+    if swap:
+        grids = [transpose(g, 0, 1) for g in grids]
+        grids[0], grids[1] = grids[1], grids[0]
+    return tuple(grids)

@@ -1,0 +1,211 @@
+"""HostScalar: a Python number that a recorded function computes with, so that it can change.
+
+Owns the proxy and its expression. While a function is recorded, floats that arrive as arguments
+or are read from optimizer groups are lifted: arithmetic on them stays an expression, evaluated in
+double on the host at each call; meeting a tensor it becomes a 0-d input of the graph. Looking at
+the value (comparison, float(), bool(), hashing) tells the recorder to specialise on it.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jitgrad.state import state
+
+_OPS: dict[str, Callable[..., Any]] = {
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv,
+    "floordiv": operator.floordiv, "mod": operator.mod, "pow": operator.pow, "neg": operator.neg,
+    "abs": abs,
+}  # fmt: skip
+
+
+class HostScalar:
+    """A lifted number: a leaf (`name`: how its owner knows it) or an op on numbers.
+
+    Attributes:
+        value: the number now.
+        expr: None for a leaf, else (op, operands); operands are HostScalars or numbers.
+        name: for a leaf, what recorders identify it by.
+        recorder: the recorder it belongs to.
+    """
+
+    __slots__ = ("__weakref__", "expr", "name", "recorder", "value")
+
+    def __init__(
+        self,
+        value: float,
+        name: Any = None,
+        recorder: Any = None,
+        expr: tuple[str, tuple[Any, ...]] | None = None,
+    ) -> None:
+        self.value = value
+        self.name = name
+        self.recorder = state.recorder if recorder is None else recorder
+        self.expr = expr
+
+    def evaluate(self, leaves: Mapping[Any, float]) -> float:
+        """The value for these values of the leaves (by name); iterative, shared parts once."""
+        done: dict[int, Any] = {}
+        stack: list[HostScalar] = [self]
+        while stack:
+            node = stack[-1]
+            if node.expr is None:
+                done[id(node)] = leaves[node.name]
+                stack.pop()
+                continue
+            op, operands = node.expr
+            waiting = [x for x in operands if isinstance(x, HostScalar) and id(x) not in done]
+            if waiting:
+                stack.extend(waiting)
+                continue
+            values = [done[id(x)] if isinstance(x, HostScalar) else x for x in operands]
+            done[id(node)] = _OPS[op](*values)
+            stack.pop()
+        return done[id(self)]  # type: ignore[no-any-return]
+
+    def lift(self) -> Any:
+        """This number as a 0-d float64 tensor, an input of the graph that is being recorded."""
+        recorder = state.recorder if state.recorder is not None else None
+        if recorder is None or (self.recorder is not None and recorder is not self.recorder):
+            raise RuntimeError(
+                "[HostScalar] expected to be used while its function is recorded; this number "
+                "was kept from a traced call; keep float(x) instead"
+            )
+        return recorder.lift(self)
+
+    def specialise(self) -> float:
+        """The number, which the recorded function depends on from here on."""
+        if self.recorder is not None and state.recorder is self.recorder:
+            self.recorder.specialise(self)
+        return self.value
+
+    def _apply(self, op: str, *operands: Any) -> Any:
+        values = []
+        for x in operands:
+            if isinstance(x, HostScalar):
+                values.append(x.value)
+            elif isinstance(x, (int, float)):
+                values.append(x)
+            else:
+                return NotImplemented
+        return HostScalar(_OPS[op](*values), None, self.recorder, (op, operands))
+
+    def __add__(self, other: Any) -> Any:
+        return self._apply("add", self, other)
+
+    def __radd__(self, other: Any) -> Any:
+        return self._apply("add", other, self)
+
+    def __sub__(self, other: Any) -> Any:
+        return self._apply("sub", self, other)
+
+    def __rsub__(self, other: Any) -> Any:
+        return self._apply("sub", other, self)
+
+    def __mul__(self, other: Any) -> Any:
+        return self._apply("mul", self, other)
+
+    def __rmul__(self, other: Any) -> Any:
+        return self._apply("mul", other, self)
+
+    def __truediv__(self, other: Any) -> Any:
+        return self._apply("div", self, other)
+
+    def __rtruediv__(self, other: Any) -> Any:
+        return self._apply("div", other, self)
+
+    def __floordiv__(self, other: Any) -> Any:
+        return self._apply("floordiv", self, other)
+
+    def __rfloordiv__(self, other: Any) -> Any:
+        return self._apply("floordiv", other, self)
+
+    def __mod__(self, other: Any) -> Any:
+        return self._apply("mod", self, other)
+
+    def __rmod__(self, other: Any) -> Any:
+        return self._apply("mod", other, self)
+
+    def __pow__(self, other: Any) -> Any:
+        return self._apply("pow", self, other)
+
+    def __rpow__(self, other: Any) -> Any:
+        return self._apply("pow", other, self)
+
+    def __neg__(self) -> Any:
+        return self._apply("neg", self)
+
+    def __pos__(self) -> HostScalar:
+        return self
+
+    def __abs__(self) -> Any:
+        return self._apply("abs", self)
+
+    # Looking at the value.
+    def __float__(self) -> float:
+        return float(self.specialise())
+
+    def __int__(self) -> int:
+        return int(self.specialise())
+
+    def __bool__(self) -> bool:
+        return bool(self.specialise())
+
+    def __hash__(self) -> int:
+        return hash(self.specialise())
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self.specialise() == _value(other))
+
+    def __lt__(self, other: Any) -> bool:
+        return bool(self.specialise() < _value(other))
+
+    def __le__(self, other: Any) -> bool:
+        return bool(self.specialise() <= _value(other))
+
+    def __gt__(self, other: Any) -> bool:
+        return bool(self.specialise() > _value(other))
+
+    def __ge__(self, other: Any) -> bool:
+        return bool(self.specialise() >= _value(other))
+
+    def __round__(self, digits: int | None = None) -> Any:
+        return round(self.specialise(), digits)
+
+    def __trunc__(self) -> int:
+        return int(self.specialise())
+
+    def __floor__(self) -> int:
+        return int(self.specialise() // 1)
+
+    def __ceil__(self) -> int:
+        return int(-(-self.specialise() // 1))
+
+    def __format__(self, spec: str) -> str:
+        return format(self.specialise(), spec)
+
+    def __repr__(self) -> str:
+        return f"HostScalar({self.value!r})"
+
+    def __deepcopy__(self, memo: Any) -> float:
+        return self.specialise()
+
+    def __reduce__(self) -> Any:
+        return (float, (self.specialise(),))
+
+
+def _value(x: Any) -> Any:
+    return x.specialise() if isinstance(x, HostScalar) else x
+
+
+def lift(value: Any, owner: Any, key: Any) -> Any:
+    """`value` of slot `key` of `owner`, as the function that is being recorded shall see it.
+
+    Outside of recording, and for what is no float, the value itself. The recorder decides:
+    `recorder.lift_number(value, owner, key)` gives a HostScalar, or the value.
+    """
+    if state.recorder is None or type(value) is not float:
+        return value
+    return state.recorder.lift_number(value, owner, key)

@@ -1,0 +1,301 @@
+"""Indexing with [], to read and to write: ints, slices, None, Ellipsis, bool masks, int tensors.
+
+Owns the translation to ops. Ints, slices, None and Ellipsis give a view; a mask or an index tensor
+gives a copy, by the `index` record. As in PyTorch (and unlike NumPy) an int beside an index tensor
+selects first, so it does not count among the advanced indices.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from types import EllipsisType
+from typing import Any
+
+import numpy as np
+
+from jitgrad.compiler.ops.record import OPS
+from jitgrad.compiler.symbolic import Sym
+from jitgrad.creation import tensor
+from jitgrad.dispatch import apply, assign
+from jitgrad.functions.select import nonzero
+from jitgrad.functions.shape import broadcast_shapes_of
+from jitgrad.promotion import can_cast, cast, constant
+from jitgrad.runtime import dtypes
+from jitgrad.tensor import Tensor
+
+
+def _is_sequence(part: Any) -> bool:
+    return isinstance(part, (list, tuple, np.ndarray, range))
+
+
+def _as_tuple(index: Any) -> tuple[Any, ...]:
+    if isinstance(index, tuple):
+        return index
+    # A list that holds slices or None is a tuple in PyTorch's eyes, too.
+    if isinstance(index, list) and any(
+        isinstance(i, (slice, EllipsisType)) or i is None for i in index
+    ):
+        return tuple(index)
+    return (index,)
+
+
+def _parts(x: Tensor, index: Any) -> list[Any]:
+    """The index, one entry per dim (and None for new dims): Ellipsis filled in, sequences made
+    tensors, integer scalars made ints."""
+    parts: list[Any] = []
+    used = 0
+    for part in _as_tuple(index):
+        if _is_sequence(part):
+            part = tensor(part) if not (isinstance(part, list) and not part) else _no_indices()
+        elif isinstance(part, np.bool_):
+            part = bool(part)
+        if isinstance(part, bool):
+            part = tensor(part)
+        if isinstance(part, Tensor) and part.dtype in (dtypes.bool_, dtypes.uint8):
+            used += part.ndim
+        elif isinstance(part, Tensor) and part.dtype.category > 1:
+            raise IndexError(
+                f"tensors used as indices must be long, int, byte or bool tensors; got {part._type}"
+            )
+        elif part is not None and part is not Ellipsis:
+            if not isinstance(part, (slice, Tensor, int, Sym)):
+                try:
+                    part = operator.index(part)
+                except TypeError:
+                    raise TypeError(
+                        "only integers, slices (`:`), ellipsis (`...`), None and long or byte "
+                        f"Variables are valid indices (got {type(part).__name__})"
+                    ) from None
+            used += 1
+        parts.append(part)
+    if used > x.ndim:
+        raise IndexError(
+            f"too many indices for tensor of dimension {x.ndim}; got {used} for {x._type}"
+        )
+    dots = [k for k, p in enumerate(parts) if p is Ellipsis]
+    if len(dots) > 1:
+        raise IndexError("an index can only have a single ellipsis ('...')")
+    fill = [slice(None)] * (x.ndim - used)
+    if dots:
+        parts[dots[0] : dots[0] + 1] = fill
+    else:
+        parts += fill
+    return parts
+
+
+def _no_indices() -> Tensor:
+    return tensor([], dtype=dtypes.int64)
+
+
+def _bound(value: Any, size: Any, default: Any) -> Any:
+    """A slice's bound as an offset in [0, size]."""
+    if value is None:
+        return default
+    if not isinstance(value, Sym):
+        value = operator.index(value)
+    if value < 0:
+        value = value + size
+        return 0 if value < 0 else value
+    return size if value > size else value
+
+
+def _view(x: Tensor, parts: Sequence[Any]) -> tuple[Tensor, list[Any]]:
+    """Applies ints, slices and None. Returns the view, and for each of its dims the index tensor
+    that is still to be applied there, or None."""
+    starts: list[Any] = []
+    stops: list[Any] = []
+    steps: list[int] = []
+    shape: list[Any] = []
+    advanced: list[Any] = []
+    sliced = reshaped = False
+    k = 0
+    sizes = x._type.shape
+    for part in parts:
+        if part is None:
+            shape.append(1)
+            advanced.append(None)
+            reshaped = True
+            continue
+        if isinstance(part, Tensor):
+            count = part.ndim if part.dtype in (dtypes.bool_, dtypes.uint8) else 1
+            if count == 0:  # a 0-d mask indexes a new dim of size 1
+                shape.append(1)
+                advanced.append(part.reshape(1))
+                reshaped = True
+                continue
+            for j in range(count):
+                starts.append(0)
+                stops.append(sizes[k])
+                steps.append(1)
+                shape.append(sizes[k])
+                advanced.append(part if j == 0 else "of the mask")
+                k += 1
+            continue
+        size = sizes[k]
+        if isinstance(part, slice):
+            step = 1 if part.step is None else operator.index(part.step)
+            if step <= 0:
+                raise ValueError("step must be greater than zero")
+            start = _bound(part.start, size, 0)
+            stop = _bound(part.stop, size, size)
+            if part.stop is not None and stop < start:
+                stop = start
+            if part.stop is None and not isinstance(start, Sym) and isinstance(size, int):
+                start = min(start, size)
+            length = (stop - start + step - 1) // step
+            sliced = sliced or part.start is not None or part.stop is not None or step != 1
+            starts.append(start)
+            stops.append(stop)
+            steps.append(step)
+            shape.append(length)
+            advanced.append(None)
+        else:
+            if not (-size <= part and part < size):
+                raise IndexError(
+                    f"index {part} is out of bounds for dimension {k} with size {size}"
+                )
+            if part < 0:
+                part = part + size
+            starts.append(part)
+            stops.append(part + 1)
+            steps.append(1)
+            sliced = reshaped = True
+        k += 1
+    if sliced:
+        attrs = {"starts": tuple(starts), "stops": tuple(stops), "steps": tuple(steps)}
+        x = apply(OPS["slice"], (x,), attrs)
+    if reshaped or not sliced:
+        x = apply(OPS["reshape"], (x,), {"shape": tuple(shape)})
+    return x, advanced
+
+
+def _advanced(x: Tensor, advanced: Sequence[Any]) -> tuple[tuple[int, ...], tuple[Tensor, ...]]:
+    """Index tensors as the records want them: int64, of one shape; and the dims they index."""
+    dims: list[int] = []
+    tensors: list[Tensor] = []
+    k = 0
+    while k < len(advanced):
+        part = advanced[k]
+        if not isinstance(part, Tensor):
+            k += 1
+            continue
+        if part.dtype in (dtypes.bool_, dtypes.uint8):
+            _check_mask(x, part, k)
+            for j, where in enumerate(nonzero(part, as_tuple=True)):
+                dims.append(k + j)
+                tensors.append(where)
+            k += part.ndim
+        else:
+            dims.append(k)
+            tensors.append(cast(part, dtypes.int64))
+            k += 1
+    try:
+        shape = broadcast_shapes_of(*(i._type.shape for i in tensors))
+    except RuntimeError:
+        raise IndexError(
+            "shape mismatch: indexing tensors could not be broadcast together with shapes "
+            + ", ".join(str(list(i.shape)) for i in tensors)
+        ) from None
+    same = [i if tuple(i._type.shape) == tuple(shape) else i.expand(shape) for i in tensors]
+    return tuple(dims), tuple(same)
+
+
+def _check_mask(x: Tensor, mask: Tensor, k: int) -> None:
+    for j, size in enumerate(mask._type.shape):
+        if size != x._type.shape[k + j]:
+            raise IndexError(
+                f"The shape of the mask {list(mask.shape)} at index {j} does not match the shape "
+                f"of the indexed tensor {list(x.shape)} at index {k + j}"
+            )
+
+
+def getitem(x: Tensor, index: Any) -> Tensor:
+    """x[index]."""
+    if type(index) is int:  # the first of the most common kinds
+        return x.select(0, index) if x._type.shape else _no_dims()
+    view, advanced = _view(x, _parts(x, index))
+    if any(isinstance(a, Tensor) for a in advanced):
+        dims, tensors = _advanced(view, advanced)
+        return apply(OPS["index"], (view, *tensors), {"dims": dims})  # type: ignore[no-any-return]
+    return view
+
+
+def _no_dims() -> Tensor:
+    raise IndexError(
+        "invalid index of a 0-dim tensor. Use `tensor.item()` to convert a 0-dim tensor to a number"
+    )
+
+
+def _value(x: Tensor, value: Any) -> Tensor:
+    """The value of an assignment, of x's dtype."""
+    if isinstance(value, Tensor):
+        return cast(value, x.dtype)
+    if _is_sequence(value) or isinstance(value, np.generic):
+        return cast(tensor(np.asarray(value)), x.dtype)
+    if isinstance(value, float) and x.dtype.is_integer:
+        value = int(value)
+    return constant(value, x.dtype)
+
+
+def _fit(value: Tensor, shape: tuple[Any, ...]) -> Tensor:
+    """value broadcast to the shape of what is assigned to; leading dims of size 1 may go."""
+    have = tuple(value._type.shape)
+    if have == shape:
+        return value
+    extra = len(have) - len(shape)
+    if extra > 0 and all(not isinstance(d, Sym) and d == 1 for d in have[:extra]):
+        value = value.reshape(have[extra:])
+    try:
+        fits = tuple(broadcast_shapes_of(tuple(value._type.shape), shape)) == shape
+    except RuntimeError:
+        fits = False
+    if not fits:
+        raise RuntimeError(
+            f"shape mismatch: value tensor of shape {list(have)} cannot be broadcast to indexing "
+            f"result of shape {list(shape)}"
+        )
+    return value.expand(shape)  # type: ignore[no-any-return]
+
+
+def setitem(x: Tensor, index: Any, value: Any) -> None:
+    """x[index] = value, in place."""
+    value = _value(x, value)
+    view, advanced = _view(x, _parts(x, index))
+    if not any(isinstance(a, Tensor) for a in advanced):
+        assign(view, _fit(value, tuple(view._type.shape)))
+        return
+    only = [a for a in advanced if isinstance(a, Tensor)]
+    first = advanced.index(only[0])
+    if len(only) == 1 and only[0].dtype is dtypes.bool_ and value.numel() == 1:
+        mask = only[0]
+        _check_mask(view, mask, first)
+        mask = mask.reshape((*mask._type.shape, *(1,) * (view.ndim - first - mask.ndim)))
+        assign(view, apply(OPS["where"], (mask, value.reshape(()), view), {}))
+        return
+    put(view, advanced, value, False)
+
+
+def put(view: Tensor, advanced: Sequence[Any], value: Tensor, accumulate: bool) -> None:
+    """view[index tensors] = value, or += value with every repetition counted; in place."""
+    dims, tensors = _advanced(view, advanced)
+    target = OPS["index"].infer(view._type, *(i._type for i in tensors), dims=dims)
+    assert not isinstance(target, tuple)
+    value = _fit(value, tuple(target.shape))
+    attrs = {"dims": dims, "accumulate": accumulate}
+    assign(view, apply(OPS["index_put"], (view, value, *tensors), attrs))
+
+
+def index_put_(
+    x: Tensor, indices: Sequence[Any], values: Tensor, accumulate: bool = False
+) -> Tensor:
+    """x[indices] = values (or += values) in place; returns x."""
+    if not isinstance(values, Tensor) or not can_cast(values.dtype, x.dtype):
+        raise RuntimeError(
+            f"Index put requires the source and destination dtypes match, got {x.dtype} for the "
+            f"destination and {getattr(values, 'dtype', type(values))} for the source."
+        )
+    index = tuple(slice(None) if i is None else i for i in indices)
+    view, advanced = _view(x, _parts(x, index))
+    put(view, advanced, cast(values, x.dtype), accumulate)
+    return x

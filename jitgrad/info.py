@@ -1,0 +1,56 @@
+"""finfo and iinfo: the limits of dtypes."""
+
+from __future__ import annotations
+
+from jitgrad.runtime.dtypes import DType
+from jitgrad.state import defaults
+
+_FLOATS = {
+    # dtype: (bits of the fraction, largest exponent)
+    "float16": (10, 15),
+    "bfloat16": (7, 127),
+    "float32": (23, 127),
+    "float64": (52, 1023),
+}
+
+
+class finfo:  # noqa: N801 (PyTorch's name)
+    """Limits of a floating dtype (the default one if none is named).
+
+    Attributes: bits, eps, max, min, tiny (smallest_normal), smallest_normal, resolution, dtype.
+    """
+
+    def __init__(self, type: DType | None = None) -> None:
+        dtype = defaults.dtype if type is None else type
+        if not dtype.is_floating_point:
+            raise TypeError(f"torch.finfo() requires a floating point input type; got {dtype}")
+        fraction, exponent = _FLOATS[dtype.name]
+        self.dtype = dtype.name
+        self.bits = dtype.bits
+        self.eps = 2.0**-fraction
+        self.max = (2 - 2.0**-fraction) * 2.0**exponent
+        self.min = -self.max
+        self.tiny = self.smallest_normal = 2.0 ** (1 - exponent)
+        digits = {"float16": 3, "bfloat16": 2, "float32": 6, "float64": 15}[dtype.name]
+        self.resolution = 10.0**-digits
+
+    def __repr__(self) -> str:
+        return (
+            f"finfo(resolution={self.resolution}, min={self.min}, max={self.max}, eps={self.eps}, "
+            f"smallest_normal={self.tiny}, tiny={self.tiny}, dtype={self.dtype})"
+        )
+
+
+class iinfo:  # noqa: N801 (PyTorch's name)
+    """Limits of an integer dtype. Attributes: bits, max, min, dtype."""
+
+    def __init__(self, type: DType) -> None:
+        if not type.is_integer:
+            raise TypeError(f"torch.iinfo() requires an integer input type; got {type}")
+        self.dtype = type.name
+        self.bits = type.bits
+        self.max = 2 ** (type.bits - type.signed) - 1
+        self.min = -(2 ** (type.bits - 1)) if type.signed else 0
+
+    def __repr__(self) -> str:
+        return f"iinfo(min={self.min}, max={self.max}, dtype={self.dtype})"

@@ -1,0 +1,185 @@
+"""Type promotion: which dtype the operands of an op have, by PyTorch's rules.
+
+Owns how tensors with dimensions, 0-d tensors and Python numbers take part (they have a say in that
+order, unless a later one is of a higher category: bool < integer < float < complex), and turns
+numbers into 0-d tensors. The lattice of dtypes itself is runtime/dtypes.py.
+
+Source of the rules: PyTorch's documentation, "Tensor Attributes", and torch.result_type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jitgrad.compiler.ops.record import OPS
+from jitgrad.dispatch import apply, full
+from jitgrad.hostscalar import HostScalar
+from jitgrad.runtime import dtypes
+from jitgrad.runtime.dtypes import Category, DType
+from jitgrad.state import defaults, state
+from jitgrad.tensor import Tensor, static_type, wrap
+
+NUMBERS = (int, float, complex, HostScalar, np.generic)
+Number = Any
+
+
+def _number_dtype(value: Any) -> DType:
+    """The dtype that stands for a Python number; its category is what counts."""
+    if isinstance(value, (bool, np.bool_)):
+        return dtypes.bool_
+    if isinstance(value, (int, np.integer)):
+        return dtypes.int64
+    if isinstance(value, (float, HostScalar, np.floating)):
+        return defaults.dtype
+    return dtypes.complex128 if defaults.dtype is dtypes.float64 else dtypes.complex64
+
+
+def result_type(*operands: Any) -> DType:
+    """The dtype of an arithmetic op on these tensors and numbers (torch.result_type)."""
+    dims = zeros = numbers = None
+    for x in operands:
+        if isinstance(x, Tensor):
+            dtype = x._type.dtype
+            # A lifted host number is a 0-d tensor that ranks as a number.
+            if x._type.shape:
+                dims = dtype if dims is None else dtypes.promote(dims, dtype)
+            else:
+                zeros = dtype if zeros is None else dtypes.promote(zeros, dtype)
+        else:
+            dtype = _number_dtype(x)
+            numbers = dtype if numbers is None else dtypes.promote(numbers, dtype)
+    return _combine(_combine(dims, zeros), numbers)
+
+
+def _combine(high: DType | None, low: DType | None) -> Any:
+    """`low` has a say only if its category is higher (a weak complex keeps high's precision)."""
+    if high is None or low is None:
+        return high or low
+    if low.category > high.category:
+        if low.category is Category.COMPLEX and high.category is Category.FLOAT:
+            return dtypes.complex128 if high is dtypes.float64 else dtypes.complex64
+        return low
+    return high
+
+
+def promote_types(a: DType, b: DType) -> DType:
+    """The dtype that tensors (with dimensions) of two dtypes are converted to."""
+    return dtypes.promote(a, b)
+
+
+def can_cast(source: DType, target: DType) -> bool:
+    """Whether an in-place op may turn a result of `source` into `target` (never to a lower
+    category)."""
+    return source.category <= target.category
+
+
+def floating(dtype: DType) -> DType:
+    """The dtype itself if floating or complex, else the default dtype."""
+    return dtype if dtype.category >= Category.FLOAT else defaults.dtype
+
+
+def cast(x: Tensor, dtype: DType) -> Tensor:
+    """x in this dtype: x itself where it has it already."""
+    if x._type.dtype is dtype:
+        return x
+    return apply(OPS["cast"], (x,), {"dtype": dtype})  # type: ignore[no-any-return]
+
+
+_constants: dict[Any, Tensor] = {}
+
+
+def check_number(value: Any, dtype: DType) -> None:
+    """Raises RuntimeError for an integer that the dtype cannot hold (TypeError for complex)."""
+    if isinstance(value, complex) and not dtype.is_complex:
+        raise TypeError(f"expected a real number for {dtype}; got {value}")
+    if dtype.category is not Category.INT or isinstance(value, bool):
+        return
+    low = -(2 ** (dtype.bits - 1)) if dtype.signed else -(2**dtype.bits) + 1
+    high = 2 ** (dtype.bits - 1) - 1 if dtype.signed else 2**dtype.bits - 1
+    if value != value or not low <= value <= high:
+        raise RuntimeError(
+            f"value cannot be converted to type {dtype.name} without overflow; got {value}; use a "
+            "tensor of a wider dtype"
+        )
+
+
+def plain_number(value: Any, dtype: DType) -> Any:
+    """A Python number as `dtype` holds it: bool, int (wrapped if unsigned), float or complex."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if dtype.category is Category.INT:
+        check_number(value, dtype)
+        value = int(value)
+        return value % (2**dtype.bits) if not dtype.signed else value
+    if dtype.category is Category.BOOL:
+        return bool(value)
+    if dtype.category is Category.FLOAT:
+        check_number(value, dtype)
+        return float(value)
+    return complex(value)
+
+
+def constant(value: Any, dtype: DType) -> Tensor:
+    """A Python number (or lifted host number) as a 0-d tensor of `dtype`."""
+    if isinstance(value, HostScalar):
+        return cast(value.lift(), dtype)
+    if state.recorder is not None or state.abstract:
+        return full((), plain_number(value, dtype), dtype)
+    # 0.0 and -0.0 are equal keys, so zeros are told apart by their text.
+    key = (value or repr(value), type(value), dtype)
+    found = _constants.get(key)
+    if found is None:
+        value = plain_number(value, dtype)
+        with np.errstate(all="ignore"):
+            array = np.array(value).astype(dtype.np)
+        array.flags.writeable = False
+        found = wrap(array, static_type((), dtype))
+        if len(_constants) >= 1024:
+            _constants.clear()
+        _constants[key] = found
+    return found
+
+
+def to_operand(x: Any, dtype: DType) -> Tensor:
+    """A tensor or number as an operand of this dtype."""
+    return cast(x, dtype) if isinstance(x, Tensor) else constant(x, dtype)
+
+
+def expect_operands(name: str, operands: Sequence[Any]) -> None:
+    """Raises TypeError for an operand that is neither tensor nor number."""
+    for x in operands:
+        if not isinstance(x, (Tensor, *NUMBERS)):
+            raise TypeError(
+                f"[{name}] expected tensors or numbers; got {type(x).__name__}; convert it with "
+                "jitgrad.tensor(...)"
+            )
+
+
+def operand_dtype(promotes: str, operands: Sequence[Any]) -> DType:
+    """The dtype an elementwise record gets its operands in; `promotes` as the record says."""
+    dtype = result_type(*operands)
+    return floating(dtype) if promotes == "float" else dtype
+
+
+def elementwise(op: Any, *operands: Any, **attrs: Any) -> Any:
+    """Applies an elementwise record, its operands promoted first."""
+    if len(operands) == 2:
+        a, b = operands
+        if (
+            isinstance(a, Tensor)
+            and isinstance(b, Tensor)
+            and a._type.dtype is b._type.dtype
+            and (op.promotes != "float" or a._type.dtype.category >= 2)
+        ):
+            return apply(op, operands, attrs)
+    elif len(operands) == 1 and isinstance(operands[0], Tensor):
+        x = operands[0]
+        if op.promotes == "float" and x._type.dtype.category < 2:
+            x = cast(x, defaults.dtype)
+        return apply(op, (x,), attrs)
+    expect_operands(op.name, operands)
+    dtype = operand_dtype(op.promotes, operands)
+    return apply(op, tuple([to_operand(x, dtype) for x in operands]), attrs)

@@ -1,0 +1,91 @@
+"""The modes of the current thread, the default dtype, and the epoch that guards watch.
+
+Owns the variables only. `dispatch.py` acts on the modes; `autograd/modes.py` has the public
+context managers.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from jitgrad.runtime import dtypes
+from jitgrad.runtime.dtypes import DType
+
+
+class State(threading.local):
+    """`state`: the modes of this thread.
+
+    Attributes:
+        grad_enabled: ops are put on the tape.
+        inference: inside inference_mode().
+        abstract: ops are inferred only; results have no data.
+        recorder: what is told of every op, write, rebind and raw read; or None.
+        anomaly: backward checks every gradient for NaN (detect_anomaly).
+    """
+
+    grad_enabled: bool = True
+    inference: bool = False
+    abstract: bool = False
+    recorder: Any = None
+    anomaly: bool = False
+
+
+state = State()
+
+epoch: list[int] = [0]
+"""Grows whenever something that guards of compiled functions saw may have changed: `.grad` or
+`.data` or requires_grad of a tensor is set, an attribute of a Module is set."""
+
+
+def bump_epoch() -> None:
+    epoch[0] += 1
+
+
+class Defaults:
+    """Process-wide defaults; `dtype` is what floats become (set_default_dtype)."""
+
+    dtype: DType = dtypes.float32
+
+
+defaults = Defaults()
+
+
+def set_default_dtype(dtype: DType) -> None:
+    """Sets the dtype that Python floats become. Raises TypeError unless it is floating."""
+    if not isinstance(dtype, DType) or not dtype.is_floating_point:
+        raise TypeError(
+            f"[set_default_dtype] expected a floating dtype; got {dtype!r}; use e.g. "
+            "jitgrad.float32"
+        )
+    defaults.dtype = dtype
+    bump_epoch()
+
+
+def get_default_dtype() -> DType:
+    """The dtype that Python floats become; float32 unless it was set."""
+    return defaults.dtype
+
+
+@contextmanager
+def recording(recorder: Any) -> Iterator[Any]:
+    """Reports every op, write, rebind and raw read of this thread to `recorder`."""
+    before = state.recorder
+    state.recorder = recorder
+    try:
+        yield recorder
+    finally:
+        state.recorder = before
+
+
+@contextmanager
+def abstract_mode(on: bool = True) -> Iterator[None]:
+    """Inside, ops are inferred but not run: results have types and no data."""
+    before = state.abstract
+    state.abstract = on
+    try:
+        yield
+    finally:
+        state.abstract = before

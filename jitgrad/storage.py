@@ -1,0 +1,49 @@
+"""Storage: one piece of memory, shared by a tensor and all its views and aliases.
+
+Owns the memory and its write counter. Which part of it a tensor shows, and how, is in the tensor
+(`_data`, `_chain`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from jitgrad.compiler.types import TensorType
+
+
+class Storage:
+    """Memory of a root tensor.
+
+    Attributes:
+        array: the NumPy array that the root tensor shows; None in abstract mode.
+        type: the root's TensorType.
+        version: how often it was written.
+        hidden: how many of these writes went through `.data`: the tape does not see them.
+    """
+
+    __slots__ = ("__weakref__", "array", "hidden", "type", "version")
+
+    def __init__(self, array: np.ndarray[Any, Any] | None, type: TensorType) -> None:
+        self.array = array
+        self.type = type
+        self.version = 0
+        self.hidden = 0
+
+    def __repr__(self) -> str:
+        return f"<Storage {self.type}, version {self.version}>"
+
+    # What of torch.UntypedStorage public code asks for.
+    def data_ptr(self) -> int:
+        """The address of the memory. Two tensors share memory iff their storages' are equal."""
+        if self.array is None:
+            raise RuntimeError("[data_ptr] expected a tensor with data; this one is abstract")
+        return int(self.array.__array_interface__["data"][0])
+
+    def nbytes(self) -> int:
+        """Bytes of the root tensor."""
+        return 0 if self.array is None else int(self.array.nbytes)
+
+    def __len__(self) -> int:
+        return self.nbytes()

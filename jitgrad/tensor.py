@@ -1,0 +1,656 @@
+"""Tensor: a typed handle on (a part of) a storage, and its place on the tape.
+
+Owns the object: its fields, identity, aliasing (`detach`, `data`), reads of raw data (`numpy`,
+`item`), pickling and copying. Methods made of ops are attached by `methods.py`; recording and
+running ops is `dispatch.py`.
+"""
+
+from __future__ import annotations
+
+import copy as _copy
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jitgrad.compiler.symbolic import is_static, prod
+from jitgrad.compiler.types import TensorType
+from jitgrad.device import CPU, device
+from jitgrad.runtime import dtypes
+from jitgrad.runtime.dtypes import DType
+from jitgrad.state import bump_epoch, state
+from jitgrad.storage import Storage
+
+if TYPE_CHECKING:
+    from jitgrad.autograd.tape import Node
+    from jitgrad.autograd.views import ViewInfo
+
+
+class Size(tuple[Any, ...]):
+    """The shape of a tensor: a tuple with `numel()`."""
+
+    __slots__ = ()
+
+    def numel(self) -> int:
+        """The number of elements."""
+        return int(prod(self))
+
+    def __repr__(self) -> str:
+        return f"jitgrad.Size([{', '.join(map(str, self))}])"
+
+
+_TYPES: dict[Any, TensorType] = {}
+_MAX_TYPES = 16384
+
+
+def intern_type(type_: TensorType) -> TensorType:
+    """The one object for this type, its shape a Size. Types with symbolic dims pass unchanged."""
+    if not is_static(type_.shape):
+        return type_
+    key = (type_.shape, type_.dtype, type_.device)
+    found = _TYPES.get(key)
+    if found is None:
+        if len(_TYPES) >= _MAX_TYPES:
+            _TYPES.clear()
+        found = TensorType(Size(type_.shape), type_.dtype, device(type_.device))
+        _TYPES[key] = found
+    return found
+
+
+def static_type(shape: tuple[int, ...], dtype: DType) -> TensorType:
+    """The interned type of a CPU tensor."""
+    found = _TYPES.get((shape, dtype, CPU))
+    return intern_type(TensorType(shape, dtype, CPU)) if found is None else found
+
+
+class Tensor:
+    """A multi-dimensional array that records how it was computed.
+
+    Make one with `jitgrad.tensor(data)`, `zeros(shape)`, `from_numpy(array)` and their kin, or as
+    PyTorch's old constructor: `Tensor(2, 3)` (uninitialised) or `Tensor([1, 2])`, in the default
+    dtype.
+
+    Inside: `_storage`; `_data`, a strided NumPy view of its array (None in abstract mode); `_type`;
+    `_chain`, the view ops from the storage's root to this tensor; `_node` and `_out`, the tape node
+    that made it and which output it is; `_view`, how the tape follows writes through views.
+    """
+
+    __slots__ = (
+        "__dict__", "__weakref__", "_chain", "_data", "_node", "_out", "_requires_grad",
+        "_storage", "_type",
+    )  # fmt: skip
+
+    _chain: tuple[tuple[Any, dict[str, Any]], ...]
+    _data: Any
+    _node: Node | None
+    _out: int
+    _requires_grad: bool
+    _storage: Storage
+    _type: TensorType
+
+    # Rarely set; they live in the instance's __dict__ then.
+    _view: ViewInfo | None = None
+    _grad: Tensor | None = None
+    _hooks: OrderedDict[int, Any] | None = None
+    _post_hooks: OrderedDict[int, Any] | None = None
+    _retains: bool = False
+
+    __array_priority__ = 1000
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        return cls._legacy_new(*args, **kwargs)
+
+    if TYPE_CHECKING:
+        # Attached by methods.py.
+        def __getattr__(self, name: str) -> Any: ...
+
+        __add__: Any
+        __radd__: Any
+        __sub__: Any
+        __rsub__: Any
+        __mul__: Any
+        __rmul__: Any
+        __truediv__: Any
+        __rtruediv__: Any
+        __floordiv__: Any
+        __mod__: Any
+        __pow__: Any
+        __rpow__: Any
+        __matmul__: Any
+        __neg__: Any
+        __abs__: Any
+        __invert__: Any
+        __and__: Any
+        __or__: Any
+        __xor__: Any
+        __lt__: Any
+        __le__: Any
+        __gt__: Any
+        __ge__: Any
+        __getitem__: Any
+        __setitem__: Any
+
+        @classmethod
+        def _legacy_new(cls, *args: Any, **kwargs: Any) -> Any: ...
+
+    @staticmethod
+    def _make_subclass(cls: type, data: Tensor, require_grad: bool = False) -> Any:
+        """A leaf of class `cls` that shares data's storage and version (as nn.Parameter is)."""
+        out = data._alias(cls)
+        out._requires_grad = bool(require_grad)
+        return out
+
+    # -- type ----------------------------------------------------------------------------------
+    @property
+    def shape(self) -> Size:
+        shape = self._type.shape
+        return shape if type(shape) is Size else Size(shape)  # type: ignore[return-value]
+
+    @property
+    def dtype(self) -> DType:
+        return self._type.dtype
+
+    @property
+    def device(self) -> device:
+        where = self._type.device
+        return where if type(where) is device else device(where)  # type: ignore[return-value]
+
+    @property
+    def ndim(self) -> int:
+        return len(self._type.shape)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return self._type.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        return self.numel() * self._type.dtype.itemsize
+
+    @property
+    def layout(self) -> str:
+        return "strided"
+
+    @property
+    def is_cuda(self) -> bool:
+        return False
+
+    @property
+    def is_cpu(self) -> bool:
+        return True
+
+    @property
+    def is_sparse(self) -> bool:
+        return False
+
+    @property
+    def is_quantized(self) -> bool:
+        return False
+
+    @property
+    def is_meta(self) -> bool:
+        return False
+
+    def dim(self) -> int:
+        """The number of dimensions."""
+        return len(self._type.shape)
+
+    ndimension = dim
+
+    def size(self, dim: int | None = None) -> Any:
+        """The shape, or the size of one dimension. Raises IndexError when there is no such dim."""
+        if dim is None:
+            return self.shape
+        rank = max(len(self._type.shape), 1)
+        if not -rank <= dim < rank or not self._type.shape:
+            raise IndexError(
+                f"[size] expected a dim in [{-rank}, {rank - 1}]; got {dim} for {self._type}"
+            )
+        return self._type.shape[dim]
+
+    def numel(self) -> Any:
+        """The number of elements (an int; symbolic while dims are)."""
+        return prod(self._type.shape)
+
+    nelement = numel
+
+    def element_size(self) -> int:
+        """Bytes of one element."""
+        return self._type.dtype.itemsize
+
+    def is_floating_point(self) -> bool:
+        return self._type.dtype.is_floating_point
+
+    def is_complex(self) -> bool:
+        return self._type.dtype.is_complex
+
+    def is_signed(self) -> bool:
+        return self._type.dtype.signed
+
+    def get_device(self) -> int:
+        return -1
+
+    # -- memory --------------------------------------------------------------------------------
+    def _array(self, what: str) -> np.ndarray[Any, Any]:
+        """The data, told to the recorder: from here on it has left the graph."""
+        if state.recorder is not None:
+            state.recorder.raw_read(self, what)
+        data = self._data
+        if data is None:
+            raise RuntimeError(
+                f"[{what}] expected a tensor with data; {self._type} is abstract (it was made "
+                "while tracing from shapes alone); read values outside of the traced function"
+            )
+        return data  # type: ignore[no-any-return]
+
+    def stride(self, dim: int | None = None) -> Any:
+        """Steps between elements, in elements, of every dimension or of one."""
+        if self._data is None:
+            steps: list[Any] = []
+            step: Any = 1
+            for d in reversed(self._type.shape):
+                steps.append(step)
+                step = step * d
+            strides = tuple(reversed(steps))
+        else:
+            item = self._type.dtype.itemsize
+            strides = tuple(s // item for s in self._data.strides)
+        return strides if dim is None else strides[dim]
+
+    def storage_offset(self) -> int:
+        """Where the first element is in the storage, in elements."""
+        if self._data is None or self._storage.array is None:
+            return 0
+        here = self._data.__array_interface__["data"][0]
+        return int(here - self._storage.data_ptr()) // self._type.dtype.itemsize
+
+    def data_ptr(self) -> int:
+        """The address of the first element. Ends a trace."""
+        return int(self._array("data_ptr").__array_interface__["data"][0])
+
+    def untyped_storage(self) -> Storage:
+        return self._storage
+
+    def is_contiguous(self, memory_format: Any = None) -> bool:
+        """Whether elements lie in row-major order without gaps."""
+        return True if self._data is None else bool(self._data.flags.c_contiguous)
+
+    def is_shared(self) -> bool:
+        return False
+
+    def is_pinned(self) -> bool:
+        return False
+
+    def is_inference(self) -> bool:
+        return False
+
+    def _alias(self, cls: type[Tensor] | None = None) -> Any:
+        """A tensor on the same storage that is no part of the tape."""
+        out = _new(Tensor if cls is None else cls)
+        out._data = self._data
+        out._type = self._type
+        out._storage = self._storage
+        out._chain = self._chain
+        out._node = None
+        out._out = 0
+        out._requires_grad = False
+        return out
+
+    def detach(self) -> Tensor:
+        """This tensor, off the tape: shares memory and version counter."""
+        out: Tensor = self._alias()
+        if self._view is not None and self._view.hidden:
+            out._view = self._view.detached()
+        return out
+
+    def detach_(self) -> Tensor:
+        """Takes this tensor off the tape. Raises RuntimeError for a view."""
+        if self._view is not None and self._view.base is not None:
+            raise RuntimeError(
+                "[detach_] expected a tensor that is no view; use detach(), or detach_() its base"
+            )
+        self._node, self._out, self._requires_grad = None, 0, False
+        bump_epoch()
+        return self
+
+    @property
+    def data(self) -> Tensor:
+        """This tensor, off the tape: shares memory; writes to it are not seen by the tape."""
+        out: Tensor = self._alias()
+        out._view = _hidden_view()
+        return out
+
+    @data.setter
+    def data(self, value: Tensor) -> None:
+        if not isinstance(value, Tensor):
+            raise TypeError(f"[data] expected a Tensor; got {type(value).__name__}")
+        if self._requires_grad and not (value.dtype.is_floating_point or value.dtype.is_complex):
+            raise RuntimeError(
+                f"[data] expected a floating dtype, since this tensor requires grad; got "
+                f"{value._type}"
+            )
+        if state.recorder is not None:
+            state.recorder.rebind(self, "data", value)
+        self._data, self._type = value._data, value._type
+        self._storage, self._chain = value._storage, value._chain
+        bump_epoch()
+
+    @property
+    def _base(self) -> Tensor | None:
+        return None if self._view is None else self._view.base
+
+    def _is_view(self) -> bool:
+        return self._base is not None
+
+    @property
+    def _version(self) -> int:
+        """How many in-place writes the tape has seen on this storage."""
+        return self._storage.version - self._storage.hidden
+
+    # -- tape ----------------------------------------------------------------------------------
+    @property
+    def requires_grad(self) -> bool:
+        if self._view is not None:
+            self._view.refresh(self)
+        return self._requires_grad
+
+    @requires_grad.setter
+    def requires_grad(self, value: bool) -> None:
+        self.requires_grad_(value)
+
+    def requires_grad_(self, requires_grad: bool = True) -> Tensor:
+        """Says whether operations on this leaf are recorded. Returns this tensor.
+
+        Raises RuntimeError for a dtype that is not floating, and for False on a non-leaf.
+        """
+        dtype = self._type.dtype
+        if requires_grad and not (dtype.is_floating_point or dtype.is_complex):
+            raise RuntimeError(
+                "only Tensors of floating point and complex dtype can require gradients; got "
+                f"{self._type}; convert it first, e.g. with .float()"
+            )
+        if not requires_grad and not self.is_leaf:
+            raise RuntimeError(
+                "you can only change requires_grad flags of leaf variables. If you want to use a "
+                "computed variable in a subgraph that doesn't require differentiation use "
+                "var_no_grad = var.detach()."
+            )
+        if self.is_leaf and self._requires_grad != bool(requires_grad):
+            if state.recorder is not None:
+                state.recorder.rebind(self, "requires_grad", bool(requires_grad))
+            self._requires_grad = bool(requires_grad)
+            bump_epoch()
+        return self
+
+    @property
+    def is_leaf(self) -> bool:
+        """True for tensors that the user made, not an op that needs a gradient."""
+        return not self.requires_grad or self._node is None
+
+    @property
+    def grad_fn(self) -> Node | None:
+        """The tape node that made this tensor; None for a leaf."""
+        if self._view is not None:
+            self._view.refresh(self)
+        return self._node
+
+    @property
+    def output_nr(self) -> int:
+        return self._out
+
+    @property
+    def grad(self) -> Tensor | None:
+        """The accumulated gradient of a leaf (or of a tensor after retain_grad()); or None."""
+        if state.recorder is not None:
+            state.recorder.slot_read(self, "grad")
+        return self._grad
+
+    @grad.setter
+    def grad(self, value: Tensor | None) -> None:
+        if value is not None:
+            if not isinstance(value, Tensor):
+                raise TypeError(
+                    f"assigned grad expected to be a Tensor or None but got {type(value).__name__}"
+                )
+            if value is self:
+                raise RuntimeError("can't assign Variable as its own grad")
+            if value._type is not self._type and value._type != self._type:
+                raise RuntimeError(
+                    f"[grad] expected a gradient of type {self._type}, as the tensor's; got "
+                    f"{value._type}"
+                )
+        self._set_grad(value)
+
+    @grad.deleter
+    def grad(self) -> None:
+        self._set_grad(None)
+
+    def _set_grad(self, value: Tensor | None) -> None:
+        if value is None and self._grad is None and state.recorder is None:
+            return
+        if state.recorder is not None:
+            state.recorder.rebind(self, "grad", value)
+        self._grad = value
+        bump_epoch()
+
+    @property
+    def retains_grad(self) -> bool:
+        return self._retains
+
+    # -- raw data ------------------------------------------------------------------------------
+    def numpy(self, *, force: bool = False) -> np.ndarray[Any, Any]:
+        """The data as a NumPy array that shares memory. Ends a trace.
+
+        Raises RuntimeError when the tensor requires grad; force=True detaches first.
+        """
+        if self.requires_grad and not force:
+            raise RuntimeError(
+                "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() "
+                "instead."
+            )
+        return self._array("numpy")
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        array = self.numpy()
+        if dtype is not None and array.dtype != dtype:
+            if copy is False:
+                raise ValueError(f"[__array__] {self._type} as {dtype} needs a copy")
+            return array.astype(dtype)
+        return array.copy() if copy else array
+
+    def __dlpack__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.requires_grad:
+            raise BufferError(
+                "Can't export tensors that require gradient, use tensor.detach() first"
+            )
+        return self._array("__dlpack__").__dlpack__(*args, **kwargs)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)
+
+    def item(self) -> Any:
+        """The only element, as a Python number. Ends a trace."""
+        data = self._array("item")
+        if data.size != 1:
+            raise RuntimeError(
+                f"a Tensor with {data.size} elements cannot be converted to Scalar; "
+                f"got {self._type}; index one element first"
+            )
+        return _python(data.reshape(()))
+
+    def tolist(self) -> Any:
+        """The elements as nested lists of Python numbers. Ends a trace."""
+        return _python(self._array("tolist"))
+
+    def __bool__(self) -> bool:
+        data = self._array("bool")
+        if data.size != 1:
+            count = "no values" if data.size == 0 else "more than one value"
+            raise RuntimeError(f"Boolean value of Tensor with {count} is ambiguous")
+        return bool(data.reshape(())[()])
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __complex__(self) -> complex:
+        return complex(self.item())
+
+    def __index__(self) -> int:
+        if self._type.dtype.category > dtypes.Category.INT:
+            raise TypeError(
+                "only integer tensors of a single element can be converted to an index; got "
+                f"{self._type}"
+            )
+        value = self.item()
+        return int(value)
+
+    def __len__(self) -> int:
+        if not self._type.shape:
+            raise TypeError("len() of a 0-d tensor")
+        return self._type.shape[0]  # type: ignore[return-value]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        if not self._type.shape:
+            raise TypeError("iteration over a 0-d tensor")
+        return iter(self.unbind(0))
+
+    def __contains__(self, element: Any) -> bool:
+        if isinstance(element, (Tensor, int, float, complex)):
+            return bool((self == element).any())
+        raise RuntimeError(
+            f"Tensor.__contains__ only supports Tensor or scalar, but you passed in a "
+            f"{type(element)}."
+        )
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __format__(self, spec: str) -> str:
+        if not self._type.shape and type(self) is Tensor:
+            return format(self.item(), spec)
+        return object.__format__(self, spec)
+
+    # -- copies --------------------------------------------------------------------------------
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if not self.is_leaf:
+            raise RuntimeError(
+                "Only Tensors created explicitly by the user (graph leaves) support the deepcopy "
+                "protocol at the moment; use detach() or clone() first"
+            )
+        if id(self) in memo:
+            return memo[id(self)]
+        array = self._array("deepcopy")
+        # Tensors that share a storage share it in the copy, too.
+        root = memo.get(id(self._storage))
+        if root is None:
+            assert self._storage.array is not None
+            root = Storage(_copy_array(self._storage.array), self._storage.type)
+            memo[id(self._storage)] = root
+            memo.setdefault("keep", []).append(self._storage)  # type: ignore[call-overload]
+        out = _new(type(self))
+        out._type, out._storage, out._chain = self._type, root, self._chain
+        out._node, out._out, out._requires_grad = None, 0, self._requires_grad
+        if self._chain:
+            view = root.array
+            for op, attrs in self._chain:
+                view = op.reference(view, **attrs)
+            out._data = view
+        elif array is self._storage.array:
+            out._data = root.array
+        else:
+            out._data = _copy_array(array)
+            out._storage = Storage(out._data, self._type)
+        memo[id(self)] = out
+        for key, value in self.__dict__.items():
+            if key not in ("_view", "_grad", "_hooks", "_post_hooks"):
+                setattr(out, key, _copy.deepcopy(value, memo))
+        if self._grad is not None:
+            out._grad = _copy.deepcopy(self._grad, memo)
+        return out
+
+    def __copy__(self) -> Any:
+        out = self._alias(type(self))
+        out._node, out._out, out._requires_grad = self._node, self._out, self._requires_grad
+        out.__dict__.update(self.__dict__)
+        return out
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        array = np.ascontiguousarray(self._array("pickle")).reshape(self._data.shape)
+        name = self._type.dtype.name
+        raw = array.tobytes() if name == "bfloat16" else array
+        extra = {k: v for k, v in self.__dict__.items() if not k.startswith("_")}
+        shape = tuple(self._data.shape)
+        return (_rebuild, (type(self), raw, name, shape, self.requires_grad, extra))
+
+
+_new = object.__new__
+
+
+def wrap(array: np.ndarray[Any, Any] | None, type_: TensorType) -> Tensor:
+    """A root tensor of a fresh storage; `type_` describes `array`."""
+    t: Tensor = _new(Tensor)
+    t._data = array
+    t._type = type_
+    t._storage = Storage(array, type_)
+    t._chain = ()
+    t._node = None
+    t._out = 0
+    t._requires_grad = False
+    return t
+
+
+def wrap_array(array: np.ndarray[Any, Any]) -> Tensor:
+    """A root tensor on this array's memory. Raises TypeError for a dtype that jitgrad has not."""
+    return wrap(array, static_type(array.shape, dtypes.from_numpy(array.dtype)))
+
+
+def _python(data: np.ndarray[Any, Any]) -> Any:
+    if data.dtype.kind not in "biufc":  # bfloat16
+        data = data.astype(np.float32)
+    return data.tolist()
+
+
+def _copy_array(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return np.array(array, copy=True, order="K", subok=False)
+
+
+def _rebuild(
+    cls: type, raw: Any, name: str, shape: tuple[int, ...], requires_grad: bool, extra: Any
+) -> Any:
+    dtype = dtypes.BY_NAME[name]
+    array = np.frombuffer(bytearray(raw), dtype.np) if isinstance(raw, bytes) else raw
+    out = _new(cls)
+    data = wrap(array.reshape(shape), static_type(shape, dtype))
+    for slot in ("_data", "_type", "_storage", "_chain", "_node", "_out"):
+        setattr(out, slot, getattr(data, slot))
+    out._requires_grad = requires_grad
+    out.__dict__.update(extra)
+    return out
+
+
+class HiddenView:
+    """The `_view` of a tensor got by `.data`: in-place writes to it stay unseen by the tape."""
+
+    __slots__ = ()
+    base = None
+    hidden = True
+    tracked = True
+
+    def refresh(self, tensor: Tensor) -> None:
+        """Nothing to follow: it is off the tape."""
+
+    def detached(self) -> HiddenView:
+        return self
+
+
+_HIDDEN = HiddenView()
+
+
+def _hidden_view() -> Any:
+    return _HIDDEN
