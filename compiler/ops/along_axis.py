@@ -223,7 +223,7 @@ class Scatter(Along):
             axes = tuple(range(src.ndim))
             parts = [ctx.shape((0,) * src.ndim), ctx.shape(index.shape), ctx.shape(axes)]
             updates = ctx.node("Slice", [updates, *parts])
-        more = {"reduction": "add"} if self.combine == "sum" else {}
+        more: dict[str, Any] = {"reduction": "add"} if self.combine == "sum" else {}
         return ctx.node("ScatterElements", [inputs[0], inputs[1], updates], axis=axis, **more)
 
     def samples(self) -> Iterable[Sample]:

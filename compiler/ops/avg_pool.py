@@ -22,7 +22,14 @@ from jitgrad.compiler.ops.pooling import (
     window_elements,
 )
 from jitgrad.compiler.ops.record import OnnxContext, Op, Sample, op
-from jitgrad.compiler.ops.regions import accumulator, all_of, guarded, rounded, surely_le
+from jitgrad.compiler.ops.regions import (
+    accumulator,
+    all_of,
+    guarded,
+    in_last_dims,
+    rounded,
+    surely_le,
+)
 from jitgrad.compiler.symbolic import Dim, hint
 from jitgrad.compiler.types import TensorType
 from jitgrad.runtime import dtypes
@@ -176,9 +183,9 @@ class AvgPoolGrad(Pool):
             where = (
                 slice(j, j + (q - 1) * s + 1, s) for j, q, s in zip(k, sizes, stride, strict=True)
             )
-            out[(..., *where)] += share
+            out[in_last_dims(where)] += share
         crop = (slice(p, p + n) for p, n in zip(padding, spatial, strict=True))
-        return np.array(out[(..., *crop)]).astype(g.dtype, copy=False)
+        return np.array(out[in_last_dims(crop)]).astype(g.dtype, copy=False)
 
     def vjp(self, g: Any, out: Any, y: Any, *, spatial: Shape, **attrs: Any) -> tuple[Any, ...]:
         return (op.avg_pool(g, **attrs),)
@@ -245,7 +252,7 @@ def _divisors(
     """The divisor of every window."""
     if divisor_override is not None:
         return np.array(divisor_override, acc)
-    total = np.ones((), np.int64)
+    total: np.ndarray = np.ones((), np.int64)
     for n, q, k, s, p in zip(spatial, sizes, kernel, stride, padding, strict=True):
         start = np.arange(hint(q)) * s - p
         end = np.minimum(start + k, hint(n) + p)

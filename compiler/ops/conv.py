@@ -40,7 +40,7 @@ from jitgrad.compiler.ops.examples import integers, strided, uniform
 from jitgrad.compiler.ops.linalg import check_multiply, compute_dtype, sum_terms
 from jitgrad.compiler.ops.movement import align_batch
 from jitgrad.compiler.ops.record import OnnxContext, Sample, op
-from jitgrad.compiler.ops.regions import accumulator, padded, span
+from jitgrad.compiler.ops.regions import accumulator, in_last_dims, padded, span
 from jitgrad.compiler.symbolic import Dim, Sym, hint
 from jitgrad.compiler.types import TensorType
 from jitgrad.runtime import dtypes
@@ -220,9 +220,9 @@ class ConvInputGrad(ConvBase):
                     slice(i * d, i * d + (q - 1) * s + 1, s)
                     for i, d, q, s in zip(k, dilation, sizes, stride, strict=True)
                 )
-                out[(..., *where)] += cols[(slice(None), slice(None), *k)]
+                out[in_last_dims(where)] += cols[(slice(None), slice(None), *k)]
         crop = tuple(slice(p, p + n) for p, n in zip(padding, shape, strict=True))
-        return np.ascontiguousarray(out[(..., *crop)]).astype(y.dtype, copy=False)
+        return np.ascontiguousarray(out[in_last_dims(crop)]).astype(y.dtype, copy=False)
 
     def vjp(
         self, g: Any, out: Any, y: Any, w: Any, *, shape: Shape, **attrs: Any

@@ -15,7 +15,7 @@ from jitgrad.compiler.loops import Array, Builder, Expr, axis, dim, load
 from jitgrad.compiler.ops.examples import uniform
 from jitgrad.compiler.ops.linalg import check_multiply, compute_dtype
 from jitgrad.compiler.ops.record import Op, op
-from jitgrad.compiler.ops.regions import padded, span, zero_filled
+from jitgrad.compiler.ops.regions import in_last_dims, padded, span, zero_filled
 from jitgrad.compiler.symbolic import Dim, hint
 from jitgrad.compiler.types import TensorType
 
@@ -113,7 +113,7 @@ def columns(
         padded_sizes = [d + 2 * p for d, p in zip(x.shape[2:], padding, strict=True)]
         xp = np.zeros((n, c, *padded_sizes), acc)
         inner = (slice(p, p + d) for d, p in zip(x.shape[2:], padding, strict=True))
-        xp[(..., *inner)] = x
+        xp[in_last_dims(inner)] = x
     else:
         xp = x.astype(acc, copy=False)
     steps = xp.strides[2:]

@@ -275,7 +275,7 @@ class IndexPut(AdvancedIndexing):
         data = ctx.node("Transpose", [inputs[0]], perm=order)
         back = [*range(first, first + rank), *range(first), *range(first + rank, rank + len(rest))]
         values = ctx.node("Transpose", [inputs[1]], perm=back)
-        more = {"reduction": "add"} if accumulate else {}
+        more: dict[str, Any] = {"reduction": "add"} if accumulate else {}
         out = ctx.node("ScatterND", [data, _onnx_places(ctx, inputs[2:], s), values], **more)
         return ctx.node("Transpose", [out], perm=[order.index(k) for k in range(base.ndim)])
 

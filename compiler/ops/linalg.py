@@ -77,14 +77,14 @@ class Matmul(Op):
             aligned.append(x)
         return op.matmul(*aligned)
 
-    def lower(self, builder: Builder, a: Array, b: Array) -> Array:
-        batch = broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    def lower(self, b: Builder, x: Array, y: Array) -> Array:
+        batch = broadcast_shapes(x.shape[:-2], y.shape[:-2])
         rank = len(batch) + 2
         roles: dict[str, list[int]] = {"batch": [], "m": [], "n": []}
         reads: dict[str, list[Expr]] = {"a": [], "b": []}
         for k in range(len(batch)):
-            in_a, size_a = _batch_dim(a, k - len(batch))
-            in_b, size_b = _batch_dim(b, k - len(batch))
+            in_a, size_a = _batch_dim(x, k - len(batch))
+            in_b, size_b = _batch_dim(y, k - len(batch))
             varies_a, varies_b = not is_one(size_a), not is_one(size_b)
             # an axis that only one operand has is a free axis of that operand: no batch at all
             role = "batch" if varies_a and varies_b else "n" if varies_b else "m"
@@ -95,16 +95,16 @@ class Matmul(Op):
                 reads["b"].append(axis(k) if varies_b else const(0, INDEX))
         roles["m"].append(rank - 2)
         roles["n"].append(rank - 1)
-        acc = accumulator(a.dtype)
-        return builder.contraction(
-            (*batch, a.shape[-2], b.shape[-1]),
-            a.dtype,
+        acc = accumulator(x.dtype)
+        return b.contraction(
+            (*batch, x.shape[-2], y.shape[-1]),
+            x.dtype,
             batch=roles["batch"],
             m=roles["m"],
             n=roles["n"],
-            k=(a.shape[-1],),
-            a=load(a, (*reads["a"], axis(rank - 2), axis(rank))).cast(acc),
-            b=load(b, (*reads["b"], axis(rank), axis(rank - 1))).cast(acc),
+            k=(x.shape[-1],),
+            a=load(x, (*reads["a"], axis(rank - 2), axis(rank))).cast(acc),
+            b=load(y, (*reads["b"], axis(rank), axis(rank - 1))).cast(acc),
             acc=acc,
         )
 

@@ -17,7 +17,7 @@ import numpy as np
 from jitgrad.compiler.loops import INDEX, Expr, const, dim, make
 from jitgrad.compiler.ops.examples import strided, uniform
 from jitgrad.compiler.ops.record import OnnxContext, Op, op, same_shape
-from jitgrad.compiler.ops.regions import all_of, span
+from jitgrad.compiler.ops.regions import all_of, in_last_dims, span
 from jitgrad.compiler.symbolic import Dim, hint, prod, smin
 from jitgrad.compiler.types import TensorType
 from jitgrad.runtime import dtypes
@@ -135,13 +135,13 @@ def window_elements(
         xp = x
     else:
         xp = np.full((*lead, *reach), fill, x.dtype)
-        xp[(..., *(slice(p, p + d) for p, d in zip(padding, n, strict=True)))] = x
+        xp[in_last_dims(slice(p, p + d) for p, d in zip(padding, n, strict=True))] = x
     for element in np.ndindex(*kernel):
         where = (
             slice(k * w, k * w + (q - 1) * s + 1, s)
             for k, w, q, s in zip(element, dilation, count, stride, strict=True)
         )
-        yield xp[(..., *where)]
+        yield xp[in_last_dims(where)]
 
 
 # -- windows in lowered code -----------------------------------------------------------------------

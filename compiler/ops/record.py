@@ -16,6 +16,8 @@ onnx       its ONNX form: adds nodes through an `OnnxContext`, returns the names
 samples    example arguments for the tests, awkward ones included
 put        for views: the base with the viewed region replaced
 
+Overrides name the attributes they take, as keywords; the base's `*_: Any` is there to let them.
+
 vjp, jvp, and batch are written with calls of other records: `record(x, y, attr=...)` asks the
 first operand that has `_bind` to apply it (a number among the operands, as in `op.mul(x, 2.0)`,
 becomes a 0-d constant of x's dtype). So they run on tensors with or without data, and record into
@@ -137,7 +139,7 @@ class Op:
         """Tangent of the output (a tuple when nout > 1); None where it is zero."""
         raise RuntimeError(f"[{self.name}] has no forward-mode derivative")
 
-    def batch(self, operands: Sequence[Any], batched: Sequence[bool], **attrs: Any) -> Any:
+    def batch(self, operands: Sequence[Any], batched: Sequence[bool], *_: Any, **attrs: Any) -> Any:
         """Applies the op with a new leading axis on operands where `batched`; the result (every
         output) has the axis leading."""
         raise RuntimeError(f"[{self.name}] has no batching rule")
@@ -146,11 +148,11 @@ class Op:
         """The output Array (a tuple when nout > 1), defined through the builder."""
         raise RuntimeError(f"[{self.name}] has no lowering")
 
-    def put(self, base: Any, update: Any, **attrs: Any) -> Any:
+    def put(self, base: Any, update: Any, *_: Any, **attrs: Any) -> Any:
         """For views: `base` with the region that the view shows replaced by `update`."""
         raise InternalError(f"op {self.name} is no view")
 
-    def onnx(self, ctx: OnnxContext, inputs: Sequence[str], **attrs: Any) -> Any:
+    def onnx(self, ctx: OnnxContext, inputs: Sequence[str], *_: Any, **attrs: Any) -> Any:
         raise RuntimeError(f"[{self.name}] has no ONNX form")
 
     def samples(self) -> Iterable[Sample]:

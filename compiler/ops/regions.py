@@ -9,8 +9,9 @@ negative, which crops.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from jitgrad.compiler.loops import INDEX, Array, Builder, Expr, axis, const, dim, load, make, select
 from jitgrad.compiler.symbolic import Dim, Sym, hint, smax
@@ -122,6 +123,11 @@ def padded(
 def accumulator(dtype: DType) -> DType:
     """The dtype sums are accumulated in: float32 for float16 and bfloat16, else dtype itself."""
     return dtypes.float32 if dtype in (dtypes.float16, dtypes.bfloat16) else dtype
+
+
+def in_last_dims(slices: Iterable[slice]) -> tuple[Any, ...]:
+    """The NumPy key that takes these slices of the last dims."""
+    return (..., *slices)
 
 
 def is_one(d: Dim) -> bool:

@@ -320,7 +320,7 @@ class Diagonal(Op):
             [x, ctx.shape((rows * columns, *(t.shape[k] for k in rest)))],
             allowzero=1,
         )
-        i = np.arange(_length(rows, columns, offset))
+        i = np.arange(hint(_length(rows, columns, offset)))
         places = (i + max(0, -offset)) * columns + i + max(0, offset)
         x = ctx.node("Gather", [x, ctx.constant(places.astype(np.int64))], axis=0)
         return ctx.node("Transpose", [x], perm=[*range(1, len(rest) + 1), 0])
@@ -396,9 +396,9 @@ class DiagonalUpdate(Op):
                 "sizes"
             )
         sizes = [hint(d) for d in t.shape]
-        i = np.arange(_length(sizes[axis1], sizes[axis2], offset))
+        i = np.arange(hint(_length(sizes[axis1], sizes[axis2], offset)))
         rest = [np.arange(d) for k, d in enumerate(sizes) if k not in (axis1, axis2)]
-        grids = np.meshgrid(*rest, i, indexing="ij")
+        grids = list(np.meshgrid(*rest, i, indexing="ij"))
         d = grids.pop()
         pair = {axis1: d + max(0, -offset), axis2: d + max(0, offset)}
         places = [pair[k] if k in pair else grids.pop(0) for k in range(len(sizes))]
