@@ -27,8 +27,9 @@ _ROUND = 16  # blocks of k are multiples of this, so that runs of neighbours are
 _SPLIT_DEPTH = 1024  # the least k of a split
 _SPLIT_RESULTS = 1 << 16  # results times splits stay below this
 _MAX_SPLITS = 16
-_TASK_WORK = 1 << 18  # multiply-adds that are worth a block of their own
-_TASKS = 16  # blocks that large products have at least
+_TASK_WORK = 1 << 18  # multiply-adds that are worth a task of their own
+_TASKS = 8  # tasks that large products have at least
+_COLS = 1024  # the most columns of a block of a shared B
 
 Group = tuple[int, ...]
 
@@ -105,25 +106,27 @@ def plan_blocks(kernel: ContractionKernel, target: Target) -> Plan:
 
     # A's block fills a third of L2; B's block (when packed by the task) another.
     most_rows = max(tile.mr, target.l2 // 3 // (depth_cap * nbytes))
-    block_rows = _even(hm, most_rows, tile.mr)
+    row_blocks = -(-hm // most_rows)
+    if row_blocks > 1:
+        row_blocks = -(-row_blocks // 2) * 2  # so that two or four threads get equal shares
+    block_rows = _even(hm, row_blocks, tile.mr)
     one_row_block = isinstance(M, int) and block_rows >= M
-    most_cols = max(tile.nr, target.l2 // 3 // (depth_cap * nbytes)) if one_row_block else 1024
-    work = hm * hn * hk * hc
-    wanted = min(_TASKS, max(1, work // _TASK_WORK))
-    have = max(1, hc * hint(splits) * -(-hm // block_rows))
-    if have < wanted:
-        most_cols = min(most_cols, max(tile.nr, -(-hn * have // wanted)))
-    block_cols = _even(hn, most_cols, tile.nr)
+    most_cols = max(tile.nr, target.l2 // 3 // (depth_cap * nbytes)) if one_row_block else _COLS
+    col_blocks = -(-hn // most_cols)
+    wanted = min(_TASKS, max(1, hm * hn * hk * hc // _TASK_WORK))
+    have = max(1, hc * hint(splits) * row_blocks)
+    if have * col_blocks < wanted:
+        col_blocks = -(-wanted // have)
+    block_cols = _even(hn, col_blocks, tile.nr)
     return Plan(
         tuple(c.batch), rows, cols, depth, extents, a, b, count, M, N, K, tile,
         block_rows, block_cols, depth_cap, splits, share_b=not one_row_block,
     )  # fmt: skip
 
 
-def _even(size: int, most: int, unit: int) -> int:
-    """A block size, a multiple of unit, that cuts `size` evenly into blocks of about `most`."""
-    blocks = max(1, -(-size // most))
-    return max(unit, -(-(-(-size // blocks)) // unit) * unit)
+def _even(size: int, blocks: int, unit: int) -> int:
+    """A block size, a multiple of unit, that cuts `size` evenly into about so many blocks."""
+    return max(unit, -(-(-(-size // max(1, blocks))) // unit) * unit)
 
 
 def _is_one(d: Dim) -> bool:

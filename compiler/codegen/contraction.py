@@ -20,12 +20,12 @@ from collections.abc import Mapping
 import llvmlite.ir as ir
 
 from jitgrad.compiler.codegen.blocking import DEPTH, Plan, _ROUND, ceildiv, plan_blocks
-from jitgrad.compiler.codegen.code import I1, I64, Int, size_of, storage_type
+from jitgrad.compiler.codegen.code import Code, Int, size_of, storage_type
 from jitgrad.compiler.codegen.emit import Ops
 from jitgrad.compiler.codegen.epilogue import Epilogue
 from jitgrad.compiler.codegen.frame import Frame
 from jitgrad.compiler.codegen.kernelcode import Generated, Launch
-from jitgrad.compiler.codegen.microkernel import emit_micro
+from jitgrad.compiler.codegen.microkernel import emit_micro, prefetch
 from jitgrad.compiler.codegen.packing import Source, edge_panel, pack
 from jitgrad.compiler.codegen.target import Target
 from jitgrad.compiler.loops import Array, ContractionKernel, kernel_reads, kernel_writes, postorder
@@ -78,7 +78,7 @@ class _Engine:
             frame = self._frame("reduce")
             self._reduce(frame)
             frames.append((frame, "reduce", p.count * p.row_blocks * p.col_blocks, 1))
-        scratch = max(f.scratch_bytes for f, *_ in frames)
+        scratch = -(-max(f.scratch_bytes for f, *_ in frames) // 128) * 128
         for f, *_ in frames:
             f.finish(scratch)
         text = str(self.module)
@@ -215,6 +215,8 @@ class _Engine:
                 with code.loop(0, code.ceildiv(cols, tile.nr)) as j:
                     b_panel = code.at(b_base, code.mul(j, b_stride), self.element)
                     with code.loop(0, row_panels) as i:
+                        if source_b is None:
+                            self._prefetch_panel(code, b_panel, b_stride, i, row_panels, depth)
                         a_panel = code.at(a_panels, code.mul(i, a_stride), self.element)
                         where: Int = 0
                         if several or self.split:
@@ -229,6 +231,18 @@ class _Engine:
                         if epilogue is not None:
                             with code.b.if_then(last):
                                 self._finish_tile(epilogue, result, i, rows, j, cols)
+
+    def _prefetch_panel(
+        self, code: Code, panel: ir.Value, stride: Int, i: Int, count: Int, depth: Int
+    ) -> None:
+        """The i-th of `count` shares of the next panel of B, from memory or L3 into L2."""
+        nbytes = size_of(self.element)
+        total = code.mul(depth, self.plan.tile.nr * nbytes)
+        share = code.mul(code.ceildiv(code.div(total, count), 64), 64)
+        start = code.mul(i, share)
+        following = code.at(panel, code.mul(stride, nbytes))
+        with code.loop(start, code.min(total, code.add(start, share)), 64) as line:
+            prefetch(code, code.at(following, line), write=False, locality=2)
 
     def _finish_tile(
         self, epilogue: Epilogue, result: ir.Value, i: Int, rows: Int, j: Int, cols: Int

@@ -20,6 +20,7 @@ from jitgrad.compiler.codegen.frame import Frame, Positions
 from jitgrad.compiler.codegen.microkernel import Tile
 from jitgrad.compiler.codegen.values import Reader, emit, from_storage, to_storage
 from jitgrad.compiler.loops import INDEX, ContractionKernel, Expr, loads, postorder
+from jitgrad.compiler.math import expand
 from jitgrad.compiler.symbolic import Dim
 
 
@@ -47,7 +48,8 @@ class Epilogue:
         self.places: list[tuple[Access, Positions, Positions] | None] = []
         self.batch_offsets: list[Int] = []
         roots = [s.value for s in kernel.stores]
-        self.loads = [e for e in loads(roots) if e.attr is not kernel.array]
+        self.values = [expand(e) for e in roots]
+        self.loads = [e for e in loads(self.values) if e.attr is not kernel.array]
         wanted = [(s.array, s.index) for s in kernel.stores]
         wanted += [(e.attr, e.args) for e in self.loads]
         for array, index in wanted:
@@ -58,7 +60,7 @@ class Epilogue:
             rows = Positions(frame, access.parts[1], groups[1], extents, capacities[0])
             cols = Positions(frame, access.parts[2], groups[2], extents, capacities[1])
             self.places.append((access, rows, cols))
-        self.width = self._vector_width(roots)
+        self.width = self._vector_width(self.values)
 
     def _vector_width(self, roots: Sequence[Expr]) -> int:
         """Columns that are evaluated together; 1 where something forbids it."""
@@ -124,7 +126,7 @@ class Epilogue:
         value = self._rounded(value)
         block_row, block_col = code.add(row, i), code.add(col, j)
         reader = _TileReader(self, value, block_row, block_col, width)
-        values = emit([s.value for s in kernel.stores], reader, width)
+        values = emit(self.values, reader, width)
         for n, (store, v) in enumerate(zip(kernel.stores, values, strict=True)):
             stored = to_storage(code, v, store.array.dtype, width)
             offset = self.offset(n, block_row, block_col)

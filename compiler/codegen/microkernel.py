@@ -81,13 +81,14 @@ def multiply_add(ops: Ops, acc: DType, x: ir.Value, y: ir.Value, z: ir.Value) ->
     return ops.arithmetic("add", acc, [ops.arithmetic("mul", acc, [x, y]), z])
 
 
-def _prefetch(b: ir.IRBuilder, address: ir.Value) -> None:
-    """Asks for a line of memory that will be read and written."""
+def prefetch(code: Code, address: ir.Value, write: bool, locality: int) -> None:
+    """Asks for a line of memory that will be needed soon; locality 3 is L1, 2 is L2."""
+    module = code.b.module
     kind = ir.FunctionType(VOID, [PTR, I32, I32, I32])
     name = "llvm.prefetch.p0"
-    function = b.module.globals.get(name) or ir.Function(b.module, kind, name)
-    flags = [ir.Constant(I32, 1), ir.Constant(I32, 3), ir.Constant(I32, 1)]
-    b.call(function, [address, *flags])
+    function = module.globals.get(name) or ir.Function(module, kind, name)
+    flags = [ir.Constant(I32, k) for k in (int(write), locality, 1)]
+    code.b.call(function, [address, *flags])
 
 
 def emit_micro(
@@ -171,7 +172,7 @@ def emit_micro(
         return merged
 
     for line in range(0, count * tile.width * nbytes, 64):
-        _prefetch(b, code.at(c, line))
+        prefetch(code, code.at(c, line), write=True, locality=3)
     whole = code.value(code.sub(kb, code.rem(kb, _UNROLL)))
     sums = k_loop(code.value(0), whole, _UNROLL, [zero] * count)
     sums = k_loop(whole, kb, 1, sums)

@@ -22,6 +22,7 @@ from jitgrad.compiler.codegen.frame import Frame, Positions
 from jitgrad.compiler.codegen.emit import Ops
 from jitgrad.compiler.codegen.values import Reader, emit, from_storage
 from jitgrad.compiler.loops import Expr
+from jitgrad.compiler.math import expand
 from jitgrad.compiler.symbolic import Dim
 from jitgrad.runtime.dtypes import DType
 
@@ -53,8 +54,8 @@ class Source:
         ops: Ops,
     ) -> None:
         self.frame, self.groups, self.extents = frame, groups, extents
-        self.expr, self.acc, self.ops = expr.cast(acc), acc, ops
-        self.access = operand_access(expr, groups, extents)
+        self.expr, self.acc, self.ops = expand(expr).cast(acc), acc, ops
+        self.access = operand_access(self.expr, groups, extents)
         self.batch_axes: dict[int, Int] = {}
         self.batch_offset: Int = 0
         self.x_start: Int = 0
