@@ -227,6 +227,12 @@ def select(c: Expr, a: Expr | float, b: Expr | float) -> Expr:
     return _intern("select", (c, a, b), a.dtype, None)
 
 
+def rare(c: Expr, a: Expr, b: Expr) -> Expr:
+    """select(c, a, b) where c is nearly always false: code may branch around computing a."""
+    e = select(c, a, b)
+    return _intern("select", e.args, e.dtype, "rare") if e.op == "select" else e
+
+
 def check(index: Expr, extent: Dim, site: Any) -> Expr:
     """`index` clamped to [0, extent); a value outside raises the error flag of `site`.
 

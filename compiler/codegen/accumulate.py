@@ -1,0 +1,220 @@
+"""Accumulators of reductions: neutral values, combining, memory for lanes, the tree over lanes.
+
+Owns the two orders of docs/numerics.md in terms of one accumulator each; the loops around them are
+in `nest.py`. Everything that fixes bits is a function of the dtype and the logical shape only:
+
+lanes    lane l takes elements l, l + L, ... of the last reduced axis, over the other reduced axes
+         in row-major order, for a block of the reduced space; the lanes of a block are combined by
+         halves (l with l + L/2, then L/4, ...). Block k goes to lane k mod L of a second set of
+         lanes, combined alike.
+columns  one after the other, in blocks of 256; blocks in groups of 256; groups one after the other.
+
+A block of the lanes order is 16384 elements of the last axis, or as many whole rows of it as make
+no more than that.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import llvmlite.ir as ir
+
+from jitgrad.compiler.codegen.code import I32, I64, vector_of
+from jitgrad.compiler.codegen.emit import Ops, constant, register_type, width_of
+from jitgrad.compiler.codegen.scope import Function, Scope
+from jitgrad.compiler.loops import Reduce
+from jitgrad.runtime import dtypes
+from jitgrad.runtime.dtypes import DType
+from jitgrad.runtime.errors import InternalError
+
+LANE_BLOCK = 16384
+COLUMN_BLOCK = 256
+_OPS = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "any": "or", "all": "and"}
+_NO_INDEX = 2**63 - 1
+
+
+def lane_count(dtype: DType) -> int:
+    """L: the number of virtual lanes for values of a dtype."""
+    return 32 if dtype.itemsize == 8 else 64
+
+
+def lowest(dtype: DType) -> float:
+    """The neutral element of max."""
+    if dtype.is_floating_point:
+        return -math.inf
+    return 0 if not dtype.signed else -(2 ** (dtype.bits - 1))
+
+
+def highest(dtype: DType) -> float:
+    """The neutral element of min."""
+    if dtype.is_floating_point:
+        return math.inf
+    return 2**dtype.bits - 1 if not dtype.signed else 2 ** (dtype.bits - 1) - 1
+
+
+def neutral(combine: str, dtype: DType) -> float:
+    """The value that changes nothing when combined (or +0 for sums, which start from it)."""
+    if combine in ("max", "argmax"):
+        return lowest(dtype)
+    if combine in ("min", "argmin"):
+        return highest(dtype)
+    return {"sum": 0, "prod": 1, "any": 0, "all": 1}[combine]
+
+
+@dataclass
+class Accumulator:
+    """How one Reduce combines. A state is a list of values: [value], or [value, index] for arg*."""
+
+    combine: str
+    dtype: DType
+
+    @classmethod
+    def of(cls, reduce: Reduce) -> Accumulator:
+        return cls(reduce.combine, reduce.value.dtype)
+
+    @property
+    def is_arg(self) -> bool:
+        return self.combine.startswith("arg")
+
+    @property
+    def dtypes(self) -> list[DType]:
+        return [self.dtype, dtypes.int64] if self.is_arg else [self.dtype]
+
+    @property
+    def lanes(self) -> int:
+        return lane_count(self.dtype)
+
+    def start(self, width: int) -> list[ir.Value]:
+        """The state before the first element."""
+        state = [constant(neutral(self.combine, self.dtype), self.dtype, width)]
+        return [*state, constant(_NO_INDEX, dtypes.int64, width)] if self.is_arg else state
+
+    def join(self, ops: Ops, a: list[ir.Value], b: list[ir.Value]) -> list[ir.Value]:
+        """The state of a and then b."""
+        if not self.is_arg:
+            return [ops.arithmetic(_OPS[self.combine], self.dtype, [a[0], b[0]])]
+        (x, i), (y, j) = a, b
+        build = ops.builder
+        less = ops.compare("lt", self.dtype, [x, y] if self.combine == "argmax" else [y, x])
+        same = ops.compare("eq", self.dtype, [x, y])
+        if self.dtype.is_floating_point:
+            nan_x = ops.compare("ne", self.dtype, [x, x])
+            nan_y = ops.compare("ne", self.dtype, [y, y])
+            less = build.or_(less, build.and_(nan_y, build.not_(nan_x)))
+            same = build.or_(same, build.and_(nan_x, nan_y))
+        take = build.or_(less, build.and_(same, build.icmp_signed("<", j, i)))
+        return [build.select(take, y, x), build.select(take, j, i)]
+
+    def result(self, state: list[ir.Value]) -> ir.Value:
+        return state[-1]
+
+    # -- lanes in memory -------------------------------------------------------------------------
+    def array(self, fn: Function, count: int, width: int = 1) -> list[ir.Value]:
+        """Stack memory for `count` states of `width`."""
+        return [fn.slot(_cell(d, width), count) for d in self.dtypes]
+
+    def get(
+        self, ops: Ops, array: list[ir.Value], at: ir.Value, cell: int, width: int
+    ) -> list[ir.Value]:
+        """`width` neighbouring lanes from cell `at` on; a cell holds `cell` lanes."""
+        out = []
+        for d, base in zip(self.dtypes, array, strict=True):
+            address = ops.builder.gep(base, [at], source_etype=_cell(d, cell))
+            raw = ops.builder.load(address, align=d.itemsize, typ=_cell(d, width))
+            out.append(_from_memory(ops, raw, d))
+        return out
+
+    def put(
+        self, ops: Ops, array: list[ir.Value], at: ir.Value, cell: int, state: list[ir.Value]
+    ) -> None:
+        for d, base, value in zip(self.dtypes, array, state, strict=True):
+            address = ops.builder.gep(base, [at], source_etype=_cell(d, cell))
+            if d is dtypes.bool_:
+                value = ops.builder.zext(value, _cell(d, width_of(value)))
+            ops.builder.store(value, address, align=d.itemsize)
+
+    def clear(self, scope: Scope, array: list[ir.Value], count: int, width: int = 1) -> None:
+        """Every cell becomes the start."""
+        ops = scope.fn.ops
+        scope.at_end()
+        if width == 1:
+            self.put(ops, array, _i64(0), 1, self.start(count))
+            return
+        with scope.loop(_i64(0), _i64(count), 1) as (inner, k):
+            inner.at_end()
+            self.put(ops, array, k, width, self.start(width))
+
+    def add_to(
+        self, scope: Scope, array: list[ir.Value], at: ir.Value, cell: int, state: list[ir.Value]
+    ) -> None:
+        """Cells from `at` on take one more state."""
+        ops = scope.fn.ops
+        scope.at_end()
+        width = width_of(state[0])
+        old = self.get(ops, array, at, cell, width)
+        self.put(ops, array, at, cell, self.join(ops, old, state))
+
+    def tree(self, scope: Scope, array: list[ir.Value], count: int, width: int = 1) -> list[ir.Value]:
+        """The lanes of an array combined by halves; count is a power of two."""
+        ops = scope.fn.ops
+        if width == 1:
+            scope.at_end()
+            state = self.get(ops, array, _i64(0), 1, count)
+            return self.fold(scope, state)
+        half = count // 2
+        while half:
+            with scope.loop(_i64(0), _i64(half), 1) as (inner, k):
+                b = inner.at_end()
+                high = self.get(ops, array, b.add(k, _i64(half)), width, width)
+                self.add_to(inner, array, k, width, high)
+            half //= 2
+        scope.at_end()
+        return self.get(ops, array, _i64(0), width, width)
+
+    def fold(self, scope: Scope, state: list[ir.Value]) -> list[ir.Value]:
+        """The lanes of vectors combined by halves, to scalars."""
+        ops = scope.fn.ops
+        b = scope.at_end()
+        n = width_of(state[0])
+        while n > 1:
+            n //= 2
+            low = [_part(b, v, 0, n) for v in state]
+            high = [_part(b, v, n, n) for v in state]
+            state = self.join(ops, low, high)
+        return state
+
+    def masked(
+        self, scope: Scope, state: list[ir.Value], mask: ir.Value | None
+    ) -> list[ir.Value]:
+        """The state with lanes outside the mask at the start."""
+        if mask is None:
+            return state
+        b = scope.at_end()
+        start = self.start(width_of(state[0]))
+        return [b.select(mask, v, s) for v, s in zip(state, start, strict=True)]
+
+
+def _i64(x: int) -> ir.Constant:
+    return ir.Constant(I64, x)
+
+
+def _cell(dtype: DType, width: int) -> ir.Type:
+    element = register_type(dtype)
+    return vector_of(ir.IntType(8) if dtype is dtypes.bool_ else element, width)
+
+
+def _from_memory(ops: Ops, raw: ir.Value, dtype: DType) -> ir.Value:
+    if dtype is dtypes.bool_:
+        return ops.builder.icmp_unsigned("!=", raw, ir.Constant(raw.type, None))
+    return raw
+
+
+def _part(b: ir.IRBuilder, v: ir.Value, start: int, count: int) -> ir.Value:
+    if width_of(v) <= 1:
+        raise InternalError("a part of a scalar")
+    if count == 1:
+        return b.extract_element(v, ir.Constant(I32, start))
+    lanes = [ir.Constant(I32, start + k) for k in range(count)]
+    mask = ir.Constant(ir.VectorType(I32, count), lanes)
+    return b.shuffle_vector(v, ir.Constant(v.type, ir.Undefined), mask)

@@ -1,0 +1,68 @@
+"""What a code generator hands on: `Generated` and its `Launch`es, and the kernel ABI.
+
+Owns the contract between the CPU code generators (`llvm.py`, `contraction.py`), the memory plan and
+the launch table. It knows no LLVM.
+
+The kernel ABI (the launch table's side is in `pool.py`):
+
+    void k(Ctx* ctx, i8** bufs, const i64* args, i64 begin, i64 end, i64 worker)
+
+does the points [begin, end) of the launch's flattened parallel space [0, total). `args[j]` belongs
+to `launch.operands[j]`:
+
+    Array   the slot of its memory in `bufs`
+    int     the value itself
+    Sym     the number of the word in the sizes (Ctx word 2) that holds the value of that Sym
+    Site    the site's number, written by atomic unsigned minimum to the error cell (Ctx word 1)
+
+If `scratch` > 0, `args[len(operands)]` is the slot of a buffer of nthreads * scratch bytes, of which
+a kernel uses the part at worker * scratch. Successive launches of one kernel are separated by
+barriers. `total` may be symbolic; 0 means that nothing runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+from jitgrad.compiler.loops import Array
+from jitgrad.compiler.symbolic import Dim
+
+
+@dataclass(frozen=True)
+class Site:
+    """An error site of a kernel: `tag` is what `loops.check` was given."""
+
+    tag: Hashable
+
+
+Operand = Array | Dim | Site
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One call of `symbol` over [0, total), in blocks of `grain` points."""
+
+    symbol: str
+    operands: list[Operand]
+    total: Dim
+    grain: int
+
+
+@dataclass
+class Generated:
+    """A kernel's code and how to run it.
+
+    Attributes:
+        key: digest of the code, the same for equal kernels whatever their arrays are called.
+        module_text: LLVM assembly; symbols carry the key, so many modules link together.
+        launches: in order, a barrier after each.
+        workspace: temporary arrays among the operands that the memory plan must provide.
+        scratch: bytes for each worker.
+    """
+
+    key: str
+    module_text: str
+    launches: list[Launch]
+    workspace: list[Array] = field(default_factory=list)
+    scratch: int = 0

@@ -1,0 +1,292 @@
+"""From LLVM assembly to code in this process: optimise, compile, check, cache, load, unload.
+
+Owns object bytes (made at most once for each key: in memory, then on disk through `runtime/cache`),
+the refusal of undefined symbols, and `Library`, which keeps loaded code alive. What the code means
+is not its business.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import struct
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any
+
+from jitgrad.compiler.codegen.kernelcode import Generated
+from jitgrad.compiler.codegen.target import Target, llvm_binding
+from jitgrad.runtime import cache
+from jitgrad.runtime.errors import CompileError
+from jitgrad.runtime.knobs import knobs
+
+# What an object may leave undefined. No libm: math is polynomials (compiler/math.py).
+ALLOWED_UNDEFINED = frozenset({"memcpy", "memset", "memmove"})
+VERSION = 1
+
+_lock = threading.RLock()
+_objects: OrderedDict[str, bytes] = OrderedDict()  # most recent last
+_MAX_OBJECTS = 2048
+_loaded: weakref.WeakValueDictionary[str, _Loaded] = weakref.WeakValueDictionary()
+_names = itertools.count()
+
+
+def version_key(target: Target) -> str:
+    """What the bytes of an object depend on besides its assembly text."""
+    llvm = ".".join(map(str, llvm_binding().llvm_version_info))
+    return f"{VERSION}|{llvm}|{target}|O{knobs.opt}"
+
+
+def object_key(key: str, target: Target) -> str:
+    """The cache key of the object of `Generated.key` on a target."""
+    return "object-" + hashlib.sha256(f"{key}|{version_key(target)}".encode()).hexdigest()
+
+
+def compile_object(text: str, target: Target) -> bytes:
+    """The object file of a module's assembly text.
+
+    Raises CompileError for text that LLVM refuses, or an object with an undefined symbol that is
+    not in ALLOWED_UNDEFINED.
+    """
+    with _lock:
+        machine, module = _optimised(text, target)
+        data = bytes(machine.emit_object(module))
+    refused = sorted(undefined_symbols(data) - ALLOWED_UNDEFINED)
+    if refused:
+        raise CompileError(
+            f"the code for {target.cpu} calls {', '.join(refused)}, which nothing provides; "
+            f"allowed are {', '.join(sorted(ALLOWED_UNDEFINED))}"
+        )
+    return data
+
+
+def assembly(text: str, target: Target) -> str:
+    """The native assembly of a module's text, for people."""
+    with _lock:
+        machine, module = _optimised(text, target)
+        return str(machine.emit_assembly(module))
+
+
+def _optimised(text: str, target: Target) -> tuple[Any, Any]:
+    binding = llvm_binding()
+    try:
+        module = binding.parse_assembly(text)
+        module.verify()
+    except RuntimeError as e:
+        raise CompileError(f"LLVM refuses generated code: {e}") from e
+    machine, builder = _machine(target, int(knobs.opt), threading.get_ident())
+    module.triple = target.triple
+    module.data_layout = str(machine.target_data)
+    builder.getModulePassManager().run(module, builder)
+    return machine, module
+
+
+@lru_cache(maxsize=16)
+def _machine(target: Target, level: int, thread: int) -> tuple[Any, Any]:
+    binding = llvm_binding()
+    machine = target.machine()
+    options = binding.create_pipeline_tuning_options(speed_level=level)
+    # Loops are vectorised where they are generated; LLVM's own vectorisers find nothing to do.
+    options.loop_vectorization = False
+    options.slp_vectorization = False
+    options.loop_unrolling = False
+    return machine, binding.create_pass_builder(machine, options)
+
+
+def object_bytes(code: Generated, target: Target) -> bytes:
+    """The object of a kernel, compiled if neither memory nor disk has it."""
+    key = object_key(code.key, target)
+    data = _find(key)
+    if data is None:
+        data = compile_object(code.module_text, target)
+        cache.put(key, data)
+        _remember(key, data)
+    return data
+
+
+def _find(key: str) -> bytes | None:
+    with _lock:
+        data = _objects.get(key)
+        if data is not None:
+            _objects.move_to_end(key)
+            return data
+    data = cache.get(key)
+    if data is not None:
+        _remember(key, data)
+    return data
+
+
+def _remember(key: str, data: bytes) -> None:
+    with _lock:
+        _objects[key] = data
+        while len(_objects) > _MAX_OBJECTS:
+            _objects.popitem(last=False)
+
+
+class _Loaded:
+    """One object in memory; unloaded when nothing refers to it."""
+
+    def __init__(self, data: bytes) -> None:
+        binding = llvm_binding()
+        self.symbols = defined_symbols(data)
+        builder = binding.JITLibraryBuilder().add_object_img(data).add_current_process()
+        for symbol in self.symbols:
+            builder.export_symbol(symbol)
+        self.tracker = builder.link(_jit(os.getpid()), f"jitgrad{next(_names)}")
+
+
+@lru_cache(maxsize=1)
+def _jit(pid: int) -> Any:
+    """The linker; a forked child makes its own (what the parent loaded stays mapped)."""
+    return llvm_binding().create_lljit_compiler(use_jit_link=True)
+
+
+class Library:
+    """Loaded kernels: addresses by key and symbol. The code stays while the Library lives."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self._loaded: dict[str, _Loaded] = {}
+        self._texts: dict[str, str] = {}
+
+    @classmethod
+    def build(cls, codes: Iterable[Generated], target: Target) -> Library:
+        """Compiles (or finds) and loads kernels."""
+        library = cls(target)
+        for code in codes:
+            if code.key not in library._loaded:
+                library._texts[code.key] = code.module_text
+                library._load(code.key, object_bytes(code, target))
+        return library
+
+    def _load(self, key: str, data: bytes) -> None:
+        name = object_key(key, self.target)
+        with _lock:
+            loaded = _loaded.get(name)
+            if loaded is None:
+                loaded = _loaded[name] = _Loaded(data)
+        self._loaded[key] = loaded
+
+    def address(self, key: str, symbol: str) -> int:
+        """The address of a kernel function."""
+        return int(self._loaded[key].tracker[symbol])
+
+    def assembly(self) -> str:
+        """Native assembly of the kernels that were built here (not of those found by key)."""
+        return "\n".join(assembly(text, self.target) for text in self._texts.values())
+
+
+def load_objects(keys: Iterable[str], target: Target) -> Library | None:
+    """Loads kernels by key; None if the object of any is not cached."""
+    library = Library(target)
+    for key in dict.fromkeys(keys):
+        data = _find(object_key(key, target))
+        if data is None:
+            return None
+        library._load(key, data)
+    return library
+
+
+# -- object files ----------------------------------------------------------------------------------
+def undefined_symbols(data: bytes) -> set[str]:
+    """Names that an object needs from elsewhere. ELF64, Mach-O 64, COFF and WebAssembly."""
+    return {name for name, defined in _symbols(data) if not defined and name}
+
+
+def defined_symbols(data: bytes) -> list[str]:
+    """Global functions and data that an ELF64 object defines."""
+    return [name for name, defined in _symbols(data) if defined and name]
+
+
+def _symbols(data: bytes) -> list[tuple[str, bool]]:
+    """(name, defined) of the global symbols of an object."""
+    if data[:4] == b"\x7fELF":
+        return _elf_symbols(data)
+    if data[:4] == b"\0asm":
+        return _wasm_imports(data)
+    if data[:4] == b"\xcf\xfa\xed\xfe":
+        return _macho_symbols(data)
+    raise CompileError("the object format of this target is not known: symbols cannot be checked")
+
+
+def _elf_symbols(data: bytes) -> list[tuple[str, bool]]:
+    offset = struct.unpack_from("<Q", data, 40)[0]
+    size, count = struct.unpack_from("<HH", data, 58)
+    sections = [
+        struct.unpack_from("<IIQQQQIIQQ", data, offset + k * size) for k in range(count)
+    ]
+    out = []
+    for kind, start, length, link in ((s[1], s[4], s[5], s[6]) for s in sections):
+        if kind != 2:  # SHT_SYMTAB
+            continue
+        names = sections[link][4]
+        for at in range(start + 24, start + length, 24):  # the first symbol is void
+            name, info, _, section = struct.unpack_from("<IBBH", data, at)
+            if info >> 4 in (1, 2):  # global, weak
+                end = data.index(b"\0", names + name)
+                out.append((data[names + name : end].decode(), section != 0))
+    return out
+
+
+def _macho_symbols(data: bytes) -> list[tuple[str, bool]]:
+    count = struct.unpack_from("<I", data, 16)[0]
+    at, out = 32, []
+    for _ in range(count):
+        command, length = struct.unpack_from("<II", data, at)
+        if command == 2:  # LC_SYMTAB
+            symbols, n, strings, _ = struct.unpack_from("<IIII", data, at + 8)
+            for k in range(n):
+                name, kind = struct.unpack_from("<IB", data, symbols + 16 * k)
+                if kind & 1:  # external; names carry a leading underscore
+                    end = data.index(b"\0", strings + name)
+                    text = data[strings + name : end].decode().removeprefix("_")
+                    out.append((text, kind & 0x0E != 0))
+        at += length
+    return out
+
+
+def _wasm_imports(data: bytes) -> list[tuple[str, bool]]:
+    def leb(at: int) -> tuple[int, int]:
+        value, shift = 0, 0
+        while True:
+            byte = data[at]
+            value |= (byte & 0x7F) << shift
+            at, shift = at + 1, shift + 7
+            if not byte & 0x80:
+                return value, at
+
+    def text(at: int) -> tuple[str, int]:
+        n, at = leb(at)
+        return data[at : at + n].decode(), at + n
+
+    at, out = 8, []
+    while at < len(data):
+        section = data[at]
+        length, at = leb(at + 1)
+        end = at + length
+        if section == 2:
+            count, at = leb(at)
+            for _ in range(count):
+                _, at = text(at)
+                name, at = text(at)
+                kind = data[at]
+                at += 1
+                if kind == 0:
+                    _, at = leb(at)
+                    out.append((name, False))
+                elif kind == 1:
+                    flags, at = leb(at + 1)
+                    _, at = leb(at)
+                    at = leb(at)[1] if flags & 1 else at
+                elif kind == 2:
+                    flags, at = leb(at)
+                    _, at = leb(at)
+                    at = leb(at)[1] if flags & 1 else at
+                else:
+                    at += 2
+        at = end
+    return out

@@ -1,0 +1,209 @@
+"""The form of a LoopKernel that code is emitted from: canonical operands, few axes, flat offsets.
+
+Owns `Program` and how it is made of a kernel: math expanded, indices simplified, adjacent axes
+joined where every index allows it. It chooses no loop (`nest.py`) and knows no LLVM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from jitgrad.compiler import loops
+from jitgrad.compiler.codegen.schedule import (
+    Operands,
+    Space,
+    collapse,
+    flatten_loads,
+    offset_of,
+)
+from jitgrad.compiler.codegen.target import Target
+from jitgrad.compiler.index import Simplifier
+from jitgrad.compiler.loops import INDEX, Array, Expr, LoopKernel, Reduce, postorder, rewrite
+from jitgrad.compiler.symbolic import Dim, Sym, hint
+from jitgrad.runtime import dtypes
+from jitgrad.runtime.errors import CompileError
+
+_FREE = {"const", "axis", "size", "load", "bitcast"}
+
+
+@dataclass(frozen=True)
+class FlatStore:
+    """array[offset] = value, array being an operand's stand-in or a row buffer."""
+
+    array: Array
+    offset: Expr
+    value: Expr
+
+
+@dataclass
+class Step:
+    """A stage: its inner space, its stores and reduces."""
+
+    space: Space
+    stores: list[FlatStore]
+    reduces: list[Reduce]
+
+    def roots(self) -> list[Expr]:
+        stored = [e for s in self.stores for e in (s.offset, s.value)]
+        return stored + [r.value for r in self.reduces]
+
+    def cost(self) -> int:
+        """Scalar operations of the body."""
+        return _operations(self.roots())
+
+
+@dataclass
+class Program:
+    """A kernel ready to be emitted.
+
+    buffers: {row buffer: elements}. column_limit: levels of blocks that a sum in the columns order
+    has (0: none). flat_lanes: the lanes order without blocks. block_axis: for the first of two
+    launches, the outer axis that numbers the blocks of the (only) reduction.
+    """
+
+    outer: Space
+    steps: list[Step]
+    buffers: dict[Array, int]
+    operands: Operands
+    dims: dict[str, Dim]
+    column_limit: int = 3
+    flat_lanes: bool = False
+    block_axis: int | None = None
+    _lanes: dict[int, int] = field(default_factory=dict)
+
+    def exprs(self) -> list[Expr]:
+        return [e for s in self.steps for e in s.roots()]
+
+    def cost(self) -> int:
+        return _operations(self.exprs())
+
+    def lanes(self, target: Target) -> int:
+        """Lanes of one vector register, for the widest of what the kernel mostly computes with."""
+        sizes = [4]
+        for e in postorder(self.exprs()):
+            if e.dtype is not INDEX and e.op not in ("const", "bitcast"):
+                sizes.append(e.dtype.itemsize)
+        wide = sum(s == 8 for s in sizes) * 2 > len(sizes)
+        return max(1, min(16, target.vector_bytes // (8 if wide else 4)))
+
+    def masks_pay(self, target: Target) -> bool:
+        """Masked memory accesses are single instructions for every element size of the kernel."""
+        if target.has_small_masks:
+            return True
+        arrays = [a for a in self.operands.list if isinstance(a, Array)]
+        return all(a.dtype.itemsize >= 4 for a in [*arrays, *self.buffers])
+
+
+def _operations(roots: Iterable[Expr]) -> int:
+    return sum(1 for e in postorder(roots) if e.op not in _FREE and e.dtype is not INDEX)
+
+
+def named_dims(kernel: LoopKernel | Iterable[Dim]) -> dict[str, Dim]:
+    """{name: Sym} of every named dim of the given dims."""
+    out: dict[str, Dim] = {}
+    todo: list[Dim] = list(kernel) if not isinstance(kernel, LoopKernel) else kernel_dims(kernel)
+    while todo:
+        d = todo.pop()
+        if isinstance(d, Sym):
+            for monomial, _ in d.key:
+                for atom in monomial:
+                    if isinstance(atom, str):
+                        out[atom] = Sym({(atom,): 1}, d.env)
+                    else:
+                        todo += [atom.a, atom.b]
+    return out
+
+
+def kernel_dims(kernel: LoopKernel) -> list[Dim]:
+    """Every dim that the kernel's code may ask for."""
+    dims: list[Dim] = list(kernel.outer)
+    for s in kernel.stages:
+        dims += s.inner
+    for a in (*loops.kernel_reads(kernel), *loops.kernel_writes(kernel), *kernel.locals):
+        dims += [*a.shape, *(a.strides or ())]
+    return dims
+
+
+def prepare(kernel: LoopKernel) -> Program:
+    """The program of a kernel. Raises CompileError for complex dtypes."""
+    operands = Operands()
+    p = len(kernel.outer)
+    outer = dict(enumerate(kernel.outer))
+    local: dict[Array, Array] = {}
+    buffers: dict[Array, int] = {}
+    for a in kernel.locals:
+        local[a] = a
+        if a.shape:
+            numel = a.numel
+            if isinstance(numel, Sym):
+                raise CompileError(f"row buffer {a} must have a static shape")
+            flat = Array(f"local{len(buffers)}", (numel,), a.dtype)
+            local[a], buffers[flat] = flat, numel
+    steps = []
+    for stage in kernel.stages:
+        extents = {**outer, **{p + j: d for j, d in enumerate(stage.inner)}}
+        s = Simplifier(extents)
+
+        def flatten(e: Expr, s: Simplifier = s) -> Expr:
+            return flatten_loads(e, operands, local, s)
+
+        stores = []
+        for store in stage.stores:
+            value = flatten(store.value)
+            target = local[store.array] if store.array in local else operands.array(store.array)
+            offset = flatten(offset_of(store.array, store.index))
+            stores.append(FlatStore(target, offset, value))
+        reduces = [replace(r, value=flatten(r.value)) for r in stage.reduces]
+        inner = Space([p + j for j in range(len(stage.inner))], list(stage.inner))
+        steps.append(Step(inner, stores, reduces))
+    space = Space(list(range(p)), list(kernel.outer))
+    _refuse(e for s in steps for e in s.roots())
+    program = Program(space, steps, buffers, operands, named_dims(kernel))
+    _collapse(program)
+    return program
+
+
+def _refuse(roots: Iterable[Expr]) -> None:
+    for e in postorder(roots):
+        if e.dtype.category is dtypes.Category.COMPLEX:
+            raise CompileError(f"complex numbers ({e.op} of {e.dtype.name}) are not compiled")
+
+
+def _collapse(program: Program) -> None:
+    """Joins axes: the outer ones, and those of each stage."""
+    exprs = program.exprs()
+    extents = dict(zip(program.outer.axes, program.outer.extents, strict=True))
+    program.outer, replaced = collapse(program.outer, exprs, extents)
+    extents = dict(zip(program.outer.axes, program.outer.extents, strict=True))
+    for step in program.steps:
+        lanes = any(not r.order.startswith("columns") for r in step.reduces)
+        columns = any(r.order.startswith("columns") for r in step.reduces)
+        inner = dict(zip(step.space.axes, step.space.extents, strict=True))
+        fixed = 1 if lanes and step.space.axes else 0
+        del columns
+        space, mine = collapse(step.space, step.roots(), {**extents, **inner}, fixed)
+        inner = dict(zip(space.axes, space.extents, strict=True))
+        s = Simplifier({**extents, **inner})
+        mapping = {**replaced, **mine}
+
+        def renew(e: Expr, mapping: dict[Expr, Expr] = mapping, s: Simplifier = s) -> Expr:
+            return s.simplify(rewrite(e, lambda x: mapping.get(x)))
+
+        step.space = space
+        step.stores = [
+            FlatStore(t.array, renew(t.offset), renew(t.value)) for t in step.stores
+        ]
+        step.reduces = [replace(r, value=renew(r.value)) for r in step.reduces]
+
+
+def points_cost(program: Program) -> float:
+    """Nanoseconds that one outer point may take, roughly; for choosing grains."""
+    total = 0.0
+    for step in program.steps:
+        touched = sum(
+            e.dtype.itemsize for e in loops.loads(step.roots()) if e.attr in program.operands.number
+        ) + sum(t.array.dtype.itemsize for t in step.stores)
+        each = 0.1 * touched + 0.12 * step.cost() + 0.2
+        total += each * max(1, hint(step.space.total))
+    return max(total, 0.05)

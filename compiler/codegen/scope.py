@@ -1,0 +1,573 @@
+"""Where code goes: functions, loops, and scopes that place each value as far out as it can be.
+
+Owns `Function` (a kernel's LLVM function and its operands) and `Scope` (a loop level). Asking a
+scope for the value of an expression emits each node once, in the outermost scope that binds what
+the node depends on: so invariant code is hoisted, and index arithmetic is done once a row. Memory
+is reached here too: contiguous, reversed, strided and gathered, with or without a mask of lanes.
+
+Loop variables live in stack slots (LLVM makes registers of them), so there are no phi nodes and a
+block can be split after a branch leaves it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import llvmlite.ir as ir
+
+from jitgrad.compiler.codegen.code import I1, I8, I32, I64, PTR, VOID, size_of, storage_type, vector_of
+from jitgrad.compiler.codegen.emit import Ops, constant, mangle, width_of
+from jitgrad.compiler.codegen.schedule import Operands, coefficient, constant_of
+from jitgrad.compiler.codegen.target import Target
+from jitgrad.compiler.index import Simplifier
+from jitgrad.compiler.loops import INDEX, Array, Expr, axis, postorder
+from jitgrad.compiler.symbolic import Dim
+from jitgrad.runtime import abi, dtypes
+from jitgrad.runtime.errors import InternalError
+
+Key = int | Array  # what an expression may depend on: an axis, an array that the kernel defines
+
+
+class Function:
+    """One kernel function of a module: `void k(ctx, bufs, args, begin, end, worker)`.
+
+    operands: what args means; grows while the body is emitted. dims: named symbolic dims.
+    """
+
+    def __init__(
+        self, module: ir.Module, name: str, target: Target, operands: Operands, dims: dict[str, Dim]
+    ) -> None:
+        kind = ir.FunctionType(VOID, [PTR, PTR, PTR, I64, I64, I64])
+        self.function = ir.Function(module, kind, name)
+        self.function.attributes.add("nounwind")
+        self.ctx, self.bufs, self.args, self.begin, self.end, self.worker = self.function.args
+        self.target, self.operands, self.dims = target, operands, dims
+        self.ops = Ops(target)
+        self.simplifier = Simplifier({})
+        self.stored: set[Array] = set()  # stand-ins of arrays that the kernel writes
+        self.scratch_bytes = 0
+        self._scratch_uses: list[ir.Instruction] = []
+        self._scratch_totals: list[ir.Instruction] = []
+        self._deps: dict[Expr, frozenset[Key]] = {}
+        self._slots = self.function.append_basic_block("entry")
+        start = self.function.append_basic_block("start")
+        work = self.function.append_basic_block("work")
+        self._exit = self.function.append_basic_block("exit")
+        b = ir.IRBuilder(start)
+        b.cbranch(b.icmp_signed("<", self.begin, self.end), work, self._exit)
+        b.position_at_end(self._exit)
+        b.ret_void()
+        self.start = start
+        self.top = Scope(self, None, work)
+        self._pointers: dict[int, ir.Value] = {}
+
+    def finish(self) -> None:
+        """Closes the function; call once, when the body is complete."""
+        b = self.ops.builder
+        b.position_at_end(self._slots)
+        b.branch(self.start)
+        b.position_at_end(self.top.block)
+        b.branch(self._exit)
+        where = ir.Constant(I64, len(self.operands.list))
+        for use in self._scratch_uses:
+            use.indices = [where]
+        for total in self._scratch_totals:
+            total.operands = (ir.Constant(I64, 0), ir.Constant(I64, self.scratch_bytes))
+
+    def slot(self, kind: ir.Type, count: int = 1) -> ir.Value:
+        """Memory on the stack for the whole call."""
+        b = ir.IRBuilder(self._slots)
+        s = b.alloca(kind, size=ir.Constant(I64, count))
+        s.align = 64 if isinstance(kind, ir.VectorType) or count > 1 else 8
+        s.type = PTR  # opaque, so that lanes may be reached one by one or together
+        return s
+
+    # -- operands ------------------------------------------------------------------------------
+    def _argument(self, number: int) -> ir.Value:
+        b = self.top.at_end()
+        return b.load(b.gep(self.args, [ir.Constant(I64, number)], source_etype=I64), typ=I64)
+
+    def pointer(self, array: Array) -> ir.Value:
+        """The address of an operand's first element."""
+        number = self.operands.number[array]
+        if number not in self._pointers:
+            slot = self._argument(number)
+            b = self.top.at_end()
+            self._pointers[number] = b.load(b.gep(self.bufs, [slot], source_etype=PTR), typ=PTR)
+        return self._pointers[number]
+
+    def site(self, tag: object) -> ir.Value:
+        number = self.operands.site(tag)
+        if number not in self._pointers:
+            self._pointers[number] = self._argument(number)
+        return self._pointers[number]
+
+    def size(self, name: str) -> ir.Value:
+        """The value of a symbolic dim."""
+        number = self.operands.size(name, self.dims)
+        if number not in self._pointers:
+            word = self._argument(number)
+            b = self.top.at_end()
+            sizes = self._context(abi.CTX_SIZES)
+            self._pointers[number] = b.load(b.gep(sizes, [word], source_etype=I64), typ=I64)
+        return self._pointers[number]
+
+    def _context(self, word: int) -> ir.Value:
+        b = self.top.at_end()
+        at = b.gep(self.ctx, [ir.Constant(I64, word)], source_etype=I64)
+        return b.load(at, typ=PTR)
+
+    def error_cell(self) -> ir.Value:
+        if -1 not in self._pointers:
+            self._pointers[-1] = self._context(abi.CTX_ERROR)
+        return self._pointers[-1]
+
+    def scratch(self, nbytes: int) -> ir.Value:
+        """The address of `nbytes` more bytes of this worker's scratch; aligned to 64."""
+        offset = self.scratch_bytes
+        self.scratch_bytes += -(-nbytes // 64) * 64
+        b = self.top.at_end()
+        # The operand's number, and the bytes of all, are known when the body is complete: finish.
+        at = b.gep(self.args, [ir.Constant(I64, 0)], source_etype=I64)
+        self._scratch_uses.append(at)
+        slot = b.load(at, typ=I64)
+        base = b.load(b.gep(self.bufs, [slot], source_etype=PTR), typ=PTR)
+        bytes_each = b.add(ir.Constant(I64, 0), ir.Constant(I64, 0))
+        self._scratch_totals.append(bytes_each)
+        at_worker = b.add(b.mul(self.worker, bytes_each), ir.Constant(I64, offset))
+        return b.gep(base, [at_worker], source_etype=I8)
+
+    # -- what expressions depend on --------------------------------------------------------------
+    def deps(self, root: Expr) -> frozenset[Key]:
+        """The axes, and the arrays defined in this kernel, that an expression reads."""
+        for e in postorder([root]):
+            if e in self._deps:
+                continue
+            own: frozenset[Key] = frozenset()
+            if e.op == "axis":
+                own = frozenset((e.attr,))
+            elif e.op == "load" and (e.attr not in self.operands.number or e.attr in self.stored):
+                own = frozenset((e.attr,))
+            self._deps[e] = own.union(*(self._deps[a] for a in e.args))
+        return self._deps[root]
+
+
+class Scope:
+    """A loop level (or a straight part of one). Bindings are found in it and its parents.
+
+    width: lanes of what is emitted here; lane k is point vector_base + k of axis vector_axis.
+    mask: which lanes count (None: all).
+    """
+
+    def __init__(
+        self, fn: Function, parent: Scope | None, block: ir.Block, place: list[ir.Block] | None = None
+    ) -> None:
+        self.fn, self.parent = fn, parent
+        self._place = [block] if place is None else place  # shared with straight children
+        self.depth: int = 0 if parent is None else parent.depth + 1
+        self.width: int = 1 if parent is None else parent.width
+        self.mask: ir.Value | None = None if parent is None else parent.mask
+        self.vector_axis: int | None = None if parent is None else parent.vector_axis
+        self.bound: dict[Key, Scope] = {} if parent is None else dict(parent.bound)
+        self.axes: dict[int, ir.Value] = {} if parent is None else dict(parent.axes)
+        self.locals: dict[Array, ir.Value] = {} if parent is None else dict(parent.locals)
+        self.buffers: dict[Array, ir.Value] = {} if parent is None else dict(parent.buffers)
+        self.varying: set[Key] = set() if parent is None else set(parent.varying)
+        self.memo: dict[Expr, ir.Value] = {}
+        self.splats: dict[Expr, ir.Value] = {}
+
+    # -- building --------------------------------------------------------------------------------
+    @property
+    def block(self) -> ir.Block:
+        """The block that this scope's code has reached."""
+        return self._place[0]
+
+    @block.setter
+    def block(self, block: ir.Block) -> None:
+        self._place[0] = block
+
+    def at_end(self) -> ir.IRBuilder:
+        """The function's builder, at the end of what this scope has emitted so far."""
+        b = self.fn.ops.builder
+        if self.block.is_terminated:
+            b.position_before(self.block.terminator)
+        else:
+            b.position_at_end(self.block)
+        return b
+
+    def child(self) -> Scope:
+        """A straight part of this scope: the same code, but values and bindings of its own."""
+        return Scope(self.fn, self, self.block, self._place)
+
+    def bind(self, k: int, value: ir.Value) -> None:
+        """Axis k is `value` in this scope."""
+        self.axes[k] = value
+        self.bound[k] = self
+
+    def bind_lanes(self, k: int, base: ir.Value, width: int) -> None:
+        """Axis k is base + lane, for `width` lanes."""
+        self.bind(k, base)
+        self.width = width
+        self.vector_axis = k
+        if width > 1:
+            self.varying.add(k)
+
+    def bind_local(self, array: Array, value: ir.Value) -> None:
+        """A row-local scalar has this value (a vector where it varies by lane)."""
+        self.locals[array] = value
+        self.bound[array] = self
+        if width_of(value) > 1:
+            self.varying.add(array)
+        else:
+            self.varying.discard(array)
+
+    def bind_buffer(self, array: Array, pointer: ir.Value) -> None:
+        """A row buffer lies here, element i of lane k at i * width + k."""
+        self.buffers[array] = pointer
+        self.bound[array] = self
+        if self.width > 1:
+            self.varying.add(array)
+
+    @contextmanager
+    def loop(self, start: ir.Value, stop: ir.Value, step: int) -> Iterator[tuple[Scope, ir.Value]]:
+        """while (i < stop): i starts at `start`; the next one goes on at the last i + step.
+
+        Yields (the scope of the body, i).
+        """
+        with self.loop_from(self.counter(start), stop, step) as inner:
+            yield inner
+
+    def counter(self, start: ir.Value) -> ir.Value:
+        """A loop variable."""
+        slot = self.fn.slot(I64)
+        self.at_end().store(start, slot)
+        return slot
+
+    @contextmanager
+    def loop_from(
+        self, slot: ir.Value, stop: ir.Value, step: int | None, whole: bool = False
+    ) -> Iterator[tuple[Scope, ir.Value]]:
+        """A loop on a counter that keeps its value; `whole`: only while i + step <= stop.
+
+        step None: the body itself stores the next value.
+        """
+        b = self.at_end()
+        test, body, done = (b.append_basic_block(n) for n in ("test", "body", "done"))
+        b.branch(test)
+        b.position_at_end(test)
+        i = b.load(slot, typ=I64)
+        last = b.add(i, ir.Constant(I64, step)) if whole and step is not None else i
+        b.cbranch(b.icmp_signed("<=" if whole else "<", last, stop), body, done)
+        inner = Scope(self.fn, self, body)
+        yield inner, i
+        b = inner.at_end()
+        if step is not None:
+            b.store(b.add(i, ir.Constant(I64, step)), slot)
+        b.branch(test)
+        self.block = done
+
+    @contextmanager
+    def when(self, condition: ir.Value) -> Iterator[Scope]:
+        """if (condition) { ... } in a scope of its own."""
+        b = self.at_end()
+        then, done = b.append_basic_block("then"), b.append_basic_block("done")
+        b.cbranch(condition, then, done)
+        inner = Scope(self.fn, self, then)
+        yield inner
+        inner.at_end().branch(done)
+        self.block = done
+
+    # -- values ----------------------------------------------------------------------------------
+    def home(self, e: Expr) -> Scope:
+        """The outermost scope in which e can be computed."""
+        best = self.fn.top
+        for key in self.fn.deps(e):
+            scope = self.bound.get(key)
+            if scope is None and isinstance(key, Array) and key in self.fn.stored:
+                return self  # loaded from what this kernel stores: never moved
+            if scope is None:
+                raise InternalError(f"{key} is not bound here")
+            if scope.depth > best.depth:
+                best = scope
+        return best
+
+    def varies(self, e: Expr) -> bool:
+        """True when e differs between lanes."""
+        return self.width > 1 and not self.varying.isdisjoint(self.fn.deps(e))
+
+    def value(self, root: Expr) -> ir.Value:
+        """The value of an expression: a vector if it varies by lane, else a scalar."""
+        todo: list[tuple[Expr, bool]] = [(root, False)]
+        while todo:
+            e, ready = todo.pop()
+            if e.op == "const":
+                continue
+            home = self.home(e)
+            if e in home.memo:
+                continue
+            if not ready:
+                todo.append((e, True))
+                if e.op != "load":
+                    todo.extend((a, False) for a in e.args)
+                continue
+            home.memo[e] = self._emit(e, home)
+        if root.op == "const":
+            return constant(root.attr, root.dtype)
+        return self.home(root).memo[root]
+
+    def vector(self, e: Expr) -> ir.Value:
+        """The value of an expression, in every lane."""
+        if self.width == 1:
+            return self.value(e)
+        if e.op == "const":
+            return constant(e.attr, e.dtype, self.width)
+        value = self.value(e)
+        if width_of(value) > 1:
+            return value
+        home = self.home(e)
+        cached = home.splats.get(e)
+        if cached is None or width_of(cached) != self.width:
+            # Next to the scalar, so that it leaves loops too. Loops of other widths share the home.
+            cached = home.splats[e] = broadcast(home.at_end(), value, self.width)
+        return cached
+
+    def _emit(self, e: Expr, home: Scope) -> ir.Value:
+        if e.op == "axis":
+            base = self.axes[e.attr]
+            if not self.varies(e):
+                return base
+            b = home.at_end()
+            return b.add(broadcast(b, base, self.width), iota(self.width))
+        if e.op == "size":
+            return self.fn.size(e.attr)
+        if e.op == "load":
+            return self.load(e, home)
+        if e.op == "check":
+            return self._check(e, home)
+        if self.varies(e):
+            args = [self.vector(a) for a in e.args]
+        else:
+            args = [self.value(a) for a in e.args]
+        home.at_end()
+        return self.fn.ops.apply(e, args)
+
+    def _check(self, e: Expr, home: Scope) -> ir.Value:
+        """(index, extent) -> the index clamped; flags the site where it was outside."""
+        wide = self.varies(e)
+        index, extent = (self.vector(a) if wide else self.value(a) for a in e.args)
+        site, cell = self.fn.site(e.attr), self.fn.error_cell()
+        b = home.at_end()
+        bad = b.icmp_unsigned(">=", index, extent)
+        flagged = bad
+        if wide and self.mask is not None:
+            flagged = b.and_(bad, self.mask)
+        if wide:
+            bits = b.bitcast(flagged, ir.IntType(self.width))
+            flagged = b.icmp_unsigned("!=", bits, ir.Constant(bits.type, 0))
+        home.branch_to_flag(flagged, cell, site)
+        b = home.at_end()
+        zero = constant(0, INDEX, width_of(index))
+        one = constant(1, INDEX, width_of(index))
+        low = b.select(b.icmp_signed("<", index, zero), zero, b.sub(extent, one))
+        return b.select(bad, low, index)
+
+    def branch_to_flag(self, condition: ir.Value, cell: ir.Value, site: ir.Value) -> None:
+        """if (condition) atomically lower the error cell to `site`. May split a finished block."""
+        block = self.block
+        last = block.terminator
+        if last is not None:
+            block.instructions.remove(last)
+            block.terminator = None
+        b = self.fn.ops.builder
+        b.position_at_end(block)
+        flag, go_on = b.append_basic_block("flag"), b.append_basic_block("go_on")
+        b.cbranch(condition, flag, go_on)
+        b.position_at_end(flag)
+        b.atomic_rmw("umin", cell, site, "monotonic")
+        b.branch(go_on)
+        if last is not None:
+            go_on.instructions.append(last)
+            go_on.terminator = last
+            last.parent = go_on
+        self.block = go_on
+
+    # -- memory ----------------------------------------------------------------------------------
+    def load(self, e: Expr, home: Scope) -> ir.Value:
+        array: Array = e.attr
+        if array in self.locals:
+            return self.locals[array]
+        kind = storage_type(array.dtype)
+        access = self.access(array, e.args[0], home)
+        if access.width == 1:
+            b = home.at_end()
+            raw = b.load(access.pointer(b), align=size_of(kind), typ=kind)
+        else:
+            raw = access.load(home.at_end(), kind)
+        if array.dtype is dtypes.bool_:
+            raw = home.at_end().icmp_unsigned("!=", raw, ir.Constant(raw.type, None))
+        return raw
+
+    def store(self, array: Array, offset: Expr, value: ir.Value) -> None:
+        """array[offset] = value, in the lanes that count."""
+        kind = storage_type(array.dtype)
+        access = self.access(array, offset, self)
+        b = self.at_end()
+        if array.dtype is dtypes.bool_:
+            value = b.zext(value, vector_of(I8, width_of(value)))
+        if access.width == 1:
+            if width_of(value) > 1:  # the same place for every lane: the last one stays
+                raise InternalError("a store that varies by lane to one place")
+            b.store(value, access.pointer(b), align=size_of(kind))
+            return
+        if width_of(value) == 1:
+            value = broadcast(b, value, access.width)
+        access.store(b, value, kind)
+
+    def access(self, array: Array, offset: Expr, home: Scope) -> Access:
+        """How to reach array[offset] in all lanes, from code in `home`."""
+        base = self.buffers[array] if array in self.buffers else self.fn.pointer(array)
+        kind = storage_type(array.dtype)
+        lanes = self.width if array in self.buffers and array in self.varying else 1
+        if not self.varies(offset):
+            at = self.value(offset)
+            if lanes == 1:
+                return Access(base, kind, at, 1, 0, None)
+            b = home.at_end()
+            return Access(base, kind, b.mul(at, ir.Constant(I64, lanes)), lanes, 1, self.mask)
+        assert self.vector_axis is not None
+        if lanes == 1:
+            v = axis(self.vector_axis)
+            poly = self.fn.simplifier.poly(offset)
+            stride = constant_of(coefficient(poly, v))
+            rest = {m: c for m, c in poly.items() if v not in m}
+            rest_expr = self.fn.simplifier.expr(rest)
+            if stride is not None and not self.varies(rest_expr):
+                at = self.value(rest_expr)
+                b = home.at_end()
+                start = self.axes[self.vector_axis]
+                if stride != 1:
+                    start = b.mul(start, ir.Constant(I64, stride))
+                at = b.add(at, start)
+                return Access(base, kind, at, self.width, stride, self.mask)
+        vector = self.vector(offset)
+        if lanes > 1:
+            b = home.at_end()
+            vector = b.mul(vector, constant(lanes, INDEX, lanes))
+            vector = b.add(vector, iota(lanes))
+        return Access(base, kind, vector, self.width, None, self.mask)
+
+
+class Access:
+    """Elements base[at + lane * stride], or base[at[lane]] where stride is None."""
+
+    def __init__(
+        self,
+        base: ir.Value,
+        kind: ir.Type,
+        at: ir.Value,
+        width: int,
+        stride: int | None,
+        mask: ir.Value | None,
+    ) -> None:
+        self.base, self.kind, self.at = base, kind, at
+        self.width, self.stride, self.mask = width, stride, mask
+
+    def pointer(self, b: ir.IRBuilder, back: int = 0) -> ir.Value:
+        at = b.sub(self.at, ir.Constant(I64, back)) if back else self.at
+        return b.gep(self.base, [at], inbounds=True, source_etype=self.kind)
+
+    def _pointers(self, b: ir.IRBuilder) -> ir.Value:
+        at = self.at
+        if self.stride is not None:
+            steps = ir.Constant(
+                ir.VectorType(I64, self.width), [k * self.stride for k in range(self.width)]
+            )
+            at = b.add(broadcast(b, at, self.width), steps)
+        base = broadcast(b, self.base, self.width)
+        at = b.mul(at, constant(size_of(self.kind), INDEX, self.width))
+        words = b.add(b.ptrtoint(base, at.type), at)
+        return b.inttoptr(words, ir.VectorType(PTR, self.width))
+
+    def _all(self) -> ir.Value:
+        if self.mask is not None:
+            return self.mask
+        return ir.Constant(ir.VectorType(I1, self.width), [ir.Constant(I1, 1)] * self.width)
+
+    def load(self, b: ir.IRBuilder, kind: ir.Type) -> ir.Value:
+        vector = ir.VectorType(kind, self.width)
+        zero = ir.Constant(vector, None)
+        if self.stride in (1, -1):
+            back = 0 if self.stride == 1 else self.width - 1
+            if self.mask is None:
+                raw = b.load(self.pointer(b, back), align=size_of(kind), typ=vector)
+                return raw if self.stride == 1 else _reverse(b, raw)
+            mask = self.mask if self.stride == 1 else _reverse(b, self.mask)
+            f = _intrinsic(
+                b, f"llvm.masked.load.{mangle(vector)}.p0", vector, [PTR, mask.type, vector]
+            )
+            raw = _masked_call(b, f, [self.pointer(b, back), mask, zero], 0, size_of(kind))
+            return raw if self.stride == 1 else _reverse(b, raw)
+        pointers = self._pointers(b)
+        mask = self._all()
+        name = f"llvm.masked.gather.{mangle(vector)}.v{self.width}p0"
+        f = _intrinsic(b, name, vector, [pointers.type, mask.type, vector])
+        return _masked_call(b, f, [pointers, mask, zero], 0, size_of(kind))
+
+    def store(self, b: ir.IRBuilder, value: ir.Value, kind: ir.Type) -> None:
+        if self.stride in (1, -1):
+            back = 0 if self.stride == 1 else self.width - 1
+            mask = self.mask
+            if self.stride == -1:
+                value = _reverse(b, value)
+                mask = None if mask is None else _reverse(b, mask)
+            if mask is None:
+                b.store(value, self.pointer(b, back), align=size_of(kind))
+                return
+            name = f"llvm.masked.store.{mangle(value.type)}.p0"
+            f = _intrinsic(b, name, VOID, [value.type, PTR, mask.type])
+            _masked_call(b, f, [value, self.pointer(b, back), mask], 1, size_of(kind))
+            return
+        pointers = self._pointers(b)
+        mask = self._all()
+        name = f"llvm.masked.scatter.{mangle(value.type)}.v{self.width}p0"
+        f = _intrinsic(b, name, VOID, [value.type, pointers.type, mask.type])
+        _masked_call(b, f, [value, pointers, mask], 1, size_of(kind))
+
+
+def _masked_call(
+    b: ir.IRBuilder, f: ir.Function, args: list[ir.Value], pointer: int, align: int
+) -> ir.Value:
+    """A masked memory intrinsic; its alignment is an attribute of the pointer argument."""
+    call = b.call(f, args, arg_attrs={pointer: ()})
+    call.arg_attributes[pointer].align = align
+    return call
+
+
+def _intrinsic(
+    b: ir.IRBuilder, name: str, result: ir.Type, params: list[ir.Type]
+) -> ir.Function:
+    known = b.module.globals.get(name)
+    return known or ir.Function(b.module, ir.FunctionType(result, params), name)
+
+
+def broadcast(b: ir.IRBuilder, x: ir.Value, width: int) -> ir.Value:
+    """x in every lane."""
+    if width == 1 or width_of(x) == width:
+        return x
+    vt = ir.VectorType(x.type, width)
+    undefined = ir.Constant(vt, ir.Undefined)
+    first = b.insert_element(undefined, x, ir.Constant(I32, 0))
+    zeros = ir.Constant(ir.VectorType(I32, width), [ir.Constant(I32, 0)] * width)
+    return b.shuffle_vector(first, undefined, zeros)
+
+
+def iota(width: int) -> ir.Constant:
+    """0, 1, ..., width - 1 as i64 lanes."""
+    return ir.Constant(ir.VectorType(I64, width), [ir.Constant(I64, k) for k in range(width)])
+
+
+def _reverse(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
+    n = x.type.count
+    lanes = ir.Constant(ir.VectorType(I32, n), [ir.Constant(I32, n - 1 - k) for k in range(n)])
+    return b.shuffle_vector(x, ir.Constant(x.type, ir.Undefined), lanes)

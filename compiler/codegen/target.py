@@ -1,0 +1,152 @@
+"""What code is generated for: triple, CPU, features, vector width, cache sizes.
+
+Owns `Target` and how the host is found out. Knows nothing of kernels. `JITGRAD_CPU` names another
+CPU of the host's architecture (for example `x86-64-v2`); its features are then LLVM's for that name.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+_DEFAULT_CACHES = (32 * 1024, 512 * 1024, 8 * 1024 * 1024)
+
+
+@dataclass(frozen=True)
+class Target:
+    """A machine to generate code for.
+
+    Attributes:
+        triple: LLVM's target triple.
+        cpu: LLVM's CPU name.
+        features: LLVM's feature string ("+avx2,-avx512f"), on top of the CPU's.
+        vector_bytes: width of a vector register in bytes.
+        has_fma: fused multiply-add is one instruction.
+        has_rounding: floor, ceil, trunc and rint are one instruction each.
+        has_half: conversions between float16 and float32 are one instruction.
+        has_masks: masked loads and stores of 4- and 8-byte elements are one instruction.
+        has_small_masks: also of 1- and 2-byte elements.
+        l1, l2, l3: sizes of the data caches in bytes.
+    """
+
+    triple: str
+    cpu: str
+    features: str
+    vector_bytes: int
+    has_fma: bool
+    has_rounding: bool
+    has_half: bool
+    has_masks: bool
+    has_small_masks: bool
+    l1: int = _DEFAULT_CACHES[0]
+    l2: int = _DEFAULT_CACHES[1]
+    l3: int = _DEFAULT_CACHES[2]
+
+    @property
+    def arch(self) -> str:
+        return self.triple.split("-")[0]
+
+    def machine(self) -> Any:
+        """A new llvmlite TargetMachine."""
+        binding = llvm_binding()
+        return binding.Target.from_triple(self.triple).create_target_machine(
+            cpu=self.cpu, features=self.features, opt=2, reloc="pic", codemodel="default"
+        )
+
+
+@lru_cache(maxsize=1)
+def llvm_binding() -> Any:
+    """llvmlite.binding, with every target that it was built with initialised."""
+    import llvmlite.binding as binding
+
+    binding.initialize_all_targets()
+    binding.initialize_all_asmprinters()
+    return binding
+
+
+# Features that matter here, by x86-64 level (the psABI's micro-architecture levels).
+_X86_LEVELS = {
+    "x86-64": frozenset[str](),
+    "x86-64-v2": frozenset({"sse4.1"}),
+    "x86-64-v3": frozenset({"sse4.1", "avx", "avx2", "fma", "f16c"}),
+    "x86-64-v4": frozenset(
+        {"sse4.1", "avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512dq"}
+    ),
+}
+
+
+def host() -> Target:
+    """The target of this machine, or of its architecture and the CPU that `JITGRAD_CPU` names."""
+    return _host(os.environ.get("JITGRAD_CPU", ""))
+
+
+@lru_cache(maxsize=8)
+def _host(cpu: str) -> Target:
+    binding = llvm_binding()
+    triple = binding.get_process_triple()
+    if cpu:
+        return named(triple, cpu, caches=_cache_sizes())
+    has = {k for k, on in binding.get_host_cpu_features().items() if on}
+    flags = binding.get_host_cpu_features().flatten()
+    return _describe(triple, binding.get_host_cpu_name(), flags, has, _cache_sizes())
+
+
+def named(
+    triple: str, cpu: str = "", features: str = "", caches: tuple[int, int, int] = _DEFAULT_CACHES
+) -> Target:
+    """A target by name.
+
+    x86-64 CPUs: the levels `x86-64`, `x86-64-v2`, `x86-64-v3`, `x86-64-v4`; another name is taken
+    as baseline for vector width, unless `features` says more ("+avx2,+fma").
+    """
+    arch = triple.split("-")[0]
+    has = set(_X86_LEVELS.get(cpu, frozenset())) if arch in ("x86_64", "amd64") else set()
+    has |= {f[1:] for f in features.split(",") if f.startswith("+")}
+    if not cpu:
+        cpu = "x86-64" if arch in ("x86_64", "amd64") else "generic"
+    return _describe(triple, cpu, features, has, caches)
+
+
+def _describe(
+    triple: str, cpu: str, features: str, has: set[str], caches: tuple[int, int, int]
+) -> Target:
+    arch = triple.split("-")[0]
+    l1, l2, l3 = caches
+    if arch in ("x86_64", "amd64"):
+        wide = {"avx512f", "avx512bw", "avx512vl"} <= has
+        vector_bytes = 64 if wide else 32 if "avx2" in has else 16
+        return Target(
+            triple, cpu, features, vector_bytes, "fma" in has, "sse4.1" in has, "f16c" in has,
+            "avx2" in has, wide, l1, l2, l3,
+        )  # fmt: skip
+    if arch in ("aarch64", "arm64"):
+        return Target(
+            triple, cpu, features, 16, True, True, True, False, False, l1, l2, l3
+        )  # fmt: skip
+    if arch.startswith("wasm"):
+        simd = "simd128" in has
+        return Target(
+            triple, cpu, features, 16 if simd else 8, False, True, False, False, False, l1, l2, l3
+        )  # fmt: skip
+    return Target(triple, cpu, features, 16, False, False, False, False, False, l1, l2, l3)
+
+
+def _cache_sizes() -> tuple[int, int, int]:
+    """Data cache sizes of processor 0 from sysfs; defaults where it does not say."""
+    sizes = list(_DEFAULT_CACHES)
+    base = Path("/sys/devices/system/cpu/cpu0/cache")
+    for entry in sorted(base.glob("index*")) if base.is_dir() else []:
+        try:
+            level = int((entry / "level").read_text())
+            kind = (entry / "type").read_text().strip()
+            size = (entry / "size").read_text().strip()
+        except (OSError, ValueError):
+            continue
+        scale = {"K": 1024, "M": 1024**2}.get(size[-1:], 1)
+        digits = size.rstrip("KM")
+        if kind != "Instruction" and 1 <= level <= 3 and digits.isdigit():
+            sizes[level - 1] = int(digits) * scale
+    return sizes[0], sizes[1], sizes[2]
