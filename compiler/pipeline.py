@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from jitgrad.compiler.codegen import llvm
+from jitgrad.compiler.codegen import host_runtime, llvm
 from jitgrad.compiler.codegen.kernelcode import Generated, Operand, Site
 from jitgrad.compiler.codegen.objects import Library, load_objects
 from jitgrad.compiler.codegen.target import Target, host
@@ -132,6 +132,7 @@ def compile_graph(graph: Graph, options: Options | None = None) -> Compiled:
     static = all(is_static(v.type.shape) for n in graph.nodes for v in n.outputs) and all(
         is_static(i.value.type.shape) for i in graph.inputs
     )
+    host_runtime.install(target)
     key = graph_key(graph, options, target)
     image = _cached_image(key) if static and not knobs.dump else None
     if image is not None:

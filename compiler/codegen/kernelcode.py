@@ -59,6 +59,7 @@ class Generated:
         launches: in order, a barrier after each.
         workspace: temporary arrays among the operands that the memory plan must provide.
         scratch: bytes for each worker.
+        may_call: symbols from outside that this code may need (none for kernels).
     """
 
     key: str
@@ -66,3 +67,4 @@ class Generated:
     launches: list[Launch]
     workspace: list[Array] = field(default_factory=list)
     scratch: int = 0
+    may_call: frozenset[str] = frozenset()

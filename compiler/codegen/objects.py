@@ -46,16 +46,18 @@ def object_key(key: str, target: Target) -> str:
     return "object-" + hashlib.sha256(f"{key}|{version_key(target)}".encode()).hexdigest()
 
 
-def compile_object(text: str, target: Target) -> bytes:
+def compile_object(
+    text: str, target: Target, may_call: frozenset[str] = frozenset()
+) -> bytes:
     """The object file of a module's assembly text.
 
     Raises CompileError for text that LLVM refuses, or an object with an undefined symbol that is
-    not in ALLOWED_UNDEFINED.
+    neither in ALLOWED_UNDEFINED nor in `may_call`.
     """
     with _lock:
         machine, module = _optimised(text, target)
         data = bytes(machine.emit_object(module))
-    refused = sorted(undefined_symbols(data) - ALLOWED_UNDEFINED)
+    refused = sorted(undefined_symbols(data) - ALLOWED_UNDEFINED - may_call)
     if refused:
         raise CompileError(
             f"the code for {target.cpu} calls {', '.join(refused)}, which nothing provides; "
@@ -102,7 +104,7 @@ def object_bytes(code: Generated, target: Target) -> bytes:
     key = object_key(code.key, target)
     data = _find(key)
     if data is None:
-        data = compile_object(code.module_text, target)
+        data = compile_object(code.module_text, target, code.may_call)
         cache.put(key, data)
         _remember(key, data)
     return data
