@@ -30,7 +30,7 @@ from jitgrad.compiler.ops.regions import (
     rounded,
     surely_le,
 )
-from jitgrad.compiler.symbolic import Dim, hint
+from jitgrad.compiler.symbolic import Dim, Sym, hint, prod
 from jitgrad.compiler.types import TensorType
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import DType
@@ -213,6 +213,30 @@ class AvgPoolGrad(Pool):
         shape = (*g.shape[:lead], *spatial)
         out = b.reduction(shape, [c.count for c in cover], body, "sum", "columns")
         return rounded(b, out, g.dtype)
+
+    def onnx(self, ctx: OnnxContext, inputs: Sequence[str], *, spatial: Shape, **attrs: Any) -> Any:
+        # each window's share spread by a transposed convolution with ones, then cut to size
+        g = ctx.type(inputs[0])
+        kernel, stride, padding = attrs["kernel"], attrs["stride"], attrs["padding"]
+        rank, lead = len(kernel), g.shape[: g.ndim - len(kernel)]
+        sizes = g.shape[g.ndim - rank :]
+        if any(isinstance(d, Sym) for d in spatial):
+            raise RuntimeError(
+                f"[avg_pool_grad] no ONNX form for symbolic spatial sizes; got {g} and spatial "
+                f"{spatial}; export with fixed sizes"
+            )
+        divisors = ctx.constant(_divisors(spatial, sizes, g.dtype.np, **attrs))
+        share = ctx.node("Div", [inputs[0], divisors])
+        share = ctx.node("Reshape", [share, ctx.shape((prod(lead), 1, *sizes))], allowzero=1)
+        ones = ctx.constant(np.ones((1, 1, *kernel), g.dtype.np))
+        out = ctx.node("ConvTranspose", [share, ones], strides=list(stride))
+        high = [
+            n + p - (q - 1) * s - k
+            for n, p, q, s, k in zip(spatial, padding, sizes, stride, kernel, strict=True)
+        ]
+        low = [-p for p in padding]
+        out = ctx.node("Pad", [out, ctx.shape((0, 0, *low, 0, 0, *high))])
+        return ctx.node("Reshape", [out, ctx.shape((*lead, *spatial))], allowzero=1)
 
     def samples(self) -> Iterable[Sample]:
         for x, attrs, note in _average_cases():

@@ -141,6 +141,10 @@ class Conv(ConvBase):
         return g.join(b, out)
 
     def onnx(self, ctx: OnnxContext, inputs: Sequence[str], **attrs: Any) -> Any:
+        x = ctx.type(inputs[0])
+        self.expect(
+            x.dtype.is_floating_point, f"no ONNX form for integers; got {x}; convert to a float"
+        )
         return ctx.node("Conv", inputs, **onnx_attributes(ctx.type(inputs[1]).shape[2:], attrs))
 
     def samples(self) -> Iterable[Sample]:

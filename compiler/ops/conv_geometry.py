@@ -202,6 +202,7 @@ def unfold_batch(x: Any, at: int, size: Dim) -> Any:
 
 
 def onnx_attributes(kernel: Shape, attrs: dict[str, Any]) -> dict[str, Any]:
+    """The attributes that ONNX's Conv and ConvTranspose share."""
     padding = list(attrs["padding"])
     return {
         "kernel_shape": [hint(k) for k in kernel],

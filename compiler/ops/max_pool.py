@@ -169,6 +169,9 @@ class MaxPool(Pool):
         ceil_mode: bool,
     ) -> Any:
         x = ctx.type(inputs[0])
+        self.expect(
+            x.dtype.is_floating_point, f"no ONNX form for integers; got {x}; convert to a float"
+        )
         lead = x.ndim - len(kernel)
         data = onnx_images(ctx, inputs[0], x, len(kernel))
         values, places = ctx.node(

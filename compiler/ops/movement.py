@@ -191,6 +191,8 @@ class Permute(Op):
         return op.permute(update, axes=_inverse(axes))
 
     def onnx(self, ctx: OnnxContext, inputs: Sequence[str], *, axes: tuple[int, ...]) -> Any:
+        if not axes:
+            return ctx.node("Identity", inputs)
         return ctx.node("Transpose", inputs, perm=list(axes))
 
     def samples(self) -> Iterable[Sample]:
@@ -294,6 +296,8 @@ class Flip(Op):
         return b.pointwise(x.shape, x.dtype, load(x, index))
 
     def onnx(self, ctx: OnnxContext, inputs: Sequence[str], *, axes: tuple[int, ...]) -> Any:
+        if not axes:
+            return ctx.node("Identity", inputs)
         n, end = len(axes), np.iinfo(np.int64).min
         parts = [[-1] * n, [end] * n, list(axes), [-1] * n]
         return ctx.node("Slice", [inputs[0], *(ctx.constant(np.array(p, np.int64)) for p in parts)])

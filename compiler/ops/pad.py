@@ -149,6 +149,8 @@ class Pad(Op):
         value: float = 0,
     ) -> Any:
         x, t = inputs[0], ctx.type(inputs[0])
+        if t.ndim == 0:
+            return ctx.node("Identity", inputs)
         fill = ctx.constant(np.array(value, t.dtype.np))
         for k, gap in enumerate(interior):  # (.., n, ..) -> (.., n, 1 + gap, ..) -> (.., span, ..)
             if gap:

@@ -90,6 +90,8 @@ class Slice(Op):
         stops: Shape,
         steps: Ints,
     ) -> Any:
+        if not steps:
+            return ctx.node("Identity", inputs)
         axes = tuple(range(len(steps)))
         return ctx.node("Slice", [inputs[0], *(ctx.shape(v) for v in (starts, stops, axes, steps))])
 
@@ -181,20 +183,12 @@ class SliceUpdate(Op):
                 f"[slice_update] no ONNX form for symbolic sizes; got {base}; export with fixed "
                 "sizes"
             )
-        places = (
-            np.stack(
-                np.meshgrid(
-                    *(
-                        np.arange(hint(lo), hint(hi), s)
-                        for lo, hi, s in zip(starts, stops, steps, strict=True)
-                    ),
-                    indexing="ij",
-                ),
-                axis=-1,
-            )
-            if base.ndim
-            else np.zeros((1, 0))
-        )
+        if not base.ndim:
+            return ctx.node("Identity", inputs[1:])
+        ranges = [
+            np.arange(hint(lo), hint(hi), s) for lo, hi, s in zip(starts, stops, steps, strict=True)
+        ]
+        places = np.stack(np.meshgrid(*ranges, indexing="ij"), axis=-1)
         indices = ctx.constant(places.astype(np.int64))
         return ctx.node("ScatterND", [inputs[0], indices, inputs[1]])
 

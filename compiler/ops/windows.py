@@ -64,7 +64,7 @@ class Unfold(Op):
         return b.pointwise(_windows(x.shape, axis, size, step), x.dtype, load(x, index))
 
     def put(self, base: Any, update: Any, *, axis: int, size: int, step: int) -> Any:
-        if size > step:
+        if size > step and update.shape[axis] != 1:
             raise RuntimeError(
                 "[unfold] unsupported operation: more than one element of the written-to tensor "
                 "refers to a single memory location; clone() the tensor before writing to it"
@@ -174,6 +174,32 @@ class Fold(Op):
             if wide is y.dtype
             else b.pointwise(shape, y.dtype, load(total, b.axes(len(shape))).cast(y.dtype))
         )
+
+    def onnx(
+        self,
+        ctx: OnnxContext,
+        inputs: Sequence[str],
+        *,
+        axis: int,
+        n: Dim,
+        size: int,
+        step: int,
+    ) -> Any:
+        t = ctx.type(inputs[0])
+        if isinstance(n, Sym):
+            raise RuntimeError(
+                f"[fold] no ONNX form for a symbolic size; got {t}; export with fixed sizes"
+            )
+        last = t.ndim - 1
+        rest = [k for k in range(last) if k != axis]
+        updates = ctx.node("Transpose", [inputs[0]], perm=[axis, last, *rest])
+        first = np.arange((n - size) // step + 1) * step
+        places = (first[:, None] + np.arange(size))[..., None]
+        zero = ctx.constant(np.zeros((1,) * last, t.dtype.np))
+        base = ctx.node("Expand", [zero, ctx.shape((n, *(t.shape[k] for k in rest)))])
+        indices = ctx.constant(places.astype(np.int64))
+        out = ctx.node("ScatterND", [base, indices, updates], reduction="add")
+        return ctx.node("Transpose", [out], perm=[*range(1, axis + 1), 0, *range(axis + 1, last)])
 
     def samples(self) -> Iterable[Sample]:
         for x, attrs, note in _window_cases():
