@@ -48,7 +48,7 @@ def ulps(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     width = {2: np.int16, 4: np.int32, 8: np.int64}[a.dtype.itemsize]
 
     def ordered(x: np.ndarray) -> np.ndarray:
-        bits = np.ascontiguousarray(x).view(width).astype(np.float64)
+        bits = np.array(x, order="C").view(width).astype(np.float64)
         return np.where(bits < 0, float(np.iinfo(width).min) - bits, bits)
 
     nan_a, nan_b = np.isnan(a.astype(np.float64)), np.isnan(b.astype(np.float64))

@@ -198,6 +198,14 @@ class _Division(Binary):
     def by_minus_one(self, n: Expr) -> Expr:
         return const(0, n.dtype)
 
+    def onnx_parts(self, ctx: OnnxContext, a: str, b: str) -> tuple[str, str]:
+        """ONNX values: fmod(a, b), and where it is not 0 and has not the sign of b."""
+        zero = ctx.constant(np.asarray(0, ctx.type(a).dtype.np))
+        r = ctx.node("Mod", [a, b], fmod=1)
+        signs = ctx.node("Xor", [ctx.node("Less", [r, zero]), ctx.node("Less", [b, zero])])
+        nonzero = ctx.node("Not", [ctx.node("Equal", [r, zero])])
+        return r, ctx.node("And", [nonzero, signs])
+
     def samples(self) -> Iterable[Sample]:
         yield from examples.binary(2.2, 2.3, 0.97, 1.03, zero_divisor=False)
         yield from (
@@ -250,10 +258,21 @@ class FloorDivide(_Division):
         return make("neg", n)
 
     def onnx(self, ctx: OnnxContext, inputs: Sequence[str], **attrs: Any) -> Any:
-        if ctx.type(inputs[0]).dtype.is_floating_point:
-            return ctx.node("Floor", [ctx.node("Div", inputs)])
-        remainder = ctx.node("Mod", inputs)  # integer Mod takes the divisor's sign, so this divides
-        return ctx.node("Div", [ctx.node("Sub", [inputs[0], remainder]), inputs[1]])
+        a, b = inputs
+        r, opposite = self.onnx_parts(ctx, a, b)
+        if not ctx.type(a).dtype.is_floating_point:
+            one_less = ctx.node("Cast", [opposite], to=ctx.onnx_dtype(ctx.type(a).dtype))
+            return ctx.node("Sub", [ctx.node("Div", inputs), one_less])
+        one = ctx.constant(np.asarray(1, ctx.type(a).dtype.np))
+        half = ctx.constant(np.asarray(0.5, ctx.type(a).dtype.np))
+        zero = ctx.constant(np.asarray(0, ctx.type(a).dtype.np))
+        q = ctx.node("Div", [ctx.node("Sub", [a, r]), b])
+        q = ctx.node("Where", [opposite, ctx.node("Sub", [q, one]), q])
+        low = ctx.node("Floor", [q])
+        up = ctx.node("Greater", [ctx.node("Sub", [q, low]), half])
+        rounded = ctx.node("Where", [up, ctx.node("Add", [low, one]), low])
+        by_zero = ctx.node("Equal", [b, zero])
+        return ctx.node("Where", [by_zero, ctx.node("Div", inputs), rounded])
 
 
 class Remainder(_Division):
@@ -283,8 +302,8 @@ class Remainder(_Division):
     def onnx(self, ctx: OnnxContext, inputs: Sequence[str], **attrs: Any) -> Any:
         if not ctx.type(inputs[0]).dtype.is_floating_point:
             return ctx.node("Mod", inputs, fmod=0)
-        low = ctx.node("Floor", [ctx.node("Div", inputs)])
-        return ctx.node("Sub", [inputs[0], ctx.node("Mul", [low, inputs[1]])])
+        r, opposite = self.onnx_parts(ctx, *inputs)
+        return ctx.node("Where", [opposite, ctx.node("Add", [r, inputs[1]]), r])
 
 
 def _float_remainder(n: np.ndarray, d: np.ndarray) -> np.ndarray:
@@ -367,6 +386,13 @@ class Pow(Binary):
             flat = op.logical_and(op.eq(a, zero), op.ge(b, zero))
             db = op.where(flat, zero, op.mul(t1, op.mul(out, op.log(a))))
         return da, db
+
+    def onnx(self, ctx: OnnxContext, inputs: Sequence[str], **attrs: Any) -> Any:
+        if not ctx.type(inputs[0]).dtype.is_floating_point:
+            raise RuntimeError(
+                "[pow] ONNX has no rule for negative integer exponents; convert with .to(dtype)"
+            )
+        return super().onnx(ctx, inputs, **attrs)
 
     def samples(self) -> Iterable[Sample]:
         yield from examples.binary(0.5, 2.0, -2.0, 2.0, bools=True)

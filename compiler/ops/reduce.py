@@ -406,21 +406,24 @@ class _Truth(Reduce):
         return b.reduction(shape, extents, truth, self.combine, order)
 
     def onnx(self, ctx: OnnxContext, inputs: Sequence[str], **attrs: Any) -> Any:
-        truth = ctx.node("Cast", inputs, to=ctx.onnx_dtype(dtypes.bool_))
-        number = ctx.node("Cast", [truth], to=ctx.onnx_dtype(dtypes.int32))
+        counted = ctx.node("Cast", inputs, to=ctx.onnx_dtype(dtypes.bool_))
+        if self.combine == "all":
+            counted = ctx.node("Not", [counted])  # all: no element is false
+        number = ctx.node("Cast", [counted], to=ctx.onnx_dtype(dtypes.int64))
         axes = ctx.constant(np.asarray(attrs["axes"], np.int64))
         keep = int(attrs.get("keepdim", False))
-        out = ctx.node(self.onnx_op, [number, axes], keepdims=keep, noop_with_empty_axes=1)
-        return ctx.node("Cast", [out], to=ctx.onnx_dtype(dtypes.bool_))
+        count = ctx.node("ReduceSum", [number, axes], keepdims=keep, noop_with_empty_axes=1)
+        zero = ctx.constant(np.asarray(0, np.int64))
+        return ctx.node("Equal" if self.combine == "all" else "Greater", [count, zero])
 
 
 class Any_(_Truth):
-    name, combine, onnx_op = "any", "any", "ReduceMax"
+    name, combine = "any", "any"
     ufunc = np.logical_or
 
 
 class All(_Truth):
-    name, combine, onnx_op = "all", "all", "ReduceMin"
+    name, combine = "all", "all"
     ufunc = np.logical_and
 
 

@@ -170,7 +170,9 @@ class _Softmax(Op):
         big = np.array([[1e4, 1e4 + 1, 3.0], [-1e4, -1e4 - 1, -2e4], [-np.inf, 0.0, 1.0],
                         [np.nan, 0.0, 1.0], [np.inf, 0.0, 1.0]])  # fmt: skip
         for dt in (np.float32, np.float64, np.float16, dtypes.bfloat16.np):
-            yield Sample((big.astype(dt),), {"axis": 1}, f"large and special {dt}", grad=False)
+            yield Sample(
+                (big.astype(dt),), {"axis": 1}, f"large and special {np.dtype(dt)}", grad=False
+            )
 
 
 def _softmax(x: np.ndarray, k: int) -> np.ndarray:

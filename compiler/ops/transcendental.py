@@ -42,7 +42,7 @@ class Exp2(Unary):
 
 
 class Expm1(Unary):
-    """exp(x) - 1, precise near 0. Its ONNX form is 2 exp(x/2) sinh(x/2), which is so too."""
+    """exp(x) - 1, precise near 0: its ONNX form is 2 exp(x/2) sinh(x/2) there."""
 
     name, node = "expm1", "expm1"
     saves = ("out",)
@@ -54,7 +54,10 @@ class Expm1(Unary):
     def onnx(self, ctx: OnnxContext, inputs: Sequence[str], **attrs: Any) -> Any:
         half = ctx.node("Mul", [inputs[0], self.like(ctx, inputs[0], 0.5)])
         product = ctx.node("Mul", [ctx.node("Exp", [half]), ctx.node("Sinh", [half])])
-        return ctx.node("Mul", [product, self.like(ctx, inputs[0], 2.0)])
+        near = ctx.node("Mul", [product, self.like(ctx, inputs[0], 2.0)])
+        one = self.like(ctx, inputs[0], 1.0)
+        far = ctx.node("Sub", [ctx.node("Exp", inputs), one])
+        return ctx.node("Where", [ctx.node("Less", [ctx.node("Abs", inputs), one]), near, far])
 
 
 class Log(Unary):
@@ -91,7 +94,7 @@ class Log10(_LogBase):
 
 
 class Log1p(Unary):
-    """log(1 + x), precise near 0. Its ONNX form is 2 atanh(x / (x + 2)), which is so too."""
+    """log(1 + x), precise near 0: its ONNX form is 2 atanh(x / (x + 2)) there."""
 
     name, node = "log1p", "log1p"
     saves = (0,)
@@ -104,7 +107,10 @@ class Log1p(Unary):
     def onnx(self, ctx: OnnxContext, inputs: Sequence[str], **attrs: Any) -> Any:
         two = self.like(ctx, inputs[0], 2.0)
         ratio = ctx.node("Div", [inputs[0], ctx.node("Add", [inputs[0], two])])
-        return ctx.node("Mul", [ctx.node("Atanh", [ratio]), two])
+        near = ctx.node("Mul", [ctx.node("Atanh", [ratio]), two])
+        far = ctx.node("Log", [ctx.node("Add", [inputs[0], self.like(ctx, inputs[0], 1.0)])])
+        half = self.like(ctx, inputs[0], 0.5)
+        return ctx.node("Where", [ctx.node("Less", [ctx.node("Abs", inputs), half]), near, far])
 
 
 class Sqrt(Unary):
