@@ -417,7 +417,12 @@ def pad(
     input: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None
 ) -> Tensor:
     """Pads the last dims: (last low, last high, second to last low, ...), with `value`."""
-    return ops.pad(input, pad, mode=mode, value=value)
+    if mode != "constant":
+        raise ValueError(
+            f"[pad] mode must be 'constant'; got {mode!r}; the other modes are not there yet "
+            "(docs/limits.md)"
+        )
+    return ops.pad_constant(input, pad, 0.0 if value is None else value)
 
 
 def normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Tensor:
