@@ -12,8 +12,8 @@ from typing import Any
 
 import jitgrad.functions as ops
 from jitgrad.autograd.modes import no_grad
-from jitgrad.creation import arange, ones_like, rand_like, zeros_like
 from jitgrad.compiler.ops import OPS
+from jitgrad.creation import arange, ones_like, rand_like, zeros_like
 from jitgrad.runtime import dtypes
 from jitgrad.tensor import Tensor
 
