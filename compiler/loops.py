@@ -544,7 +544,7 @@ def rebuild(e: Expr, args: tuple[Expr, ...]) -> Expr:
     if all(a is b for a, b in zip(args, e.args, strict=True)):
         return e
     if e.op == "select":
-        return select(*args)
+        return rare(*args) if e.attr == "rare" else select(*args)
     if e.op in ARITHMETIC or e.op in COMPARE or e.op in MATH:
         return make(e.op, *args)
     return _intern(e.op, args, e.dtype, e.attr)

@@ -38,6 +38,22 @@ def half_bits(value: float, dtype: DType) -> int:
     return (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
 
 
+class _Splat(ir.Constant):
+    """A vector constant in LLVM's short form, which is written and read many times faster."""
+
+    def __init__(self, one: ir.Constant, width: int) -> None:
+        super().__init__(ir.VectorType(one.type, width), ir.Undefined)
+        self._text = f"splat ({one.type} {one.get_reference()})"
+
+    def _get_reference(self) -> str:
+        return self._text
+
+
+def splat(one: ir.Constant, width: int) -> ir.Constant:
+    """A constant in every lane."""
+    return one if width == 1 else _Splat(one, width)
+
+
 class _Lanes:
     """Constants and types of the width at hand."""
 
@@ -50,7 +66,7 @@ class _Lanes:
 
     def const(self, element: ir.Type, value: float) -> ir.Constant:
         one = ir.Constant(element, value)
-        return one if self.n == 1 else ir.Constant(self.type(element), [one] * self.n)
+        return splat(one, self.n)
 
 
 def cast(

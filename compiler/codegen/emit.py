@@ -51,8 +51,7 @@ def constant(value: Any, dtype: DType, width: int = 1) -> ir.Constant:
     scalar = register_type(dtype)
     if isinstance(scalar, ir.IntType) and scalar.width > 1:
         value = int(value)
-    one = ir.Constant(scalar, value)
-    return one if width == 1 else ir.Constant(ir.VectorType(scalar, width), [one] * width)
+    return convert.splat(ir.Constant(scalar, value), width)
 
 
 def width_of(value: ir.Value) -> int:
@@ -125,8 +124,7 @@ class Ops:
         rest = ir.Constant(ir.IntType(16), 0x7FFF)
         width = width_of(args[0])
         if width > 1:
-            sign = ir.Constant(args[0].type, [sign] * width)
-            rest = ir.Constant(args[0].type, [rest] * width)
+            sign, rest = convert.splat(sign, width), convert.splat(rest, width)
         if op == "neg":
             return b.xor(args[0], sign)
         size = b.and_(args[0], rest)

@@ -50,6 +50,7 @@ def finish(parts: list[Program], target: Target, workspace: list[Array]) -> Gene
         fn = Function(module, f"kernel_{n}", target, program.operands, program.dims)
         for step in program.steps:
             fn.stored.update(s.array for s in step.stores if s.array in program.operands.number)
+        fn.find_rare(program.exprs())
         nest.emit(program, fn)
         fn.finish()
         scratch = max(scratch, fn.scratch_bytes)

@@ -11,13 +11,14 @@ block can be split after a branch leaves it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import llvmlite.ir as ir
 
 from jitgrad.compiler.codegen.code import I1, I8, I32, I64, PTR, VOID, size_of, storage_type, vector_of
-from jitgrad.compiler.codegen.emit import Ops, constant, mangle, width_of
+from jitgrad.compiler.codegen.emit import Ops, constant, mangle, register_type, width_of
 from jitgrad.compiler.codegen.schedule import Operands, coefficient, constant_of
 from jitgrad.compiler.codegen.target import Target
 from jitgrad.compiler.index import Simplifier
@@ -27,6 +28,17 @@ from jitgrad.runtime import abi, dtypes
 from jitgrad.runtime.errors import InternalError
 
 Key = int | Array  # what an expression may depend on: an axis, an array that the kernel defines
+
+
+@dataclass
+class Cold:
+    """Code that rarely runs: void f(i8* flags, i64 n, inputs..., outputs...), arrays of n lanes."""
+
+    function: ir.Function
+    inputs: list[Expr]
+
+
+_INPUTS = {"load", "axis", "size", "check"}  # never computed in cold code
 
 
 class Function:
@@ -46,6 +58,8 @@ class Function:
         self.ops = Ops(target)
         self.simplifier = Simplifier({})
         self.stored: set[Array] = set()  # stand-ins of arrays that the kernel writes
+        self.rare: dict[Expr, list[Expr]] = {}  # condition -> the rare selects on it
+        self._cold: dict[tuple[Expr, ...], Cold] = {}
         self.scratch_bytes = 0
         self._scratch_uses: list[ir.Instruction] = []
         self._scratch_totals: list[ir.Instruction] = []
@@ -138,9 +152,83 @@ class Function:
         at_worker = b.add(b.mul(self.worker, bytes_each), ir.Constant(I64, offset))
         return b.gep(base, [at_worker], source_etype=I8)
 
+    def find_rare(self, roots: Iterable[Expr]) -> None:
+        """Notes the rare selects of the kernel, so that those with one condition go together."""
+        for e in postorder(roots):
+            if e.op == "select" and e.attr == "rare":
+                self.rare.setdefault(e.args[0], []).append(e)
+
+    def cold_part(self, group: list[Expr]) -> Cold:
+        """The function that computes the rare values of a group, for the lanes that are flagged."""
+        key = tuple(group)
+        if key in self._cold:
+            return self._cold[key]
+        near = set(postorder(x for e in group for x in (e.args[0], e.args[2])))
+        arms = [e.args[1] for e in group]
+        inputs: dict[Expr, None] = {}
+        body: list[Expr] = []
+        for x in postorder(arms):
+            if x.op == "const":
+                continue
+            if x in near or x.op in _INPUTS:
+                inputs[x] = None
+            else:
+                body.append(x)
+        if any(x.dtype is dtypes.bool_ for x in (*inputs, *arms)):
+            raise InternalError("bools neither enter nor leave code that rarely runs")
+        used = {a for x in body for a in x.args} | set(arms)
+        needed = [x for x in inputs if x in used]
+        module = self.function.module
+        params = [PTR, I64] + [PTR] * (len(needed) + len(group))
+        f = ir.Function(module, ir.FunctionType(VOID, params), f"cold_{len(self._cold)}")
+        f.linkage = "internal"
+        f.attributes.add("noinline")
+        f.attributes.add("cold")
+        f.attributes.add("nounwind")
+        flags, count, *rest = f.args
+        ops = Ops(self.target)
+        entry, test, look, work, step, done = (
+            f.append_basic_block(n) for n in ("entry", "test", "look", "work", "step", "done")
+        )
+        b = ops.builder = ir.IRBuilder(entry)
+        counter = b.alloca(I64)
+        b.store(ir.Constant(I64, 0), counter)
+        b.branch(test)
+        b.position_at_end(test)
+        k = b.load(counter, typ=I64)
+        b.cbranch(b.icmp_signed("<", k, count), look, done)
+        b.position_at_end(look)
+        flag = b.load(b.gep(flags, [k], source_etype=I8), typ=I8)
+        b.cbranch(b.icmp_unsigned("!=", flag, ir.Constant(I8, 0)), work, step)
+        b.position_at_end(work)
+        values: dict[Expr, ir.Value] = {}
+        for x, base in zip(needed, rest, strict=False):
+            kind = register_type(x.dtype)
+            values[x] = b.load(b.gep(base, [k], source_etype=kind), typ=kind)
+
+        def value(x: Expr) -> ir.Value:
+            return constant(x.attr, x.dtype) if x.op == "const" else values[x]
+
+        for x in body:
+            values[x] = ops.apply(x, [value(a) for a in x.args])
+        for arm, base in zip(arms, rest[len(needed) :], strict=True):
+            result = value(arm)
+            b.store(result, b.gep(base, [k], source_etype=result.type))
+        b.branch(step)
+        b.position_at_end(step)
+        b.store(b.add(k, ir.Constant(I64, 1)), counter)
+        b.branch(test)
+        b.position_at_end(done)
+        b.ret_void()
+        self._cold[key] = Cold(f, needed)
+        return self._cold[key]
+
     # -- what expressions depend on --------------------------------------------------------------
     def deps(self, root: Expr) -> frozenset[Key]:
         """The axes, and the arrays defined in this kernel, that an expression reads."""
+        found = self._deps.get(root)
+        if found is not None:
+            return found
         for e in postorder([root]):
             if e in self._deps:
                 continue
@@ -308,7 +396,12 @@ class Scope:
                 continue
             if not ready:
                 todo.append((e, True))
-                if e.op != "load":
+                if e.op == "select" and e.attr == "rare":
+                    group = [x for x in self.fn.rare.get(e.args[0], [e]) if self.home(x) is home]
+                    needs = [y for x in group for y in (x.args[0], x.args[2])]
+                    needs += self.fn.cold_part(group).inputs
+                    todo.extend((a, False) for a in needs)
+                elif e.op != "load":
                     todo.extend((a, False) for a in e.args)
                 continue
             home.memo[e] = self._emit(e, home)
@@ -345,12 +438,49 @@ class Scope:
             return self.load(e, home)
         if e.op == "check":
             return self._check(e, home)
+        if e.op == "select" and e.attr == "rare":
+            return self._rare(e, home)
         if self.varies(e):
             args = [self.vector(a) for a in e.args]
         else:
             args = [self.value(a) for a in e.args]
         home.at_end()
         return self.fn.ops.apply(e, args)
+
+    def _rare(self, e: Expr, home: Scope) -> ir.Value:
+        """select(c, a, b) where a is computed, lane by lane out of line, only if some c is true.
+
+        All rare selects of the kernel with the same condition and home are done together.
+        """
+        group = [x for x in self.fn.rare.get(e.args[0], [e]) if self.home(x) is home]
+        wide = self.varies(e)
+        width = self.width if wide else 1
+        cold = self.fn.cold_part(group)
+        inputs = [self.vector(x) if wide else self.value(x) for x in cold.inputs]
+        usual = [self.vector(x.args[2]) if wide else self.value(x.args[2]) for x in group]
+        condition = self.vector(e.args[0]) if wide else self.value(e.args[0])
+        into = [self.fn.slot(vector_of(register_type(x.dtype), width)) for x in cold.inputs]
+        out = [self.fn.slot(v.type) for v in usual]
+        flags = self.fn.slot(vector_of(I8, width))
+        b = home.at_end()
+        for slot, v in zip(out, usual, strict=True):
+            b.store(v, slot)
+        some = condition
+        if wide:
+            bits = b.bitcast(condition, ir.IntType(width))
+            some = b.icmp_unsigned("!=", bits, ir.Constant(bits.type, 0))
+
+        def far(b: ir.IRBuilder) -> None:
+            b.store(b.zext(condition, vector_of(I8, width)), flags)
+            for slot, v in zip(into, inputs, strict=True):
+                b.store(v, slot)
+            b.call(cold.function, [flags, ir.Constant(I64, width), *into, *out])
+
+        home.branch_to(some, far)
+        b = home.at_end()
+        for x, slot, v in zip(group, out, usual, strict=True):
+            home.memo[x] = b.load(slot, typ=v.type)
+        return home.memo[e]
 
     def _check(self, e: Expr, home: Scope) -> ir.Value:
         """(index, extent) -> the index clamped; flags the site where it was outside."""
@@ -365,15 +495,15 @@ class Scope:
         if wide:
             bits = b.bitcast(flagged, ir.IntType(self.width))
             flagged = b.icmp_unsigned("!=", bits, ir.Constant(bits.type, 0))
-        home.branch_to_flag(flagged, cell, site)
+        home.branch_to(flagged, lambda b: b.atomic_rmw("umin", cell, site, "monotonic"))
         b = home.at_end()
         zero = constant(0, INDEX, width_of(index))
         one = constant(1, INDEX, width_of(index))
         low = b.select(b.icmp_signed("<", index, zero), zero, b.sub(extent, one))
         return b.select(bad, low, index)
 
-    def branch_to_flag(self, condition: ir.Value, cell: ir.Value, site: ir.Value) -> None:
-        """if (condition) atomically lower the error cell to `site`. May split a finished block."""
+    def branch_to(self, condition: ir.Value, body: Callable[[ir.IRBuilder], object]) -> None:
+        """if (condition) body(builder), out of line. May split a block that is already left."""
         block = self.block
         last = block.terminator
         if last is not None:
@@ -381,10 +511,11 @@ class Scope:
             block.terminator = None
         b = self.fn.ops.builder
         b.position_at_end(block)
-        flag, go_on = b.append_basic_block("flag"), b.append_basic_block("go_on")
-        b.cbranch(condition, flag, go_on)
-        b.position_at_end(flag)
-        b.atomic_rmw("umin", cell, site, "monotonic")
+        cold, go_on = b.append_basic_block("cold"), b.append_basic_block("go_on")
+        branch = b.cbranch(condition, cold, go_on)
+        branch.set_weights([1, 2000])
+        b.position_at_end(cold)
+        body(b)
         b.branch(go_on)
         if last is not None:
             go_on.instructions.append(last)
