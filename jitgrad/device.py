@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 
-class device(str):  # noqa: N801 (PyTorch's name)
+class device(str):
     """A device. `jitgrad.device("cpu")`; equal to its text, so types in the compiler use text.
 
     Raises RuntimeError for a device that jitgrad has not (CUDA is not built yet: docs/limits.md).

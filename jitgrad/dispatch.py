@@ -22,28 +22,45 @@ Errors of infer and of references get the user's file and line here, once.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
-from jitgrad.autograd.tape import IdentityNode, Node, OverwrittenNode, edge_of, edges_of
+from jitgrad.autograd.tape import (
+    EVERY,
+    IdentityNode,
+    Node,
+    OverwrittenNode,
+    edge_of,
+    next_seq,
+    save_tensor,
+)
 from jitgrad.autograd.views import ViewInfo, new_view, rebase
 from jitgrad.compiler.ops.quiet import hush, unhush
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.compiler.symbolic import Sym, is_static
 from jitgrad.compiler.types import TensorType
+from jitgrad.runtime import dtypes
 from jitgrad.state import abstract_mode, bump_epoch, epoch, recording, state
 from jitgrad.tensor import Size, Tensor, intern_type, wrap
-from jitgrad.userline import user_line
+from jitgrad.userline import user_frame, user_line
 
 __all__ = [
-    "abstract_mode", "apply", "assign", "bump_epoch", "check_inplace", "epoch", "recording", "state",
+    "abstract_mode", "apply", "assign", "bump_epoch", "check_inplace", "epoch", "full", "recording",
+    "state",
 ]  # fmt: skip
 
-_inferred: dict[Any, tuple[Any, ...]] = {}
-"""(op, ids of operand types, attributes) -> (result types, operand types). An entry holds its types,
-so an id in a key stays theirs."""
-_MAX_INFERRED = 8192
+Plan = tuple[Any, tuple[TensorType, ...], "tuple[Any, bool] | None"]
+"""(result type or types, operand types, tape), where tape is None if the result is never on the
+tape, else (for each operand whether its data is saved, or None if no operand's is; whether the
+result is saved)."""
+
+_plans: dict[Any, Plan] = {}
+"""Plans by (op, ids of operand types, attributes). A plan holds its types, so an id in a key stays
+theirs."""
+_MAX_PLANS = 8192
+_FLOATING = dtypes.Category.FLOAT
 
 
 def apply(op: Any, operands: tuple[Tensor, ...], attrs: dict[str, Any]) -> Any:
@@ -63,9 +80,10 @@ def apply(op: Any, operands: tuple[Tensor, ...], attrs: dict[str, Any]) -> Any:
     if attrs:
         key = (key, *attrs.items())
     try:
-        types = _inferred[key][0]
+        plan = _plans[key]
     except (KeyError, TypeError):
-        types = _infer(key, op, operands, attrs)
+        plan = _make_plan(key, op, operands, attrs)
+    types = plan[0]
     current = state
     if op.view:
         outputs: Any = _apply_view(op, operands[0], attrs, types)
@@ -92,10 +110,10 @@ def apply(op: Any, operands: tuple[Tensor, ...], attrs: dict[str, Any]) -> Any:
             outputs = tuple(
                 [wrap(_owned(r, operands), t) for r, t in zip(result, types, strict=True)]
             )
-    if current.grad_enabled and op.differentiable:
+    if plan[2] is not None and current.grad_enabled:
         for x in operands:
             if x._requires_grad or (x._view is not None and x.requires_grad):
-                _put_on_tape(op, operands, attrs, types, outputs)
+                _put_on_tape(op, operands, attrs, plan, outputs)
                 break
     if current.recorder is not None:
         many = outputs if op.nout > 1 else (outputs,)
@@ -103,8 +121,8 @@ def apply(op: Any, operands: tuple[Tensor, ...], attrs: dict[str, Any]) -> Any:
     return outputs
 
 
-def _infer(key: Any, op: Any, operands: tuple[Tensor, ...], attrs: dict[str, Any]) -> Any:
-    """infer, remembered when all of it is static. Raises the user's error."""
+def _make_plan(key: Any, op: Any, operands: tuple[Tensor, ...], attrs: dict[str, Any]) -> Plan:
+    """Infers; remembered when all of it is static. Raises the user's error."""
     operand_types = tuple(x._type for x in operands)
     try:
         found = op.infer(*operand_types, **attrs)
@@ -113,14 +131,18 @@ def _infer(key: Any, op: Any, operands: tuple[Tensor, ...], attrs: dict[str, Any
     many = found if isinstance(found, tuple) else (found,)
     many = tuple(intern_type(t) for t in many)
     types = many if isinstance(found, tuple) else many[0]
+    tape: tuple[Any, bool] | None = None
+    if op.differentiable and any(t.dtype.category >= _FLOATING for t in many):
+        every = EVERY in op.saves
+        keeps = tuple(every or i in op.saves for i in range(len(operands)))
+        tape = (keeps if any(keeps) else None, any(isinstance(k, str) for k in op.saves))
+    plan = (types, operand_types, tape)
     if operands and all(is_static(t.shape) for t in operand_types + many) and _static(attrs):
-        if len(_inferred) >= _MAX_INFERRED:
-            _inferred.clear()
-        try:
-            _inferred[key] = (types, operand_types)
-        except TypeError:  # an attribute that cannot be hashed: inferred every time
-            pass
-    return types
+        if len(_plans) >= _MAX_PLANS:
+            _plans.clear()
+        with suppress(TypeError):  # an attribute that cannot be hashed: inferred every time
+            _plans[key] = plan
+    return plan
 
 
 def _static(attrs: dict[str, Any]) -> bool:
@@ -168,17 +190,66 @@ def _apply_view(op: Any, x: Tensor, attrs: dict[str, Any], type_: TensorType) ->
     return out
 
 
+_new_node = Node.__new__
+
+
 def _put_on_tape(
-    op: Any, operands: tuple[Tensor, ...], attrs: dict[str, Any], types: Any, outputs: Any
+    op: Any, operands: tuple[Tensor, ...], attrs: dict[str, Any], plan: Plan, outputs: Any
 ) -> None:
-    many = (outputs,) if op.nout == 1 else outputs
-    if not any(y._type.dtype.category >= 2 for y in many):
+    """Makes the op's node, field by field (Node.__init__ and Node.save cost as much again)."""
+    types, operand_types, saves = plan
+    assert saves is not None
+    edges: list[Node | Tensor | None] = []
+    slots: list[int] = []
+    for x in operands:
+        if x._view is not None:
+            x._view.refresh(x)
+        if not x._requires_grad:
+            edges.append(None)
+            slots.append(0)
+        elif x._node is None:
+            edges.append(x)
+            slots.append(0)
+        else:
+            edges.append(x._node)
+            slots.append(x._out)
+    node = _new_node(Node)
+    node.op = op
+    node.attrs = attrs
+    node.edges = tuple(edges)
+    node.slots = tuple(slots)
+    node.nout = op.nout
+    node.out_types = types
+    node.seq = next_seq()
+    node.hooks = None
+    node.retains = None
+    frame = user_frame(2)
+    if frame is not None:
+        node._code = frame.f_code
+        node._lasti = frame.f_lasti
+    else:
+        node._code = None
+        node._lasti = 0
+    keeps, keep_out = saves
+    if keeps is None:
+        node.operands = operand_types
+    else:
+        node.operands = tuple(
+            [save_tensor(x) if keep else x._type for x, keep in zip(operands, keeps, strict=True)]
+        )
+    if op.nout == 1:
+        node.outs = save_tensor(outputs) if keep_out else ()
+        outputs._node = node
+        outputs._requires_grad = True
         return
-    edges, slots = edges_of(operands)
-    node = Node(op, attrs, edges, slots, types)
-    node.save(operands, outputs)
-    for i, y in enumerate(many):
-        if y._type.dtype.category >= 2:
+    node.outs = tuple(
+        [
+            save_tensor(y) if "out" in op.saves or f"out{i}" in op.saves else y._type
+            for i, y in enumerate(outputs)
+        ]
+    )
+    for i, y in enumerate(outputs):
+        if y._type.dtype.category >= _FLOATING:
             y._node = node
             y._out = i
             y._requires_grad = True

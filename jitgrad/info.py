@@ -14,7 +14,7 @@ _FLOATS = {
 }
 
 
-class finfo:  # noqa: N801 (PyTorch's name)
+class finfo:
     """Limits of a floating dtype (the default one if none is named).
 
     Attributes: bits, eps, max, min, tiny (smallest_normal), smallest_normal, resolution, dtype.
@@ -41,7 +41,7 @@ class finfo:  # noqa: N801 (PyTorch's name)
         )
 
 
-class iinfo:  # noqa: N801 (PyTorch's name)
+class iinfo:
     """Limits of an integer dtype. Attributes: bits, max, min, dtype."""
 
     def __init__(self, type: DType) -> None:

@@ -84,15 +84,19 @@ NOT_METHODS = {
 }  # fmt: skip
 
 IN_PLACE = (
-    "abs neg sign sgn exp exp2 expm1 log log2 log10 log1p sqrt rsqrt square reciprocal sin cos tan "
-    "asin acos atan sinh cosh tanh asinh acosh atanh sigmoid erf erfc floor ceil round trunc frac "
-    "relu add sub mul div true_divide divide multiply subtract pow floor_divide remainder fmod "
-    "atan2 copysign eq ne lt le gt ge clamp clip clamp_min clamp_max lerp addcmul addcdiv hypot "
-    "xlogy nan_to_num masked_fill bitwise_and bitwise_or bitwise_xor bitwise_not "
-    "bitwise_left_shift bitwise_right_shift logical_and logical_or logical_xor logical_not tril "
-    "triu scatter scatter_add scatter_reduce index_add index_copy index_fill masked_scatter addmm "
-    "addmv addr baddbmm cumsum cumprod logit deg2rad rad2deg float_power absolute negative sinc"
-).split()
+    "abs", "neg", "sign", "sgn", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt",
+    "rsqrt", "square", "reciprocal", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh",
+    "tanh", "asinh", "acosh", "atanh", "sigmoid", "erf", "erfc", "floor", "ceil", "round",
+    "trunc", "frac", "relu", "add", "sub", "mul", "div", "true_divide", "divide", "multiply",
+    "subtract", "pow", "floor_divide", "remainder", "fmod", "atan2", "copysign", "eq", "ne", "lt",
+    "le", "gt", "ge", "clamp", "clip", "clamp_min", "clamp_max", "lerp", "addcmul", "addcdiv",
+    "hypot", "xlogy", "nan_to_num", "masked_fill", "bitwise_and", "bitwise_or", "bitwise_xor",
+    "bitwise_not", "bitwise_left_shift", "bitwise_right_shift", "logical_and", "logical_or",
+    "logical_xor", "logical_not", "tril", "triu", "scatter", "scatter_add", "scatter_reduce",
+    "index_add", "index_copy", "index_fill", "masked_scatter", "addmm", "addmv", "addr",
+    "baddbmm", "cumsum", "cumprod", "logit", "deg2rad", "rad2deg", "float_power", "absolute",
+    "negative", "sinc",
+)  # fmt: skip
 
 
 # -- in-place ------------------------------------------------------------------------------------

@@ -138,7 +138,7 @@ def set_rng_state(new_state: Tensor) -> None:
     default_generator.set_state(new_state)
 
 
-class fork_rng:  # noqa: N801 (PyTorch's name)
+class fork_rng:
     """`with fork_rng():` leaves the default generator as it was before the block."""
 
     def __init__(self, devices: Any = None, enabled: bool = True) -> None:

@@ -223,9 +223,9 @@ class Function:
         inputs = {id(x) for x in tensors}
         outputs: list[Any] = []
         for y in many:
-            if isinstance(y, Tensor) and id(y) in inputs and id(y) not in ctx._dirty:
-                y = y.detach()
-            elif isinstance(y, Tensor) and y._view is not None and id(y) not in ctx._dirty:
+            # An input as it is, or a view, becomes an output of this node as a new tensor.
+            fresh = not isinstance(y, Tensor) or (id(y) not in inputs and y._view is None)
+            if not fresh and id(y) not in ctx._dirty:
                 y = y.detach()
             outputs.append(y)
         renamed = {id(a): b for a, b in zip(many, outputs, strict=True)}

@@ -68,7 +68,7 @@ class _Mode:
         return wrapped
 
 
-class no_grad(_Mode):  # noqa: N801 (PyTorch's name)
+class no_grad(_Mode):
     """`with no_grad():` or `@no_grad()`: nothing is put on the tape."""
 
     def __new__(cls, function: Callable[..., Any] | None = None) -> Any:
@@ -82,7 +82,7 @@ class no_grad(_Mode):  # noqa: N801 (PyTorch's name)
         super().__init__(grad_enabled=False)
 
 
-class enable_grad(_Mode):  # noqa: N801 (PyTorch's name)
+class enable_grad(_Mode):
     """The opposite of no_grad, inside it."""
 
     def __new__(cls, function: Callable[..., Any] | None = None) -> Any:
@@ -96,7 +96,7 @@ class enable_grad(_Mode):  # noqa: N801 (PyTorch's name)
         super().__init__(grad_enabled=True)
 
 
-class set_grad_enabled(_Mode):  # noqa: N801 (PyTorch's name)
+class set_grad_enabled(_Mode):
     """Turns the tape on or off, at once; as a context manager, for a block."""
 
     def __init__(self, mode: bool) -> None:
@@ -114,7 +114,7 @@ class set_grad_enabled(_Mode):  # noqa: N801 (PyTorch's name)
         return super().__call__(function)
 
 
-class inference_mode(_Mode):  # noqa: N801 (PyTorch's name)
+class inference_mode(_Mode):
     """As no_grad. (Tensors made inside may be used on the tape later: docs/differences.md.)"""
 
     def __new__(cls, mode: Any = True) -> Any:
@@ -131,14 +131,14 @@ class inference_mode(_Mode):  # noqa: N801 (PyTorch's name)
             super().__init__(inference=False, grad_enabled=True)
 
 
-class detect_anomaly(_Mode):  # noqa: N801 (PyTorch's name)
+class detect_anomaly(_Mode):
     """Backward raises at the first node whose gradient has a NaN, naming its source line."""
 
     def __init__(self, check_nan: bool = True) -> None:
         super().__init__(anomaly=check_nan)
 
 
-class set_detect_anomaly(detect_anomaly):  # noqa: N801 (PyTorch's name)
+class set_detect_anomaly(detect_anomaly):
     """detect_anomaly with an on/off switch."""
 
     def __init__(self, mode: bool, check_nan: bool = True) -> None:

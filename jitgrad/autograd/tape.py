@@ -10,6 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from itertools import count
+from types import CodeType
 from typing import Any
 
 from jitgrad.compiler.ops.record import OPS
@@ -45,10 +46,14 @@ class Node:
     """
 
     __slots__ = (
-        "__weakref__", "_code", "_lasti", "_name", "attrs", "edges", "hooks", "nout", "op",
+        "__weakref__", "_code", "_lasti", "attrs", "edges", "hooks", "nout", "op",
         "operands", "out_types", "outs", "retains", "seq", "slots",
     )  # fmt: skip
 
+    _code: CodeType | None
+    _lasti: int
+    hooks: dict[int, dict[int, Callable[..., Any]]] | None
+    retains: dict[int, weakref.ref[Tensor]] | None
     op: Any
     attrs: dict[str, Any]
     edges: tuple[Node | Tensor | None, ...]
@@ -74,15 +79,11 @@ class Node:
         self.seq = next_seq()
         self.operands = ()
         self.outs = ()
-        self.hooks: dict[int, dict[int, Callable[..., Any]]] | None = None
-        self.retains: dict[int, weakref.ref[Tensor]] | None = None
+        self.hooks = None
+        self.retains = None
         frame = user_frame(2)
-        if frame is not None:
-            self._code = frame.f_code
-            self._lasti = frame.f_lasti
-        else:
-            self._code = None  # type: ignore[assignment]
-            self._lasti = 0
+        self._code = None if frame is None else frame.f_code
+        self._lasti = 0 if frame is None else frame.f_lasti
 
     # -- what users see --------------------------------------------------------------------------
     @property
@@ -150,31 +151,7 @@ class Node:
                     found.append((f"output {i}", self._unpack(y, -1 - i)))
         return found
 
-    # -- saving ----------------------------------------------------------------------------------
-    def save(self, operands: tuple[Tensor, ...], outputs: Any) -> None:
-        """Keeps what the record's vjp reads the data of; of the rest, the types.
-
-        `outputs`: the result, or the tuple of results.
-        """
-        saves = self.op.saves
-        if not saves:
-            self.operands = tuple([x._type for x in operands])
-            self.outs = () if self.nout == 1 else self.out_types
-            return
-        every = EVERY in saves
-        self.operands = tuple(
-            [save_tensor(x) if every or i in saves else x._type for i, x in enumerate(operands)]
-        )
-        if self.nout == 1:
-            self.outs = save_tensor(outputs) if "out" in saves or "out0" in saves else ()
-        else:
-            self.outs = tuple(
-                [
-                    save_tensor(y) if "out" in saves or f"out{i}" in saves else y._type
-                    for i, y in enumerate(outputs)
-                ]
-            )
-
+    # -- saved tensors ---------------------------------------------------------------------------
     def _unpack(self, saved: Saved, i: int) -> Tensor:
         """The tensor that was saved: operand i, or output -1 - i, with its place on the tape."""
         data, storage, chain, type_, version = saved

@@ -15,7 +15,6 @@ from jitgrad.promotion import (
     elementwise,
     expect_operands,
     floating,
-    operand_dtype,
     result_type,
     to_operand,
 )
@@ -86,7 +85,7 @@ def add(input: Any, other: Any, *, alpha: Any = 1) -> Tensor:
 
 
 def sub(input: Any, other: Any, *, alpha: Any = 1) -> Tensor:
-    """input - alpha * other; shapes broadcast, dtypes promote. Raises RuntimeError for two bools."""
+    """input - alpha * other; shapes broadcast, dtypes promote. Raises TypeError for bools."""
     if type(alpha) is not int or alpha != 1:
         other = _scaled("sub", other, alpha)
     return elementwise(_sub, input, other)  # type: ignore[no-any-return]
