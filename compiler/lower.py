@@ -32,6 +32,12 @@ class Program:
     writes: list[tuple[int, int]]
     sites: list[Node] = field(default_factory=list)
 
+    @property
+    def fresh(self) -> list[Array]:
+        """Results that come out in memory of their own; the others are values of writes."""
+        written = {position for _, position in self.writes}
+        return [a for i, a in enumerate(self.results) if i not in written]
+
 
 def lower(graph: Graph, strides: Mapping[int, tuple[Dim, ...]] | None = None) -> Program:
     """Builds the loop definitions of a graph.

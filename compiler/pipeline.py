@@ -36,6 +36,7 @@ from jitgrad.compiler.symbolic import Dim, Sym, evaluate, is_static
 from jitgrad.compiler.text import to_text
 from jitgrad.compiler.verify import verify
 from jitgrad.runtime import cache
+from jitgrad.runtime.buffers import round_up
 from jitgrad.runtime.knobs import knobs
 
 GRAPH_PASSES: list[Callable[[Graph], Graph]] = [simplify]
@@ -184,7 +185,7 @@ def to_stages(graph: Graph, options: Options, target: Target, run: _Runner) -> S
         generated = {k: llvm.generate(k, target) for k in ordered}
     run.dump("llvm", lambda: "\n".join(g.module_text for g in generated.values()))
     with run.step("memory"):
-        fixed = {*program.inputs, *program.results}
+        fixed = {*program.inputs, *program.fresh}
         workspace = {k: g.workspace for k, g in generated.items()}
         plan = plan_memory(schedule, fixed, workspace)
     run.dump("plan", lambda: plan_text(plan))
@@ -218,8 +219,7 @@ class _Slots:
 
     def __init__(self, stages: Stages) -> None:
         program = stages.program
-        written = {position for _, position in program.writes}
-        self.results = [a for i, a in enumerate(program.results) if i not in written]
+        self.results = program.fresh
         self.slot: dict[Array, int] = {a: i for i, a in enumerate(program.inputs)}
         for a in self.results:
             self.slot[a] = len(self.slot)
@@ -263,7 +263,7 @@ def assemble(stages: Stages) -> tuple[Image, list[Sym]]:
             scratch: list[int] = []
             if code.scratch:
                 scratch = [next_slot]
-                image.scratch[next_slot] = code.scratch
+                image.scratch[next_slot] = round_up(code.scratch)
                 next_slot += 1
             for launch in code.launches:
                 kernel = (code.key, launch.symbol)
@@ -291,7 +291,7 @@ def _static(d: Dim) -> int:
 def _replanner(stages: Stages, syms: list[Sym]) -> Callable[[Mapping[str, int]], dict[int, int]]:
     """The arena for other values of the symbolic dims: {slot: offset} and, at -1, its bytes."""
     slots = _Slots(stages)
-    fixed = {*stages.program.inputs, *stages.program.results}
+    fixed = {*stages.program.inputs, *stages.program.fresh}
     workspace = {k: g.workspace for k, g in stages.generated.items()}
 
     def replan(dims: Mapping[str, int]) -> dict[int, int]:

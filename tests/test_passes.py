@@ -39,7 +39,7 @@ def compile_to_schedule(
     bodies = inline(program)
     kernels = stage(fuse(bodies), bodies, program.results)
     schedule = order(kernels, program)
-    return program, schedule, plan_memory(schedule, {*program.inputs, *program.results}, {})
+    return program, schedule, plan_memory(schedule, {*program.inputs, *program.fresh}, {})
 
 
 def reference(graph: Graph, arrays: list[np.ndarray]) -> list[np.ndarray]:
