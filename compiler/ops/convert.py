@@ -86,7 +86,8 @@ class Where(Elementwise):
         yield Sample(
             (np.asarray(True), examples.uniform((0, 2)), examples.uniform((1, 2))), note="empty"
         )
-        for dt in (*examples.INTS, examples.BOOL, np.float16, dtypes.bfloat16.np):
+        kinds: list[Any] = [*examples.INTS, examples.BOOL, np.float16, dtypes.bfloat16.np]
+        for dt in kinds:
             a, b = examples.uniform((2, 3), 0, 5), examples.uniform((2, 3), 0, 5, seed=1)
             yield Sample((cond, a.astype(dt), b.astype(dt)), note=str(dt), grad=False)
 
@@ -155,7 +156,7 @@ class Cast(Elementwise):
         )
         return out.with_dtype(dtype)
 
-    def reference(self, x: np.ndarray, dtype: DType) -> np.ndarray:  # type: ignore[override]
+    def reference(self, x: np.ndarray, dtype: DType) -> np.ndarray:
         return cast_array(x, dtype)
 
     def lower(self, b: Builder, *operands: Array, **attrs: Any) -> Array:

@@ -61,6 +61,8 @@ class Full(Create):
         return ctx.constant(self.reference(**attrs))
 
     def samples(self) -> Iterable[Sample]:
+        attrs: dict[str, Any]
+        shape: tuple[int, ...]
         for shape in ((2, 3), (), (0, 2)):
             attrs = {"shape": shape, "value": 1.5, "dtype": dtypes.float32, "device": "cpu"}
             yield Sample((), attrs)

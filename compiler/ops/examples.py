@@ -6,39 +6,42 @@ Owns no op. Everything is drawn from fixed seeds, so that samples are the same i
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
 from jitgrad.compiler.ops.record import Sample
 from jitgrad.runtime import dtypes
 
-FLOATS = (np.dtype("float32"), np.dtype("float64"))
-INTS = tuple(np.dtype(n) for n in ("int64", "int32", "int16", "int8", "uint8"))
-BOOL = np.dtype("bool")
+FLOATS: tuple[np.dtype[Any], ...] = (np.dtype("float32"), np.dtype("float64"))
+INTS: tuple[np.dtype[Any], ...] = tuple(
+    np.dtype(n) for n in ("int64", "int32", "int16", "int8", "uint8")
+)
+BOOL: np.dtype[Any] = np.dtype("bool")
 
 
 def uniform(
-    shape: tuple[int, ...], low: float = -2.0, high: float = 2.0, dtype: object = np.float32,
+    shape: tuple[int, ...], low: float = -2.0, high: float = 2.0, dtype: Any = np.float32,
     seed: int = 0,
 ) -> np.ndarray:  # fmt: skip
     """Floats in [low, high)."""
-    return np.random.default_rng(seed).uniform(low, high, shape).astype(np.dtype(dtype))  # type: ignore[call-overload, no-any-return]
+    return np.random.default_rng(seed).uniform(low, high, shape).astype(np.dtype(dtype))
 
 
 def integers(
-    shape: tuple[int, ...], dtype: object, low: int = -9, high: int = 10, seed: int = 0
+    shape: tuple[int, ...], dtype: Any, low: int = -9, high: int = 10, seed: int = 0
 ) -> np.ndarray:
     """Integers (or bools) in [low, high), not below 0 for unsigned dtypes."""
-    dt = np.dtype(dtype)  # type: ignore[call-overload]
+    dt = np.dtype(dtype)
     if dt == BOOL:
         return np.random.default_rng(seed).integers(0, 2, shape).astype(bool)
     low = max(low, 0) if dt.kind == "u" else low
-    return np.random.default_rng(seed).integers(low, high, shape).astype(dt)  # type: ignore[no-any-return]
+    return np.random.default_rng(seed).integers(low, high, shape).astype(dt)
 
 
-def specials(dtype: object) -> np.ndarray:
+def specials(dtype: Any) -> np.ndarray:
     """NaN, infinities, signed zeros, the smallest and largest numbers, and a few plain ones."""
-    dt = np.dtype(dtype)  # type: ignore[call-overload]
+    dt = np.dtype(dtype)
     if dt == BOOL:
         return np.array([False, True])
     if dt.kind in "iu":
@@ -46,8 +49,8 @@ def specials(dtype: object) -> np.ndarray:
         plain = [0, 1, 2, 3, 7, info.max - 1, info.max, info.min, info.min + 1]
         return np.array(plain + ([-1, -2, -7] if dt.kind == "i" else []), dt)
     if dt.itemsize == 2:
-        plain = [np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0, 0.5, 2.5, -3.5, 100.0]
-        return np.array(plain, np.float32).astype(dt)
+        few = [np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0, 0.5, 2.5, -3.5, 100.0]
+        return np.array(few, np.float32).astype(dt)
     info_f = np.finfo(dt)
     return np.array(
         [np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1.5, 2.5, -2.5, 3.0, -7.25,
@@ -97,7 +100,7 @@ def binary(
     """Samples of an op of two operands (the second in [low2, high2] if given)."""
     low2, high2 = low if low2 is None else low2, high if high2 is None else high2
 
-    def pair(a: tuple[int, ...], b: tuple[int, ...], dtype: object) -> tuple[np.ndarray, ...]:
+    def pair(a: tuple[int, ...], b: tuple[int, ...], dtype: Any) -> tuple[np.ndarray, ...]:
         return uniform(a, low, high, dtype, 3), uniform(b, low2, high2, dtype, 4)
 
     if floats:

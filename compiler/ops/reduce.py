@@ -126,7 +126,8 @@ def reduce_samples(ints: bool = True, empty: bool = True, low: float = -2.0) -> 
     if empty:
         yield Sample((x[:, :0],), {"axes": (1,), "keepdim": False}, "empty reduced axis")
         yield Sample((x[:, :0],), {"axes": (0, 1, 2), "keepdim": True}, "empty reduced axis")
-    for dt in (*examples.FLOATS, np.float16, dtypes.bfloat16.np):
+    floats: list[Any] = [*examples.FLOATS, np.float16, dtypes.bfloat16.np]
+    for dt in floats:
         s = np.array([[np.nan, 1, -np.inf], [2, np.inf, 3], [-0.0, 0.0, -1], [5, 5, 4]]).astype(dt)
         for axes in ((0,), (1,)):
             note = f"special {np.dtype(dt)}"
@@ -141,7 +142,7 @@ class _Accumulated(Reduce):
     """sum and prod. Bools and integers give int64 unless `dtype` says otherwise; the operand is
     converted to the result's dtype first. float16 and bfloat16 accumulate in float32."""
 
-    ufunc: np.ufunc
+    ufunc: Any
 
     def out_dtype(self, dtype: DType, wanted: DType | None) -> DType:
         if wanted is not None:
@@ -152,13 +153,13 @@ class _Accumulated(Reduce):
         return dtypes.float32 if is_half(dtype) else dtype
 
     def reference(self, x: np.ndarray, axes: Axes, keepdim: bool = False,
-                  dtype: DType | None = None) -> np.ndarray:  # type: ignore[override]  # fmt: skip
+                  dtype: DType | None = None) -> np.ndarray:  # fmt: skip
         out = self.out_dtype(dtypes.from_numpy(x.dtype), dtype)
         if x.dtype != out.np:
             x = cast_array(x, out)
         acc = self.accumulator(out)
         if out is dtypes.bool_:
-            joined = np.logical_or if self.combine == "sum" else np.logical_and
+            joined: Any = np.logical_or if self.combine == "sum" else np.logical_and
             return np.asarray(joined.reduce(x, axis=axes, keepdims=keepdim))
         wide = x if acc is out else x.astype(np.float32)
         result = np.asarray(self.ufunc.reduce(wide, axis=axes, keepdims=keepdim, dtype=acc.np))
@@ -281,9 +282,9 @@ class _Best(Reduce):
     needs_elements = True
     saves = (0, "out")
     logic = ""
-    ufunc: np.ufunc
+    ufunc: Any
 
-    def reference(self, x: np.ndarray, axes: Axes, keepdim: bool = False) -> np.ndarray:  # type: ignore[override]
+    def reference(self, x: np.ndarray, axes: Axes, keepdim: bool = False) -> np.ndarray:
         if not axes:
             return x.copy()
         if is_half(dtypes.from_numpy(x.dtype)):
@@ -346,7 +347,7 @@ class _ArgBest(Reduce):
     def out_dtype(self, dtype: DType, wanted: DType | None) -> DType:
         return dtypes.int64
 
-    def reference(self, x: np.ndarray, axes: Axes, keepdim: bool = False) -> np.ndarray:  # type: ignore[override]
+    def reference(self, x: np.ndarray, axes: Axes, keepdim: bool = False) -> np.ndarray:
         if is_half(dtypes.from_numpy(x.dtype)):
             x = x.astype(np.float32)
         kept = [k for k in range(x.ndim) if k not in axes]
@@ -387,12 +388,12 @@ class _Truth(Reduce):
     """any and all, of elements that are not 0 (NaN is true). Result bool."""
 
     differentiable = False
-    ufunc: np.ufunc
+    ufunc: Any
 
     def out_dtype(self, dtype: DType, wanted: DType | None) -> DType:
         return dtypes.bool_
 
-    def reference(self, x: np.ndarray, axes: Axes, keepdim: bool = False) -> np.ndarray:  # type: ignore[override]
+    def reference(self, x: np.ndarray, axes: Axes, keepdim: bool = False) -> np.ndarray:
         return np.asarray(self.ufunc.reduce(x != 0, axis=axes, keepdims=keepdim))
 
     def lower(self, b: Builder, *operands: Array, **attrs: Any) -> Array:

@@ -7,7 +7,7 @@ maximum, the sum of exponentials, the result), which fusion makes one kernel of.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -54,7 +54,7 @@ class Logsumexp(Reduce):
         _check_float(self, types[0])
         return super().infer(*types, **attrs)
 
-    def reference(self, x: np.ndarray, axes: Axes, keepdim: bool = False) -> np.ndarray:  # type: ignore[override]
+    def reference(self, x: np.ndarray, axes: Axes, keepdim: bool = False) -> np.ndarray:
         def stable(x: np.ndarray) -> np.ndarray:
             top = np.max(x, axis=axes, keepdims=True, initial=-np.inf)
             top = np.where(np.isinf(top), np.zeros((), x.dtype), top).astype(x.dtype)
@@ -118,7 +118,7 @@ class _Softmax(Op):
 
     saves = ("out",)
     onnx_op = ""
-    formula: Callable[[np.ndarray, int], np.ndarray]
+    formula: ClassVar[Callable[[np.ndarray, int], np.ndarray]]
 
     def infer(self, *types: TensorType, **attrs: Any) -> TensorType:
         (x,) = types
@@ -127,7 +127,7 @@ class _Softmax(Op):
         self.expect(0 <= k < x.ndim, f"expected axis in [0, {x.ndim}); got {k} for {x}", IndexError)
         return x
 
-    def reference(self, x: np.ndarray, axis: int) -> np.ndarray:  # type: ignore[override]
+    def reference(self, x: np.ndarray, axis: int) -> np.ndarray:
         if x.size == 0:
             return x.copy()
         return compute(lambda v: type(self).formula(v, axis), x)
