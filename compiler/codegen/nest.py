@@ -29,7 +29,7 @@ _HEAVY = 12  # a body of more ops than this is computed in narrower steps
 
 def emit(program: Program, fn: Function) -> None:
     """Emits the whole kernel into `fn`."""
-    nest = _Nest(program, fn)
+    nest = Nest(program, fn)
     if nest.inner_mode():
         nest.emit_inner()
     else:
@@ -56,7 +56,9 @@ def _static(d: Dim) -> int | None:
     return None if isinstance(d, Sym) else d
 
 
-class _Nest:
+class Nest:
+    """The loops of one kernel function; special kernels override `outer_steps`."""
+
     def __init__(self, program: Program, fn: Function) -> None:
         self.program, self.fn = program, fn
         self.width = program.lanes(fn.target)
@@ -173,7 +175,7 @@ class _Nest:
         unroll = 4 if size <= 16 else 2 if size <= 60 else 1
         if any(s.space.axes for s in program.steps):
             unroll = 4 if size <= 60 else 2
-        wide = self.width * unroll
+        wide = 1 if program.scalar else self.width * unroll
         self._most_lanes = wide if outer.axes else 1
         if not outer.axes:
             self.bind_buffers(top, 1)

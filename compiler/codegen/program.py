@@ -7,7 +7,7 @@ joined where every index allows it. It chooses no loop (`nest.py`) and knows no 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from jitgrad.compiler import loops
 from jitgrad.compiler.codegen.schedule import (
@@ -59,7 +59,7 @@ class Program:
 
     buffers: {row buffer: elements}. column_limit: levels of blocks that a sum in the columns order
     has (0: none). flat_lanes: the lanes order without blocks. block_axis: for the first of two
-    launches, the outer axis that numbers the blocks of the (only) reduction.
+    launches, the outer axis that numbers the blocks of the (only) reduction. scalar: no lanes.
     """
 
     outer: Space
@@ -70,7 +70,7 @@ class Program:
     column_limit: int = 3
     flat_lanes: bool = False
     block_axis: int | None = None
-    _lanes: dict[int, int] = field(default_factory=dict)
+    scalar: bool = False
 
     def exprs(self) -> list[Expr]:
         return [e for s in self.steps for e in s.roots()]
@@ -80,6 +80,8 @@ class Program:
 
     def lanes(self, target: Target) -> int:
         """Lanes of one vector register, for the widest of what the kernel mostly computes with."""
+        if self.scalar:
+            return 1
         sizes = [4]
         for e in postorder(self.exprs()):
             if e.dtype is not INDEX and e.op not in ("const", "bitcast"):
