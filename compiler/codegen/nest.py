@@ -73,6 +73,8 @@ class Nest:
         if any(r.order.startswith("columns") for r in reduces):
             return False
         outer = self.program.outer
+        if self.program.block_axis is not None:
+            return True
         if not outer.axes or hint(outer.extents[-1]) < self.width:
             return True
         score = 0
@@ -276,15 +278,15 @@ class Nest:
         first = state(accs)
         if static == 0:
             reset(scope, first)
-        elif not reduces or limit == 0 or (static is not None and static <= COLUMN_BLOCK):
-            reset(scope, first)
-            run(scope, first, _i64(0), total)
         elif self.program.block_axis is not None:
             reset(scope, first)
             b = scope.at_end()
             start = b.mul(scope.axes[self.program.block_axis], _i64(COLUMN_BLOCK))
             end = b.add(start, _i64(COLUMN_BLOCK))
             run(scope, first, start, b.select(b.icmp_signed("<", end, total), end, total))
+        elif not reduces or (static is not None and static <= COLUMN_BLOCK):
+            reset(scope, first)
+            run(scope, first, _i64(0), total)
         else:
             second, third = state(accs), state(accs)
             for slots in (first, second, third):

@@ -58,7 +58,7 @@ class Program:
     """A kernel ready to be emitted.
 
     buffers: {row buffer: elements}. column_limit: levels of blocks that a sum in the columns order
-    has (0: none). flat_lanes: the lanes order without blocks. block_axis: for the first of two
+    has. flat_lanes: the lanes order without blocks. block_axis: for the first of two
     launches, the outer axis that numbers the blocks of the (only) reduction. scalar: no lanes.
     """
 
