@@ -64,7 +64,7 @@ def graph_svg(graph: Graph) -> str:
     outputs, writes to state, rebinds.
     """
     boxes, edges = _graph_boxes(graph)
-    widths = [max(54.0, text_width(b.label, 11) + 16) for b in boxes]
+    widths = [max(text_width(b.label, 11), text_width(b.detail, 8), 40.0) + 14 for b in boxes]
     layer, x = layered(widths, edges, gap=10)
     row, box = 52, 30
     width = max((c + w / 2 for c, w in zip(x, widths)), default=0) + 40
@@ -90,7 +90,7 @@ def graph_svg(graph: Graph) -> str:
         with svg.group(b.tooltip):
             svg.rect(cx - widths[i] / 2, y, widths[i], box, fill, outline, radius=5)
             svg.text(cx, y + 13, b.label, 11, INK, "middle", "bold" if b.kind == "other" else "")
-            svg.text(cx, y + 25, shorten(b.detail, widths[i], 8), 8, FAINT, "middle")
+            svg.text(cx, y + 25, b.detail, 8, FAINT, "middle")
     return str(svg)
 
 
@@ -111,14 +111,15 @@ def _graph_boxes(graph: Graph) -> tuple[list[_Box], list[tuple[int, int]]]:
     for item in graph.inputs:
         if item.value in users or item.value in results:
             at[item.value] = len(boxes)
+            detail = f"{item.kind} {item.value.type}"
             kind = "state" if item.kind == "state" else "argument"
-            tip = f"{item.kind} {item.name}: {item.value.type}"
-            boxes.append(_Box(item.name, str(item.value.type), kind, tip))
+            boxes.append(_Box(item.name, detail, kind, f"{item.name}: {detail}"))
     for node in graph.nodes:
         edges += [(at[v], len(boxes)) for v in node.inputs]
         at.update((v, len(boxes)) for v in node.outputs)
         types = ", ".join(str(v.type) for v in node.outputs)
-        boxes.append(_Box(node.op.name, types, _node_kind(node), _node_tooltip(node, types)))
+        detail = types if len(types) <= 40 else f"{node.outputs[0].type}, ..."
+        boxes.append(_Box(node.op.name, detail, _node_kind(node), _node_tooltip(node, types)))
     ends = [(v, "output", f"output {i}") for i, v in enumerate(graph.outputs)]
     ends += [(w.value, f"{graph.inputs[w.input].name}", "written here") for w in graph.writes]
     ends += [(r.value, f"{r.owner}.{r.key}", "slot") for r in graph.rebinds if r.value is not None]
@@ -289,15 +290,19 @@ def memory_svg(stages: Stages) -> str:
     plan = stages.plan
     left, top, wide, high, strip = 86.0, 92.0, 1040.0, 460.0, 70.0
     svg = Svg(left + wide + 30, top + high + strip + 78, f"memory plan of {stages.graph.name}")
-    ratio = f"{plan.peak / plan.lower_bound:.3f} x" if plan.lower_bound else "equal to"
-    _heading(
-        svg,
-        f"{stages.graph.name}: an arena of {readable_bytes(plan.peak)} holds "
-        f"{readable_bytes(plan.total)} of buffers",
-        f"{ratio} the lower bound ({readable_bytes(plan.lower_bound)}); {len(plan.offsets)} "
-        f"buffers in {len(plan.blocks)} blocks over {plan.waves} waves",
-        [],
-    )
+    if plan.blocks:
+        title = (
+            f"an arena of {readable_bytes(plan.peak)} holds {readable_bytes(plan.total)} of buffers"
+        )
+        subtitle = (
+            f"{plan.peak / plan.lower_bound:.3f} x the lower bound "
+            f"({readable_bytes(plan.lower_bound)}); {len(plan.offsets)} buffers in "
+            f"{len(plan.blocks)} blocks over {plan.waves} waves"
+        )
+    else:
+        title = "no temporary buffers"
+        subtitle = "kernels read inputs and write results; nothing is kept in between"
+    _heading(svg, f"{stages.graph.name}: {title}", subtitle, [])
     waves, peak = max(plan.waves, 1), max(plan.peak, 1)
 
     def x_of(wave: float) -> float:
