@@ -146,3 +146,16 @@ def test_samples_are_deterministic() -> None:
         for a, b in zip(op.samples(), op.samples(), strict=True):
             for x, y in zip(run(op, a), run(op, b), strict=True):
                 np.testing.assert_array_equal(x, y)
+
+
+def test_noop_records_are_identities_where_the_type_stays() -> None:
+    """What `noop` promises to simplification (a pad that shifts keeps the type and is none)."""
+    checked = set()
+    for op in OPS.values():
+        for s in op.samples() if op.noop else ():
+            (out,) = run(op, s)
+            if (out.shape, out.dtype) == (s.args[0].shape, s.args[0].dtype):
+                np.testing.assert_array_equal(out, s.args[0])
+                checked.add(op.name)
+    assert "expand" in checked
+    assert not OPS["pad"].noop

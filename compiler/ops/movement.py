@@ -39,7 +39,6 @@ class Reshape(Op):
     name = "reshape"
     noop = True
     view = True
-    noop = True
 
     def infer(self, x: TensorType, *, shape: Shape) -> TensorType:
         a, b = x.numel, prod(shape)
@@ -215,7 +214,6 @@ class Expand(Op):
     name = "expand"
     noop = True
     view = True
-    noop = True
 
     def infer(self, x: TensorType, *, shape: Shape) -> TensorType:
         lead = len(shape) - x.ndim

@@ -26,7 +26,6 @@ class Pad(Op):
     """
 
     name = "pad"
-    noop = True
 
     def infer(
         self,

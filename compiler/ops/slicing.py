@@ -40,7 +40,6 @@ class Slice(Op):
     name = "slice"
     noop = True
     view = True
-    noop = True
 
     def infer(self, x: TensorType, *, starts: Shape, stops: Shape, steps: Ints) -> TensorType:
         return x.with_shape(slice_shape(self, x, starts, stops, steps))
