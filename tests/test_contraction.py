@@ -6,8 +6,9 @@ Kernels are built by hand and called through ctypes, without fusion, planning or
 from __future__ import annotations
 
 import ctypes
+import functools
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import pytest
@@ -45,6 +46,20 @@ def aligned(nbytes: int) -> np.ndarray:
     return memory[start : start + nbytes]
 
 
+def run_blocks(call: Callable[..., None], total: int, grain: int, workers: int) -> None:
+    """call(begin, end, worker) for all blocks, dealt out to `workers` threads."""
+
+    def work(worker: int) -> None:
+        for begin in range(worker * grain, total, workers * grain):
+            call(begin, min(total, begin + grain), worker)
+
+    threads = [threading.Thread(target=work, args=(w,)) for w in range(workers)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+
+
 def execute(
     kernel: ContractionKernel,
     arrays: Mapping[Array, np.ndarray],
@@ -79,21 +94,8 @@ def execute(
         table, size_words = np.array(args, np.int64), np.array([*words, 0], np.int64)
         ctx = np.array([0, error.ctypes.data, size_words.ctypes.data, workers, 0, 0, 0, 0])
         function = _KERNEL(library.address(code.key, launch.symbol))
-        total = evaluate(launch.total, sizes)
-
-        def work(worker: int) -> None:
-            starts = range(0, total, launch.grain)
-            for begin in list(starts)[worker::workers]:
-                end = min(total, begin + launch.grain)
-                function(
-                    ctx.ctypes.data, bufs.ctypes.data, table.ctypes.data, begin, end, worker
-                )
-
-        threads = [threading.Thread(target=work, args=(w,)) for w in range(workers)]
-        for t in threads:
-            t.start()
-        for t in threads:
-            t.join()
+        call = functools.partial(function, ctx.ctypes.data, bufs.ctypes.data, table.ctypes.data)
+        run_blocks(call, evaluate(launch.total, sizes), launch.grain, workers)
     return int(error[0])
 
 
@@ -201,7 +203,8 @@ def test_small_integers_wrap(dtype: DType) -> None:
 
 
 @pytest.mark.parametrize(
-    "m,n,k", [(3, 5, 1000), (40, 50, 257), (1, 9, 5000), (8, 9, 20000), (200, 300, 520), (1, 1, 4096)]
+    "m,n,k",
+    [(3, 5, 1000), (40, 50, 257), (1, 9, 5000), (8, 9, 20000), (200, 300, 520), (1, 1, 4096)],
 )
 @pytest.mark.parametrize("dtype", [F32, F64])
 def test_long_sums(m: int, n: int, k: int, dtype: DType) -> None:
@@ -342,7 +345,9 @@ def test_expressions_as_operands() -> None:
     clamped = builder.check(select(inside, q - 1, const(0, INDEX)), k - 2)
     left = select(a[i, q] > 0.0, a[i, k - 1 - q] * s[q], -1.0)
     right = select(inside, b[clamped, j], 0.0)
-    out = builder.contraction((m, n), F32, batch=(), m=(0,), n=(1,), k=(k,), a=left, b=right, acc=F32)  # fmt: skip
+    out = builder.contraction(
+        (m, n), F32, batch=(), m=(0,), n=(1,), k=(k,), a=left, b=right, acc=F32
+    )
     av, sv, bv = (operand(rng, x.shape, F32) for x in (a, s, b))
     result = np.zeros((m, n), np.float32)
     execute(
@@ -355,7 +360,11 @@ def test_expressions_as_operands() -> None:
 
 def test_check_flags_its_site() -> None:
     """An embedding row read by an index out of range is clamped, and its site reported."""
-    table, ids, w = Array("t", (5, 8), F32), Array("ids", (6,), dtypes.int64), Array("w", (8, 3), F32)
+    table, ids, w = (
+        Array("t", (5, 8), F32),
+        Array("ids", (6,), dtypes.int64),
+        Array("w", (8, 3), F32),
+    )
     i, j, q = (axis(x) for x in range(3))
     row = check(ids[(i,)].cast(INDEX), 5, 42)
     out = Builder().contraction(
@@ -372,7 +381,9 @@ def test_check_flags_its_site() -> None:
     assert execute(kernel, {table: tv, ids: index, w: wv, out: result}) == 42
 
 
-@pytest.mark.parametrize("m,n,k", [(5, 16, 7), (20, 40, 300), (150, 17, 33), (20, 4, 9000), (3, 0, 4), (7, 33, 0)])  # fmt: skip
+@pytest.mark.parametrize(
+    "m,n,k", [(5, 16, 7), (20, 40, 300), (150, 17, 33), (20, 4, 9000), (3, 0, 4), (7, 33, 0)]
+)
 @pytest.mark.parametrize("symbolic", [False, True])
 def test_epilogue(m: int, n: int, k: int, symbolic: bool) -> None:
     """Bias along both axes, relu, residual, a transposed bfloat16 copy, and a mask of indices."""
@@ -381,7 +392,11 @@ def test_epilogue(m: int, n: int, k: int, symbolic: bool) -> None:
     M, N, K = (env.dim(s, v) if symbolic and v > 1 else v for s, v in sizes.items())
     a, b = Array("a", (M, K), BF16), Array("b", (K, N), BF16)
     bias, scale, rest = Array("u", (N,), F32), Array("v", (M,), F32), Array("r", (M, N), F32)
-    first, second, third = Array("o", (M, N), F32), Array("p", (N, M), BF16), Array("q", (M, N), F32)
+    first, second, third = (
+        Array("o", (M, N), F32),
+        Array("p", (N, M), BF16),
+        Array("q", (M, N), F32),
+    )
     i, j, q = (axis(x) for x in range(3))
     c = Builder().contraction(
         (M, N), F32, batch=(), m=(0,), n=(1,), k=(K,), a=a[i, q].cast(F32), b=b[q, j].cast(F32),
@@ -421,7 +436,9 @@ def test_accumulator_is_rounded_first() -> None:
         acc=F32,
     )  # fmt: skip
     wide = Array("w", (4, 20), F32)
-    kernel = ContractionKernel(c, [Store(wide, (i, j), c[i, j].cast(F32)), Store(c, (i, j), c[i, j])])
+    kernel = ContractionKernel(
+        c, [Store(wide, (i, j), c[i, j].cast(F32)), Store(c, (i, j), c[i, j])]
+    )
     rng = np.random.default_rng(0)
     out, narrow = np.zeros((4, 20), np.float32), np.zeros((4, 20), BF16.np)
     arrays = {a: operand(rng, (4, 9), BF16), b: operand(rng, (9, 20), BF16), wide: out, c: narrow}

@@ -84,6 +84,23 @@ def separate(
     return Access(array, tuple(parts))
 
 
+def plain_load(e: Expr) -> Expr | None:
+    """The load under a chain of casts, or None."""
+    while e.op == "cast":
+        e = e.args[0]
+    return e if e.op == "load" else None
+
+
+def operand_access(
+    expr: Expr, groups: Sequence[Sequence[int]], extents: Mapping[int, Dim]
+) -> Access | None:
+    """The separable access of an operand that is a load (maybe cast), or None."""
+    found = plain_load(expr)
+    if found is None:
+        return None
+    return separate(found.attr, found.args, [tuple(g) for g in groups], extents)
+
+
 def _part(expr: Expr, group: tuple[int, ...], extents: Mapping[int, Dim]) -> Part:
     expr = Simplifier(extents).simplify(expr)
     axes = [a for a in group if isinstance(extents[a], Sym) or extents[a] != 1]
@@ -105,9 +122,7 @@ def _part(expr: Expr, group: tuple[int, ...], extents: Mapping[int, Dim]) -> Par
     return Part(expr, stride if merged == len(axes) else None, run)
 
 
-def _strides(
-    expr: Expr, axes: Sequence[int], extents: Mapping[int, Dim]
-) -> list[Expr] | None:
+def _strides(expr: Expr, axes: Sequence[int], extents: Mapping[int, Dim]) -> list[Expr] | None:
     """The coefficient of each axis (over sizes), or None where expr is not linear in them."""
     poly = Simplifier(extents).poly(expr)
     found = {a: const(0, INDEX) for a in axes}

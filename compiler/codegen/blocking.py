@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from jitgrad.compiler.codegen.access import separate
+from jitgrad.compiler.codegen.access import operand_access, separate
 from jitgrad.compiler.codegen.microkernel import Tile, choose_tile
 from jitgrad.compiler.codegen.target import Target
 from jitgrad.compiler.loops import ContractionKernel, Expr
@@ -30,6 +30,7 @@ _MAX_SPLITS = 16
 _TASK_WORK = 1 << 18  # multiply-adds that are worth a task of their own
 _TASKS = 8  # tasks that large products have at least
 _COLS = 1024  # the most columns of a block of a shared B
+_ROW_COLS = 2048  # the most columns of one row, whose sums stay in L1
 
 Group = tuple[int, ...]
 
@@ -40,6 +41,8 @@ class Plan:
 
     block_rows, block_cols: multiples of the tile's. depth_cap: no block of k is larger.
     splits: how many partial results are summed at the end.
+    share_b: B is packed once, by a launch of its own; else by each task.
+    direct_b: there is one row, and B is read where it lies but for a torn last panel.
     """
 
     batch: Group
@@ -59,6 +62,13 @@ class Plan:
     depth_cap: int
     splits: Dim
     share_b: bool
+    direct_b: bool
+
+    @property
+    def grain(self) -> int:
+        """Tasks that are worth a thread."""
+        depth = max(1, hint(self.K) // hint(self.splits))
+        return max(1, _TASK_WORK // (self.block_rows * self.block_cols * depth))
 
     @property
     def row_blocks(self) -> Dim:
@@ -99,6 +109,14 @@ def plan_blocks(kernel: ContractionKernel, target: Target) -> Plan:
     del sizes
     hm, hn, hk, hc = hint(M), hint(N), hint(K), hint(count)
     tile = choose_tile(target, c.acc, hm, hn)
+    access = operand_access(b, (tuple(c.batch), cols, depth), extents)
+    if _is_one(M):  # few rows of B side by side where they are read along k
+        along_k = access is not None and access.parts[2].is_unit
+        tile = Tile(1, 2 if along_k or hn <= 4 * tile.width else 8, tile.width)
+    direct_b = (
+        _is_one(M) and access is not None and b.op == "load" and b.dtype is c.acc
+        and access.parts[1].is_unit and access.parts[2].stride is not None
+    )  # fmt: skip
     depth_cap = min(DEPTH, -(-K // _ROUND) * _ROUND) if isinstance(K, int) else DEPTH
     depth_cap = max(depth_cap, 1)
     nbytes = c.acc.itemsize
@@ -111,7 +129,13 @@ def plan_blocks(kernel: ContractionKernel, target: Target) -> Plan:
         row_blocks = -(-row_blocks // 2) * 2  # so that two or four threads get equal shares
     block_rows = _even(hm, row_blocks, tile.mr)
     one_row_block = isinstance(M, int) and block_rows >= M
-    most_cols = max(tile.nr, target.l2 // 3 // (depth_cap * nbytes)) if one_row_block else _COLS
+    most_cols = _COLS
+    if direct_b:
+        most_cols = _ROW_COLS
+    elif _is_one(M):
+        most_cols = 2 * tile.nr
+    elif one_row_block:
+        most_cols = max(tile.nr, target.l2 // 3 // (depth_cap * nbytes))
     col_blocks = -(-hn // most_cols)
     wanted = min(_TASKS, max(1, hm * hn * hk * hc // _TASK_WORK))
     have = max(1, hc * hint(splits) * row_blocks)
@@ -120,22 +144,21 @@ def plan_blocks(kernel: ContractionKernel, target: Target) -> Plan:
     block_cols = _even(hn, col_blocks, tile.nr)
     return Plan(
         tuple(c.batch), rows, cols, depth, extents, a, b, count, M, N, K, tile,
-        block_rows, block_cols, depth_cap, splits, share_b=not one_row_block,
+        block_rows, block_cols, depth_cap, splits, not one_row_block, direct_b,
     )  # fmt: skip
 
 
 def _even(size: int, blocks: int, unit: int) -> int:
     """A block size, a multiple of unit, that cuts `size` evenly into about so many blocks."""
-    return max(unit, -(-(-(-size // max(1, blocks))) // unit) * unit)
+    share = -(-size // max(1, blocks))
+    return max(unit, -(-share // unit) * unit)
 
 
 def _is_one(d: Dim) -> bool:
     return not isinstance(d, Sym) and d == 1
 
 
-def _swap(
-    kernel: ContractionKernel, m: Group, n: Group, extents: Mapping[int, Dim]
-) -> bool:
+def _swap(kernel: ContractionKernel, m: Group, n: Group, extents: Mapping[int, Dim]) -> bool:
     """Whether vectors should run along m: the output is contiguous along it, or n is tiny."""
     m_size, n_size = prod(extents[a] for a in m), prod(extents[a] for a in n)
     if _is_one(m_size) or _is_one(n_size):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Union
 
 import llvmlite.ir as ir
 
@@ -19,7 +18,7 @@ from jitgrad.runtime.dtypes import DType
 I1, I8, I32, I64 = ir.IntType(1), ir.IntType(8), ir.IntType(32), ir.IntType(64)
 PTR, VOID = ir.PointerType(), ir.VoidType()
 
-Int = Union[int, ir.Value]
+Int = int | ir.Value
 
 _STORAGE: dict[str, ir.Type] = {
     "bool": I8, "uint8": I8, "int8": I8, "int16": ir.IntType(16), "int32": I32, "int64": I64,
@@ -130,6 +129,10 @@ class Code:
         if isinstance(index, int) and index == 0:
             return base
         return self.b.gep(base, [self.value(index)], inbounds=True, source_etype=element)
+
+    def beyond(self, base: ir.Value, index: Int, element: ir.Type = I8) -> ir.Value:
+        """Like `at`, for an address that may lie outside the array (to prefetch it)."""
+        return self.b.gep(base, [self.value(index)], source_etype=element)
 
     def load(self, base: ir.Value, index: Int, element: ir.Type, width: int = 1) -> ir.Value:
         """`width` neighbours from element `index` on; aligned as an element is."""

@@ -15,23 +15,23 @@ High-Performance Matrix Multiplication", ACM TOMS 34(3), 2008.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 
 import llvmlite.ir as ir
 
-from jitgrad.compiler.codegen.blocking import DEPTH, Plan, _ROUND, ceildiv, plan_blocks
+from jitgrad.compiler.codegen.blocking import _ROUND, DEPTH, ceildiv, plan_blocks
 from jitgrad.compiler.codegen.code import Code, Int, size_of, storage_type
 from jitgrad.compiler.codegen.emit import Ops
 from jitgrad.compiler.codegen.epilogue import Epilogue
 from jitgrad.compiler.codegen.frame import Frame
 from jitgrad.compiler.codegen.kernelcode import Generated, Launch
-from jitgrad.compiler.codegen.microkernel import emit_micro, prefetch
+from jitgrad.compiler.codegen.microkernel import emit_micro, emit_row, prefetch
 from jitgrad.compiler.codegen.packing import Source, edge_panel, pack
 from jitgrad.compiler.codegen.target import Target
-from jitgrad.compiler.loops import Array, ContractionKernel, kernel_reads, kernel_writes, postorder
-from jitgrad.compiler.symbolic import Dim, Func, ShapeEnv, Sym, prod
+from jitgrad.compiler.loops import Array, ContractionKernel, kernel_reads, kernel_writes
+from jitgrad.compiler.symbolic import Dim, Func, Sym
 
 _PACK_GRAIN = 1 << 15  # elements of B that a thread packs at least
+_REDUCE_GRAIN = 1 << 12  # results that a thread sums at least
 _GROUP = 8  # panels of B that are packed together
 
 
@@ -73,11 +73,12 @@ class _Engine:
             frames.append((frame, "pack", total, max(1, _PACK_GRAIN // work)))
         frame = self._frame("blocks")
         self._blocks(frame)
-        frames.append((frame, "blocks", p.tasks, 1))
+        frames.append((frame, "blocks", p.tasks, p.grain))
         if self.split:
             frame = self._frame("reduce")
             self._reduce(frame)
-            frames.append((frame, "reduce", p.count * p.row_blocks * p.col_blocks, 1))
+            grain = max(1, _REDUCE_GRAIN // (p.block_rows * p.block_cols))
+            frames.append((frame, "reduce", p.count * p.row_blocks * p.col_blocks, grain))
         scratch = -(-max(f.scratch_bytes for f, *_ in frames) // 128) * 128
         for f, *_ in frames:
             f.finish(scratch)
@@ -148,12 +149,18 @@ class _Engine:
         source_b = b_block = None
         if self.b_panels is None:
             source_b = self._source(frame, "b", p.block_cols, p.depth_cap)
-            b_block = frame.scratch(self.element, p.block_cols * p.depth_cap)
+            packed = tile.nr if p.direct_b else p.block_cols  # only the last panel, or all
+            b_block = frame.scratch(self.element, packed * p.depth_cap)
+        row_kernel = row_sums = None
+        if p.direct_b:
+            row_kernel = emit_row(self.module, "row", tile.width, self.acc, self.ops)
+            row_sums = frame.scratch(self.element, p.block_cols)
         epilogue = None if self.split else self._epilogue(frame)
-        several = not (isinstance(p.K, int) and p.K <= DEPTH)
+        # Tiles outlive their block of k, or are all made at once; else one is enough.
+        keep = self.split or p.direct_b or not (isinstance(p.K, int) and p.K <= DEPTH)
         tiles = None
         if not self.split:
-            count = p.block_rows * p.block_cols if several else tile.mr * tile.nr
+            count = p.block_rows * p.block_cols if keep else tile.mr * tile.nr
             tiles = frame.scratch(self.element, count)
         M, N = frame.dim(p.M), frame.dim(p.N)
         K, blocks, size = self._depth(frame)
@@ -201,7 +208,8 @@ class _Engine:
                     source_b.set_k(start, depth)
                     b_stride = code.mul(depth, tile.nr)
                     b_base = b_block
-                    pack(source_b, b_block, tile.nr, cols, depth, b_stride)
+                    if not p.direct_b:
+                        pack(source_b, b_block, tile.nr, cols, depth, b_stride)
                 else:
                     assert self.b_panels is not None
                     b_stride = code.mul(K, tile.nr)
@@ -212,22 +220,41 @@ class _Engine:
                 first = code.equal(q, first_block)
                 last = code.equal(q, last_block)
                 row_panels = code.ceildiv(rows, tile.mr)
+                if row_kernel is not None:
+                    assert source_b is not None and row_sums is not None
+                    whole = code.mul(code.div(cols, tile.nr), tile.nr)
+                    place = code.add(source_b.x.at(0), source_b.k.at(0))
+                    place = code.add(source_b.batch_offset, place)
+                    code.b.call(
+                        row_kernel,
+                        [
+                            code.value(depth), a_panels,
+                            code.at(source_b.base(), place, self.element),
+                            code.value(source_b.k.stride), home, first, row_sums,
+                            code.value(whole),
+                        ],
+                    )  # fmt: skip
                 with code.loop(0, code.ceildiv(cols, tile.nr)) as j:
                     b_panel = code.at(b_base, code.mul(j, b_stride), self.element)
                     with code.loop(0, row_panels) as i:
                         if source_b is None:
                             self._prefetch_panel(code, b_panel, b_stride, i, row_panels, depth)
                         a_panel = code.at(a_panels, code.mul(i, a_stride), self.element)
-                        where: Int = 0
-                        if several or self.split:
-                            where = code.mul(
-                                code.add(code.mul(j, row_panels), i), tile.mr * tile.nr
-                            )
-                        result = code.at(home, where, self.element)
-                        code.b.call(
-                            micro,
-                            [code.value(depth), a_panel, b_panel, code.value(tile.nr), result, first],
-                        )
+                        where = code.mul(code.add(code.mul(j, row_panels), i), tile.mr * tile.nr)
+                        result = code.at(home, where if keep else 0, self.element)
+                        arguments = [
+                            code.value(depth), a_panel, b_panel, code.value(tile.nr), result, first
+                        ]  # fmt: skip
+                        if row_kernel is None:
+                            code.b.call(micro, arguments)
+                        else:  # only the last panel is left, if it is not whole
+                            assert source_b is not None
+                            x = code.mul(j, tile.nr)
+                            rest = code.sub(cols, x)
+                            with code.b.if_then(code.less(rest, tile.nr)):
+                                edge_panel(source_b, b_base, x, rest, tile.nr, depth)
+                                arguments[2] = b_base
+                                code.b.call(micro, arguments)
                         if epilogue is not None:
                             with code.b.if_then(last):
                                 self._finish_tile(epilogue, result, i, rows, j, cols)
@@ -240,9 +267,9 @@ class _Engine:
         total = code.mul(depth, self.plan.tile.nr * nbytes)
         share = code.mul(code.ceildiv(code.div(total, count), 64), 64)
         start = code.mul(i, share)
-        following = code.at(panel, code.mul(stride, nbytes))
+        following = code.beyond(panel, code.mul(stride, nbytes))
         with code.loop(start, code.min(total, code.add(start, share)), 64) as line:
-            prefetch(code, code.at(following, line), write=False, locality=2)
+            prefetch(code, code.beyond(following, line), write=False, locality=2)
 
     def _finish_tile(
         self, epilogue: Epilogue, result: ir.Value, i: Int, rows: Int, j: Int, cols: Int
@@ -287,11 +314,10 @@ class _Engine:
             with code.loop(0, code.ceildiv(cols, tile.nr)) as j, code.loop(0, row_panels) as i:
                 where = code.mul(code.add(code.mul(j, row_panels), i), size)
                 with code.loop(0, size, tile.width) as lane:
-                    code.store(
-                        ir.Constant(self._vector(), None), total, lane, self.element
-                    )
+                    code.store(ir.Constant(self._vector(), None), total, lane, self.element)
                 with code.loop(0, splits) as s:
-                    task = code.add(code.mul(code.add(code.mul(number, splits), s), per_number), within)
+                    task = code.add(code.mul(number, splits), s)
+                    task = code.add(code.mul(task, per_number), within)
                     at = code.add(code.mul(task, block), where)
                     with code.loop(0, size, tile.width) as lane:
                         part = code.load(memory, code.add(at, lane), self.element, tile.width)

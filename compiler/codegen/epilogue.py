@@ -108,9 +108,8 @@ class Epilogue:
             self._elements(tile, row, rows, col, cols)
             return
         with code.b.if_else(code.equal(cols, self.tile.nr)) as (full, part):
-            with full, code.loop(0, rows) as i:
-                with code.loop(0, self.tile.nr, self.width) as j:
-                    self._at(tile, row, i, col, j, self.width)
+            with full, code.loop(0, rows) as i, code.loop(0, self.tile.nr, self.width) as j:
+                self._at(tile, row, i, col, j, self.width)
             with part:
                 self._elements(tile, row, rows, col, cols)
 
@@ -164,9 +163,7 @@ def _outside_loads(roots: Sequence[Expr]) -> list[Expr]:
 class _TileReader(Reader):
     """Leaves of the epilogue at one element, or `width` columns, of a tile."""
 
-    def __init__(
-        self, epilogue: Epilogue, value: ir.Value, row: Int, col: Int, width: int
-    ) -> None:
+    def __init__(self, epilogue: Epilogue, value: ir.Value, row: Int, col: Int, width: int) -> None:
         super().__init__(epilogue.frame, epilogue.ops, {})
         self.epilogue, self.value, self.row, self.col = epilogue, value, row, col
         self.width = width

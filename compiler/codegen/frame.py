@@ -170,7 +170,11 @@ class Positions:
     """Offsets of an access part at flattened indices `start` + i: linear, or read from a table."""
 
     def __init__(
-        self, frame: Frame, part: Part, group: Sequence[int], extents: Mapping[int, Dim],
+        self,
+        frame: Frame,
+        part: Part,
+        group: Sequence[int],
+        extents: Mapping[int, Dim],
         capacity: int,
     ) -> None:
         """`capacity`: the largest number of entries that `fill` is asked for."""
@@ -180,7 +184,7 @@ class Positions:
         self.table: ir.Value | None = None
         if part.stride is not None:
             self.stride = frame.index(part.stride, {})
-            self.base = frame.index(part.expr, {a: 0 for a in group})
+            self.base = frame.index(part.expr, dict.fromkeys(group, 0))
         else:
             self.table = frame.scratch(I64, capacity)
 

@@ -22,12 +22,24 @@ from dataclasses import dataclass
 
 import llvmlite.ir as ir
 
-from jitgrad.compiler.codegen.code import I1, I32, I64, PTR, VOID, Code, is_float, size_of, storage_type
+from jitgrad.compiler.codegen.code import (
+    I1,
+    I32,
+    I64,
+    PTR,
+    VOID,
+    Code,
+    Int,
+    is_float,
+    size_of,
+    storage_type,
+)
 from jitgrad.compiler.codegen.emit import Ops
 from jitgrad.compiler.codegen.target import Target
 from jitgrad.runtime.dtypes import DType
 
 _UNROLL = 4
+_ROWS = 4  # rows that emit_row reads side by side
 
 
 @dataclass(frozen=True)
@@ -61,7 +73,7 @@ _WORTH = {(4, 3): 0.97, (5, 2): 0.93, (3, 4): 0.95, (2, 5): 0.85, (1, 8): 0.5}
 
 
 def choose_tile(target: Target, acc: DType, rows: int, cols: int) -> Tile:
-    """The tile that wastes least of its work on a rows x cols result (hints; never affects bits)."""
+    """The tile that wastes least of its work on a rows x cols result (free to differ)."""
     width = max(1, target.vector_bytes // acc.itemsize)
     best, best_cost = None, 0.0
     for mr, nv in _TILES[vector_registers(target)]:
@@ -114,9 +126,7 @@ def emit_micro(
     rows: list[ir.Value] = []
     if rows_apart:
         a_step, offsets = function.args[6:]
-        rows = [
-            code.at(a, code.load(offsets, i, I64), element) for i in range(tile.mr)
-        ]
+        rows = [code.at(a, code.load(offsets, i, I64), element) for i in range(tile.mr)]
     zero = ir.Constant(vector, None)
     count = tile.mr * tile.nv
 
@@ -138,9 +148,7 @@ def emit_micro(
                 out[j] = multiply_add(ops, acc, x, row_of_b[v], sums[j])
         return out
 
-    def k_loop(
-        begin: ir.Value, end: ir.Value, unroll: int, sums: list[ir.Value]
-    ) -> list[ir.Value]:
+    def k_loop(begin: ir.Value, end: ir.Value, unroll: int, sums: list[ir.Value]) -> list[ir.Value]:
         """Steps begin..end, by `unroll`; `begin` and `end` multiples of it apart."""
         before = b.block
         body, done = b.append_basic_block("k"), b.append_basic_block("k.done")
@@ -188,4 +196,51 @@ def emit_micro(
                 s = ops.arithmetic("add", acc, [old, s])
             b.store(s, address, align=nbytes)
         b.ret_void()
+    return function
+
+
+def emit_row(module: ir.Module, name: str, width: int, acc: DType, ops: Ops) -> ir.Function:
+    """The product of one row by a matrix that is read where it lies, as an internal function.
+
+        void row(i64 kb, ptr a, ptr b, i64 b_step, ptr c, i1 first, ptr sums, i64 count)
+
+    c[count] = or += a[kb] @ b, in the same order of operations as the micro-kernel. `count` is a
+    multiple of `width`; sums[count] is scratch. A few rows of b at a time are read along their
+    whole length, which the memory system likes better than tall narrow panels.
+    """
+    element = storage_type(acc)
+    kind = ir.FunctionType(VOID, [I64, PTR, PTR, I64, PTR, I1, PTR, I64])
+    function = ir.Function(module, kind, name)
+    function.linkage = "internal"
+    function.attributes.add("noinline")
+    function.attributes.add("nounwind")
+    kb, a, b_ptr, b_step, c, first, sums, count = function.args
+    for k in (1, 2, 4, 6):
+        function.args[k].add_attribute("noalias")
+    code = Code(ir.IRBuilder(function.append_basic_block("entry")))
+    ops.builder = code.b
+    zero = ir.Constant(ir.VectorType(element, width) if width > 1 else element, None)
+    with code.loop(0, count, width) as x:
+        code.store(zero, sums, x, element)
+
+    def rows(k: Int, many: int) -> None:
+        """sums += rows k .. k + many - 1, in order."""
+        scalars = [code.splat(code.load(a, code.add(k, r), element), width) for r in range(many)]
+        starts = [code.at(b_ptr, code.mul(code.add(k, r), b_step), element) for r in range(many)]
+        with code.loop(0, count, width) as x:
+            total = code.load(sums, x, element, width)
+            for scalar, start in zip(scalars, starts, strict=True):
+                total = multiply_add(ops, acc, scalar, code.load(start, x, element, width), total)
+            code.store(total, sums, x, element)
+
+    whole = code.mul(code.div(kb, _ROWS), _ROWS)
+    with code.loop(0, whole, _ROWS) as k:
+        rows(k, _ROWS)
+    with code.loop(whole, kb) as k:
+        rows(k, 1)
+    with code.loop(0, count, width) as x:
+        total = code.load(sums, x, element, width)
+        added = ops.arithmetic("add", acc, [code.load(c, x, element, width), total])
+        code.store(code.b.select(first, total, added), c, x, element)
+    code.b.ret_void()
     return function

@@ -16,10 +16,11 @@ from collections.abc import Mapping, Sequence
 
 import llvmlite.ir as ir
 
-from jitgrad.compiler.codegen.access import Access, separate
+from jitgrad.compiler.codegen.access import operand_access
 from jitgrad.compiler.codegen.code import Int, size_of, storage_type
-from jitgrad.compiler.codegen.frame import Frame, Positions
 from jitgrad.compiler.codegen.emit import Ops
+from jitgrad.compiler.codegen.frame import Frame, Positions
+from jitgrad.compiler.codegen.microkernel import prefetch
 from jitgrad.compiler.codegen.values import Reader, emit, from_storage
 from jitgrad.compiler.loops import Expr
 from jitgrad.compiler.math import expand
@@ -28,13 +29,6 @@ from jitgrad.runtime.dtypes import DType
 
 _BLOCK_BYTES = 16  # blocks that are transposed in registers are this wide
 _ROWS = 8  # rows of k that are copied side by side
-
-
-def plain_load(e: Expr) -> Expr | None:
-    """The load under a chain of casts, or None."""
-    while e.op == "cast":
-        e = e.args[0]
-    return e if e.op == "load" else None
 
 
 class Source:
@@ -106,12 +100,12 @@ class Source:
         (value,) = emit([self.expr], Reader(frame, self.ops, axes))
         return value
 
-    # -- what is known while compiling ----------------------------------------------------------
-    @property
-    def is_plain(self) -> bool:
-        """A load in the accumulator's dtype at a separable offset: readable where it lies."""
-        return self.access is not None and self.expr.op == "load"
+    def base(self) -> ir.Value:
+        """The address of the array's memory."""
+        assert self.access is not None
+        return self.frame.array(self.access.array)
 
+    # -- what is known while compiling ----------------------------------------------------------
     def vector_along(self, which: int, limit: int) -> int:
         """How many neighbours along group `which` (1: x, 2: k) lie together; a power of two."""
         if self.access is None:
@@ -133,19 +127,7 @@ class _Loaded(Reader):
         return self.value if e.op == "load" else None
 
 
-def operand_access(
-    expr: Expr, groups: Sequence[Sequence[int]], extents: Mapping[int, Dim]
-) -> Access | None:
-    """The separable access of an operand that is a load (maybe cast), or None."""
-    found = plain_load(expr)
-    if found is None:
-        return None
-    return separate(found.attr, found.args, [tuple(g) for g in groups], extents)
-
-
-def pack(
-    source: Source, panels: ir.Value, width: int, count: Int, depth: Int, stride: Int
-) -> None:
+def pack(source: Source, panels: ir.Value, width: int, count: Int, depth: Int, stride: Int) -> None:
     """Packs x entries 0..count-1 and k entries 0..depth-1 of the source's current block.
 
     Panel p begins `stride` elements after panel p-1; count > 0.
@@ -174,9 +156,7 @@ def pack(
         edge_panel(source, panel_at(whole), whole, rest, width, depth)
 
 
-def edge_panel(
-    source: Source, panel: ir.Value, x: Int, rest: Int, width: int, depth: Int
-) -> None:
+def edge_panel(source: Source, panel: ir.Value, x: Int, rest: Int, width: int, depth: Int) -> None:
     """A panel with `rest` of `width` entries, from x on; the others are 0."""
     code = source.frame.code
     element = storage_type(source.acc)
@@ -222,7 +202,12 @@ def _pieces(width: int, largest: int) -> list[int]:
 
 
 def _copy(
-    source: Source, panel: ir.Value, x: Int, width: int, k_start: Int, k_stop: Int,
+    source: Source,
+    panel: ir.Value,
+    x: Int,
+    width: int,
+    k_start: Int,
+    k_stop: Int,
     pieces: list[int],
 ) -> None:
     """Vectors along x, for each k."""
@@ -237,9 +222,7 @@ def _copy(
             code.store(value, panel, code.add(row, start), element)
 
 
-def _transpose(
-    source: Source, panel: ir.Value, x: Int, width: int, depth: Int, block: int
-) -> None:
+def _transpose(source: Source, panel: ir.Value, x: Int, width: int, depth: Int, block: int) -> None:
     """Blocks of up to `block` entries of x by `block` neighbours along k, through registers."""
     code = source.frame.code
     whole = width - width % block
@@ -253,18 +236,31 @@ def _transpose(
 
 
 def _transpose_rows(
-    source: Source, panel: ir.Value, x: Int, width: int, depth: Int, block: int,
-    first: Int, rows: int,
+    source: Source,
+    panel: ir.Value,
+    x: Int,
+    width: int,
+    depth: Int,
+    block: int,
+    first: Int,
+    rows: int,
 ) -> None:
     code, element = source.frame.code, storage_type(source.acc)
     offsets = [source.x.at(code.add(code.add(x, first), r)) for r in range(rows)]
     whole = code.mul(code.div(depth, block), block)
-    with code.loop(0, whole, block) as k:
-        k_offset = source.k.at(k)
-        vectors = [source.read(code.add(o, k_offset), block) for o in offsets]
-        for j, column in enumerate(code.transpose(vectors)):
-            at = code.add(code.mul(code.add(k, j), width), first)
-            code.store(column, panel, at, element)
+    line = max(block, 64 // size_of(source.element))
+    with code.loop(0, whole, line) as start:
+        for o in offsets:  # what the next block of k will read here
+            ahead = code.add(code.add(o, source.k.at(start)), depth)
+            ahead = code.add(source.batch_offset, ahead)
+            address = code.beyond(source.base(), ahead, source.element)
+            prefetch(code, address, write=False, locality=2)
+        with code.loop(start, code.min(whole, code.add(start, line)), block) as k:
+            k_offset = source.k.at(k)
+            vectors = [source.read(code.add(o, k_offset), block) for o in offsets]
+            for j, column in enumerate(code.transpose(vectors)):
+                at = code.add(code.mul(code.add(k, j), width), first)
+                code.store(column, panel, at, element)
     with code.loop(whole, depth) as k:
         k_offset = source.k.at(k)
         for r, o in enumerate(offsets):
