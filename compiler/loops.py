@@ -525,17 +525,23 @@ class Builder:
 # -- walking -------------------------------------------------------------------------------------
 def postorder(roots: Iterable[Expr]) -> list[Expr]:
     """Every node reachable from roots, once, arguments first."""
-    seen: set[int] = set()
+    seen: set[Expr] = set()
     out: list[Expr] = []
-    stack: list[tuple[Expr, bool]] = [(r, False) for r in reversed(list(roots))]
+    stack = list(roots)
+    stack.reverse()
     while stack:
-        e, done = stack.pop()
-        if done:
+        e = stack[-1]
+        if e in seen:
+            stack.pop()
+            continue
+        waiting = [a for a in e.args if a not in seen]
+        if waiting:
+            waiting.reverse()
+            stack += waiting
+        else:
+            seen.add(e)
             out.append(e)
-        elif id(e) not in seen:
-            seen.add(id(e))
-            stack.append((e, True))
-            stack.extend((a, False) for a in reversed(e.args))
+            stack.pop()
     return out
 
 
@@ -660,20 +666,25 @@ class SpecialKernel:
 Kernel = LoopKernel | ContractionKernel | SpecialKernel
 
 
+def kernel_exprs(kernel: Kernel) -> list[Expr]:
+    """The root expressions of everything that a kernel computes, indices of stores included."""
+    if isinstance(kernel, LoopKernel):
+        return [e for s in kernel.stages for e in _stage_exprs(s)]
+    if isinstance(kernel, ContractionKernel):
+        c = kernel.contraction
+        return [c.a, c.b, *(e for s in kernel.stores for e in (*s.index, s.value))]
+    return [e for a in kernel.arrays for e in definition_exprs(a)]
+
+
 def kernel_reads(kernel: Kernel) -> list[Array]:
     """The arrays (not locals) that a kernel loads, each once, in a fixed order."""
+    own: set[int] = set()
     if isinstance(kernel, LoopKernel):
-        roots = [e for s in kernel.stages for e in _stage_exprs(s)]
         own = set(map(id, kernel.locals))
     elif isinstance(kernel, ContractionKernel):
-        c = kernel.contraction
-        roots = [c.a, c.b, *(e for s in kernel.stores for e in (*s.index, s.value))]
         own = {id(kernel.array)}
-    else:
-        roots = [e for a in kernel.arrays for e in definition_exprs(a)]
-        own = set()
     seen: dict[int, Array] = {}
-    for e in loads(roots):
+    for e in loads(kernel_exprs(kernel)):
         if id(e.attr) not in own:
             seen.setdefault(id(e.attr), e.attr)
     return list(seen.values())

@@ -25,7 +25,9 @@ from jitgrad.compiler.loops import (
     Reduction,
     Scatter,
     Sort,
+    axis,
     definition_exprs,
+    load,
     loads,
     postorder,
     rewrite,
@@ -65,6 +67,7 @@ def inline(program: Program) -> Bodies:
     virtual: dict[Array, Expr] = {}
     known: dict[Array, _Summary] = {}
     staying: list[Array] = []
+    seen: dict[tuple[Expr, tuple[Dim, ...]], Array] = {}  # equal bodies are one array
     for array in _live(program):
         roots = tuple(_expand(e, array, virtual) for e in definition_exprs(array))
         if isinstance(array.define, Pointwise):
@@ -72,6 +75,11 @@ def inline(program: Program) -> Bodies:
             if array not in keep and _goes_inline(array, roots[0], summary, readers[array]):
                 known[array] = summary
                 virtual[array] = roots[0]
+                continue
+            twin = seen.setdefault((roots[0], array.shape), array)
+            if twin is not array and array not in keep:
+                known[array] = _Summary(0, 1, False)
+                virtual[array] = load(twin, tuple(axis(k) for k in range(array.ndim)))
                 continue
         bodies[array] = roots
         staying.append(array)

@@ -24,7 +24,7 @@ from jitgrad.compiler.loops import (
     Stage,
     Store,
     axis,
-    definition_exprs,
+    kernel_exprs,
     kernel_reads,
     kernel_writes,
     load,
@@ -82,21 +82,7 @@ def order(kernels: list[Kernel], program: Program) -> Schedule:
 
 def can_fault(kernel: Kernel) -> bool:
     """Whether a kernel may raise the error flag."""
-    return any(e.op == "check" for e in postorder(_roots(kernel)))
-
-
-def _roots(kernel: Kernel) -> list[Expr]:
-    if isinstance(kernel, LoopKernel):
-        return [
-            e
-            for s in kernel.stages
-            for e in (*(x for t in s.stores for x in (*t.index, t.value)),
-                      *(r.value for r in s.reduces))
-        ]  # fmt: skip
-    if isinstance(kernel, ContractionKernel):
-        c = kernel.contraction
-        return [c.a, c.b, *(e for s in kernel.stores for e in (*s.index, s.value))]
-    return [e for a in kernel.arrays for e in definition_exprs(a)]
+    return any(e.op == "check" for e in postorder(kernel_exprs(kernel)))
 
 
 def _in_place(
