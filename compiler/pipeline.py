@@ -32,6 +32,7 @@ from jitgrad.compiler.passes.order import Schedule, order
 from jitgrad.compiler.passes.simplify import simplify
 from jitgrad.compiler.passes.stages import stage
 from jitgrad.compiler.printer import kernel_text, plan_text, program_text
+from jitgrad.compiler.stamp import source_stamp
 from jitgrad.compiler.symbolic import Dim, Sym, evaluate, is_static
 from jitgrad.compiler.text import to_text
 from jitgrad.compiler.verify import verify
@@ -166,6 +167,16 @@ def compile_graph(graph: Graph, options: Options | None = None) -> Compiled:
     return Compiled(graph, image, library, stages.program.sites, report, syms, replan, stages)
 
 
+def stages_of(graph: Graph, options: Options) -> tuple[Graph, Stages]:
+    """The simplified graph and all its levels, for export: nothing is cached or loaded.
+
+    Raises CompileError as `compile_graph` does.
+    """
+    for p in GRAPH_PASSES:
+        graph = p(graph)
+    return graph, to_stages(graph, options, options.target or host(), _Runner(Report()))
+
+
 def to_stages(graph: Graph, options: Options, target: Target, run: _Runner) -> Stages:
     """Everything up to code generation and the memory plan, of a simplified graph."""
     with run.step("lower"):
@@ -195,7 +206,7 @@ def to_stages(graph: Graph, options: Options, target: Target, run: _Runner) -> S
 def graph_key(graph: Graph, options: Options, target: Target) -> str:
     """The graph level's cache key: canonical text, options, target, versions. No source lines."""
     canonical = "\n".join(line.split("  # ")[0] for line in to_text(graph).splitlines()[1:])
-    parts = [canonical, repr(options.strides), llvm.version_key(target)]
+    parts = [canonical, repr(options.strides), llvm.version_key(target), source_stamp()]
     return "image-" + hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
