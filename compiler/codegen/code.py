@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeAlias
 
 import llvmlite.ir as ir
 
@@ -18,7 +19,7 @@ from jitgrad.runtime.dtypes import DType
 I1, I8, I32, I64 = ir.IntType(1), ir.IntType(8), ir.IntType(32), ir.IntType(64)
 PTR, VOID = ir.PointerType(), ir.VoidType()
 
-Int = int | ir.Value
+Int: TypeAlias = int | ir.Value
 
 _STORAGE: dict[str, ir.Type] = {
     "bool": I8, "uint8": I8, "int8": I8, "int16": ir.IntType(16), "int32": I32, "int64": I64,

@@ -79,7 +79,7 @@ class Frame:
         """The number of an error site."""
         if tag not in self._sites:
             with self._entry():
-                self._sites[tag] = self._argument(Site(tag))  # type: ignore[arg-type]
+                self._sites[tag] = self._argument(Site(tag))
         return self._sites[tag]
 
     def size(self, name: str) -> ir.Value:
