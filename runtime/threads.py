@@ -35,7 +35,7 @@ class Native:
     """The native functions of an installed runtime module.
 
     Attributes: `run(ctx, bufs, table, nrows) -> int`, addresses as ints;
-    `bind(words) -> function`, see `_make_bind`, or None where only ctypes can call.
+    `bind(words) -> function`, see `make_bind`, or None where only ctypes can call.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Native:
         self.pool_create = ctypes.CFUNCTYPE(_Address, ctypes.c_int64)(pool_create)
         # Joining threads may take a while, and a pool may die inside a finalizer.
         self.pool_destroy = ctypes.CFUNCTYPE(None, _Address)(pool_destroy)
-        self.bind = _make_bind(py_call) if py_call and buffers.LAYOUT_HOLDS else None
+        self.bind = make_bind(py_call) if py_call and buffers.LAYOUT_HOLDS else None
         self.owner = owner
         if owner is not None:
             # Never unloaded: pool threads execute this module until the process ends, so its
@@ -205,7 +205,7 @@ class _MethodDef(ctypes.Structure):
 _METH_FASTCALL = 0x80
 
 
-def _make_bind(py_call: int) -> Callable[[Any], Callable[..., int]]:
+def make_bind(py_call: int) -> Callable[[Any], Callable[..., int]]:
     """Returns bind(words): a built-in function that runs jg_py_call with `words` as its self.
 
     words: int64 ndarray of at least abi.CALL_WORDS elements; the function keeps it alive. Calling

@@ -1,0 +1,441 @@
+"""The C interface of an exported library: create, describe, run, destroy, and constant tables.
+
+Owns the LLVM module that stands between a C caller and `jg_run` (`pool.py`): argument checks, the
+instance and its one allocation, the launch table as constant data, texts of errors. What the words
+mean that it shares with the Python loader is in `runtime/artifact_format.py`; the header that goes
+with it is `compiler/header.py`.
+
+An instance is one block from malloc, in i64 words: what malloc gave, the last error's text, whether
+it is in use, the pool, Ctx, the error cell, a word of sizes, the pointer table; then, 128-byte
+aligned, the arena and the scratch of each thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import llvmlite.ir as ir
+
+from jitgrad.compiler.codegen.features import baseline, emit_check
+from jitgrad.compiler.codegen.pycall import emit_py_call
+from jitgrad.compiler.codegen.target import Target
+from jitgrad.compiler.codegen.words import (
+    I32,
+    I64,
+    PTR,
+    VOID,
+    add_to,
+    atomic,
+    const,
+    define,
+    get,
+    get_pointer,
+    put,
+    variable,
+    while_loop,
+    word,
+)
+from jitgrad.compiler.image import Image
+from jitgrad.runtime import abi
+from jitgrad.runtime import artifact_format as fmt
+
+_RAW, _ERROR, _BUSY, _POOL, _CTX = 0, 1, 2, 3, 8
+_CELL = _CTX + abi.CTX_WORDS
+_SIZES = _CELL + 1
+_BUFS = _SIZES + 1
+_LINE = 128
+
+WEIGHTS_SECTION = ".jg_weights"
+_KERNEL = ir.FunctionType(VOID, [PTR, PTR, PTR, I64, I64, I64])
+
+
+@dataclass(frozen=True)
+class Port:
+    """An input or an output of a library."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    itemsize: int
+
+    @property
+    def numel(self) -> int:
+        n = 1
+        for d in self.shape:
+            n *= d
+        return n
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
+
+
+@dataclass
+class Model:
+    """What a library holds besides the kernels' code.
+
+    Attributes:
+        name: a C identifier; functions are called jg_<name>_run and so on.
+        inputs, outputs: with their slots in the pointer table, in the caller's order.
+        state: {slot: byte offset in the weights}; weights_bytes: their size, all told.
+        faults: the text for each error site.
+        features: (feature, text when it is missing) that the code needs.
+        metadata: JSON text for the loader. version: one line for people.
+    """
+
+    name: str
+    image: Image
+    inputs: list[tuple[int, Port]]
+    outputs: list[tuple[int, Port]]
+    state: Mapping[int, int] = field(default_factory=dict)
+    weights_bytes: int = 0
+    faults: list[str] = field(default_factory=list)
+    features: list[tuple[str, str]] = field(default_factory=list)
+    metadata: str = "{}"
+    version: str = ""
+
+    @property
+    def useful_threads(self) -> int:
+        """The most blocks that a wave has: more threads than that would find no work."""
+        most, blocks = 1, 0
+        for kernel, _, total, grain, last in self.image.launches:
+            blocks += 0 if kernel < 0 else -(-total // grain)
+            most = max(most, blocks)
+            if last or kernel < 0:
+                blocks = 0
+        return min(most, 1024)
+
+
+def public_symbols(name: str) -> list[str]:
+    """The functions that a library exports; `header.py` declares the same."""
+    ports = [f"{k}_{w}" for k in ("input", "output") for w in ("name", "dtype", "rank", "dims")]
+    functions = ["create", "destroy", "run", "last_error", "status", "version"]
+    return [f"jg_{name}_{f}" for f in [*functions, "n_inputs", "n_outputs", *ports]]
+
+
+def emit_capi(model: Model, target: Target) -> ir.Module:
+    """The module. It declares the kernels, jg_run, jg_pool_create and jg_pool_destroy."""
+    return _Emitter(model, target).emit()
+
+
+class _Emitter:
+    def __init__(self, model: Model, target: Target) -> None:
+        self.model, self.target = model, target
+        self.module = ir.Module(f"jitgrad_{model.name}")
+        self.module.triple = target.triple
+        self._texts: dict[str, ir.GlobalVariable] = {}
+        declare = self._declare
+        self.run_table = declare("jg_run", I32, [PTR, PTR, PTR, I64])
+        self.pool_create = declare("jg_pool_create", PTR, [I64])
+        self.pool_destroy = declare("jg_pool_destroy", VOID, [PTR])
+        self.malloc, self.free = declare("malloc", PTR, [I64]), declare("free", VOID, [PTR])
+        self.weights: ir.GlobalVariable | None = None
+        if model.weights_bytes:
+            # Zeros here, filled in the object file: as text they would take four times the bytes.
+            # Nothing may be folded from them, and nothing is: only their address is used.
+            self.weights = self._constant(
+                ir.Constant(ir.ArrayType(ir.IntType(8), model.weights_bytes), None), "weights"
+            )
+            self.weights.section = WEIGHTS_SECTION
+            self.weights.align = _LINE
+
+    def emit(self) -> ir.Module:
+        self._emit_descriptor(
+            status=self._emit_status(),
+            create=self._emit_create(),
+            destroy=self._emit_destroy(),
+            run=self._emit_run(),
+            last_error=self._emit_last_error(),
+            py_call=self._emit_py_call(),
+        )
+        self._emit_ports("input", [p for _, p in self.model.inputs])
+        self._emit_ports("output", [p for _, p in self.model.outputs])
+        self._return_text("version", self.model.version)
+        return self.module
+
+    # -- constants -----------------------------------------------------------------------------
+    def _declare(self, name: str, result: ir.Type, params: list[ir.Type]) -> ir.Function:
+        return ir.Function(self.module, ir.FunctionType(result, params), name)
+
+    def _constant(self, value: ir.Constant, name: str = "data") -> ir.GlobalVariable:
+        made = ir.GlobalVariable(self.module, value.type, self.module.get_unique_name(f"jg.{name}"))
+        made.initializer, made.linkage, made.global_constant = value, "internal", True
+        return made
+
+    def _text(self, text: str) -> ir.GlobalVariable:
+        """A C string."""
+        if text not in self._texts:
+            data = bytearray(text.encode().replace(b"\0", b"") + b"\0")
+            array = ir.Constant(ir.ArrayType(ir.IntType(8), len(data)), data)
+            self._texts[text] = self._constant(array, "text")
+        return self._texts[text]
+
+    def _array(self, element: ir.Type, values: Sequence[ir.Value], name: str) -> ir.GlobalVariable:
+        # Never empty: an index of 0 is then always inside.
+        items = list(values) or [ir.Constant(element, None if element is PTR else 0)]
+        return self._constant(ir.Constant(ir.ArrayType(element, len(items)), items), name)
+
+    def _words(self, values: Sequence[int], name: str) -> ir.GlobalVariable:
+        return self._array(I64, [const(v) for v in values], name)
+
+    def _struct_array(self, rows: list[list[ir.Value]], name: str) -> ir.GlobalVariable:
+        kind = ir.LiteralStructType([_type_of(x) for x in rows[0]])
+        values = [ir.Constant(kind, [_reference(x) for x in row]) for row in rows]
+        return self._constant(ir.Constant(ir.ArrayType(kind, len(values)), values), name)
+
+    def _launch_table(self) -> ir.GlobalVariable:
+        image = self.model.image
+        kernels = [self._declare(s, _KERNEL.return_type, list(_KERNEL.args))
+                   for _, s in image.kernels]  # fmt: skip
+        null = ir.Constant(PTR, None)
+        rows: list[list[ir.Value]] = []
+        for kernel, args, total, grain, last in image.launches:
+            if kernel < 0:
+                rows.append([null, null, const(0), const(1), const(1), const(0)])
+            else:
+                code, given = kernels[kernel], self._words(args, "args")
+                rows.append([code, given, const(total), const(grain), const(int(last)), const(0)])
+        assert not rows or len(rows[0]) == abi.ROW_WORDS
+        return self._struct_array(rows or [[null, null, *[const(0)] * 4]], "table")
+
+    # -- functions -----------------------------------------------------------------------------
+    def _public(
+        self, name: str, result: ir.Type, params: list[ir.Type]
+    ) -> tuple[ir.Function, ir.IRBuilder]:
+        symbol = f"jg_{self.model.name}_{name}"
+        function, b = define(self.module, symbol, result, params, public=True)
+        return function, b
+
+    def _return_text(self, name: str, text: str) -> ir.Function:
+        function, b = self._public(name, PTR, [])
+        baseline(function, self.target)
+        b.ret(_reference(self._text(text)))
+        return function
+
+    def _emit_status(self) -> ir.Function:
+        texts = [(f, _reference(self._text(t))) for f, t in self.model.features]
+        emit_check(self.module, self.target, texts)
+        function, b = self._public("status", PTR, [])
+        baseline(function, self.target)
+        missing = b.call(self.module.get_global("jg.missing"), [])
+        there = b.icmp_unsigned("==", b.ptrtoint(missing, I64), const(0))
+        b.ret(b.select(there, _reference(self._text("ready")), missing))
+        return function
+
+    def _emit_create(self) -> ir.Function:
+        """Features first, in code for any processor; then memory, its words, threads."""
+        model, image = self.model, self.model.image
+        function, b = self._public("create", PTR, [I32])
+        baseline(function, self.target)
+        null = ir.Constant(PTR, None)
+        missing = b.call(self.module.get_global("jg.missing"), [])
+        with b.if_then(b.icmp_unsigned("!=", b.ptrtoint(missing, I64), const(0)), likely=False):
+            b.ret(null)
+        asked = b.sext(function.args[0], I64)
+        few = b.icmp_signed("<", asked, const(1))
+        limit = const(model.useful_threads)
+        many = b.icmp_signed(">", asked, limit)
+        threads = b.select(few, const(1), b.select(many, limit, asked))
+
+        header = _round_up((_BUFS + image.n_buffers) * 8)
+        arena = _round_up(image.arena_bytes)
+        each = sum(_round_up(n) for n in image.scratch.values())
+        nbytes = b.add(const(header + arena + _LINE), b.mul(threads, const(each)))
+        raw = b.call(self.malloc, [nbytes])
+        with b.if_then(b.icmp_unsigned("==", b.ptrtoint(raw, I64), const(0)), likely=False):
+            b.ret(null)
+        start = b.and_(b.add(b.ptrtoint(raw, I64), const(_LINE - 1)), const(-_LINE))
+        me = b.inttoptr(start, PTR)
+        i = variable(b, 0)
+        with while_loop(b, lambda: b.icmp_signed("<", b.load(i, typ=I64), const(header // 8))):
+            put(b, me, b.load(i, typ=I64), const(0))
+            add_to(b, i, 1)
+        put(b, me, _RAW, raw)
+        put(b, me, _ERROR, _reference(self._text("")))
+        pool = null if model.useful_threads < 2 else b.call(self.pool_create, [threads])
+        put(b, me, _POOL, pool)
+        put(b, me, _CTX + abi.CTX_POOL, pool)
+        put(b, me, _CTX + abi.CTX_ERROR, word(b, me, _CELL))
+        put(b, me, _CTX + abi.CTX_SIZES, word(b, me, _SIZES))
+        put(b, me, _CTX + abi.CTX_THREADS, threads)
+        put(b, me, _CELL, const(abi.NO_ERROR))
+        for slot, offset in model.state.items():
+            assert self.weights is not None
+            address = b.ptrtoint(_reference(self.weights), I64)
+            put(b, me, _BUFS + slot, b.add(address, const(offset)))
+        for slot, offset in image.arena.items():
+            put(b, me, _BUFS + slot, b.add(start, const(header + offset)))
+        at: ir.Value = b.add(start, const(header + arena))
+        for slot, size in image.scratch.items():
+            put(b, me, _BUFS + slot, at)
+            at = b.add(at, b.mul(threads, const(_round_up(size))))
+        b.ret(me)
+        return function
+
+    def _emit_destroy(self) -> ir.Function:
+        function, b = self._public("destroy", VOID, [PTR])
+        baseline(function, self.target)
+        (me,) = function.args
+        with b.if_then(b.icmp_unsigned("==", b.ptrtoint(me, I64), const(0))):
+            b.ret_void()
+        if self.model.useful_threads > 1:
+            b.call(self.pool_destroy, [get_pointer(b, me, _POOL)])
+        b.call(self.free, [get_pointer(b, me, _RAW)])
+        b.ret_void()
+        return function
+
+    def _emit_last_error(self) -> ir.Function:
+        function, b = self._public("last_error", PTR, [PTR])
+        baseline(function, self.target)
+        (me,) = function.args
+        with b.if_then(b.icmp_unsigned("==", b.ptrtoint(me, I64), const(0))):
+            b.ret(_reference(self._text("there is no instance: create returned NULL")))
+        b.ret(get_pointer(b, me, _ERROR))
+        return function
+
+    def _emit_run(self) -> ir.Function:
+        """i32 run(instance, inputs, outputs)."""
+        model = self.model
+        function, b = self._public("run", I32, [PTR, PTR, PTR])
+        me, inputs, outputs = function.args
+        with b.if_then(b.icmp_unsigned("==", b.ptrtoint(me, I64), const(0)), likely=False):
+            b.ret(ir.Constant(I32, fmt.BAD_ARGUMENT))
+        taken = b.cmpxchg(word(b, me, _BUSY), const(0), const(1), "acquire", "monotonic")
+        with b.if_then(b.not_(b.extract_value(taken, 1)), likely=False):
+            b.ret(ir.Constant(I32, fmt.BUSY))
+
+        refuse = b.append_basic_block("refuse")
+        message = variable(b, 0)
+        self._bind(b, me, inputs, model.inputs, "inputs", message, refuse)
+        self._bind(b, me, outputs, model.outputs, "outputs", message, refuse)
+        put(b, me, _CELL, const(abi.NO_ERROR))
+        put(b, me, _ERROR, _reference(self._text("")))
+        arguments = [word(b, me, _CTX), word(b, me, _BUFS), _reference(self._launch_table())]
+        flagged = b.call(self.run_table, [*arguments, const(len(model.image.launches))])
+        if model.faults:
+            texts = self._array(PTR, [_reference(self._text(t)) for t in model.faults], "faults")
+            with b.if_then(b.icmp_signed("!=", flagged, ir.Constant(I32, 0)), likely=False):
+                site = get(b, me, _CELL)
+                put(b, me, _ERROR, get(b, _reference(texts), site))
+        atomic(b, "xchg", me, _BUSY, 0, "release")
+        b.ret(flagged)
+
+        b.position_at_end(refuse)
+        put(b, me, _ERROR, b.load(message, typ=I64))
+        atomic(b, "xchg", me, _BUSY, 0, "release")
+        b.ret(ir.Constant(I32, fmt.BAD_ARGUMENT))
+        return function
+
+    def _emit_py_call(self) -> ir.Function:
+        """`jg_py_call` (see pycall.py) whose arguments are the inputs, then the outputs.
+
+        Its Ctx is the instance, its bufs a table of pointers, its nrows the number of inputs.
+        """
+        function, b = define(self.module, "jg.run_all", I32, [PTR, PTR, PTR, I64])
+        me, pointers, _, n_inputs = function.args
+        run = self.module.get_global(f"jg_{self.model.name}_run")
+        b.ret(b.call(run, [me, pointers, word(b, pointers, n_inputs)]))
+        emit_py_call(self.module, function)
+        return self.module.get_global("jg_py_call")
+
+    def _bind(
+        self,
+        b: ir.IRBuilder,
+        me: ir.Value,
+        given: ir.Value,
+        ports: list[tuple[int, Port]],
+        what: str,
+        message: ir.Value,
+        refuse: ir.Block,
+    ) -> None:
+        """Stores the caller's pointers in their slots; null and misaligned ones are refused."""
+        if not ports:
+            return
+
+        def refuse_if(condition: ir.Value, text: ir.Value) -> None:
+            with b.if_then(condition, likely=False):
+                b.store(b.ptrtoint(text, I64) if text.type == PTR else text, message)
+                b.branch(refuse)
+
+        absent = f"expected an array of {len(ports)} pointers as {what}; got NULL"
+        zero = const(0)
+        refuse_if(
+            b.icmp_unsigned("==", b.ptrtoint(given, I64), zero), _reference(self._text(absent))
+        )
+        rows = []
+        for n, (slot, p) in enumerate(ports):
+            label = f"{what}[{n}] ({p.name}, {p})"
+            null_text = f"expected {label} to point to its elements; got NULL"
+            align_text = f"expected {label} to be aligned to {p.itemsize} bytes; it is not"
+            # An empty array may be NULL.
+            mask = p.itemsize - 1 if p.numel else -1
+            rows.append([const(slot), const(mask), self._text(null_text), self._text(align_text)])
+        table = _reference(self._struct_array(rows, what))
+        i = variable(b, 0)
+        with while_loop(b, lambda: b.icmp_signed("<", b.load(i, typ=I64), const(len(rows)))):
+            n = b.load(i, typ=I64)
+            row = word(b, table, b.mul(n, const(4)))
+            slot_word, mask_word = get(b, row, 0), get(b, row, 1)
+            address = get(b, given, n)
+            with b.if_then(b.icmp_signed(">=", mask_word, zero), likely=True):
+                refuse_if(b.icmp_unsigned("==", address, zero), get(b, row, 2))
+                off = b.and_(address, mask_word)
+                refuse_if(b.icmp_unsigned("!=", off, zero), get(b, row, 3))
+            put(b, me, b.add(slot_word, const(_BUFS)), address)
+            add_to(b, i, 1)
+
+    def _emit_ports(self, kind: str, ports: list[Port]) -> None:
+        """Names, dtypes, ranks and dims by number; an impossible number gives NULL or -1."""
+        count, b = self._public(f"n_{kind}s", I32, [])
+        baseline(count, self.target)
+        b.ret(ir.Constant(I32, len(ports)))
+        i32 = [ir.Constant(I32, fmt.DTYPE_CODES[p.dtype]) for p in ports]
+        ranks = [ir.Constant(I32, len(p.shape)) for p in ports]
+        names = [_reference(self._text(p.name)) for p in ports]
+        dims = [_reference(self._words(p.shape, "dims")) for p in ports]
+        minus, null = ir.Constant(I32, -1), ir.Constant(PTR, None)
+        columns: list[tuple[str, ir.Type, list[ir.Value], ir.Constant]] = [
+            ("name", PTR, names, null),
+            ("dtype", I32, i32, minus),
+            ("rank", I32, ranks, minus),
+            ("dims", PTR, dims, null),
+        ]
+        for column, element, values, otherwise in columns:
+            function, b = self._public(f"{kind}_{column}", element, [I32])
+            baseline(function, self.target)
+            index = function.args[0]
+            table = _reference(self._array(element, values, column))
+            inside = b.icmp_unsigned("<", index, ir.Constant(I32, len(ports)))
+            with b.if_then(b.not_(inside)):
+                b.ret(otherwise)
+            where = b.gep(table, [b.zext(index, I64)], source_etype=element)
+            b.ret(b.load(where, typ=element))
+
+    def _emit_descriptor(self, **functions: ir.Function) -> None:
+        magic = int.from_bytes(fmt.DESCRIPTOR_MAGIC, "little")
+        row = [const(magic), const(fmt.FORMAT_VERSION), self._text(self.model.metadata)]
+        order = ("status", "create", "destroy", "run", "last_error", "py_call")
+        row += [functions[name] for name in order]
+        assert len(row) == fmt.DESC_WORDS
+        value = ir.Constant(
+            ir.LiteralStructType([_type_of(x) for x in row]), [_reference(x) for x in row]
+        )
+        table = ir.GlobalVariable(self.module, value.type, fmt.DESCRIPTOR)
+        table.initializer, table.global_constant = value, True
+        # Weak: two models linked into one program do not clash; the loader opens one at a time.
+        table.linkage = "weak"
+
+
+def _round_up(nbytes: int) -> int:
+    return -(-nbytes // _LINE) * _LINE
+
+
+def _type_of(x: ir.Value) -> ir.Type:
+    return PTR if isinstance(x, (ir.Function, ir.GlobalVariable)) else x.type
+
+
+def _reference(x: ir.Value) -> ir.Value:
+    """The address of a function or global as a plain `ptr` constant."""
+    if isinstance(x, (ir.Function, ir.GlobalVariable)):
+        return ir.FormattedConstant(PTR, x.get_reference())
+    return x

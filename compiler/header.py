@@ -1,0 +1,161 @@
+"""The C header of an exported library: declarations, with shapes and dtypes in comments.
+
+Owns the text. The functions it declares are emitted by `codegen/capi.py`.
+"""
+
+from __future__ import annotations
+
+from jitgrad.compiler.codegen.capi import Model, Port
+from jitgrad.runtime import artifact_format as fmt
+
+_C_TYPES = {
+    "bool": "uint8_t", "uint8": "uint8_t", "int8": "int8_t", "int16": "int16_t",
+    "int32": "int32_t", "int64": "int64_t", "uint32": "uint32_t", "uint64": "uint64_t",
+    "float16": "uint16_t", "bfloat16": "uint16_t", "float32": "float", "float64": "double",
+}  # fmt: skip
+_NOTES = {
+    "bool": "0 or 1 in a byte",
+    "float16": "the bits of an IEEE half",
+    "bfloat16": "the upper 16 bits of a float",
+}
+
+
+def c_header(model: Model, filename: str) -> str:
+    """The header's text. `filename` is how an #include names it."""
+    name, upper = model.name, model.name.upper()
+    guard = f"JG_{upper}_H"
+    codes = ",\n".join(f"    JG_{k.upper()} = {v}" for k, v in fmt.DTYPE_CODES.items())
+    inputs, outputs = [p for _, p in model.inputs], [p for _, p in model.outputs]
+    return f"""\
+/* {_comment(filename)}: a compiled model. {_comment(model.version)}
+
+   Inputs, in order:
+{_table(inputs)}
+   Outputs, in order:
+{_table(outputs)}
+   Arrays are dense and row-major, aligned as their element type is. Outputs must overlap neither
+   the inputs nor each other.
+
+       jg_{name} *model = jg_{name}_create(1);
+       if (!model) {{ puts(jg_{name}_status()); return 1; }}
+       if (jg_{name}_run(model, inputs, outputs) != JG_OK) puts(jg_{name}_last_error(model));
+       jg_{name}_destroy(model);
+
+   There is no global state. Different instances may run at the same time; one instance runs one
+   call at a time. Only create and destroy allocate and free memory. */
+#ifndef {guard}
+#define {guard}
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {{
+#endif
+
+#ifndef JG_COMMON
+#define JG_COMMON
+/* What run returns. */
+enum {{
+    JG_OK = {fmt.OK},
+    JG_FAULT = {fmt.FAULT},        /* the model found bad values, e.g. an index out of range */
+    JG_BAD_ARGUMENT = {fmt.BAD_ARGUMENT}, /* a pointer was NULL or not aligned; nothing ran */
+    JG_BUSY = {fmt.BUSY}          /* another thread is running this instance; nothing ran */
+}};
+/* Element types. */
+enum {{
+{codes}
+}};
+#endif
+
+enum {{ JG_{upper}_INPUTS = {len(inputs)}, JG_{upper}_OUTPUTS = {len(outputs)} }};
+{_port_enums(upper, inputs, outputs)}
+typedef struct jg_{name} jg_{name};
+
+/* A new instance that runs on up to `threads` threads, the caller's among them (less than 1 counts
+   as 1). NULL when this processor lacks a feature that the code needs (see jg_{name}_status), or
+   when there is no memory. */
+jg_{name} *jg_{name}_create(int threads);
+
+/* Ends the threads and frees the memory. NULL is allowed; a call must not be running. */
+void jg_{name}_destroy(jg_{name} *model);
+
+/* Reads the {len(inputs)} arrays of `inputs` and writes the {len(outputs)} of `outputs`. Returns
+   JG_OK or another status from above; after JG_FAULT the outputs' elements are unspecified. */
+int jg_{name}_run(jg_{name} *model, const void *const *inputs, void *const *outputs);
+
+/* Why the last run of this instance returned JG_FAULT or JG_BAD_ARGUMENT; "" after JG_OK. The text
+   is constant: it needs no freeing and stays valid. */
+const char *jg_{name}_last_error(const jg_{name} *model);
+
+/* "ready", or what keeps the library from running on this processor. */
+const char *jg_{name}_status(void);
+
+/* What made the library, and for which target. */
+const char *jg_{name}_version(void);
+
+/* What the inputs and outputs are, by number. dtype: one of the element types above; dims: rank
+   numbers. A number that is out of range gives NULL or -1. */
+int jg_{name}_n_inputs(void);
+const char *jg_{name}_input_name(int i);
+int jg_{name}_input_dtype(int i);
+int jg_{name}_input_rank(int i);
+const int64_t *jg_{name}_input_dims(int i);
+int jg_{name}_n_outputs(void);
+const char *jg_{name}_output_name(int i);
+int jg_{name}_output_dtype(int i);
+int jg_{name}_output_rank(int i);
+const int64_t *jg_{name}_output_dims(int i);
+{_typed_call(name, inputs, outputs)}
+#ifdef __cplusplus
+}}
+#endif
+#endif /* {guard} */
+"""
+
+
+def _comment(text: str) -> str:
+    """Text that cannot end the comment it stands in, nor break its lines."""
+    return " ".join(text.replace("*/", "* /").replace("/*", "/ *").split()).replace("??/", "?")
+
+
+def _table(ports: list[Port]) -> str:
+    if not ports:
+        return "       none\n"
+    lines = []
+    for n, p in enumerate(ports):
+        shape = "".join(f"[{d}]" for d in p.shape) or " (one element)"
+        note = f", {_NOTES[p.dtype]}" if p.dtype in _NOTES else ""
+        name = _comment(p.name)
+        lines.append(f"       {n}  {name}: {_C_TYPES[p.dtype]}{shape}  ({p.dtype}{note})")
+    return "\n".join(lines) + "\n"
+
+
+def _port_enums(upper: str, inputs: list[Port], outputs: list[Port]) -> str:
+    """How many elements each array has, for declarations of buffers."""
+    rows = [f"    JG_{upper}_INPUT{n}_SIZE = {p.numel}" for n, p in enumerate(inputs)]
+    rows += [f"    JG_{upper}_OUTPUT{n}_SIZE = {p.numel}" for n, p in enumerate(outputs)]
+    if not rows or any(p.numel >= 2**31 for p in (*inputs, *outputs)):
+        return ""
+    return "/* Elements of each array. */\nenum {\n" + ",\n".join(rows) + "\n};\n"
+
+
+def _typed_call(name: str, inputs: list[Port], outputs: list[Port]) -> str:
+    """A typed form of run, for models with few arrays."""
+    if not 1 <= len(inputs) + len(outputs) <= 12:
+        return ""
+    params = [f"const {_C_TYPES[p.dtype]} *input{n}" for n, p in enumerate(inputs)]
+    params += [f"{_C_TYPES[p.dtype]} *output{n}" for n, p in enumerate(outputs)]
+    n_in, n_out = max(1, len(inputs)), max(1, len(outputs))
+    body = [f"    const void *in[{n_in}];", f"    void *out[{n_out}];"]
+    body += [f"    in[{n}] = input{n};" for n in range(len(inputs))] or ["    in[0] = 0;"]
+    body += [f"    out[{n}] = output{n};" for n in range(len(outputs))] or ["    out[0] = 0;"]
+    signature = ",\n        ".join([f"jg_{name} *model", *params])
+    lines = "\n".join(body)
+    return f"""
+/* jg_{name}_run with the arrays as typed arguments. */
+static inline int jg_{name}_call(
+        {signature}) {{
+{lines}
+    return jg_{name}_run(model, in, out);
+}}
+"""

@@ -1,0 +1,287 @@
+"""A graph as a native library: one object file, a C header, and the shared library linked of them.
+
+Owns the way from a Graph and its state to files. Code is the pipeline's, the C interface is
+`codegen/capi.py`'s, the header `header.py`'s, linking `link.py`'s, the seal `artifact_format.py`'s.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import struct
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jitgrad.compiler.codegen import capi, features, objects, pool
+from jitgrad.compiler.codegen.target import Target, host, llvm_binding
+from jitgrad.compiler.header import c_header
+from jitgrad.compiler.ir import Graph, Node
+from jitgrad.compiler.link import link_shared
+from jitgrad.compiler.pipeline import Options, assemble, stages_of
+from jitgrad.compiler.symbolic import is_static
+from jitgrad.runtime import artifact_format as fmt
+from jitgrad.runtime.errors import CompileError, InternalError
+
+_WEIGHTS_LIMIT = 2**31 - 2**24  # position-independent code reaches 2 GiB
+_ALIGN = 128
+
+
+@dataclass(frozen=True)
+class NativeFiles:
+    """What `write_native` wrote. `library` is None when the object file was asked for."""
+
+    object: Path | None
+    header: Path
+    library: Path | None
+
+
+def write_native(
+    graph: Graph,
+    state: Mapping[str, np.ndarray[Any, Any]],
+    path: str | os.PathLike[str],
+    *,
+    name: str | None = None,
+    output_names: Sequence[str] = (),
+    target: Target | None = None,
+    creator: str = "jitgrad",
+) -> NativeFiles:
+    """Writes `path` (.so: a shared library, .o: an object file) and a C header beside it.
+
+    graph: pure, of static shapes; its inputs of kind "state" take their values from `state`, by
+    name. name: the C functions are jg_<name>_...; None takes the file's name without lib and
+    suffix. Raises ValueError for a path or name that will not do, CompileError for what cannot be
+    compiled or linked, OSError when a file cannot be written.
+    """
+    path = Path(path)
+    if path.suffix not in (".so", ".o"):
+        raise ValueError(
+            f"[native] expected a path that ends in .so (shared library) or .o (object file); got "
+            f"{str(path)!r}"
+        )
+    if path.is_dir():
+        raise IsADirectoryError(f"[native] expected the path of a file; {str(path)!r} is a folder")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(
+            f"[native] expected an existing folder; {str(path.parent)!r} is none; make it first"
+        )
+    stem = path.name.removesuffix(path.suffix).removeprefix("lib") or path.stem
+    symbol = _identifier(stem) if name is None else name
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", symbol):
+        raise ValueError(f"[native] expected name to be a C identifier; got {name!r}")
+    header_path = path.with_suffix(".h")
+    code, header = build_object(
+        graph, state, symbol, header_path.name, output_names, target or host(), creator
+    )
+    if path.suffix == ".o":
+        _replace(path, code)
+        _replace(header_path, header.encode())
+        return NativeFiles(path, header_path, None)
+    with tempfile.TemporaryDirectory(prefix="jitgrad-") as folder:
+        linked = Path(folder) / path.name
+        unlinked = Path(folder) / f"{path.stem}.o"
+        unlinked.write_bytes(code)
+        try:
+            link_shared(unlinked, linked, path.name)
+        except CompileError as error:
+            kept = path.with_suffix(".o")
+            _replace(kept, code)
+            _replace(header_path, header.encode())
+            message = str(error).replace(str(unlinked), str(kept))
+            raise CompileError(message) from None
+        _replace(path, fmt.sealed(linked.read_bytes()), 0o777)
+    _replace(header_path, header.encode())
+    return NativeFiles(None, header_path, path)
+
+
+def build_object(
+    graph: Graph,
+    state: Mapping[str, np.ndarray[Any, Any]],
+    name: str,
+    header_name: str,
+    output_names: Sequence[str],
+    target: Target,
+    creator: str,
+) -> tuple[bytes, str]:
+    """The object file and the header's text."""
+    _check_graph(graph)
+    needed = features.required_features(target)
+    simple, stages = stages_of(graph, Options(target=target))
+    image, _ = assemble(stages)
+    offsets, weights = _pack_state(simple, state)
+    ports = [
+        capi.Port(i.name, i.value.type.dtype.name, _ints(i.value.type.shape),
+                  i.value.type.dtype.itemsize)
+        for i in simple.inputs
+    ]  # fmt: skip
+    inputs = [(k, p) for k, p in enumerate(ports) if simple.inputs[k].kind != "state"]
+    outputs = []
+    for k, v in enumerate(simple.outputs):
+        default = "output" if len(simple.outputs) == 1 else f"output{k}"
+        label = output_names[k] if k < len(output_names) else default
+        port = capi.Port(label, v.type.dtype.name, _ints(v.type.shape), v.type.dtype.itemsize)
+        outputs.append((image.n_inputs + k, port))
+    model = capi.Model(
+        name, image, inputs, outputs, offsets, len(weights),
+        faults=[_fault_text(node) for node in stages.program.sites],
+        features=[(f, _missing_text(f)) for f in needed],
+        version=f"{creator}, format {fmt.FORMAT_VERSION}, for {target.triple} ({target.cpu})",
+    )  # fmt: skip
+    moved = sum(p.numel * p.itemsize for _, p in (*inputs, *outputs))
+    moved += len(weights) + image.arena_bytes
+    model.metadata = _metadata(model, needed, target, creator, moved)
+    modules = [str(capi.emit_capi(model, target)), str(pool.emit_runtime(target.triple, True))]
+    modules += {g.key: g.module_text for g in stages.generated.values()}.values()
+    keep = {*capi.public_symbols(name), fmt.DESCRIPTOR}
+    text = _joined(modules, keep)
+    code = objects.compile_object(text, target, pool.ALLOWED_SYMBOLS)
+    if weights:
+        code = _fill_section(code, capi.WEIGHTS_SECTION, weights)
+    return code, c_header(model, header_name)
+
+
+def _check_graph(graph: Graph) -> None:
+    if graph.writes or graph.rebinds:
+        raise CompileError(
+            f"[native] expected a pure graph; {graph.name} writes {len(graph.writes)} storages and "
+            f"rebinds {len(graph.rebinds)} slots"
+        )
+    values = [*(i.value for i in graph.inputs), *graph.outputs]
+    for v in values:
+        if not is_static(v.type.shape):
+            raise CompileError(f"[native] expected static shapes; got {v.type}; export it as such")
+        if v.type.dtype.name not in fmt.DTYPE_CODES:
+            raise CompileError(f"[native] {v.type.dtype} has no C form; convert it first")
+
+
+def _ints(shape: Sequence[Any]) -> tuple[int, ...]:
+    return tuple(int(d) for d in shape)
+
+
+def _identifier(text: str) -> str:
+    cleaned = re.sub(r"[^A-Za-z0-9_]", "_", text)
+    return cleaned if cleaned and not cleaned[0].isdigit() else f"m{cleaned}"
+
+
+def _pack_state(
+    graph: Graph, state: Mapping[str, np.ndarray[Any, Any]]
+) -> tuple[dict[int, int], bytes]:
+    """{slot: offset} of the state that the graph reads, and the bytes."""
+    used = {v for node in graph.nodes for v in node.inputs} | set(graph.outputs)
+    offsets: dict[int, int] = {}
+    parts: list[bytes] = []
+    size = 0
+    for slot, item in enumerate(graph.inputs):
+        if item.kind != "state" or item.value not in used:
+            continue
+        array = np.ascontiguousarray(state[item.name]).reshape(_ints(item.value.type.shape))
+        if array.dtype != item.value.type.dtype.np:
+            raise InternalError(f"state {item.name}: {array.dtype}, not {item.value.type}")
+        offsets[slot] = size
+        data = array.tobytes()
+        padding = -len(data) % _ALIGN if data else _ALIGN  # something to point at
+        parts += [data, bytes(padding)]
+        size += len(data) + padding
+    if size > _WEIGHTS_LIMIT:
+        raise CompileError(
+            f"[native] expected at most {_WEIGHTS_LIMIT} bytes of weights in a library; got {size}"
+        )
+    return offsets, b"".join(parts)
+
+
+def _fault_text(node: Node) -> str:
+    """What a faulty index or the like says; of the source line the file's name only."""
+    file, _, line = node.line.rpartition(":")
+    where = f"{os.path.basename(file)}:{line}" if file else node.line
+    return str(node.op.fault([v.type for v in node.inputs], node.attr, where))
+
+
+def _missing_text(feature: str) -> str:
+    return (
+        f"this library was compiled for processors with {feature}, which this processor or its "
+        "operating system does not offer; export it for an older one (JITGRAD_CPU=x86-64-v2)"
+    )
+
+
+def _metadata(
+    model: capi.Model, needed: list[str], target: Target, creator: str, moved: int
+) -> str:
+    def describe(ports: list[tuple[int, capi.Port]]) -> list[dict[str, Any]]:
+        return [{"name": p.name, "dtype": p.dtype, "shape": list(p.shape)} for _, p in ports]
+
+    image = model.image
+    return json.dumps(
+        {
+            "name": model.name,
+            "creator": creator,
+            "triple": target.triple,
+            "cpu": target.cpu,
+            "features": needed,
+            "inputs": describe(model.inputs),
+            "outputs": describe(model.outputs),
+            "weights_bytes": model.weights_bytes,
+            "arena_bytes": image.arena_bytes,
+            "bytes_moved": moved,
+            "kernels": len(image.kernels),
+            "threads": model.useful_threads,
+        }
+    )
+
+
+def _joined(modules: list[str], keep: set[str]) -> str:
+    """One module of many. What is defined and not in `keep` becomes internal, so that two models
+    can be linked into one program."""
+    binding = llvm_binding()
+    # For the CPUID instruction, which LLVM has as assembly only. Without a parser LLVM aborts.
+    binding.initialize_native_asmparser()
+    whole = binding.parse_assembly(modules[0])
+    for text in modules[1:]:
+        whole.link_in(binding.parse_assembly(text))
+    for value in (*whole.functions, *whole.global_variables):
+        if not value.is_declaration and value.name not in keep:
+            value.linkage = "internal"
+    return str(whole)
+
+
+def _fill_section(data: bytes, name: str, content: bytes) -> bytes:
+    """An ELF64 object with the (equally long) content of one section replaced."""
+    if data[:6] != b"\x7fELF\x02\x01":
+        raise CompileError("[native] weights go into ELF objects only; this target makes no ELF")
+    start = struct.unpack_from("<Q", data, 40)[0]
+    size, count, strings = struct.unpack_from("<HHH", data, 58)
+    sections = [struct.unpack_from("<IIQQQQ", data, start + k * size) for k in range(count)]
+    names = sections[strings][4]
+    for entry in sections:
+        at = names + entry[0]
+        if data[at : data.index(b"\0", at)] == name.encode():
+            offset, length = entry[4], entry[5]
+            if length != len(content):
+                raise InternalError(f"section {name} has {length} bytes, not {len(content)}")
+            return b"".join([data[:offset], content, data[offset + length :]])
+    raise InternalError(f"the object has no section {name}")
+
+
+def _replace(path: Path, content: bytes, mode: int = 0o666) -> None:
+    """Writes a file in one step: a reader, or a program that has it mapped, sees old or new."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+            os.replace(temporary, path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise type(error)(
+            error.errno,
+            f"[native] expected a folder that can be written; {str(path)!r} cannot be: "
+            f"{error.strerror}; choose another folder",
+        ) from None

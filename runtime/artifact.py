@@ -1,0 +1,410 @@
+"""Runs an exported library from Python, with NumPy and nothing else: `load(path)`.
+
+Owns the checks before a file is opened as a library, the checks of arguments, and the instances
+that calls borrow. The words it shares with the library are in `artifact_format.py`.
+
+One instance runs one call at a time. A model keeps idle instances and makes another when all are
+taken, so that calls from several threads never wait for each other; a warm call allocates its
+outputs only. Libraries stay loaded until the process ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import json
+import math
+import os
+import platform
+import struct
+import sys
+import tempfile
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jitgrad.runtime import abi, buffers, dtypes, threads
+from jitgrad.runtime import artifact_format as fmt
+from jitgrad.runtime.errors import ArtifactError
+
+_MAX_IDLE = 8
+_MAX_THREADS = 1024
+# From here on a call is long enough to let other Python threads run meanwhile (some 50 ns).
+_WORTH_RELEASING = 2**16
+# Below, aligning a result to cache lines costs more than it saves.
+_WORTH_ALIGNING = 2**16
+
+# ELF's numbers for machines (e_machine) and what Python calls them.
+_MACHINES = {62: "x86_64", 183: "aarch64", 243: "riscv64", 3: "i386", 40: "arm", 21: "ppc64le"}
+_SYNONYMS = {"amd64": "x86_64", "arm64": "aarch64"}
+
+_Address = ctypes.c_void_p
+
+
+@dataclass(frozen=True)
+class Port:
+    """An input or output of a model: `name`, `dtype` (its name), `shape`."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.dtype}[{', '.join(map(str, self.shape))}]"
+
+
+def load(path: str | os.PathLike[str], *, threads: int | None = None) -> Model:
+    """Loads a library that `jitgrad.export(...).native("lib.so")` wrote.
+
+    threads: how many threads a call may use, at least 1; None: as many as the process may.
+    Needs neither the compiler nor the model's source. Raises FileNotFoundError or
+    IsADirectoryError for a path that is no file; ArtifactError when the file is no such library,
+    is altered, truncated, of another format version, for another machine, or needs processor
+    features that are not here. A file is opened as a library only after its checksum was found
+    right, so a damaged one cannot crash. The checksum is no signature: load only what you trust.
+    """
+    count = _thread_count(threads)
+    path = os.path.abspath(os.fspath(path))
+    data = _read(path)
+    _check_elf(data, path)
+    digest = fmt.check_seal(data, path)
+    library = _open(path, digest, data)
+    return Model(path, _functions(library, path), count)
+
+
+class Model:
+    """A loaded model. Call it with NumPy arrays; see `__call__`.
+
+    Attributes: `name`; `inputs` and `outputs`, tuples of Port; `threads`; `info`, what the library
+    says of itself (target, features, sizes); `path`.
+    """
+
+    def __init__(self, path: str, functions: _Functions, threads: int) -> None:
+        self.path, self._functions = path, functions
+        self.info = functions.info
+        self.name: str = self.info["name"]
+        self.inputs, self.outputs = functions.inputs, functions.outputs
+        self.threads = min(threads, int(self.info["threads"]))
+        self._expected = tuple((dtypes.BY_NAME[p.dtype].np, p.shape) for p in self.inputs)
+        self._results = tuple((p.shape, dtypes.BY_NAME[p.dtype].np) for p in self.outputs)
+        self._make = tuple(_maker(shape, dtype) for shape, dtype in self._results)
+        self._count = len(self.inputs)
+        self._single = len(self.outputs) == 1
+        self._idle: list[_Instance] = [_Instance(self)]
+        _models.add(self)
+
+    def __call__(
+        self, *arrays: NDArray[Any], out: NDArray[Any] | Sequence[NDArray[Any]] | None = None
+    ) -> Any:
+        """Runs the model on one array for each of `inputs`, of its very dtype and shape.
+
+        Arrays that are not dense row-major are copied first; others are read where they are.
+        Returns an array, or a tuple of arrays when the model has several outputs (or none). out:
+        arrays to write to instead of fresh ones: dense, writable, overlapping nothing.
+
+        Raises TypeError and ValueError for arguments that do not fit, naming the input;
+        RuntimeError when the model found bad values (such as an index out of range).
+        """
+        if len(arrays) != self._count:
+            raise self._wrong_count(len(arrays))
+        for array, (dtype, shape) in zip(arrays, self._expected):
+            if (
+                type(array) is not np.ndarray
+                or array.dtype is not dtype
+                or array.shape != shape
+                or not (flags := array.flags).c_contiguous
+                or not flags.aligned
+            ):
+                arrays = tuple([self._fit(i, x) for i, x in enumerate(arrays)])
+                break
+        if out is not None:
+            results = self._check_out(out, arrays)
+        elif self._single:
+            results = [self._make[0]()]
+        else:
+            results = [make() for make in self._make]
+        try:
+            instance = self._idle.pop()
+        except IndexError:
+            instance = _Instance(self)
+        status = instance.call(*arrays, *results)
+        if status:
+            self._fail(instance, status)
+        if len(self._idle) < _MAX_IDLE:
+            self._idle.append(instance)
+        return results[0] if self._single else tuple(results)
+
+    def _wrong_count(self, got: int) -> TypeError:
+        names = ", ".join(map(str, self.inputs)) or "none"
+        return TypeError(f"[{self.name}] expected {self._count} inputs ({names}); got {got}")
+
+    def _fit(self, index: int, array: Any) -> NDArray[Any]:
+        """The argument as a dense array of the right type; raises where it has another type."""
+        port = self.inputs[index]
+        dtype, shape = self._expected[index]
+        what = f"[{self.name}] expected input {index} ({port})"
+        if not isinstance(array, (np.ndarray, np.generic)):
+            raise TypeError(
+                f"{what} as a NumPy array; got {type(array).__name__}; convert it with "
+                f"np.asarray(x, {port.dtype!r})"
+            )
+        array = np.asarray(array)
+        if array.dtype != dtype:
+            raise TypeError(
+                f"{what}; got dtype {_describe(array)}; convert it with .astype({port.dtype!r})"
+            )
+        if array.shape != shape:
+            raise ValueError(
+                f"{what}; got {_describe(array)}; the library was compiled for this shape: reshape "
+                "or pad the array, or export the model for the other shape"
+            )
+        return np.require(array, requirements=["C", "ALIGNED"])
+
+    def _check_out(self, out: Any, arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+        given = [out] if isinstance(out, np.ndarray) else list(out)
+        if len(given) != len(self.outputs):
+            raise TypeError(
+                f"[{self.name}] expected {len(self.outputs)} arrays as out; got {len(given)}"
+            )
+        spans = [(a := buffers.address(x), a + x.nbytes) for x in arrays]
+        for index, (array, (shape, dtype)) in enumerate(zip(given, self._results)):
+            problem = _problem(array, shape, dtype, spans)
+            if problem is not None:
+                port = self.outputs[index]
+                problem.args = (f"[{self.name}] expected out {index} ({port}) {problem}",)
+                raise problem
+            start = buffers.address(array)
+            spans.append((start, start + array.nbytes))
+        return given
+
+    def _fail(self, instance: _Instance, status: int) -> None:
+        text = (self._functions.last_error(instance.handle) or b"").decode(errors="replace")
+        self._idle.append(instance)
+        if status == fmt.FAULT:
+            raise RuntimeError(f"[{self.name}] {text or 'the model found bad values'}")
+        raise RuntimeError(f"[{self.name}] run returned status {status}: {text}")
+
+    def __repr__(self) -> str:
+        inputs = ", ".join(map(str, self.inputs))
+        outputs = ", ".join(map(str, self.outputs))
+        signature = f"({inputs}) -> ({outputs})"
+        return f"<jitgrad.runtime.Model {self.name}: {signature}; threads: {self.threads}>"
+
+
+class _Instance:
+    """What one call in flight has for itself: an instance of the library, a table of pointers."""
+
+    __slots__ = ("call", "destroy", "handle", "pid", "words")
+
+    def __init__(self, model: Model) -> None:
+        functions = model._functions
+        self.pid, self.handle, self.destroy = os.getpid(), 0, functions.destroy
+        self.handle = functions.create(model.threads) or 0
+        if not self.handle:
+            raise MemoryError(
+                f"[{model.name}] no memory for an instance "
+                f"({functions.info['arena_bytes']} bytes of temporaries)"
+            )
+        n_inputs, n_arrays = len(model.inputs), len(model.inputs) + len(model.outputs)
+        self.words = np.zeros(abi.CALL_WORDS + n_arrays, np.int64)
+        if functions.bind is None:
+            pointers = self.words[abi.CALL_WORDS :]
+            start = buffers.address(pointers)
+            arguments = tuple(map(_Address, (self.handle, start, start + 8 * n_inputs)))
+            self.call = _plain_call(functions.run, arguments, pointers)
+            return
+        self.words[abi.CALL_CTX] = self.handle
+        self.words[abi.CALL_BUFS] = buffers.address(self.words) + 8 * abi.CALL_WORDS
+        self.words[abi.CALL_NROWS] = n_inputs
+        self.words[abi.CALL_NARGS] = n_arrays
+        release_gil = functions.info["bytes_moved"] >= _WORTH_RELEASING
+        threads.fill_call_words(self.words, release_gil)
+        self.call = functions.bind(self.words)
+
+    def __del__(self, _getpid: Callable[[], int] = os.getpid) -> None:
+        # A forked child has the memory but not the threads: joining them would never end.
+        if self.handle and self.pid == _getpid():
+            self.destroy(self.handle)
+
+
+_models: weakref.WeakSet[Model] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    global _lock
+    _lock = threading.Lock()  # another thread of the parent may have held it
+    for model in _models:
+        model._idle.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def _plain_call(
+    run: Callable[..., int], arguments: Sequence[Any], pointers: NDArray[Any]
+) -> Callable[..., int]:
+    """The call through ctypes, where objects do not look as jg_py_call needs them."""
+
+    def call(*arrays: NDArray[Any]) -> int:
+        for i, array in enumerate(arrays):
+            pointers[i] = buffers.address(array)
+        return run(*arguments)
+
+    return call
+
+
+def _problem(
+    array: Any, shape: tuple[int, ...], dtype: np.dtype[Any], spans: Sequence[tuple[int, int]]
+) -> Exception | None:
+    """Why a result cannot be written to an array of the caller's, or None."""
+    if not isinstance(array, np.ndarray):
+        return TypeError(f"as a NumPy array; got {type(array).__name__}")
+    if array.dtype != dtype or array.shape != shape:
+        wrong = TypeError if array.dtype != dtype else ValueError
+        return wrong(f"of that dtype and shape; got {_describe(array)}")
+    flags = array.flags
+    if not (flags.c_contiguous and flags.aligned and flags.writeable):
+        return ValueError("to be dense row-major, aligned and writable; it is not")
+    start = buffers.address(array)
+    if any(start < high and low < start + array.nbytes for low, high in spans):
+        return ValueError("to overlap no input and no other output; it does")
+    return None
+
+
+def _maker(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Callable[[], NDArray[Any]]:
+    """A function that makes an uninitialised array for a result."""
+    if math.prod(shape) * dtype.itemsize < _WORTH_ALIGNING:
+        return functools.partial(np.empty, shape, dtype)
+    return functools.partial(buffers.empty_array, shape, dtype)
+
+
+def _describe(array: NDArray[Any]) -> str:
+    return f"{array.dtype}[{', '.join(map(str, array.shape))}]"
+
+
+def _thread_count(count: int | None) -> int:
+    if count is None:
+        return threads.available_processors()
+    if not isinstance(count, int) or isinstance(count, bool):
+        raise TypeError(f"[load] expected threads to be an int or None; got {count!r}")
+    if not 1 <= count <= _MAX_THREADS:
+        raise ValueError(f"[load] expected 1 to {_MAX_THREADS} threads; got {count}")
+    return count
+
+
+# -- the file ------------------------------------------------------------------------------------
+def _read(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise type(error)(
+            error.errno, f"[load] expected a library file that can be read; {error.strerror}", path
+        ) from None
+
+
+def _check_elf(data: bytes, path: str) -> None:
+    """Raises ArtifactError unless the file is an ELF shared library for this machine."""
+    if data[:4] != b"\x7fELF" or len(data) < 64:
+        raise ArtifactError(
+            f"[load] expected an ELF shared library; {path!r} ({len(data)} bytes) is none; give "
+            "the .so file that jitgrad.export(...).native wrote"
+        )
+    here = platform.machine().lower()
+    here = _SYNONYMS.get(here, here)
+    kind, machine = struct.unpack_from("<HH", data, 16)
+    theirs = _MACHINES.get(machine, f"machine {machine}")
+    if data[4] != 2 or data[5] != 1:
+        theirs = (
+            f"{'32' if data[4] == 1 else '64'}-bit {'big' if data[5] == 2 else 'little'}-endian"
+        )
+    if theirs != here or not sys.platform.startswith("linux") or sys.maxsize < 2**32:
+        raise ArtifactError(
+            f"[load] expected a library for {here} on {sys.platform}; {path!r} is for {theirs} on "
+            "linux; export the model for this machine"
+        )
+    if kind != 3:
+        raise ArtifactError(
+            f"[load] expected an ELF shared library; {path!r} is another kind of ELF file (type "
+            f"{kind}); an object file has to be linked first"
+        )
+
+
+_lock = threading.Lock()
+_opened: dict[str, bytes] = {}
+"""{path: digest} of the libraries in this process."""
+
+
+def _open(path: str, digest: bytes, data: bytes) -> ctypes.CDLL:
+    """Opens a verified file. The system finds open libraries by path, so a path that now has other
+    content than when it was first opened is opened through a copy."""
+    with _lock:
+        known = _opened.get(path)
+        try:
+            if known is None or known == digest:
+                library = ctypes.CDLL(path)
+                _opened[path] = digest
+                return library
+            handle, copy = tempfile.mkstemp(suffix=".so", prefix="jitgrad-")
+            try:
+                with os.fdopen(handle, "wb") as file:
+                    file.write(data)
+                return ctypes.CDLL(copy)
+            finally:
+                os.unlink(copy)
+        except OSError as error:
+            raise ArtifactError(f"[load] the system cannot open {path!r}: {error}") from None
+
+
+class _Functions:
+    """The functions and the description of an opened library."""
+
+    def __init__(self, words: Sequence[int], info: dict[str, Any], owner: Any) -> None:
+        self.owner, self.info = owner, info
+        self.inputs, self.outputs = _ports(info["inputs"]), _ports(info["outputs"])
+        if not isinstance(info["name"], str):
+            raise TypeError("name is no text")
+        int(info["threads"]), int(info["arena_bytes"]), int(info["bytes_moved"])
+        self.create = ctypes.CFUNCTYPE(_Address, ctypes.c_int)(words[fmt.DESC_CREATE])
+        self.destroy = ctypes.CFUNCTYPE(None, _Address)(words[fmt.DESC_DESTROY])
+        run = ctypes.CFUNCTYPE(ctypes.c_int, _Address, _Address, _Address)
+        self.run = run(words[fmt.DESC_RUN])
+        last_error = ctypes.CFUNCTYPE(ctypes.c_char_p, _Address)
+        self.last_error = last_error(words[fmt.DESC_LAST_ERROR])
+        self.bind = threads.make_bind(words[fmt.DESC_PY_CALL]) if buffers.LAYOUT_HOLDS else None
+
+
+def _ports(rows: Any) -> tuple[Port, ...]:
+    made = tuple(Port(str(r["name"]), str(r["dtype"]), tuple(map(int, r["shape"]))) for r in rows)
+    for port in made:
+        dtypes.BY_NAME[port.dtype]
+    return made
+
+
+def _functions(library: ctypes.CDLL, path: str) -> _Functions:
+    try:
+        words = list((ctypes.c_int64 * fmt.DESC_WORDS).in_dll(library, fmt.DESCRIPTOR))
+    except ValueError:
+        raise ArtifactError(f"[load] {path!r} has no symbol {fmt.DESCRIPTOR}") from None
+    magic = words[fmt.DESC_MAGIC].to_bytes(8, "little", signed=True)
+    if magic != fmt.DESCRIPTOR_MAGIC or words[fmt.DESC_FORMAT] != fmt.FORMAT_VERSION:
+        raise ArtifactError(
+            f"[load] expected a library of format {fmt.FORMAT_VERSION}; {path!r} has format "
+            f"{words[fmt.DESC_FORMAT]}; export it again with this version of jitgrad"
+        )
+    status = ctypes.CFUNCTYPE(ctypes.c_char_p)(words[fmt.DESC_STATUS])()
+    if status != b"ready":
+        raise ArtifactError(f"[load] {path!r}: {(status or b'').decode(errors='replace')}")
+    text = ctypes.string_at(words[fmt.DESC_METADATA])
+    try:
+        return _Functions(words, json.loads(text), library)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ArtifactError(
+            f"[load] the description inside {path!r} is malformed: {error}"
+        ) from None
