@@ -28,7 +28,6 @@ from typing import Any
 import numpy as np
 
 from jitgrad.autograd.tape import (
-    EVERY,
     IdentityNode,
     Node,
     OverwrittenNode,
@@ -36,6 +35,7 @@ from jitgrad.autograd.tape import (
     next_seq,
     save_tensor,
 )
+from jitgrad.autograd.saves import reads_of_gradients, saved_keys
 from jitgrad.autograd.views import ViewInfo, new_view, rebase
 from jitgrad.compiler.ops.quiet import hush, unhush
 from jitgrad.compiler.ops.record import OPS
@@ -43,7 +43,7 @@ from jitgrad.compiler.symbolic import Sym, is_static
 from jitgrad.compiler.types import TensorType
 from jitgrad.runtime import dtypes
 from jitgrad.state import abstract_mode, bump_epoch, epoch, recording, state
-from jitgrad.tensor import Size, Tensor, intern_type, wrap
+from jitgrad.tensor import AbsentTensor, Size, Tensor, absent, intern_type, wrap
 from jitgrad.userline import user_frame, user_line
 
 __all__ = [
@@ -51,10 +51,52 @@ __all__ = [
     "state",
 ]  # fmt: skip
 
-Plan = tuple[Any, tuple[TensorType, ...], "tuple[Any, bool] | None"]
-"""(result type or types, operand types, tape), where tape is None if the result is never on the
-tape, else (for each operand whether its data is saved, or None if no operand's is; whether the
-result is saved)."""
+class Plan:
+    """What is known of an op's application from the operands' types and the attributes.
+
+    Attributes:
+        types: the result's type, or the tuple of them.
+        operand_types: held, so that ids of types in keys of plans stay theirs.
+        taped: the result may be on the tape (differentiable, floating).
+        keeps: for each set of operands that require grad (as bits), what is saved: a flag for each
+            operand, and whether the result is (a tuple of flags when there are several).
+    """
+
+    __slots__ = ("keeps", "operand_types", "reads", "taped", "types")
+
+    def __init__(self, types: Any, operand_types: tuple[TensorType, ...], taped: bool) -> None:
+        self.types = types
+        self.operand_types = operand_types
+        self.taped = taped
+        self.keeps: dict[int, tuple[tuple[bool, ...] | None, Any]] = {}
+        self.reads: tuple[frozenset[Any], ...] | None = None
+
+    def keeps_for(self, wanted: int, op: Any, attrs: dict[str, Any]) -> Any:
+        """(flags of operands, or None if no data of any is saved; flag or flags of results)."""
+        found = self.keeps.get(wanted)
+        if found is None:
+            count = len(self.operand_types)
+            if self.reads is None:
+                static = all(is_static(t.shape) for t in self.operand_types)
+                self.reads = (
+                    reads_of_gradients(op, self.operand_types, self.types, attrs)
+                    if static
+                    else (saved_keys(op, count),) * count
+                )
+            needed: frozenset[Any] = frozenset()
+            for k, keys in enumerate(self.reads):
+                if wanted >> k & 1:
+                    needed = needed | keys
+            flags = tuple(i in needed for i in range(count))
+            results = tuple(f"out{i}" in needed for i in range(op.nout))
+            absent_some = any(isinstance(k, int) for k in saved_keys(op, count))
+            found = (
+                flags if absent_some else None,
+                results[0] if op.nout == 1 else results,
+            )
+            self.keeps[wanted] = found
+        return found
+
 
 _plans: dict[Any, Plan] = {}
 """Plans by (op, ids of operand types, attributes). A plan holds its types, so an id in a key stays
@@ -83,13 +125,21 @@ def apply(op: Any, operands: tuple[Tensor, ...], attrs: dict[str, Any]) -> Any:
         plan = _plans[key]
     except (KeyError, TypeError):
         plan = _make_plan(key, op, operands, attrs)
-    types = plan[0]
+    types = plan.types
     current = state
     if op.view:
         outputs: Any = _apply_view(op, operands[0], attrs, types)
+        if type(outputs) is AbsentTensor:
+            return outputs
     elif current.abstract:
+        for x in operands:
+            if type(x) is AbsentTensor:
+                return _absent(op, types)
         outputs = wrap(None, types) if op.nout == 1 else tuple([wrap(None, t) for t in types])
     else:
+        for x in operands:
+            if x._data is None:
+                return _without_data(op, operands, types)
         token = hush()
         try:
             if count == 2:
@@ -99,7 +149,7 @@ def apply(op: Any, operands: tuple[Tensor, ...], attrs: dict[str, Any]) -> Any:
                 result = op.reference(*[x._data for x in operands], **attrs)
                 shared = count == 1 and result is operands[0]._data
         except Exception as error:
-            raise _with_line(_explain(error, op, operands))  # noqa: B904 (see _with_line)
+            raise _with_line(error)  # noqa: B904 (see _with_line)
         finally:
             unhush(token)
         if op.nout == 1:
@@ -110,7 +160,7 @@ def apply(op: Any, operands: tuple[Tensor, ...], attrs: dict[str, Any]) -> Any:
             outputs = tuple(
                 [wrap(_owned(r, operands), t) for r, t in zip(result, types, strict=True)]
             )
-    if plan[2] is not None and current.grad_enabled:
+    if plan.taped and current.grad_enabled:
         for x in operands:
             if x._requires_grad or (x._view is not None and x.requires_grad):
                 _put_on_tape(op, operands, attrs, plan, outputs)
@@ -131,12 +181,8 @@ def _make_plan(key: Any, op: Any, operands: tuple[Tensor, ...], attrs: dict[str,
     many = found if isinstance(found, tuple) else (found,)
     many = tuple(intern_type(t) for t in many)
     types = many if isinstance(found, tuple) else many[0]
-    tape: tuple[Any, bool] | None = None
-    if op.differentiable and any(t.dtype.category >= _FLOATING for t in many):
-        every = EVERY in op.saves
-        keeps = tuple(every or i in op.saves for i in range(len(operands)))
-        tape = (keeps if any(keeps) else None, any(isinstance(k, str) for k in op.saves))
-    plan = (types, operand_types, tape)
+    taped = op.differentiable and any(t.dtype.category >= _FLOATING for t in many)
+    plan = Plan(types, operand_types, taped)
     if operands and all(is_static(t.shape) for t in operand_types + many) and _static(attrs):
         if len(_plans) >= _MAX_PLANS:
             _plans.clear()
@@ -165,7 +211,11 @@ def _owned(result: np.ndarray[Any, Any], operands: tuple[Tensor, ...]) -> np.nda
 def _apply_view(op: Any, x: Tensor, attrs: dict[str, Any], type_: TensorType) -> Tensor:
     """A view op: shares x's storage where the reference could give a view, else a fresh result."""
     data = None
+    if type(x) is AbsentTensor:
+        return absent(type_)
     if not state.abstract:
+        if x._data is None:
+            return _without_data(op, (x,), type_)  # type: ignore[no-any-return]
         try:
             data = op.reference(x._data, **attrs)
         except Exception as error:
@@ -197,8 +247,7 @@ def _put_on_tape(
     op: Any, operands: tuple[Tensor, ...], attrs: dict[str, Any], plan: Plan, outputs: Any
 ) -> None:
     """Makes the op's node, field by field (Node.__init__ and Node.save cost as much again)."""
-    types, operand_types, saves = plan
-    assert saves is not None
+    wanted, bit = 0, 1
     edges: list[Node | Tensor | None] = []
     slots: list[int] = []
     for x in operands:
@@ -208,18 +257,21 @@ def _put_on_tape(
             edges.append(None)
             slots.append(0)
         elif x._node is None:
+            wanted |= bit
             edges.append(x)
             slots.append(0)
         else:
+            wanted |= bit
             edges.append(x._node)
             slots.append(x._out)
+        bit <<= 1
     node = _new_node(Node)
     node.op = op
     node.attrs = attrs
     node.edges = tuple(edges)
     node.slots = tuple(slots)
     node.nout = op.nout
-    node.out_types = types
+    node.out_types = plan.types
     node.seq = next_seq()
     node.hooks = None
     node.retains = None
@@ -230,9 +282,9 @@ def _put_on_tape(
     else:
         node._code = None
         node._lasti = 0
-    keeps, keep_out = saves
+    keeps, keep_out = plan.keeps.get(wanted) or plan.keeps_for(wanted, op, attrs)
     if keeps is None:
-        node.operands = operand_types
+        node.operands = plan.operand_types
     else:
         node.operands = tuple(
             [save_tensor(x) if keep else x._type for x, keep in zip(operands, keeps, strict=True)]
@@ -243,10 +295,7 @@ def _put_on_tape(
         outputs._requires_grad = True
         return
     node.outs = tuple(
-        [
-            save_tensor(y) if "out" in op.saves or f"out{i}" in op.saves else y._type
-            for i, y in enumerate(outputs)
-        ]
+        [save_tensor(y) if keep else y._type for y, keep in zip(outputs, keep_out, strict=True)]
     )
     for i, y in enumerate(outputs):
         if y._type.dtype.category >= _FLOATING:
@@ -291,14 +340,22 @@ def _with_line(error: Exception) -> Exception:
     return error
 
 
-def _explain(error: Exception, op: Any, operands: tuple[Tensor, ...]) -> Exception:
+def _absent(op: Any, types: Any) -> Any:
+    return absent(types) if op.nout == 1 else tuple(absent(t) for t in types)
+
+
+def _without_data(op: Any, operands: tuple[Tensor, ...], types: Any) -> Any:
+    """The result when an operand has no data though ops are run: absent, or the user's error."""
     for x in operands:
-        if x._data is None:
-            return RuntimeError(
-                f"[{op.name}] expected tensors with data; {x._type} is abstract (it was made while "
-                "tracing from shapes alone); use it inside the traced function only"
-            )
-    return error
+        if type(x) is AbsentTensor:
+            return _absent(op, types)
+    x = next(x for x in operands if x._data is None)
+    raise _with_line(
+        RuntimeError(
+            f"[{op.name}] expected tensors with data; {x._type} is abstract (it was made while "
+            "tracing from shapes alone); use it inside the traced function only"
+        )
+    )
 
 
 # -- in-place ------------------------------------------------------------------------------------
@@ -315,6 +372,12 @@ def check_inplace(target: Tensor, value_requires_grad: bool = False) -> None:
                 f"operation. (The tensor is {target._type}, an expanded view.)"
             )
         if not data.flags.writeable:
+            root = target._storage.array
+            if root is not None and root.flags.writeable:
+                raise RuntimeError(
+                    f"[assign] expected no view of an expanded tensor; got {target._type}, whose "
+                    "base was expanded; clone() it first"
+                )
             raise RuntimeError(
                 f"[assign] expected a tensor that may be written; {target._type} shows a read-only "
                 "NumPy array; clone() it first"

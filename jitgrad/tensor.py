@@ -605,6 +605,26 @@ def wrap(array: np.ndarray[Any, Any] | None, type_: TensorType) -> Tensor:
     return t
 
 
+class AbsentTensor(Tensor):
+    """A tensor whose data was not kept, as no wanted gradient reads it (autograd/saves.py). An op
+    on it gives absent tensors again."""
+
+    __slots__ = ()
+
+
+def absent(type_: TensorType) -> Tensor:
+    """A tensor of this type whose data was not kept."""
+    t: Tensor = _new(AbsentTensor)
+    t._data = None
+    t._type = type_
+    t._storage = Storage(None, type_)
+    t._chain = ()
+    t._node = None
+    t._out = 0
+    t._requires_grad = False
+    return t
+
+
 def wrap_array(array: np.ndarray[Any, Any]) -> Tensor:
     """A root tensor on this array's memory. Raises TypeError for a dtype that jitgrad has not."""
     return wrap(array, static_type(array.shape, dtypes.from_numpy(array.dtype)))

@@ -19,8 +19,9 @@ from jitgrad.compiler.ops.record import OPS
 from jitgrad.compiler.types import TensorType
 from jitgrad.dispatch import apply, assign, full
 from jitgrad.runtime import dtypes
+from jitgrad.runtime.errors import InternalError
 from jitgrad.state import state
-from jitgrad.tensor import Tensor, wrap
+from jitgrad.tensor import AbsentTensor, Tensor, wrap
 
 
 class _Sink:
@@ -241,6 +242,8 @@ def _run(
                 edge = node.edges[k]
                 following = sinks[id(edge)]
                 g = passed[k]
+                if type(g) is AbsentTensor:
+                    raise InternalError(f"{node.name()} did not save what its gradient reads")
                 if g is not None:
                     _deliver(following, node.slots[k], g)
                 following.pending -= 1

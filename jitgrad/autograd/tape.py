@@ -16,7 +16,7 @@ from typing import Any
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.compiler.types import TensorType
 from jitgrad.storage import Storage
-from jitgrad.tensor import Tensor, _new
+from jitgrad.tensor import Tensor, _new, absent
 from jitgrad.userline import line_of, user_frame
 
 next_seq = count(1).__next__
@@ -119,15 +119,27 @@ class Node:
         """The operands' gradients from the outputs' (None: zero)."""
         if self.operands is None or self.outs is None:
             raise RuntimeError(RETAIN_ERROR + f" (node {self.name()}, made at {self.line})")
-        operands = [
-            self._unpack(x, i) if type(x) is tuple else x for i, x in enumerate(self.operands)
-        ]
         op = self.op
+        operands: list[Any] = []
+        for i, x in enumerate(self.operands):
+            if type(x) is tuple:
+                operands.append(self._unpack(x, i))
+            else:  # if the record reads it, then for gradients that nobody wants
+                operands.append(absent(x) if i in op.saves or EVERY in op.saves else x)
         if op.nout == 1:
-            out = self._unpack(self.outs, -1) if self.outs else self.out_types
+            if self.outs:
+                out: Any = self._unpack(self.outs, -1)
+            else:
+                read = "out" in op.saves or "out0" in op.saves
+                out = absent(self.out_types) if read else self.out_types
             return op.vjp(grads[0], out, *operands, **self.attrs)  # type: ignore[no-any-return]
         outs = tuple(
-            self._unpack(y, -1 - i) if type(y) is tuple else y for i, y in enumerate(self.outs)
+            self._unpack(y, -1 - i)
+            if type(y) is tuple
+            else absent(y)
+            if "out" in op.saves or f"out{i}" in op.saves
+            else y
+            for i, y in enumerate(self.outs)
         )
         full = tuple(_zeros(g, t) for g, t in zip(grads, self.out_types, strict=True))
         return op.vjp(full, outs, *operands, **self.attrs)  # type: ignore[no-any-return]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import math
 import operator
 from collections.abc import Sequence
@@ -99,7 +100,7 @@ def var_mean(
 
 
 def _at_least_zero(count: Any) -> Any:
-    return max(float(count), 0.0)
+    return builtins.max(float(count), 0.0)
 
 
 def var(
