@@ -123,38 +123,38 @@ def _clip(x: Expr, low: float, high: float) -> Expr:
 
 
 # -- float32 ---------------------------------------------------------------------------------------
-def _exp_parts_f32(x: Expr) -> tuple[Expr, Expr, Expr]:
+def _exp_parts_f32(x: Expr, exact: bool = False) -> tuple[Expr, Expr, Expr]:
+    """(y, n, n as integer): exp(x) = y 2^n. exact: with what the reduced argument lacks."""
     n, n_int = _rounded(x, _LOG2E)
-    r = _fma(n, -_LN2_HIGH_F32, x)
-    r = _fma(n, -_LN2_LOW_F32, r)
-    y = _fma(_poly(r, fits.EXP_F32), r * r, r) + 1.0
-    return y, n, n_int
+    high = _fma(n, -_LN2_HIGH_F32, x)
+    if not exact:
+        r = _fma(n, -_LN2_LOW_F32, high)
+        return _fma(_poly(r, fits.EXP_F32), r * r, r) + 1.0, n, n_int
+    low = n * -_LN2_LOW_F32
+    r = high + low
+    tail = _fma(_poly(r, fits.EXP_F32), r * r, (high - r) + low)
+    top = r + 1.0
+    return top + (((1.0 - top) + r) + tail), n, n_int
 
 
 def _exp_f32(x: Expr) -> Expr:
     return _scale(*_exp_parts_f32(_clip(x, -104.0, 89.0)))
 
 
-def _exp_small_f32(x: Expr) -> Expr:
-    """exp of -104 <= x <= 44, or NaN."""
-    y, n, n_int = _exp_parts_f32(x)
-    return _scale(y, n, n_int)
-
-
 def _tanh_f32(x: Expr) -> Expr:
     a = _abs(x)
     z = x * x
-    near = _fma(_poly(z, fits.TANH_F32) * z, x, x)
+    near = _fma(_poly(z, fits.TANH_F32) * z, a, a)
     y, n, n_int = _exp_parts_f32(select(a > 10.0, 20.0, a + a))
     far = 1.0 - 2.0 / (y * _power_of_two(n_int) + 1.0)
-    return select(a < 0.625, near, _signed(far, x))
+    return _signed(select(a < 0.625, near, far), x)
 
 
 def _sigmoid(x: Expr) -> Expr:
     """exp(-|x|) or 1, over 1 + exp(-|x|)."""
     small = -_abs(x)
     if x.dtype is dtypes.float32:
-        e = _scale(*_exp_parts_f32(select(small < -104.0, -104.0, small)))
+        e = _scale(*_exp_parts_f32(select(small < -104.0, -104.0, small), exact=True))
     else:
         e = _exp_f64(small)
     return select(x < 0.0, e, 1.0) / (e + 1.0)
@@ -248,9 +248,9 @@ def _expm1_f64(x: Expr) -> Expr:
 def _tanh_f64(x: Expr) -> Expr:
     a = _abs(x)
     z = x * x
-    near = _fma(_poly(z, fits.TANH_F64) * z, x, x)
+    near = _fma(_poly(z, fits.TANH_F64) * z, a, a)
     far = 1.0 - 2.0 / (_exp_f64(select(a > 20.0, 40.0, a + a)) + 1.0)
-    return select(a < 0.55, near, _signed(far, x))
+    return _signed(select(a < 0.55, near, far), x)
 
 
 def _sinh_f64(x: Expr) -> Expr:
@@ -415,7 +415,7 @@ def _asin_f64(x: Expr) -> Expr:
     t = _asin_tail(z)
     # pi/2 - 2 (s + s t), with s cut so that pi/4 - high is exact
     cut = (s.bitcast(dtypes.int64) & const(-(1 << 32), dtypes.int64)).bitcast(dtypes.float64)
-    c = (z - cut * cut) / (s + cut)
+    c = select(s.eq(0.0), 0.0, (z - cut * cut) / (s + cut))
     far = _PIO4 - ((2.0 * (s * t) - (_PIO2_LOW - 2.0 * c)) - (_PIO4 - 2.0 * cut))
     return _signed(select(big, far, _fma(s, t, s)), x)
 
@@ -533,7 +533,7 @@ def _pow_f64(x: Expr, y: Expr) -> Expr:
     e2 = _clip(e, -800.0, 800.0)
     lost = select(e2.eq(e), e_low, 0.0)
     r, lack, n, n_int = _reduce_exp(e2)
-    lack = lack + lost
+    r, lack = _fast_sum(r, lack + lost)
     w = _fma(_poly(r, fits.EXP_F64), r * r, _fma(lack, r, lack)) + r + 1.0
     size = _scale(w, n, n_int)
     rising = (a > 1.0) & (y > 0.0) | (a < 1.0) & (y < 0.0)

@@ -45,13 +45,13 @@ _TWO_OVER_PI = (
 def sin(x: Expr) -> Expr:
     """Sine of a float64."""
     r, low, q = _reduce(x)
-    return _turned(x, q, _sin_poly(r, low), _cos_poly(r, low))
+    return select(x.eq(0.0), x, _turned(x, q, _sin_poly(r, low), _cos_poly(r, low)))
 
 
 def cos(x: Expr) -> Expr:
     """Cosine of a float64."""
     r, low, q = _reduce(x)
-    return _turned(make("abs", x), q + 1, _sin_poly(r, low), _cos_poly(r, low))
+    return _turned(x, q + 1, _sin_poly(r, low), _cos_poly(r, low))
 
 
 def tan(x: Expr) -> Expr:
@@ -69,7 +69,7 @@ def sin_short(x: Expr) -> Expr:
     r, q = _reduce_short(x)
     z = r * r
     s = _poly(z, fits.SIN_SHORT) * z * r + r
-    return _turned(x, q, s, _cos_short(z))
+    return select(x.eq(0.0), x, _turned(x, q, s, _cos_short(z)))
 
 
 def cos_short(x: Expr) -> Expr:
@@ -77,7 +77,7 @@ def cos_short(x: Expr) -> Expr:
     r, q = _reduce_short(x)
     z = r * r
     s = _poly(z, fits.SIN_SHORT) * z * r + r
-    return _turned(make("abs", x), q + 1, s, _cos_short(z))
+    return _turned(x, q + 1, s, _cos_short(z))
 
 
 def _cos_short(z: Expr) -> Expr:
@@ -85,10 +85,9 @@ def _cos_short(z: Expr) -> Expr:
 
 
 def _turned(x: Expr, q: Expr, s: Expr, c: Expr) -> Expr:
-    """sin(r + q pi/2) from sin r and cos r; x at zero, NaN at infinity and NaN."""
+    """sin(r + q pi/2) from sin r and cos r; NaN where x is infinite or NaN."""
     y = select((q & 1).ne(0), c, s)
     y = select((q & 2).ne(0), -y, y)
-    y = select(x.eq(0.0), x, y)
     return select(make("abs", x) < math.inf, y, math.nan)
 
 

@@ -1,0 +1,167 @@
+"""The math library in ulps, over the whole range of each dtype, against extended precision."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from kernels import Run
+
+from jitgrad.compiler.codegen.target import host, named
+from jitgrad.compiler.loops import MATH, Array, LoopKernel, Stage, Store, axis, load, make
+from jitgrad.runtime import dtypes
+
+WIDE = np.longdouble
+pytestmark = pytest.mark.skipif(
+    np.finfo(WIDE).nmant < 60, reason="the reference needs an extended long double"
+)
+
+_erf = np.vectorize(math.erf, otypes=[np.float64])
+_erfc = np.vectorize(math.erfc, otypes=[np.float64])
+
+
+def _sigmoid(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-x))
+
+
+REFERENCE: dict[str, Callable[..., np.ndarray]] = {
+    "exp": np.exp, "exp2": np.exp2, "expm1": np.expm1, "log": np.log, "log2": np.log2,
+    "log10": np.log10, "log1p": np.log1p, "sin": np.sin, "cos": np.cos, "tan": np.tan,
+    "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "atan2": np.arctan2,
+    "sinh": np.sinh, "cosh": np.cosh, "tanh": np.tanh, "asinh": np.arcsinh,
+    "acosh": np.arccosh, "atanh": np.arctanh, "sigmoid": _sigmoid, "pow": np.power,
+    "rsqrt": lambda x: 1 / np.sqrt(x),
+    "erf": lambda x: _erf(x.astype(np.float64)), "erfc": lambda x: _erfc(x.astype(np.float64)),
+}  # fmt: skip
+
+BOUND_F64 = {"erfc": 5}  # measured against a reference that is itself 1 ulp off
+
+SPECIAL = [
+    0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 2.0, -2.0, 3.0, -3.0, math.inf, -math.inf, math.nan,
+    1e-45, -1e-45, 1e-38, 5e-324, 1.1754944e-38, 2.2250738585072014e-308, 3.4028235e38, -3.4028235e38,
+    1.7976931348623157e308, 88.72283, 88.72284, -87.33655, -103.97, -104.0, 709.782712893384,
+    709.7827128933841, -745.1332191019411, -745.2, 1e22, math.pi, math.pi / 2, math.pi / 4,
+    0.9999999403953552, 1.0000001192092896, 0.625, 0.92, 0.55, 0.85, 5.877471754111438e-39,
+]  # fmt: skip
+
+
+def samples(name: str) -> np.ndarray:
+    """Bit patterns over the whole range, special values, and dense stretches where it matters."""
+    rng = np.random.default_rng(7)
+    if name == "float32":
+        whole = np.arange(0, 2**32, 16381, dtype=np.uint64).astype(np.uint32).view(np.float32)
+    else:
+        whole = rng.integers(0, 2**63, 60_000, dtype=np.uint64).view(np.float64)
+        whole = np.concatenate([whole, -whole])
+    near = [rng.uniform(-s, s, 20_000) for s in (1e-3, 1.0, 4.0, 30.0, 110.0, 1000.0)]
+    around = [1 + rng.uniform(-1, 1, 10_000) * s for s in (1e-6, 1e-2, 0.5)]
+    multiples = np.arange(-3000, 3000) * (math.pi / 2)
+    dtype = np.dtype(name)
+    with np.errstate(all="ignore"):
+        parts = [whole, *near, *around, multiples, np.array(SPECIAL)]
+        return np.concatenate([p.astype(dtype) for p in parts])
+
+
+def evaluate(op: str, dtype: dtypes.DType, args: list[np.ndarray], cpu: str = "") -> np.ndarray:
+    n = len(args[0])
+    arrays = [Array(f"x{k}", (n,), dtype) for k in range(len(args))]
+    out = Array("out", (n,), dtype)
+    body = make(op, *(load(a, (axis(0),)) for a in arrays))
+    kernel = LoopKernel((n,), [Stage((), (Store(out, (axis(0),), body),))])
+    result = np.empty(n, dtype.np)
+    target = named(host().triple, cpu) if cpu else host()
+    Run(kernel, target)({**dict(zip(arrays, args, strict=True)), out: result})
+    return result
+
+
+def ulps(got: np.ndarray, want: np.ndarray) -> np.ndarray:
+    """Distance in units in the last place of the dtype; infinite where the kind differs."""
+    dtype = got.dtype
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        rounded = want.astype(dtype)
+        unit = np.spacing(np.abs(np.clip(rounded, -np.finfo(dtype).max, np.finfo(dtype).max)))
+        distance = (np.abs(got.astype(WIDE) - want.astype(WIDE)) / unit).astype(np.float64)
+        same = (got == rounded) | (np.isnan(got) & np.isnan(rounded))
+        zero = (want == 0) & (got == 0) & (np.signbit(got) != np.signbit(want))
+        bad = ~np.isfinite(got) | ~np.isfinite(rounded)
+        # the last finite number and infinity are neighbours
+        edge = np.abs(want) > np.finfo(dtype).max * (1 - WIDE(4) * np.finfo(dtype).eps)
+        edge &= (np.abs(got) >= np.finfo(dtype).max * (1 - 4 * np.finfo(dtype).eps))
+        edge &= np.signbit(got) == np.signbit(want)
+    distance = np.where(bad, np.where(same | edge, 0.0, np.inf), distance)
+    return np.where(zero, np.inf, distance)
+
+
+def worst(op: str, dtype: dtypes.DType, args: list[np.ndarray], cpu: str = "") -> float:
+    got = evaluate(op, dtype, args, cpu)
+    with np.errstate(all="ignore"):
+        want = REFERENCE[op](*(a.astype(WIDE) for a in args))
+    error = ulps(got, want)
+    k = int(np.argmax(error))
+    where = [float(a[k]) for a in args]
+    print(f"{op} {dtype.name} {cpu}: {error[k]:.3f} ulp at {where}: {got[k]!r}, not {want[k]!r}")
+    return float(error[k])
+
+
+def arguments(op: str, name: str) -> list[np.ndarray]:
+    x = samples(name)
+    if MATH[op] == 1:
+        return [x]
+    rng = np.random.default_rng(3)
+    y = rng.permutation(x)
+    if op == "pow":  # results within range, whole exponents, every special value against each
+        n = 40_000
+        size = np.exp(rng.uniform(-20, 20, n))
+        limit = 88.0 if name == "float32" else 709.0
+        exponents = rng.uniform(-1, 1, n) * limit / np.maximum(np.abs(np.log(size)), 1e-3)
+        exponents[::4] = np.rint(np.clip(exponents[::4], -50, 50))
+        close = 1 + rng.uniform(-1, 1, n) * 1e-3
+        x = np.concatenate([x[::16], size, -size, close])
+        y = np.concatenate([y[::16], exponents, np.rint(np.clip(exponents, -40, 40)), exponents * 9])
+    special = np.array(SPECIAL)
+    with np.errstate(all="ignore"):
+        return [
+            np.concatenate([x, np.repeat(special, len(special))]).astype(name),
+            np.concatenate([y, np.tile(special, len(special))]).astype(name),
+        ]
+
+
+@pytest.mark.parametrize("op", sorted(MATH))
+def test_float32(op: str) -> None:
+    assert worst(op, dtypes.float32, arguments(op, "float32")) <= 2
+
+
+@pytest.mark.parametrize("op", sorted(MATH))
+def test_float64(op: str) -> None:
+    assert worst(op, dtypes.float64, arguments(op, "float64")) <= BOUND_F64.get(op, 3)
+
+
+@pytest.mark.parametrize("op", ["exp", "log", "tanh", "sigmoid", "erf", "sin", "pow"])
+def test_float32_without_fma(op: str) -> None:
+    if not host().triple.startswith("x86_64"):
+        pytest.skip("names an x86-64 level")
+    assert worst(op, dtypes.float32, arguments(op, "float32"), "x86-64-v2") <= 2
+
+
+@pytest.mark.parametrize("op", sorted(MATH))
+def test_float64_without_fma(op: str) -> None:
+    if not host().triple.startswith("x86_64"):
+        pytest.skip("names an x86-64 level")
+    args = [np.ascontiguousarray(a[::7]) for a in arguments(op, "float64")]
+    assert worst(op, dtypes.float64, args, "x86-64-v2") <= BOUND_F64.get(op, 3)
+
+
+@pytest.mark.parametrize("dtype", [dtypes.float16, dtypes.bfloat16])
+@pytest.mark.parametrize("op", ["exp", "tanh", "log", "erf"])
+def test_halves(op: str, dtype: dtypes.DType) -> None:
+    """Every number of the dtype: float32's result, rounded."""
+    x = np.arange(2**16, dtype=np.uint16).view(dtype.np)
+    got = evaluate(op, dtype, [x])
+    with np.errstate(all="ignore"):
+        want = REFERENCE[op](x.astype(np.float64)).astype(dtype.np)
+    close = np.abs(got.view(np.int16).astype(int) - want.view(np.int16).astype(int)) <= 1
+    assert np.all(close | (np.isnan(got.astype("f")) & np.isnan(want.astype("f"))))
