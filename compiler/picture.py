@@ -15,12 +15,16 @@ from jitgrad.compiler.cost import nbytes
 from jitgrad.compiler.ir import Graph, Node, Value
 from jitgrad.compiler.layout import layered
 from jitgrad.compiler.loops import (
+    INDEX,
+    LEAVES,
     Array,
     ContractionKernel,
     Kernel,
     LoopKernel,
+    kernel_exprs,
     kernel_reads,
     kernel_writes,
+    postorder,
 )
 from jitgrad.compiler.ops.record import Elementwise
 from jitgrad.compiler.printer import kernel_text
@@ -270,13 +274,31 @@ def _card(svg: Svg, k: Kernel, x: float, y: float, height: float) -> None:
         kind = "other"
         detail = " x ".join(map(str, k.arrays[0].shape))
     fill, outline = COLOURS[kind]
-    lines = ", ".join(dict.fromkeys(k.lines))
+    origin = ", ".join(dict.fromkeys(k.lines))
+    work = " ".join(_scalar_ops(k)) or "copy"
     with svg.group(kernel_text(k)):
         svg.rect(x, y, CARD, height, fill, outline, radius=5)
         middle = y + height / 2
-        svg.text(x + 10, middle - 6, shorten(k.name, CARD - 20, 11), 11, INK, weight="bold")
-        svg.text(x + 10, middle + 6, shorten(detail, CARD - 20, 9), 9, FAINT)
-        svg.text(x + 10, middle + 17, shorten(lines, CARD - 20, 8), 8, FAINT)
+        for text, below, size, colour in (
+            (f"{k.name}: {detail}", -7, 10, INK), (work, 5, 9, FAINT), (origin, 16, 8, FAINT)
+        ):  # fmt: skip
+            svg.text(x + 10, middle + below, shorten(text, CARD - 20, size), size, colour)
+
+
+def _scalar_ops(k: Kernel) -> list[str]:
+    """The scalar operations of a kernel's body, each once; index arithmetic left out."""
+    ops = {
+        e.op: None
+        for e in postorder(kernel_exprs(k))
+        if e.op not in LEAVES and e.dtype is not INDEX
+    }
+    if isinstance(k, ContractionKernel):
+        return ["multiply-add", *ops]
+    if isinstance(k, LoopKernel):
+        combines = {r.combine: None for s in k.stages for r in s.reduces}
+        return [*(f"{c}-reduce" for c in combines), *ops]
+    define = k.arrays[0].define
+    return [type(define).__name__.lower(), *ops]
 
 
 # -- the memory plan -------------------------------------------------------------------------------
