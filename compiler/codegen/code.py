@@ -151,11 +151,6 @@ class Code:
         slot.type = PTR  # llvmlite still gives it the type of its element
         return slot
 
-    def align_up(self, pointer: ir.Value, to: int) -> ir.Value:
-        word = self.b.ptrtoint(pointer, I64)
-        word = self.b.and_(self.b.add(word, self.value(to - 1)), self.value(-to))
-        return self.b.inttoptr(word, PTR)
-
     # -- vectors -------------------------------------------------------------------------------
     def splat(self, x: ir.Value, width: int) -> ir.Value:
         if width == 1:

@@ -28,7 +28,7 @@ from jitgrad.compiler.codegen.microkernel import emit_micro, emit_row, prefetch
 from jitgrad.compiler.codegen.packing import Source, edge_panel, pack
 from jitgrad.compiler.codegen.target import Target
 from jitgrad.compiler.loops import Array, ContractionKernel, kernel_reads, kernel_writes
-from jitgrad.compiler.symbolic import Dim, Func, Sym
+from jitgrad.compiler.symbolic import Dim, Func, Sym, hint
 
 _PACK_GRAIN = 1 << 15  # elements of B that a thread packs at least
 _REDUCE_GRAIN = 1 << 12  # results that a thread sums at least
@@ -69,7 +69,7 @@ class _Engine:
             frame = self._frame("pack")
             self._pack(frame)
             total = p.count * ceildiv(ceildiv(p.N, p.tile.nr), _GROUP)
-            work = max(1, _hint(p.K) * p.tile.nr * _GROUP)
+            work = max(1, hint(p.K) * p.tile.nr * _GROUP)
             frames.append((frame, "pack", total, max(1, _PACK_GRAIN // work)))
         frame = self._frame("blocks")
         self._blocks(frame)
@@ -143,7 +143,7 @@ class _Engine:
     # -- launch: blocks ------------------------------------------------------------------------
     def _blocks(self, frame: Frame) -> None:
         p, code, tile = self.plan, frame.code, self.plan.tile
-        micro = emit_micro(self.module, "micro", tile, self.acc, self.ops, rows_apart=False)
+        micro = emit_micro(self.module, "micro", tile, self.acc, self.ops)
         source_a = self._source(frame, "a", p.block_rows, p.depth_cap)
         a_panels = frame.scratch(self.element, p.block_rows * p.depth_cap)
         source_b = b_block = None
@@ -331,10 +331,6 @@ class _Engine:
     def _vector(self) -> ir.Type:
         width = self.plan.tile.width
         return ir.VectorType(self.element, width) if width > 1 else self.element
-
-
-def _hint(d: Dim) -> int:
-    return d.hint if isinstance(d, Sym) else d
 
 
 def named_dims(kernel: ContractionKernel) -> dict[str, Sym]:

@@ -7,8 +7,7 @@ Owns the table of tile sizes (from the number of vector registers) and `emit_mic
 c[mr][nr] (dense, accumulator dtype) = or += the product of a packed panel of A ([kb][mr]) with kb
 rows of nr columns of B, b_step elements apart (nr for a packed panel). Every element of the
 product is summed in the order of k, from zero, by fused multiply-adds where the target has them;
-so its bits do not depend on the tile. With `rows_apart` a is not packed: row i begins at
-a + row_offsets[i] and its elements are a_step apart.
+so its bits do not depend on the tile. `emit_row` is the form for one row by a matrix in place.
 
 Design: Van Zee and van de Geijn, "BLIS: A Framework for Rapidly Instantiating BLAS
 Functionality", ACM TOMS 41(3), 2015. The tile fills the registers but for those that hold a row
@@ -103,15 +102,11 @@ def prefetch(code: Code, address: ir.Value, write: bool, locality: int) -> None:
     code.b.call(function, [address, *flags])
 
 
-def emit_micro(
-    module: ir.Module, name: str, tile: Tile, acc: DType, ops: Ops, rows_apart: bool
-) -> ir.Function:
+def emit_micro(module: ir.Module, name: str, tile: Tile, acc: DType, ops: Ops) -> ir.Function:
     """The micro-kernel as an internal function of `module`."""
     element = storage_type(acc)
     vector = ir.VectorType(element, tile.width) if tile.width > 1 else element
     params = [I64, PTR, PTR, I64, PTR, I1]
-    if rows_apart:
-        params += [I64, PTR]
     function = ir.Function(module, ir.FunctionType(VOID, params), name)
     function.linkage = "internal"
     function.attributes.add("noinline")
@@ -123,15 +118,11 @@ def emit_micro(
     code = Code(b)
     ops.builder = b
     nbytes = size_of(element)
-    rows: list[ir.Value] = []
-    if rows_apart:
-        a_step, offsets = function.args[6:]
-        rows = [code.at(a, code.load(offsets, i, I64), element) for i in range(tile.mr)]
     zero = ir.Constant(vector, None)
     count = tile.mr * tile.nv
 
     def step(k_a: ir.Value, k_b: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
-        """One step of k: k_a is the offset in A's panel (or row), k_b in B."""
+        """One step of k: k_a is the offset in A's panel, k_b in B."""
         row_of_b = [
             code.b.load(
                 code.at(b_ptr, code.add(k_b, v * tile.width), element), align=nbytes, typ=vector
@@ -140,9 +131,7 @@ def emit_micro(
         ]
         out = list(sums)
         for i in range(tile.mr):
-            base = rows[i] if rows_apart else a
-            at = k_a if rows_apart else code.add(k_a, i)
-            x = code.splat(code.load(base, at, element), tile.width)
+            x = code.splat(code.load(a, code.add(k_a, i), element), tile.width)
             for v in range(tile.nv):
                 j = i * tile.nv + v
                 out[j] = multiply_add(ops, acc, x, row_of_b[v], sums[j])
@@ -162,7 +151,7 @@ def emit_micro(
         current: list[ir.Value] = list(phis)
         for u in range(unroll):
             ku = code.add(k, u)
-            k_a = code.mul(ku, a_step if rows_apart else tile.mr)
+            k_a = code.mul(ku, tile.mr)
             current = step(code.value(k_a), code.value(code.mul(ku, b_step)), current)
         after = code.value(code.add(k, unroll))
         k.add_incoming(after, b.block)
