@@ -21,9 +21,7 @@ def fit(f: Callable[[mp.mpf], mp.mpf], low: float, high: float, degree: int) -> 
     """Coefficients, lowest first, of the interpolant of f at the Chebyshev nodes of [low, high]."""
     n = degree + 1
     a, b = mp.mpf(low), mp.mpf(high)
-    nodes = [
-        (a + b) / 2 + (b - a) / 2 * mp.cos(mp.pi * (2 * k + 1) / (2 * n)) for k in range(n)
-    ]
+    nodes = [(a + b) / 2 + (b - a) / 2 * mp.cos(mp.pi * (2 * k + 1) / (2 * n)) for k in range(n)]
     matrix = mp.matrix(n, n)
     values = mp.matrix(n, 1)
     for i, x in enumerate(nodes):

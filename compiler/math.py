@@ -123,18 +123,11 @@ def _clip(x: Expr, low: float, high: float) -> Expr:
 
 
 # -- float32 ---------------------------------------------------------------------------------------
-def _exp_parts_f32(x: Expr, exact: bool = False) -> tuple[Expr, Expr, Expr]:
-    """(y, n, n as integer): exp(x) = y 2^n. exact: with what the reduced argument lacks."""
+def _exp_parts_f32(x: Expr) -> tuple[Expr, Expr, Expr]:
+    """(y, n, n as integer): exp(x) = y 2^n."""
     n, n_int = _rounded(x, _LOG2E)
-    high = _fma(n, -_LN2_HIGH_F32, x)
-    if not exact:
-        r = _fma(n, -_LN2_LOW_F32, high)
-        return _fma(_poly(r, fits.EXP_F32), r * r, r) + 1.0, n, n_int
-    low = n * -_LN2_LOW_F32
-    r = high + low
-    tail = _fma(_poly(r, fits.EXP_F32), r * r, (high - r) + low)
-    top = r + 1.0
-    return top + (((1.0 - top) + r) + tail), n, n_int
+    r = _fma(n, -_LN2_LOW_F32, _fma(n, -_LN2_HIGH_F32, x))
+    return _fma(_poly(r, fits.EXP_F32), r * r, r) + 1.0, n, n_int
 
 
 def _exp_f32(x: Expr) -> Expr:
@@ -154,10 +147,14 @@ def _sigmoid(x: Expr) -> Expr:
     """exp(-|x|) or 1, over 1 + exp(-|x|)."""
     small = -_abs(x)
     if x.dtype is dtypes.float32:
-        e = _scale(*_exp_parts_f32(select(small < -104.0, -104.0, small), exact=True))
+        e = _scale(*_exp_parts_f32(select(small < -104.0, -104.0, small)))
     else:
         e = _exp_f64(small)
-    return select(x < 0.0, e, 1.0) / (e + 1.0)
+    whole = e + 1.0
+    lost = e - (whole - 1.0)
+    y = select(x < 0.0, e, 1.0) / whole
+    # What rounding 1 + e loses is up to an ulp of y; 1 / whole need not be good to correct it.
+    return _fma(y * lost, _fma(whole, 0.5, -1.457), y)
 
 
 def _erf_f32(x: Expr) -> Expr:

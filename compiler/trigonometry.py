@@ -1,9 +1,9 @@
 """sin, cos and tan of float64 in the loop language, for every argument.
 
 Owns the reduction of arguments modulo pi/2 and the three functions; `math.py` does the rest. Below
-2^20 the multiple of pi/2 is subtracted in parts (Cody and Waite); above, the fraction of x * 2/pi is
-computed in integers from the bits of 2/pi that matter (Payne and Hanek), as selects, without tables
-in memory.
+2^20 the multiple of pi/2 is subtracted in parts (Cody and Waite); above, the fraction of x * 2/pi
+is computed in integers from the bits of 2/pi that matter (Payne and Hanek), as selects, without
+tables in memory.
 """
 
 from __future__ import annotations
@@ -32,12 +32,42 @@ _HALF_PI, _HALF_PI_LOW = math.pi / 2, 6.123233995736766e-17
 
 # The first 1184 bits of 2/pi after the point.
 _TWO_OVER_PI = (
-    0xA2F9836E, 0x4E441529, 0xFC2757D1, 0xF534DDC0, 0xDB629599, 0x3C439041,
-    0xFE5163AB, 0xDEBBC561, 0xB7246E3A, 0x424DD2E0, 0x06492EEA, 0x09D1921C,
-    0xFE1DEB1C, 0xB129A73E, 0xE88235F5, 0x2EBB4484, 0xE99C7026, 0xB45F7E41,
-    0x3991D639, 0x835339F4, 0x9C845F8B, 0xBDF9283B, 0x1FF897FF, 0xDE05980F,
-    0xEF2F118B, 0x5A0A6D1F, 0x6D367ECF, 0x27CB09B7, 0x4F463F66, 0x9E5FEA2D,
-    0x7527BAC7, 0xEBE5F17B, 0x3D0739F7, 0x8A5292EA, 0x6BFB5FB1, 0x1F8D5D08,
+    0xA2F9836E,
+    0x4E441529,
+    0xFC2757D1,
+    0xF534DDC0,
+    0xDB629599,
+    0x3C439041,
+    0xFE5163AB,
+    0xDEBBC561,
+    0xB7246E3A,
+    0x424DD2E0,
+    0x06492EEA,
+    0x09D1921C,
+    0xFE1DEB1C,
+    0xB129A73E,
+    0xE88235F5,
+    0x2EBB4484,
+    0xE99C7026,
+    0xB45F7E41,
+    0x3991D639,
+    0x835339F4,
+    0x9C845F8B,
+    0xBDF9283B,
+    0x1FF897FF,
+    0xDE05980F,
+    0xEF2F118B,
+    0x5A0A6D1F,
+    0x6D367ECF,
+    0x27CB09B7,
+    0x4F463F66,
+    0x9E5FEA2D,
+    0x7527BAC7,
+    0xEBE5F17B,
+    0x3D0739F7,
+    0x8A5292EA,
+    0x6BFB5FB1,
+    0x1F8D5D08,
     0x56033046,
 )
 

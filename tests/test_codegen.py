@@ -163,7 +163,12 @@ def test_casts(source: DType, to: DType) -> None:
     x = data(source, (200,))
     if source.is_floating_point and not to.is_floating_point and to is not dtypes.bool_:
         x = np.abs(x) if not to.signed else x
-    if to is dtypes.bfloat16 and source in (dtypes.int64, dtypes.uint64, dtypes.int32, dtypes.uint32):
+    if to is dtypes.bfloat16 and source in (
+        dtypes.int64,
+        dtypes.uint64,
+        dtypes.int32,
+        dtypes.uint32,
+    ):
         want = x.astype(np.float32).astype(to.np)
     else:
         with np.errstate(all="ignore"):
@@ -269,7 +274,7 @@ SHAPES = [
 @pytest.mark.parametrize(("shape", "axes"), SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", [dtypes.float32, dtypes.float64, dtypes.int64], ids=str)
 def test_sums(shape: tuple[int, ...], axes: tuple[int, ...], dtype: DType, monkeypatch) -> None:
-    """Near NumPy's sum; the same bits on each level, for any blocks, split in two launches or not."""
+    """Near NumPy's sum; the same bits on each level, for any blocks, in one launch or two."""
     order = "lanes" if len(shape) - 1 in axes else "columns"
     kernel, x, out = reduction(shape, axes, "sum", order, dtype)
     a = (np.random.default_rng(0).standard_normal(shape) * 100).astype(dtype.np)

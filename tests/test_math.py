@@ -41,9 +41,10 @@ BOUND_F64 = {"erfc": 5}  # measured against a reference that is itself 1 ulp off
 
 SPECIAL = [
     0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 2.0, -2.0, 3.0, -3.0, math.inf, -math.inf, math.nan,
-    1e-45, -1e-45, 1e-38, 5e-324, 1.1754944e-38, 2.2250738585072014e-308, 3.4028235e38, -3.4028235e38,
-    1.7976931348623157e308, 88.72283, 88.72284, -87.33655, -103.97, -104.0, 709.782712893384,
-    709.7827128933841, -745.1332191019411, -745.2, 1e22, math.pi, math.pi / 2, math.pi / 4,
+    1e-45, -1e-45, 1e-38, 5e-324, 1.1754944e-38, 2.2250738585072014e-308, 3.4028235e38,
+    -3.4028235e38, 1.7976931348623157e308, 88.72283, 88.72284, -87.33655, -103.97, -104.0,
+    709.782712893384, 709.7827128933841, -745.1332191019411, -745.2, 1e22, math.pi,
+    math.pi / 2, math.pi / 4,
     0.9999999403953552, 1.0000001192092896, 0.625, 0.92, 0.55, 0.85, 5.877471754111438e-39,
 ]  # fmt: skip
 
@@ -90,7 +91,7 @@ def ulps(got: np.ndarray, want: np.ndarray) -> np.ndarray:
         bad = ~np.isfinite(got) | ~np.isfinite(rounded)
         # the last finite number and infinity are neighbours
         edge = np.abs(want) > np.finfo(dtype).max * (1 - WIDE(4) * np.finfo(dtype).eps)
-        edge &= (np.abs(got) >= np.finfo(dtype).max * (1 - 4 * np.finfo(dtype).eps))
+        edge &= np.abs(got) >= np.finfo(dtype).max * (1 - 4 * np.finfo(dtype).eps)
         edge &= np.signbit(got) == np.signbit(want)
     distance = np.where(bad, np.where(same | edge, 0.0, np.inf), distance)
     return np.where(zero, np.inf, distance)
@@ -121,7 +122,9 @@ def arguments(op: str, name: str) -> list[np.ndarray]:
         exponents[::4] = np.rint(np.clip(exponents[::4], -50, 50))
         close = 1 + rng.uniform(-1, 1, n) * 1e-3
         x = np.concatenate([x[::16], size, -size, close])
-        y = np.concatenate([y[::16], exponents, np.rint(np.clip(exponents, -40, 40)), exponents * 9])
+        y = np.concatenate(
+            [y[::16], exponents, np.rint(np.clip(exponents, -40, 40)), exponents * 9]
+        )
     special = np.array(SPECIAL)
     with np.errstate(all="ignore"):
         return [

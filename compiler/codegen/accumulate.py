@@ -22,7 +22,8 @@ import llvmlite.ir as ir
 
 from jitgrad.compiler.codegen.code import I32, I64, vector_of
 from jitgrad.compiler.codegen.emit import Ops, constant, register_type, width_of
-from jitgrad.compiler.codegen.scope import Function, Scope
+from jitgrad.compiler.codegen.function import Function
+from jitgrad.compiler.codegen.scope import Scope
 from jitgrad.compiler.loops import Reduce
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import DType
@@ -155,7 +156,9 @@ class Accumulator:
         old = self.get(ops, array, at, cell, width)
         self.put(ops, array, at, cell, self.join(ops, old, state))
 
-    def tree(self, scope: Scope, array: list[ir.Value], count: int, width: int = 1) -> list[ir.Value]:
+    def tree(
+        self, scope: Scope, array: list[ir.Value], count: int, width: int = 1
+    ) -> list[ir.Value]:
         """The lanes of an array combined by halves; count is a power of two."""
         ops = scope.fn.ops
         if width == 1:
@@ -184,9 +187,7 @@ class Accumulator:
             state = self.join(ops, low, high)
         return state
 
-    def masked(
-        self, scope: Scope, state: list[ir.Value], mask: ir.Value | None
-    ) -> list[ir.Value]:
+    def masked(self, scope: Scope, state: list[ir.Value], mask: ir.Value | None) -> list[ir.Value]:
         """The state with lanes outside the mask at the start."""
         if mask is None:
             return state

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import llvmlite.ir as ir
 
+from jitgrad.compiler.codegen.function import Function
 from jitgrad.compiler.codegen.kernelcode import Generated, Launch
 from jitgrad.compiler.codegen.program import Program, points_cost
-from jitgrad.compiler.codegen.scope import Function
 from jitgrad.compiler.codegen.target import Target
 from jitgrad.compiler.loops import Array
 from jitgrad.compiler.symbolic import hint

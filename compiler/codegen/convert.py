@@ -69,9 +69,7 @@ class _Lanes:
         return splat(one, self.n)
 
 
-def cast(
-    b: ir.IRBuilder, target: Target, x: ir.Value, source: DType, to: DType
-) -> ir.Value:
+def cast(b: ir.IRBuilder, target: Target, x: ir.Value, source: DType, to: DType) -> ir.Value:
     """x, a value of `source`, converted to `to`."""
     if source is to:
         return x
@@ -200,9 +198,7 @@ def narrow(b: ir.IRBuilder, target: Target, x: ir.Value, dtype: DType) -> ir.Val
     # Subnormal: adding 0.5 leaves the rounded multiple of 2^-24 in the low bits.
     shifted = b.fadd(b.bitcast(size, lanes.type(_F32)), lanes.const(_F32, 0.5))
     below = b.sub(b.bitcast(shifted, lanes.type(_I32)), lanes.const(_I32, 0x3F000000))
-    finite = b.select(
-        b.icmp_unsigned("<", size, lanes.const(_I32, 113 << 23)), below, normal
-    )
+    finite = b.select(b.icmp_unsigned("<", size, lanes.const(_I32, 113 << 23)), below, normal)
     infinite = b.select(nan, lanes.const(_I32, 0x7E00), lanes.const(_I32, 0x7C00))
     large = b.icmp_unsigned(">=", size, lanes.const(_I32, 0x477FF000))  # rounds past 65504
     chosen = b.or_(b.select(large, infinite, finite), sign)

@@ -15,8 +15,8 @@ to `launch.operands[j]`:
     Sym     the number of the word in the sizes (Ctx word 2) that holds the value of that Sym
     Site    the site's number, written by atomic unsigned minimum to the error cell (Ctx word 1)
 
-If `scratch` > 0, `args[len(operands)]` is the slot of a buffer of nthreads * scratch bytes, of which
-a kernel uses the part at worker * scratch. Successive launches of one kernel are separated by
+If `scratch` > 0, `args[len(operands)]` is the slot of a buffer of nthreads * scratch bytes, of
+which a kernel uses the part at worker * scratch. Successive launches of one kernel are separated by
 barriers. `total` may be symbolic; 0 means that nothing runs.
 """
 

@@ -1,7 +1,7 @@
 """Code generation for the CPU: a kernel of the loop language becomes `Generated` LLVM assembly.
 
-Owns the dispatch by kind of kernel. How loops look is in `nest.py` and `special.py`; how a module is
-finished, in `assemble.py`.
+Owns the dispatch by kind of kernel. How loops look is in `nest.py` and `special.py`; how a module
+is finished, in `assemble.py`.
 """
 
 from __future__ import annotations

@@ -17,9 +17,11 @@ import llvmlite.ir as ir
 from jitgrad.compiler import loops
 from jitgrad.compiler.codegen.accumulate import COLUMN_BLOCK, LANE_BLOCK, Accumulator
 from jitgrad.compiler.codegen.code import I64
+from jitgrad.compiler.codegen.function import Function
+from jitgrad.compiler.codegen.memory import broadcast, iota
 from jitgrad.compiler.codegen.program import Program, Step
 from jitgrad.compiler.codegen.schedule import Space, coefficient, constant_of
-from jitgrad.compiler.codegen.scope import Function, Scope, broadcast, iota
+from jitgrad.compiler.codegen.scope import Scope
 from jitgrad.compiler.index import Simplifier
 from jitgrad.compiler.loops import Array, Expr, axis
 from jitgrad.compiler.symbolic import Dim, Sym, hint
@@ -252,8 +254,7 @@ class Nest:
         def read(s: Scope, a: Accumulator, mine: list[ir.Value]) -> list[ir.Value]:
             b = s.at_end()
             return [
-                b.load(slot, typ=part.type)
-                for part, slot in zip(a.start(width), mine, strict=True)
+                b.load(slot, typ=part.type) for part, slot in zip(a.start(width), mine, strict=True)
             ]
 
         def add(s: Scope, slots: list[list[ir.Value]], news: list[list[ir.Value]]) -> None:
@@ -514,7 +515,9 @@ class Nest:
             self.unflatten(s, row, rows.lead)
 
             def memory(inner: Scope, i: ir.Value) -> None:
-                for a, array, new, n in zip(accs, arrays, values(inner, i, row), counts, strict=True):
+                for a, array, new, n in zip(
+                    accs, arrays, values(inner, i, row), counts, strict=True
+                ):
                     lane = inner.at_end().and_(i, _i64(n - 1))
                     a.add_to(inner, array, lane, 1, new)
 
@@ -562,4 +565,3 @@ def _walk(poly: dict[tuple[Expr, ...], int] | None) -> int:
     """How good an axis is to vectorise along, by its coefficient in one load."""
     stride = constant_of(poly)
     return 2 if stride == 1 else 1 if stride == 0 else 0
-

@@ -46,9 +46,7 @@ def object_key(key: str, target: Target) -> str:
     return "object-" + hashlib.sha256(f"{key}|{version_key(target)}".encode()).hexdigest()
 
 
-def compile_object(
-    text: str, target: Target, may_call: frozenset[str] = frozenset()
-) -> bytes:
+def compile_object(text: str, target: Target, may_call: frozenset[str] = frozenset()) -> bytes:
     """The object file of a module's assembly text.
 
     Raises CompileError for text that LLVM refuses, or an object with an undefined symbol that is
@@ -218,9 +216,7 @@ def _symbols(data: bytes) -> list[tuple[str, bool]]:
 def _elf_symbols(data: bytes) -> list[tuple[str, bool]]:
     offset = struct.unpack_from("<Q", data, 40)[0]
     size, count = struct.unpack_from("<HH", data, 58)
-    sections = [
-        struct.unpack_from("<IIQQQQIIQQ", data, offset + k * size) for k in range(count)
-    ]
+    sections = [struct.unpack_from("<IIQQQQIIQQ", data, offset + k * size) for k in range(count)]
     out = []
     for kind, start, length, link in ((s[1], s[4], s[5], s[6]) for s in sections):
         if kind != 2:  # SHT_SYMTAB

@@ -193,9 +193,7 @@ def _collapse(program: Program) -> None:
             return s.simplify(rewrite(e, lambda x: mapping.get(x)))
 
         step.space = space
-        step.stores = [
-            FlatStore(t.array, renew(t.offset), renew(t.value)) for t in step.stores
-        ]
+        step.stores = [FlatStore(t.array, renew(t.offset), renew(t.value)) for t in step.stores]
         step.reduces = [replace(r, value=renew(r.value)) for r in step.reduces]
 
 

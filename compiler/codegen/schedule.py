@@ -167,9 +167,7 @@ def collapse(
                 break
             inner, outer = coefficient(p, last), coefficient(p, first)
             joined = (
-                inner is not None
-                and outer is not None
-                and outer == times_dim(s, inner, sizes[k])
+                inner is not None and outer is not None and outer == times_dim(s, inner, sizes[k])
             )
         if joined:
             replace[first] = const(0, INDEX)

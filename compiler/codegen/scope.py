@@ -1,9 +1,8 @@
-"""Where code goes: functions, loops, and scopes that place each value as far out as it can be.
+"""Where code goes: scopes that place each value as far out of the loops as it can be.
 
-Owns `Function` (a kernel's LLVM function and its operands) and `Scope` (a loop level). Asking a
-scope for the value of an expression emits each node once, in the outermost scope that binds what
-the node depends on: so invariant code is hoisted, and index arithmetic is done once a row. Memory
-is reached here too: contiguous, reversed, strided and gathered, with or without a mask of lanes.
+Owns `Scope`, a loop level. Asking a scope for the value of an expression emits each node once, in
+the outermost scope that binds what the node depends on: so invariant code is hoisted, and index
+arithmetic is done once a row.
 
 Loop variables live in stack slots (LLVM makes registers of them), so there are no phi nodes and a
 block can be split after a branch leaves it.
@@ -11,234 +10,24 @@ block can be split after a branch leaves it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import llvmlite.ir as ir
 
-from jitgrad.compiler.codegen.code import I1, I8, I32, I64, PTR, VOID, size_of, storage_type, vector_of
-from jitgrad.compiler.codegen.emit import Ops, constant, mangle, register_type, width_of
-from jitgrad.compiler.codegen.schedule import Operands, coefficient, constant_of
-from jitgrad.compiler.codegen.target import Target
-from jitgrad.compiler.index import Simplifier
-from jitgrad.compiler.loops import INDEX, Array, Expr, axis, postorder
-from jitgrad.compiler.symbolic import Dim
-from jitgrad.runtime import abi, dtypes
+from jitgrad.compiler.codegen.code import I8, I64, size_of, storage_type, vector_of
+from jitgrad.compiler.codegen.emit import constant, register_type, width_of
+from jitgrad.compiler.codegen.memory import Access, broadcast, iota
+from jitgrad.compiler.codegen.schedule import coefficient, constant_of
+from jitgrad.compiler.loops import INDEX, Array, Expr, axis
+from jitgrad.runtime import dtypes
 from jitgrad.runtime.errors import InternalError
 
+if TYPE_CHECKING:
+    from jitgrad.compiler.codegen.function import Function
+
 Key = int | Array  # what an expression may depend on: an axis, an array that the kernel defines
-
-
-@dataclass
-class Cold:
-    """Code that rarely runs: void f(i8* flags, i64 n, inputs..., outputs...), arrays of n lanes."""
-
-    function: ir.Function
-    inputs: list[Expr]
-
-
-_INPUTS = {"load", "axis", "size", "check"}  # never computed in cold code
-
-
-class Function:
-    """One kernel function of a module: `void k(ctx, bufs, args, begin, end, worker)`.
-
-    operands: what args means; grows while the body is emitted. dims: named symbolic dims.
-    """
-
-    def __init__(
-        self, module: ir.Module, name: str, target: Target, operands: Operands, dims: dict[str, Dim]
-    ) -> None:
-        kind = ir.FunctionType(VOID, [PTR, PTR, PTR, I64, I64, I64])
-        self.function = ir.Function(module, kind, name)
-        self.function.attributes.add("nounwind")
-        self.ctx, self.bufs, self.args, self.begin, self.end, self.worker = self.function.args
-        self.target, self.operands, self.dims = target, operands, dims
-        self.ops = Ops(target)
-        self.simplifier = Simplifier({})
-        self.stored: set[Array] = set()  # stand-ins of arrays that the kernel writes
-        self.rare: dict[Expr, list[Expr]] = {}  # condition -> the rare selects on it
-        self._cold: dict[tuple[Expr, ...], Cold] = {}
-        self.scratch_bytes = 0
-        self._scratch_uses: list[ir.Instruction] = []
-        self._scratch_totals: list[ir.Instruction] = []
-        self._deps: dict[Expr, frozenset[Key]] = {}
-        self._slots = self.function.append_basic_block("entry")
-        start = self.function.append_basic_block("start")
-        work = self.function.append_basic_block("work")
-        self._exit = self.function.append_basic_block("exit")
-        b = ir.IRBuilder(start)
-        b.cbranch(b.icmp_signed("<", self.begin, self.end), work, self._exit)
-        b.position_at_end(self._exit)
-        b.ret_void()
-        self.start = start
-        self.top = Scope(self, None, work)
-        self._pointers: dict[int, ir.Value] = {}
-
-    def finish(self) -> None:
-        """Closes the function; call once, when the body is complete."""
-        b = self.ops.builder
-        b.position_at_end(self._slots)
-        b.branch(self.start)
-        b.position_at_end(self.top.block)
-        b.branch(self._exit)
-        where = ir.Constant(I64, len(self.operands.list))
-        for use in self._scratch_uses:
-            use.indices = [where]
-        for total in self._scratch_totals:
-            total.operands = (ir.Constant(I64, 0), ir.Constant(I64, self.scratch_bytes))
-
-    def slot(self, kind: ir.Type, count: int = 1) -> ir.Value:
-        """Memory on the stack for the whole call."""
-        b = ir.IRBuilder(self._slots)
-        s = b.alloca(kind, size=ir.Constant(I64, count))
-        s.align = 64 if isinstance(kind, ir.VectorType) or count > 1 else 8
-        s.type = PTR  # opaque, so that lanes may be reached one by one or together
-        return s
-
-    # -- operands ------------------------------------------------------------------------------
-    def _argument(self, number: int) -> ir.Value:
-        b = self.top.at_end()
-        return b.load(b.gep(self.args, [ir.Constant(I64, number)], source_etype=I64), typ=I64)
-
-    def pointer(self, array: Array) -> ir.Value:
-        """The address of an operand's first element."""
-        number = self.operands.number[array]
-        if number not in self._pointers:
-            slot = self._argument(number)
-            b = self.top.at_end()
-            self._pointers[number] = b.load(b.gep(self.bufs, [slot], source_etype=PTR), typ=PTR)
-        return self._pointers[number]
-
-    def site(self, tag: object) -> ir.Value:
-        number = self.operands.site(tag)
-        if number not in self._pointers:
-            self._pointers[number] = self._argument(number)
-        return self._pointers[number]
-
-    def size(self, name: str) -> ir.Value:
-        """The value of a symbolic dim."""
-        number = self.operands.size(name, self.dims)
-        if number not in self._pointers:
-            word = self._argument(number)
-            b = self.top.at_end()
-            sizes = self._context(abi.CTX_SIZES)
-            self._pointers[number] = b.load(b.gep(sizes, [word], source_etype=I64), typ=I64)
-        return self._pointers[number]
-
-    def _context(self, word: int) -> ir.Value:
-        b = self.top.at_end()
-        at = b.gep(self.ctx, [ir.Constant(I64, word)], source_etype=I64)
-        return b.load(at, typ=PTR)
-
-    def error_cell(self) -> ir.Value:
-        if -1 not in self._pointers:
-            self._pointers[-1] = self._context(abi.CTX_ERROR)
-        return self._pointers[-1]
-
-    def scratch(self, nbytes: int) -> ir.Value:
-        """The address of `nbytes` more bytes of this worker's scratch; aligned to 64."""
-        offset = self.scratch_bytes
-        self.scratch_bytes += -(-nbytes // 64) * 64
-        b = self.top.at_end()
-        # The operand's number, and the bytes of all, are known when the body is complete: finish.
-        at = b.gep(self.args, [ir.Constant(I64, 0)], source_etype=I64)
-        self._scratch_uses.append(at)
-        slot = b.load(at, typ=I64)
-        base = b.load(b.gep(self.bufs, [slot], source_etype=PTR), typ=PTR)
-        bytes_each = b.add(ir.Constant(I64, 0), ir.Constant(I64, 0))
-        self._scratch_totals.append(bytes_each)
-        at_worker = b.add(b.mul(self.worker, bytes_each), ir.Constant(I64, offset))
-        return b.gep(base, [at_worker], source_etype=I8)
-
-    def find_rare(self, roots: Iterable[Expr]) -> None:
-        """Notes the rare selects of the kernel, so that those with one condition go together."""
-        for e in postorder(roots):
-            if e.op == "select" and e.attr == "rare":
-                self.rare.setdefault(e.args[0], []).append(e)
-
-    def cold_part(self, group: list[Expr]) -> Cold:
-        """The function that computes the rare values of a group, for the lanes that are flagged."""
-        key = tuple(group)
-        if key in self._cold:
-            return self._cold[key]
-        near = set(postorder(x for e in group for x in (e.args[0], e.args[2])))
-        arms = [e.args[1] for e in group]
-        inputs: dict[Expr, None] = {}
-        body: list[Expr] = []
-        for x in postorder(arms):
-            if x.op == "const":
-                continue
-            if x in near or x.op in _INPUTS:
-                inputs[x] = None
-            else:
-                body.append(x)
-        if any(x.dtype is dtypes.bool_ for x in (*inputs, *arms)):
-            raise InternalError("bools neither enter nor leave code that rarely runs")
-        used = {a for x in body for a in x.args} | set(arms)
-        needed = [x for x in inputs if x in used]
-        module = self.function.module
-        params = [PTR, I64] + [PTR] * (len(needed) + len(group))
-        f = ir.Function(module, ir.FunctionType(VOID, params), f"cold_{len(self._cold)}")
-        f.linkage = "internal"
-        f.attributes.add("noinline")
-        f.attributes.add("cold")
-        f.attributes.add("nounwind")
-        flags, count, *rest = f.args
-        ops = Ops(self.target)
-        entry, test, look, work, step, done = (
-            f.append_basic_block(n) for n in ("entry", "test", "look", "work", "step", "done")
-        )
-        b = ops.builder = ir.IRBuilder(entry)
-        counter = b.alloca(I64)
-        b.store(ir.Constant(I64, 0), counter)
-        b.branch(test)
-        b.position_at_end(test)
-        k = b.load(counter, typ=I64)
-        b.cbranch(b.icmp_signed("<", k, count), look, done)
-        b.position_at_end(look)
-        flag = b.load(b.gep(flags, [k], source_etype=I8), typ=I8)
-        b.cbranch(b.icmp_unsigned("!=", flag, ir.Constant(I8, 0)), work, step)
-        b.position_at_end(work)
-        values: dict[Expr, ir.Value] = {}
-        for x, base in zip(needed, rest, strict=False):
-            kind = register_type(x.dtype)
-            values[x] = b.load(b.gep(base, [k], source_etype=kind), typ=kind)
-
-        def value(x: Expr) -> ir.Value:
-            return constant(x.attr, x.dtype) if x.op == "const" else values[x]
-
-        for x in body:
-            values[x] = ops.apply(x, [value(a) for a in x.args])
-        for arm, base in zip(arms, rest[len(needed) :], strict=True):
-            result = value(arm)
-            b.store(result, b.gep(base, [k], source_etype=result.type))
-        b.branch(step)
-        b.position_at_end(step)
-        b.store(b.add(k, ir.Constant(I64, 1)), counter)
-        b.branch(test)
-        b.position_at_end(done)
-        b.ret_void()
-        self._cold[key] = Cold(f, needed)
-        return self._cold[key]
-
-    # -- what expressions depend on --------------------------------------------------------------
-    def deps(self, root: Expr) -> frozenset[Key]:
-        """The axes, and the arrays defined in this kernel, that an expression reads."""
-        found = self._deps.get(root)
-        if found is not None:
-            return found
-        for e in postorder([root]):
-            if e in self._deps:
-                continue
-            own: frozenset[Key] = frozenset()
-            if e.op == "axis":
-                own = frozenset((e.attr,))
-            elif e.op == "load" and (e.attr not in self.operands.number or e.attr in self.stored):
-                own = frozenset((e.attr,))
-            self._deps[e] = own.union(*(self._deps[a] for a in e.args))
-        return self._deps[root]
 
 
 class Scope:
@@ -249,7 +38,11 @@ class Scope:
     """
 
     def __init__(
-        self, fn: Function, parent: Scope | None, block: ir.Block, place: list[ir.Block] | None = None
+        self,
+        fn: Function,
+        parent: Scope | None,
+        block: ir.Block,
+        place: list[ir.Block] | None = None,
     ) -> None:
         self.fn, self.parent = fn, parent
         self._place = [block] if place is None else place  # shared with straight children
@@ -587,118 +380,3 @@ class Scope:
             vector = b.mul(vector, constant(lanes, INDEX, lanes))
             vector = b.add(vector, iota(lanes))
         return Access(base, kind, vector, self.width, None, self.mask)
-
-
-class Access:
-    """Elements base[at + lane * stride], or base[at[lane]] where stride is None."""
-
-    def __init__(
-        self,
-        base: ir.Value,
-        kind: ir.Type,
-        at: ir.Value,
-        width: int,
-        stride: int | None,
-        mask: ir.Value | None,
-    ) -> None:
-        self.base, self.kind, self.at = base, kind, at
-        self.width, self.stride, self.mask = width, stride, mask
-
-    def pointer(self, b: ir.IRBuilder, back: int = 0) -> ir.Value:
-        at = b.sub(self.at, ir.Constant(I64, back)) if back else self.at
-        return b.gep(self.base, [at], inbounds=True, source_etype=self.kind)
-
-    def _pointers(self, b: ir.IRBuilder) -> ir.Value:
-        at = self.at
-        if self.stride is not None:
-            steps = ir.Constant(
-                ir.VectorType(I64, self.width), [k * self.stride for k in range(self.width)]
-            )
-            at = b.add(broadcast(b, at, self.width), steps)
-        base = broadcast(b, self.base, self.width)
-        at = b.mul(at, constant(size_of(self.kind), INDEX, self.width))
-        words = b.add(b.ptrtoint(base, at.type), at)
-        return b.inttoptr(words, ir.VectorType(PTR, self.width))
-
-    def _all(self) -> ir.Value:
-        if self.mask is not None:
-            return self.mask
-        return ir.Constant(ir.VectorType(I1, self.width), [ir.Constant(I1, 1)] * self.width)
-
-    def load(self, b: ir.IRBuilder, kind: ir.Type) -> ir.Value:
-        vector = ir.VectorType(kind, self.width)
-        zero = ir.Constant(vector, None)
-        if self.stride in (1, -1):
-            back = 0 if self.stride == 1 else self.width - 1
-            if self.mask is None:
-                raw = b.load(self.pointer(b, back), align=size_of(kind), typ=vector)
-                return raw if self.stride == 1 else _reverse(b, raw)
-            mask = self.mask if self.stride == 1 else _reverse(b, self.mask)
-            f = _intrinsic(
-                b, f"llvm.masked.load.{mangle(vector)}.p0", vector, [PTR, mask.type, vector]
-            )
-            raw = _masked_call(b, f, [self.pointer(b, back), mask, zero], 0, size_of(kind))
-            return raw if self.stride == 1 else _reverse(b, raw)
-        pointers = self._pointers(b)
-        mask = self._all()
-        name = f"llvm.masked.gather.{mangle(vector)}.v{self.width}p0"
-        f = _intrinsic(b, name, vector, [pointers.type, mask.type, vector])
-        return _masked_call(b, f, [pointers, mask, zero], 0, size_of(kind))
-
-    def store(self, b: ir.IRBuilder, value: ir.Value, kind: ir.Type) -> None:
-        if self.stride in (1, -1):
-            back = 0 if self.stride == 1 else self.width - 1
-            mask = self.mask
-            if self.stride == -1:
-                value = _reverse(b, value)
-                mask = None if mask is None else _reverse(b, mask)
-            if mask is None:
-                b.store(value, self.pointer(b, back), align=size_of(kind))
-                return
-            name = f"llvm.masked.store.{mangle(value.type)}.p0"
-            f = _intrinsic(b, name, VOID, [value.type, PTR, mask.type])
-            _masked_call(b, f, [value, self.pointer(b, back), mask], 1, size_of(kind))
-            return
-        pointers = self._pointers(b)
-        mask = self._all()
-        name = f"llvm.masked.scatter.{mangle(value.type)}.v{self.width}p0"
-        f = _intrinsic(b, name, VOID, [value.type, pointers.type, mask.type])
-        _masked_call(b, f, [value, pointers, mask], 1, size_of(kind))
-
-
-def _masked_call(
-    b: ir.IRBuilder, f: ir.Function, args: list[ir.Value], pointer: int, align: int
-) -> ir.Value:
-    """A masked memory intrinsic; its alignment is an attribute of the pointer argument."""
-    call = b.call(f, args, arg_attrs={pointer: ()})
-    call.arg_attributes[pointer].align = align
-    return call
-
-
-def _intrinsic(
-    b: ir.IRBuilder, name: str, result: ir.Type, params: list[ir.Type]
-) -> ir.Function:
-    known = b.module.globals.get(name)
-    return known or ir.Function(b.module, ir.FunctionType(result, params), name)
-
-
-def broadcast(b: ir.IRBuilder, x: ir.Value, width: int) -> ir.Value:
-    """x in every lane."""
-    if width == 1 or width_of(x) == width:
-        return x
-    vt = ir.VectorType(x.type, width)
-    undefined = ir.Constant(vt, ir.Undefined)
-    first = b.insert_element(undefined, x, ir.Constant(I32, 0))
-    zeros = ir.Constant(ir.VectorType(I32, width), [ir.Constant(I32, 0)] * width)
-    return b.shuffle_vector(first, undefined, zeros)
-
-
-def iota(width: int) -> ir.Constant:
-    """0, 1, ..., width - 1 as i64 lanes."""
-    return ir.Constant(ir.VectorType(I64, width), [ir.Constant(I64, k) for k in range(width)])
-
-
-def _reverse(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
-    n = x.type.count
-    lanes = ir.Constant(ir.VectorType(I32, n), [ir.Constant(I32, n - 1 - k) for k in range(n)])
-    return b.shuffle_vector(x, ir.Constant(x.type, ir.Undefined), lanes)

@@ -14,15 +14,26 @@ from jitgrad.compiler import loops
 from jitgrad.compiler.codegen.accumulate import Accumulator
 from jitgrad.compiler.codegen.assemble import Part, assemble
 from jitgrad.compiler.codegen.code import I64
+from jitgrad.compiler.codegen.function import Function
 from jitgrad.compiler.codegen.kernelcode import Generated
 from jitgrad.compiler.codegen.nest import Nest, emit
 from jitgrad.compiler.codegen.program import FlatStore, Program, Step, named_dims, prepare
 from jitgrad.compiler.codegen.schedule import Operands, Space, flatten_loads, offset_of
-from jitgrad.compiler.codegen.scope import Function, Scope
+from jitgrad.compiler.codegen.scope import Scope
 from jitgrad.compiler.codegen.target import Target
 from jitgrad.compiler.index import Simplifier
-from jitgrad.compiler.loops import Array, Expr, LoopKernel, Scan, Scatter, Sort, SpecialKernel
-from jitgrad.compiler.loops import Stage, Store, axis
+from jitgrad.compiler.loops import (
+    Array,
+    Expr,
+    LoopKernel,
+    Scan,
+    Scatter,
+    Sort,
+    SpecialKernel,
+    Stage,
+    Store,
+    axis,
+)
 from jitgrad.compiler.symbolic import Dim, hint
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.errors import InternalError
@@ -49,7 +60,10 @@ def _is_one(d: Dim) -> bool:
 
 
 def _program(
-    outer: Space, extents: dict[int, Dim], stores: list[tuple[Array, Expr, Expr]], kernel_dims: list[Dim]
+    outer: Space,
+    extents: dict[int, Dim],
+    stores: list[tuple[Array, Expr, Expr]],
+    kernel_dims: list[Dim],
 ) -> Program:
     """A program of one step whose body is emitted by hand."""
     operands = Operands()
@@ -283,7 +297,10 @@ def _sort(arrays: list[Array], target: Target) -> Generated:
     ]
     index = tuple(axis(k) for k in range(rank))
     number = axis(sort.along).cast(dtypes.int64)
-    stores = [(values, offset_of(values, index), body), (indices, offset_of(indices, index), number)]
+    stores = [
+        (values, offset_of(values, index), body),
+        (indices, offset_of(indices, index), number),
+    ]
     stores += [
         (w, offset_of(w, windex), body if k % 2 == 0 else number) for k, w in enumerate(work)
     ]
@@ -299,4 +316,3 @@ def _sort(arrays: list[Array], target: Target) -> Generated:
     )
     spare = [a for part_number, a in ((0, values), (1, indices)) if part_number not in by_part]
     return assemble([part], target, [*work, *spare])
-

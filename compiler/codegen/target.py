@@ -1,16 +1,17 @@
 """What code is generated for: triple, CPU, features, vector width, cache sizes.
 
 Owns `Target` and how the host is found out. Knows nothing of kernels. `JITGRAD_CPU` names another
-CPU of the host's architecture (for example `x86-64-v2`); its features are then LLVM's for that name.
+CPU of the host's architecture (for example `x86-64-v2`); its features are then LLVM's for it.
 """
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+
+from jitgrad.runtime.knobs import knobs
 
 _DEFAULT_CACHES = (32 * 1024, 512 * 1024, 8 * 1024 * 1024)
 
@@ -80,7 +81,7 @@ _X86_LEVELS = {
 
 def host() -> Target:
     """The target of this machine, or of its architecture and the CPU that `JITGRAD_CPU` names."""
-    return _host(os.environ.get("JITGRAD_CPU", ""))
+    return _host(knobs.cpu or "")
 
 
 @lru_cache(maxsize=8)

@@ -1,0 +1,236 @@
+"""A kernel's LLVM function: its arguments, operands, stack and scratch, and out-of-line cold code.
+
+Owns the kernel ABI's receiving side (`Function`) and what expressions depend on; where values are
+placed is the business of `scope.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import llvmlite.ir as ir
+
+from jitgrad.compiler.codegen.code import I8, I64, PTR, VOID
+from jitgrad.compiler.codegen.emit import Ops, constant, register_type
+from jitgrad.compiler.codegen.schedule import Operands
+from jitgrad.compiler.codegen.scope import Key, Scope
+from jitgrad.compiler.codegen.target import Target
+from jitgrad.compiler.index import Simplifier
+from jitgrad.compiler.loops import Array, Expr, postorder
+from jitgrad.compiler.symbolic import Dim
+from jitgrad.runtime import abi, dtypes
+from jitgrad.runtime.errors import InternalError
+
+
+@dataclass
+class Cold:
+    """Code that rarely runs: void f(i8* flags, i64 n, inputs..., outputs...), arrays of n lanes."""
+
+    function: ir.Function
+    inputs: list[Expr]
+
+
+_INPUTS = {"load", "axis", "size", "check"}  # never computed in cold code
+
+
+class Function:
+    """One kernel function of a module: `void k(ctx, bufs, args, begin, end, worker)`.
+
+    operands: what args means; grows while the body is emitted. dims: named symbolic dims.
+    """
+
+    def __init__(
+        self, module: ir.Module, name: str, target: Target, operands: Operands, dims: dict[str, Dim]
+    ) -> None:
+        kind = ir.FunctionType(VOID, [PTR, PTR, PTR, I64, I64, I64])
+        self.function = ir.Function(module, kind, name)
+        self.function.attributes.add("nounwind")
+        self.ctx, self.bufs, self.args, self.begin, self.end, self.worker = self.function.args
+        self.target, self.operands, self.dims = target, operands, dims
+        self.ops = Ops(target)
+        self.simplifier = Simplifier({})
+        self.stored: set[Array] = set()  # stand-ins of arrays that the kernel writes
+        self.rare: dict[Expr, list[Expr]] = {}  # condition -> the rare selects on it
+        self._cold: dict[tuple[Expr, ...], Cold] = {}
+        self.scratch_bytes = 0
+        self._scratch_uses: list[ir.Instruction] = []
+        self._scratch_totals: list[ir.Instruction] = []
+        self._deps: dict[Expr, frozenset[Key]] = {}
+        self._slots = self.function.append_basic_block("entry")
+        start = self.function.append_basic_block("start")
+        work = self.function.append_basic_block("work")
+        self._exit = self.function.append_basic_block("exit")
+        b = ir.IRBuilder(start)
+        b.cbranch(b.icmp_signed("<", self.begin, self.end), work, self._exit)
+        b.position_at_end(self._exit)
+        b.ret_void()
+        self.start = start
+        self.top = Scope(self, None, work)
+        self._pointers: dict[int, ir.Value] = {}
+
+    def finish(self) -> None:
+        """Closes the function; call once, when the body is complete."""
+        b = self.ops.builder
+        b.position_at_end(self._slots)
+        b.branch(self.start)
+        b.position_at_end(self.top.block)
+        b.branch(self._exit)
+        where = ir.Constant(I64, len(self.operands.list))
+        for use in self._scratch_uses:
+            use.indices = [where]
+        for total in self._scratch_totals:
+            total.operands = (ir.Constant(I64, 0), ir.Constant(I64, self.scratch_bytes))
+
+    def slot(self, kind: ir.Type, count: int = 1) -> ir.Value:
+        """Memory on the stack for the whole call."""
+        b = ir.IRBuilder(self._slots)
+        s = b.alloca(kind, size=ir.Constant(I64, count))
+        s.align = 64 if isinstance(kind, ir.VectorType) or count > 1 else 8
+        s.type = PTR  # opaque, so that lanes may be reached one by one or together
+        return s
+
+    # -- operands ------------------------------------------------------------------------------
+    def _argument(self, number: int) -> ir.Value:
+        b = self.top.at_end()
+        return b.load(b.gep(self.args, [ir.Constant(I64, number)], source_etype=I64), typ=I64)
+
+    def pointer(self, array: Array) -> ir.Value:
+        """The address of an operand's first element."""
+        number = self.operands.number[array]
+        if number not in self._pointers:
+            slot = self._argument(number)
+            b = self.top.at_end()
+            self._pointers[number] = b.load(b.gep(self.bufs, [slot], source_etype=PTR), typ=PTR)
+        return self._pointers[number]
+
+    def site(self, tag: object) -> ir.Value:
+        number = self.operands.site(tag)
+        if number not in self._pointers:
+            self._pointers[number] = self._argument(number)
+        return self._pointers[number]
+
+    def size(self, name: str) -> ir.Value:
+        """The value of a symbolic dim."""
+        number = self.operands.size(name, self.dims)
+        if number not in self._pointers:
+            word = self._argument(number)
+            b = self.top.at_end()
+            sizes = self._context(abi.CTX_SIZES)
+            self._pointers[number] = b.load(b.gep(sizes, [word], source_etype=I64), typ=I64)
+        return self._pointers[number]
+
+    def _context(self, word: int) -> ir.Value:
+        b = self.top.at_end()
+        at = b.gep(self.ctx, [ir.Constant(I64, word)], source_etype=I64)
+        return b.load(at, typ=PTR)
+
+    def error_cell(self) -> ir.Value:
+        if -1 not in self._pointers:
+            self._pointers[-1] = self._context(abi.CTX_ERROR)
+        return self._pointers[-1]
+
+    def scratch(self, nbytes: int) -> ir.Value:
+        """The address of `nbytes` more bytes of this worker's scratch; aligned to 64."""
+        offset = self.scratch_bytes
+        self.scratch_bytes += -(-nbytes // 64) * 64
+        b = self.top.at_end()
+        # The operand's number, and the bytes of all, are known when the body is complete: finish.
+        at = b.gep(self.args, [ir.Constant(I64, 0)], source_etype=I64)
+        self._scratch_uses.append(at)
+        slot = b.load(at, typ=I64)
+        base = b.load(b.gep(self.bufs, [slot], source_etype=PTR), typ=PTR)
+        bytes_each = b.add(ir.Constant(I64, 0), ir.Constant(I64, 0))
+        self._scratch_totals.append(bytes_each)
+        at_worker = b.add(b.mul(self.worker, bytes_each), ir.Constant(I64, offset))
+        return b.gep(base, [at_worker], source_etype=I8)
+
+    def find_rare(self, roots: Iterable[Expr]) -> None:
+        """Notes the rare selects of the kernel, so that those with one condition go together."""
+        for e in postorder(roots):
+            if e.op == "select" and e.attr == "rare":
+                self.rare.setdefault(e.args[0], []).append(e)
+
+    def cold_part(self, group: list[Expr]) -> Cold:
+        """The function that computes the rare values of a group, for the lanes that are flagged."""
+        key = tuple(group)
+        if key in self._cold:
+            return self._cold[key]
+        near = set(postorder(x for e in group for x in (e.args[0], e.args[2])))
+        arms = [e.args[1] for e in group]
+        inputs: dict[Expr, None] = {}
+        body: list[Expr] = []
+        for x in postorder(arms):
+            if x.op == "const":
+                continue
+            if x in near or x.op in _INPUTS:
+                inputs[x] = None
+            else:
+                body.append(x)
+        if any(x.dtype is dtypes.bool_ for x in (*inputs, *arms)):
+            raise InternalError("bools neither enter nor leave code that rarely runs")
+        used = {a for x in body for a in x.args} | set(arms)
+        needed = [x for x in inputs if x in used]
+        module = self.function.module
+        params = [PTR, I64] + [PTR] * (len(needed) + len(group))
+        f = ir.Function(module, ir.FunctionType(VOID, params), f"cold_{len(self._cold)}")
+        f.linkage = "internal"
+        f.attributes.add("noinline")
+        f.attributes.add("cold")
+        f.attributes.add("nounwind")
+        flags, count, *rest = f.args
+        ops = Ops(self.target)
+        entry, test, look, work, step, done = (
+            f.append_basic_block(n) for n in ("entry", "test", "look", "work", "step", "done")
+        )
+        b = ops.builder = ir.IRBuilder(entry)
+        counter = b.alloca(I64)
+        b.store(ir.Constant(I64, 0), counter)
+        b.branch(test)
+        b.position_at_end(test)
+        k = b.load(counter, typ=I64)
+        b.cbranch(b.icmp_signed("<", k, count), look, done)
+        b.position_at_end(look)
+        flag = b.load(b.gep(flags, [k], source_etype=I8), typ=I8)
+        b.cbranch(b.icmp_unsigned("!=", flag, ir.Constant(I8, 0)), work, step)
+        b.position_at_end(work)
+        values: dict[Expr, ir.Value] = {}
+        for x, base in zip(needed, rest, strict=False):
+            kind = register_type(x.dtype)
+            values[x] = b.load(b.gep(base, [k], source_etype=kind), typ=kind)
+
+        def value(x: Expr) -> ir.Value:
+            return constant(x.attr, x.dtype) if x.op == "const" else values[x]
+
+        for x in body:
+            values[x] = ops.apply(x, [value(a) for a in x.args])
+        for arm, base in zip(arms, rest[len(needed) :], strict=True):
+            result = value(arm)
+            b.store(result, b.gep(base, [k], source_etype=result.type))
+        b.branch(step)
+        b.position_at_end(step)
+        b.store(b.add(k, ir.Constant(I64, 1)), counter)
+        b.branch(test)
+        b.position_at_end(done)
+        b.ret_void()
+        self._cold[key] = Cold(f, needed)
+        return self._cold[key]
+
+    # -- what expressions depend on --------------------------------------------------------------
+    def deps(self, root: Expr) -> frozenset[Key]:
+        """The axes, and the arrays defined in this kernel, that an expression reads."""
+        found = self._deps.get(root)
+        if found is not None:
+            return found
+        for e in postorder([root]):
+            if e in self._deps:
+                continue
+            own: frozenset[Key] = frozenset()
+            if (
+                e.op == "axis"
+                or e.op == "load"
+                and (e.attr not in self.operands.number or e.attr in self.stored)
+            ):
+                own = frozenset((e.attr,))
+            self._deps[e] = own.union(*(self._deps[a] for a in e.args))
+        return self._deps[root]

@@ -1,0 +1,126 @@
+"""Vectors in memory: contiguous, reversed, strided and gathered elements, with or without a mask.
+
+Owns `Access` and the small vector constants that go with it; which element is meant is the
+business of `scope.py`.
+"""
+
+from __future__ import annotations
+
+import llvmlite.ir as ir
+
+from jitgrad.compiler.codegen.code import I1, I32, I64, PTR, VOID, size_of
+from jitgrad.compiler.codegen.emit import constant, mangle, width_of
+from jitgrad.compiler.loops import INDEX
+
+
+class Access:
+    """Elements base[at + lane * stride], or base[at[lane]] where stride is None."""
+
+    def __init__(
+        self,
+        base: ir.Value,
+        kind: ir.Type,
+        at: ir.Value,
+        width: int,
+        stride: int | None,
+        mask: ir.Value | None,
+    ) -> None:
+        self.base, self.kind, self.at = base, kind, at
+        self.width, self.stride, self.mask = width, stride, mask
+
+    def pointer(self, b: ir.IRBuilder, back: int = 0) -> ir.Value:
+        at = b.sub(self.at, ir.Constant(I64, back)) if back else self.at
+        return b.gep(self.base, [at], inbounds=True, source_etype=self.kind)
+
+    def _pointers(self, b: ir.IRBuilder) -> ir.Value:
+        at = self.at
+        if self.stride is not None:
+            steps = ir.Constant(
+                ir.VectorType(I64, self.width), [k * self.stride for k in range(self.width)]
+            )
+            at = b.add(broadcast(b, at, self.width), steps)
+        base = broadcast(b, self.base, self.width)
+        at = b.mul(at, constant(size_of(self.kind), INDEX, self.width))
+        words = b.add(b.ptrtoint(base, at.type), at)
+        return b.inttoptr(words, ir.VectorType(PTR, self.width))
+
+    def _all(self) -> ir.Value:
+        if self.mask is not None:
+            return self.mask
+        return ir.Constant(ir.VectorType(I1, self.width), [ir.Constant(I1, 1)] * self.width)
+
+    def load(self, b: ir.IRBuilder, kind: ir.Type) -> ir.Value:
+        vector = ir.VectorType(kind, self.width)
+        zero = ir.Constant(vector, None)
+        if self.stride in (1, -1):
+            back = 0 if self.stride == 1 else self.width - 1
+            if self.mask is None:
+                raw = b.load(self.pointer(b, back), align=size_of(kind), typ=vector)
+                return raw if self.stride == 1 else _reverse(b, raw)
+            mask = self.mask if self.stride == 1 else _reverse(b, self.mask)
+            f = _intrinsic(
+                b, f"llvm.masked.load.{mangle(vector)}.p0", vector, [PTR, mask.type, vector]
+            )
+            raw = _masked_call(b, f, [self.pointer(b, back), mask, zero], 0, size_of(kind))
+            return raw if self.stride == 1 else _reverse(b, raw)
+        pointers = self._pointers(b)
+        mask = self._all()
+        name = f"llvm.masked.gather.{mangle(vector)}.v{self.width}p0"
+        f = _intrinsic(b, name, vector, [pointers.type, mask.type, vector])
+        return _masked_call(b, f, [pointers, mask, zero], 0, size_of(kind))
+
+    def store(self, b: ir.IRBuilder, value: ir.Value, kind: ir.Type) -> None:
+        if self.stride in (1, -1):
+            back = 0 if self.stride == 1 else self.width - 1
+            mask = self.mask
+            if self.stride == -1:
+                value = _reverse(b, value)
+                mask = None if mask is None else _reverse(b, mask)
+            if mask is None:
+                b.store(value, self.pointer(b, back), align=size_of(kind))
+                return
+            name = f"llvm.masked.store.{mangle(value.type)}.p0"
+            f = _intrinsic(b, name, VOID, [value.type, PTR, mask.type])
+            _masked_call(b, f, [value, self.pointer(b, back), mask], 1, size_of(kind))
+            return
+        pointers = self._pointers(b)
+        mask = self._all()
+        name = f"llvm.masked.scatter.{mangle(value.type)}.v{self.width}p0"
+        f = _intrinsic(b, name, VOID, [value.type, pointers.type, mask.type])
+        _masked_call(b, f, [value, pointers, mask], 1, size_of(kind))
+
+
+def _masked_call(
+    b: ir.IRBuilder, f: ir.Function, args: list[ir.Value], pointer: int, align: int
+) -> ir.Value:
+    """A masked memory intrinsic; its alignment is an attribute of the pointer argument."""
+    call = b.call(f, args, arg_attrs={pointer: ()})
+    call.arg_attributes[pointer].align = align
+    return call
+
+
+def _intrinsic(b: ir.IRBuilder, name: str, result: ir.Type, params: list[ir.Type]) -> ir.Function:
+    known = b.module.globals.get(name)
+    return known or ir.Function(b.module, ir.FunctionType(result, params), name)
+
+
+def broadcast(b: ir.IRBuilder, x: ir.Value, width: int) -> ir.Value:
+    """x in every lane."""
+    if width == 1 or width_of(x) == width:
+        return x
+    vt = ir.VectorType(x.type, width)
+    undefined = ir.Constant(vt, ir.Undefined)
+    first = b.insert_element(undefined, x, ir.Constant(I32, 0))
+    zeros = ir.Constant(ir.VectorType(I32, width), [ir.Constant(I32, 0)] * width)
+    return b.shuffle_vector(first, undefined, zeros)
+
+
+def iota(width: int) -> ir.Constant:
+    """0, 1, ..., width - 1 as i64 lanes."""
+    return ir.Constant(ir.VectorType(I64, width), [ir.Constant(I64, k) for k in range(width)])
+
+
+def _reverse(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
+    n = x.type.count
+    lanes = ir.Constant(ir.VectorType(I32, n), [ir.Constant(I32, n - 1 - k) for k in range(n)])
+    return b.shuffle_vector(x, ir.Constant(x.type, ir.Undefined), lanes)
