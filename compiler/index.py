@@ -322,7 +322,7 @@ def _at_least(a: Dim, b: Dim) -> bool:
 def _union(a: Bounds, b: Bounds) -> Bounds:
     if a is None or b is None or any(isinstance(x, Sym) for x in (*a, *b)):
         return None
-    return min(a[0], b[0]), max(a[1], b[1])  # type: ignore[type-var]
+    return min(a[0], b[0]), max(a[1], b[1])
 
 
 def strides_of(array: Array) -> tuple[Dim, ...]:

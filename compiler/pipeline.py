@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from jitgrad.compiler.codegen import host_runtime, llvm
+from jitgrad.compiler.codegen import canonical, host_runtime, llvm
 from jitgrad.compiler.codegen.kernelcode import Generated, Operand, Site
 from jitgrad.compiler.codegen.objects import Library, load_objects
 from jitgrad.compiler.codegen.target import Target, host
@@ -193,7 +193,7 @@ def to_stages(graph: Graph, options: Options, target: Target, run: _Runner) -> S
     ordered = [k for wave in schedule.waves for k in wave]
     run.dump("fused", lambda: "\n\n".join(map(kernel_text, ordered)))
     with run.step("generate"):
-        generated = {k: llvm.generate(k, target) for k in ordered}
+        generated = {k: canonical.generate(k, target) for k in ordered}
     run.dump("llvm", lambda: "\n".join(g.module_text for g in generated.values()))
     with run.step("memory"):
         fixed = {*program.inputs, *program.fresh}

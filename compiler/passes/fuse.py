@@ -309,13 +309,13 @@ def _unify(group: Group, array: Array, exprs: tuple[Expr, ...]) -> dict[int, int
     for e in shared:
         for places in group.loaded.get(e.attr, []):
             trial = dict(mapping)
-            for index, target in zip(e.args, places, strict=True):
-                if index.op == "axis" and isinstance(target, int):
-                    if trial.get(index.attr, target) != target:
+            for index, place in zip(e.args, places, strict=True):
+                if index.op == "axis" and isinstance(place, int):
+                    if trial.get(index.attr, place) != place:
                         break
-                    if not same(extents[index.attr], group.dims[target]):
+                    if not same(extents[index.attr], group.dims[place]):
                         break
-                    trial[index.attr] = target
+                    trial[index.attr] = place
             else:
                 if len(set(trial.values())) == len(trial):
                     mapping = trial

@@ -65,11 +65,13 @@ def order(kernels: list[Kernel], program: Program) -> Schedule:
         target, value = program.inputs[i], program.results[position]
         if value is target:
             continue
-        k = maker.get(value)
-        if k is not None and _in_place(k, value, target, program, readers, before, faulty, home):
+        writer = maker.get(value)
+        if writer is not None and _in_place(
+            writer, value, target, program, readers, before, faulty, home
+        ):
             home[value] = target
-            before[k] |= {r for r in readers.get(target, []) if r is not k}
-            before[k] |= {f for f in faulty if f is not k}
+            before[writer] |= {r for r in readers.get(target, []) if r is not writer}
+            before[writer] |= {f for f in faulty if f is not writer}
         else:
             copies.append((value, target))
     linear = _schedule(kernels, before, reads, program)

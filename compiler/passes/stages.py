@@ -149,8 +149,8 @@ class _Loop:
                 store = Store(m.array, _index(m.array, place), self.values[m.array])
                 (main if m.kind == "full" else rows)[self.ready[m.array]].append(store)
         for full, buffer in self.buffers.items():
-            place = self._inner_index()
-            main[self.at[full]].append(Store(buffer, place, self.values[full]))
+            store = Store(buffer, self._inner_index(), self.values[full])
+            main[self.at[full]].append(store)
         inner = tuple(self.group.inner)
         stages: list[Stage] = []
         for s in range(count):

@@ -1,0 +1,162 @@
+"""Generates code once for kernels that are equal but for the names of their arrays.
+
+Owns the canonical form of a kernel (arrays and fault sites numbered by first appearance) and the
+table of what was generated for it. A training step has many equal kernels: one for each parameter.
+Kernels with symbolic dims are generated each time.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable
+from typing import Any
+
+from jitgrad.compiler.codegen import llvm
+from jitgrad.compiler.codegen.kernelcode import Generated, Launch, Operand, Site
+from jitgrad.compiler.codegen.target import Target
+from jitgrad.compiler.loops import (
+    Array,
+    Contraction,
+    ContractionKernel,
+    Expr,
+    Kernel,
+    LoopKernel,
+    Scan,
+    Scatter,
+    Sort,
+    definition_exprs,
+    postorder,
+)
+from jitgrad.compiler.symbolic import Sym
+
+_MAX_KEPT = 1024
+_lock = threading.Lock()
+_kept: OrderedDict[Hashable, tuple[Generated, list[Array], list[Any]]] = OrderedDict()
+
+
+def generate(kernel: Kernel, target: Target) -> Generated:
+    """As llvm.generate, from the table where an equal kernel was generated before."""
+    form = _Form(kernel)
+    if form.symbolic:
+        return llvm.generate(kernel, target)
+    key = (tuple(form.words), llvm.version_key(target))
+    with _lock:
+        found = _kept.get(key)
+    if found is not None:
+        return _renamed(found, form)
+    code = llvm.generate(kernel, target)
+    with _lock:
+        _kept[key] = (code, form.arrays, form.sites)
+        while len(_kept) > _MAX_KEPT:
+            _kept.popitem(last=False)
+    return code
+
+
+def _renamed(found: tuple[Generated, list[Array], list[Any]], form: _Form) -> Generated:
+    """Generated code with the operands of another, equal kernel."""
+    code, arrays, sites = found
+    new: dict[Array, Array] = dict(zip(arrays, form.arrays, strict=True))
+    for w in code.workspace:
+        new[w] = Array(w.name, w.shape, w.dtype, None, w.line, w.strides)
+    tags = dict(zip(sites, form.sites, strict=True))
+
+    def operand(x: Operand) -> Operand:
+        if isinstance(x, Array):
+            return new[x]
+        return Site(tags[x.tag]) if isinstance(x, Site) else x
+
+    launches = [
+        Launch(n.symbol, [operand(x) for x in n.operands], n.total, n.grain) for n in code.launches
+    ]
+    return Generated(
+        code.key, code.module_text, launches, [new[w] for w in code.workspace], code.scratch
+    )
+
+
+class _Form:
+    """The canonical form: `words`, and the arrays and sites behind its numbers."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.words: list[Hashable] = [type(kernel).__name__]
+        self.arrays: list[Array] = []
+        self.sites: list[Any] = []
+        self.symbolic = False
+        self._array: dict[Array, int] = {}
+        self._site: dict[Any, int] = {}
+        self._expr: dict[Expr, int] = {}
+        if isinstance(kernel, LoopKernel):
+            self._loop(kernel)
+        elif isinstance(kernel, ContractionKernel):
+            self._definition(kernel.array)
+            for s in kernel.stores:
+                self._store(s.array, s.index, s.value)
+        else:
+            for a in kernel.arrays:
+                self._definition(a)
+
+    def _loop(self, kernel: LoopKernel) -> None:
+        self._dims(kernel.outer)
+        for a in kernel.locals:
+            self.words.append(self._number(a))
+        for stage in kernel.stages:
+            self.words.append("stage")
+            self._dims(stage.inner)
+            for s in stage.stores:
+                self._store(s.array, s.index, s.value)
+            for r in stage.reduces:
+                self.words += ["reduce", self._number(r.array), r.combine, r.order]
+                self.words.append(self._root(r.value))
+
+    def _store(self, array: Array, index: tuple[Expr, ...], value: Expr) -> None:
+        self.words += ["store", self._number(array)]
+        self.words += [self._root(e) for e in (*index, value)]
+
+    def _definition(self, array: Array) -> None:
+        d = array.define
+        self.words += ["define", self._number(array), type(d).__name__]
+        if isinstance(d, Contraction):
+            self.words += [d.batch, d.m, d.n, d.acc.name]
+            self._dims(d.k)
+        elif isinstance(d, Scan):
+            self.words += [d.along, d.combine, d.reverse]
+        elif isinstance(d, Scatter):
+            self.words.append(d.combine)
+            self._dims(d.extents)
+        elif isinstance(d, Sort):
+            self.words += [d.along, d.descending, d.part]
+        self.words += [self._root(e) for e in definition_exprs(array)]
+
+    def _dims(self, dims: tuple[Any, ...]) -> None:
+        self.symbolic |= any(isinstance(d, Sym) for d in dims)
+        self.words.append(dims if not self.symbolic else "symbolic")
+
+    def _number(self, array: Array) -> int:
+        number = self._array.get(array)
+        if number is None:
+            number = self._array[array] = len(self.arrays)
+            self.arrays.append(array)
+            self.words += ["array", number, array.dtype.name]
+            self._dims(array.shape)
+            self._dims(array.strides or ())
+            self.words.append(array.strides is None)
+        return number
+
+    def _root(self, root: Expr) -> int:
+        for e in postorder([root]):
+            if e in self._expr:
+                continue
+            attr: Hashable = e.attr
+            if e.op == "load":
+                attr = self._number(e.attr)
+            elif e.op == "check":
+                attr = self._site.setdefault(e.attr, len(self._site))
+                if attr == len(self.sites):
+                    self.sites.append(e.attr)
+            elif e.op == "const":
+                attr = repr(e.attr)  # tells 0.0 from -0.0, and NaN is itself
+            elif e.op == "size":
+                self.symbolic = True
+            self._expr[e] = len(self._expr)
+            self.words.append((e.op, e.dtype.name, attr, *(self._expr[a] for a in e.args)))
+        return self._expr[root]
