@@ -164,7 +164,7 @@ def _converted(array: np.ndarray[Any, Any], dtype: DType | None) -> np.ndarray[A
                 f"value cannot be converted to type {dtype.name} without overflow; got values in "
                 f"[{array.min()}, {array.max()}]"
             )
-    return OPS["cast"].reference(array, dtype=dtype)  # type: ignore[no-any-return]
+    return OPS["cast"].reference(array, dtype=dtype)
 
 
 def _has_tensor(data: Any) -> bool:
@@ -244,7 +244,7 @@ def from_dlpack(source: Any) -> Tensor:
 
 # -- filled --------------------------------------------------------------------------------------
 def full(
-    size: Sequence[int] | int,
+    size: Any,
     fill_value: Any,
     *,
     dtype: DType | None = None,
@@ -345,7 +345,7 @@ def empty_strided(
     size: Sequence[int], stride: Sequence[int], *, dtype: DType | None = None, **more: Any
 ) -> Tensor:
     """empty(size): strides other than row-major ones are not kept."""
-    return empty(tuple(size), dtype=dtype)  # type: ignore[no-any-return]
+    return empty(tuple(size), dtype=dtype)
 
 
 # -- ranges --------------------------------------------------------------------------------------
@@ -421,7 +421,7 @@ def linspace(
 
 def _iota(count: Any, start: Any, step: Any, dtype: DType) -> Tensor:
     attrs = {"shape": (count,), "dtype": dtype, "start": start, "step": step, "device": "cpu"}
-    return apply(OPS["iota"], (), attrs)  # type: ignore[no-any-return]
+    return apply(OPS["iota"], (), attrs)
 
 
 def logspace(
@@ -453,7 +453,7 @@ def eye(
 def draw(name: str, shape: tuple[Any, ...], dtype: DType, generator: Generator | None) -> Tensor:
     """One draw of a random record ("uniform", "normal", "random_bits")."""
     attrs = {"shape": shape, "dtype": dtype, "device": "cpu"}
-    return apply(OPS[name], next_draw(generator), attrs)  # type: ignore[no-any-return]
+    return apply(OPS[name], next_draw(generator), attrs)
 
 
 def _random(name: str, record: str, doc: str) -> Any:
@@ -483,7 +483,7 @@ rand_like, randn_like = _like(rand), _like(randn)
 def randint(
     low: int,
     high: Any = None,
-    size: Sequence[int] | None = None,
+    size: Any = None,
     *,
     generator: Generator | None = None,
     dtype: DType | None = None,
@@ -503,7 +503,7 @@ def randint(
         raise RuntimeError(
             f"random_ expects 'from' to be less than 'to', but got from={low} >= to={high}"
         )
-    shape = _shape("randint", (tuple(size),))  # type: ignore[arg-type]
+    shape = _shape("randint", (tuple(size),))
     values = random_integers(shape, high - low, generator) + low
     return _finish(cast(values, dtype or dtypes.int64), requires_grad)
 
@@ -594,8 +594,8 @@ def multinomial(
         uniform = draw("uniform", (*lead, num_samples), dtypes.float64, generator)
         # The first place whose running sum exceeds u: never one of probability 0.
         level = (uniform * total.narrow(-1, count - 1, 1)).unsqueeze(-1)
-        return (total.unsqueeze(-2) <= level).sum(-1)  # type: ignore[no-any-return]
+        return (total.unsqueeze(-2) <= level).sum(-1)
     # Exponential race: the k smallest of Exp(1) / weight are a sample without replacement.
     uniform = draw("uniform", (*lead, count), dtypes.float64, generator)
     race = -(-uniform).log1p() / weights
-    return race.topk(num_samples, -1, largest=False).indices  # type: ignore[no-any-return]
+    return race.topk(num_samples, -1, largest=False).indices

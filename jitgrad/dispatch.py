@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from jitgrad.autograd.saves import reads_of_gradients, saved_keys
 from jitgrad.autograd.tape import (
     IdentityNode,
     Node,
@@ -35,7 +36,6 @@ from jitgrad.autograd.tape import (
     next_seq,
     save_tensor,
 )
-from jitgrad.autograd.saves import reads_of_gradients, saved_keys
 from jitgrad.autograd.views import ViewInfo, new_view, rebase
 from jitgrad.compiler.ops.quiet import hush, unhush
 from jitgrad.compiler.ops.record import OPS
@@ -50,6 +50,7 @@ __all__ = [
     "abstract_mode", "apply", "assign", "bump_epoch", "check_inplace", "epoch", "full", "recording",
     "state",
 ]  # fmt: skip
+
 
 class Plan:
     """What is known of an op's application from the operands' types and the attributes.
@@ -215,7 +216,7 @@ def _apply_view(op: Any, x: Tensor, attrs: dict[str, Any], type_: TensorType) ->
         return absent(type_)
     if not state.abstract:
         if x._data is None:
-            return _without_data(op, (x,), type_)  # type: ignore[no-any-return]
+            return _without_data(op, (x,), type_)
         try:
             data = op.reference(x._data, **attrs)
         except Exception as error:
@@ -329,7 +330,7 @@ def _numbers_to_tensors(operands: tuple[Any, ...]) -> tuple[Tensor, ...]:
 def full(shape: Sequence[Any], value: Any, dtype: Any, device: str = "cpu") -> Tensor:
     """A tensor of one value, by the `full` record."""
     attrs = {"shape": tuple(shape), "value": value, "dtype": dtype, "device": str(device)}
-    return apply(OPS["full"], (), attrs)  # type: ignore[no-any-return]
+    return apply(OPS["full"], (), attrs)
 
 
 def _with_line(error: Exception) -> Exception:
@@ -358,9 +359,9 @@ def _without_data(op: Any, operands: tuple[Tensor, ...], types: Any) -> Any:
     )
 
 
-# -- in-place ------------------------------------------------------------------------------------
+# -- in-place ---------------------------------------------------------------------------------
 def check_inplace(target: Tensor, value_requires_grad: bool = False) -> None:
-    """Raises RuntimeError where an in-place write to `target` is not allowed, in PyTorch's words."""
+    """Raises RuntimeError, in PyTorch's words, where `target` may not be written in place."""
     data = target._data
     if data is not None:
         if 0 in data.strides and any(
@@ -453,9 +454,9 @@ def _snapshot(x: Tensor) -> Tensor:
     before = state.grad_enabled
     state.grad_enabled = False
     try:
-        return apply(OPS["clone"], (x,), {})  # type: ignore[no-any-return]
+        return apply(OPS["clone"], (x,), {})
     finally:
         state.grad_enabled = before
 
 
-Tensor._bind = staticmethod(bind)  # type: ignore[attr-defined]
+Tensor._bind = staticmethod(bind)  # type: ignore[method-assign]

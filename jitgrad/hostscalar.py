@@ -63,7 +63,7 @@ class HostScalar:
             values = [done[id(x)] if isinstance(x, HostScalar) else x for x in operands]
             done[id(node)] = _OPS[op](*values)
             stack.pop()
-        return done[id(self)]  # type: ignore[no-any-return]
+        return done[id(self)]
 
     def lift(self) -> Any:
         """This number as a 0-d float64 tensor, an input of the graph that is being recorded."""

@@ -217,7 +217,7 @@ def getitem(x: Tensor, index: Any) -> Tensor:
     view, advanced = _view(x, _parts(x, index))
     if any(isinstance(a, Tensor) for a in advanced):
         dims, tensors = _advanced(view, advanced)
-        return apply(OPS["index"], (view, *tensors), {"dims": dims})  # type: ignore[no-any-return]
+        return apply(OPS["index"], (view, *tensors), {"dims": dims})
     return view
 
 
@@ -255,7 +255,7 @@ def _fit(value: Tensor, shape: tuple[Any, ...]) -> Tensor:
             f"shape mismatch: value tensor of shape {list(have)} cannot be broadcast to indexing "
             f"result of shape {list(shape)}"
         )
-    return value.expand(shape)  # type: ignore[no-any-return]
+    return value.expand(shape)
 
 
 def setitem(x: Tensor, index: Any, value: Any) -> None:

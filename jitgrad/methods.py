@@ -18,13 +18,12 @@ from jitgrad.compiler.ops.record import OPS
 from jitgrad.device import device as Device
 from jitgrad.dispatch import apply, assign, check_inplace
 from jitgrad.functions import elementwise, linalg, reduce, select, shape
-from jitgrad.hostscalar import HostScalar
 from jitgrad.promotion import NUMBERS, can_cast, cast
 from jitgrad.random import Generator
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import DType
 from jitgrad.state import defaults, state
-from jitgrad.tensor import Tensor, wrap
+from jitgrad.tensor import Tensor
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {}
 """Every public function that takes a tensor first, by its public name."""
@@ -214,12 +213,6 @@ def random_(
     return _random_fill(self, values)
 
 
-def trunc_normal_(
-    self: Tensor, mean: float = 0.0, std: float = 1.0, a: float = -2.0, b: float = 2.0
-) -> Tensor:
-    raise NotImplementedError("use nn.init.trunc_normal_")
-
-
 # -- conversions ---------------------------------------------------------------------------------
 def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """To a dtype and/or device: x.to(dtype), x.to(device), x.to(other). Itself if nothing changes
@@ -291,7 +284,7 @@ def backward(
 def _new_full(make: Any) -> Callable[..., Tensor]:
     def method(self: Tensor, *size: Any, **kwargs: Any) -> Tensor:
         kwargs.setdefault("dtype", self.dtype)
-        return make(*size, **kwargs)  # type: ignore[no-any-return]
+        return make(*size, **kwargs)
 
     method.__name__ = method.__qualname__ = f"new_{make.__name__}"
     return method
@@ -305,7 +298,7 @@ def new_tensor(self: Tensor, data: Any, **kwargs: Any) -> Tensor:
 
 def where_method(self: Tensor, condition: Tensor, other: Any) -> Tensor:
     """This tensor where the condition holds, else other."""
-    return elementwise.where(condition, self, other)  # type: ignore[no-any-return]
+    return elementwise.where(condition, self, other)
 
 
 def set_(self: Tensor, source: Tensor) -> Tensor:
@@ -332,24 +325,23 @@ def legacy_new(cls: type, *args: Any, **kwargs: Any) -> Any:
 _OPERANDS = (Tensor, *NUMBERS)
 
 
+def _operand(x: Any) -> Any:
+    """What an operator takes beside a tensor: tensors, numbers, arrays; else NotImplemented."""
+    if isinstance(x, _OPERANDS):
+        return x
+    return creation.from_numpy(x) if isinstance(x, np.ndarray) else NotImplemented
+
+
 def _operator(name: str, swap: bool = False) -> Callable[..., Any]:
     function = FUNCTIONS[name]
 
     def forward(self: Tensor, other: Any) -> Any:
-        if not isinstance(other, _OPERANDS):
-            if not isinstance(other, np.ndarray):
-                return NotImplemented
-            other = creation.from_numpy(other)
-        return function(self, other)
+        other = _operand(other)
+        return other if other is NotImplemented else function(self, other)
 
     def reverse(self: Tensor, other: Any) -> Any:
-        if not isinstance(other, _OPERANDS):
-            if not isinstance(other, np.ndarray):
-                return NotImplemented
-            other = creation.from_numpy(other)
-        if name == "pow" or not isinstance(other, Tensor):
-            return function(other, self)
-        return function(other, self)
+        other = _operand(other)
+        return other if other is NotImplemented else function(other, self)
 
     return reverse if swap else forward
 
@@ -369,16 +361,6 @@ def _binary(record: Any) -> Callable[..., Any]:
     return method
 
 
-def _equality(record: Any, otherwise: bool) -> Callable[..., Any]:
-    general = _binary(record)
-
-    def method(self: Tensor, other: Any) -> Any:
-        result = general(self, other)
-        return NotImplemented if result is NotImplemented else result
-
-    return method
-
-
 def _attach_operators() -> None:
     for dunder, name in {
         "add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "floordiv": "floor_divide",
@@ -388,11 +370,8 @@ def _attach_operators() -> None:
         setattr(Tensor, f"__{dunder}__", _named(_binary(OPS[name]), f"__{dunder}__"))
         setattr(Tensor, f"__r{dunder}__", _named(_operator(name, True), f"__r{dunder}__"))
         setattr(Tensor, f"__i{dunder}__", _named(_assigning(name), f"__i{dunder}__"))
-    for dunder, name in {"lt": "lt", "le": "le", "gt": "gt", "ge": "ge"}.items():
-        setattr(Tensor, f"__{dunder}__", _named(_binary(OPS[name]), f"__{dunder}__"))
-    for dunder in ("eq", "ne"):
-        method = _equality(OPS[dunder], dunder == "ne")
-        setattr(Tensor, f"__{dunder}__", _named(method, f"__{dunder}__"))
+    for name in ("lt", "le", "gt", "ge", "eq", "ne"):
+        setattr(Tensor, f"__{name}__", _named(_binary(OPS[name]), f"__{name}__"))
     Tensor.__pow__ = _named(_operator("pow"), "__pow__")
     Tensor.__rpow__ = _named(_operator("pow", True), "__rpow__")
     Tensor.__ipow__ = _named(_assigning("pow"), "__ipow__")  # type: ignore[attr-defined]
@@ -400,12 +379,12 @@ def _attach_operators() -> None:
         linalg.matmul(self, other) if isinstance(other, Tensor) else NotImplemented
     )
     Tensor.__neg__ = lambda self: FUNCTIONS["neg"](self)
-    Tensor.__pos__ = lambda self: elementwise.positive(self)  # type: ignore[attr-defined]
+    Tensor.__pos__ = elementwise.positive  # type: ignore[method-assign]
     Tensor.__abs__ = lambda self: FUNCTIONS["abs"](self)
     Tensor.__invert__ = lambda self: FUNCTIONS["bitwise_not"](self)
     Tensor.__getitem__ = indexing.getitem
     Tensor.__setitem__ = indexing.setitem
-    Tensor.__repr__ = _repr  # type: ignore[method-assign]
+    setattr(Tensor, "__repr__", _repr)  # noqa: B010
 
 
 def _repr(self: Tensor) -> str:
@@ -422,11 +401,8 @@ def _assigning(name: str) -> Callable[..., Any]:
     function = FUNCTIONS[name]
 
     def method(self: Tensor, other: Any) -> Any:
-        if not isinstance(other, _OPERANDS):
-            if not isinstance(other, np.ndarray):
-                return NotImplemented
-            other = creation.from_numpy(other)
-        return store(self, function(self, other), name + "_")
+        other = _operand(other)
+        return other if other is NotImplemented else store(self, function(self, other), name + "_")
 
     return method
 
@@ -495,6 +471,3 @@ def _view_in_place(function: Callable[..., Tensor], name: str) -> Callable[..., 
         return self
 
     return _named(method, name)
-
-
-__all__ = ["FUNCTIONS", "HostScalar", "attach", "store", "wrap"]

@@ -47,7 +47,7 @@ def set_printoptions(
             raise ValueError(f"[set_printoptions] expected one of {list(chosen)}; got {profile!r}")
         (options.precision, options.threshold, options.edgeitems, options.linewidth) = chosen[
             profile
-        ]  # type: ignore[assignment]
+        ]
     for name, value in (("precision", precision), ("threshold", threshold),
                         ("edgeitems", edgeitems), ("linewidth", linewidth)):  # fmt: skip
         if value is not None:
@@ -71,8 +71,6 @@ class _Formatter:
         wide = flat.astype(np.float64)
         finite = wide[np.isfinite(wide) & (wide != 0)]
         if finite.size == 0:
-            for value in wide.tolist():
-                self.max_width = max(self.max_width, len(self.format(value)))
             if options.sci_mode is not None:
                 self.sci_mode = options.sci_mode
             return
@@ -87,7 +85,7 @@ class _Formatter:
             self.sci_mode = ratio > 1000.0 or high > 1.0e8
         else:
             self.sci_mode = ratio > 1000.0 or high > 1.0e8 or low < 1.0e-4
-        for value in wide.tolist():
+        for value in finite.tolist():  # zeros and non-finite numbers do not widen, as in PyTorch
             self.max_width = max(self.max_width, len(self.format(value)))
 
     def format(self, value: Any) -> str:

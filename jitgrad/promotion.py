@@ -85,7 +85,7 @@ def cast(x: Tensor, dtype: DType) -> Tensor:
     """x in this dtype: x itself where it has it already."""
     if x._type.dtype is dtype:
         return x
-    return apply(OPS["cast"], (x,), {"dtype": dtype})  # type: ignore[no-any-return]
+    return apply(OPS["cast"], (x,), {"dtype": dtype})
 
 
 _constants: dict[Any, Tensor] = {}

@@ -102,7 +102,7 @@ def next_draw(generator: Generator | None = None) -> tuple[Tensor, Tensor]:
     """Seed and draw number of the next draw, as 0-d int64 tensors: operands of a random op."""
     generator = default_generator if generator is None else generator
     if state.recorder is not None:
-        return state.recorder.draw(generator)  # type: ignore[no-any-return]
+        return state.recorder.draw(generator)
     return draw_tensors(generator.initial_seed(), generator.advance())
 
 

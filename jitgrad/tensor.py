@@ -131,6 +131,15 @@ class Tensor:
         __getitem__: Any
         __setitem__: Any
 
+        def __eq__(self, other: object) -> Any: ...
+
+        def __ne__(self, other: object) -> Any: ...
+
+        @staticmethod
+        def _bind(op: Any, operands: tuple[Any, ...], attrs: dict[str, Any]) -> Any: ...
+
+        def __pos__(self) -> Tensor: ...
+
         @classmethod
         def _legacy_new(cls, *args: Any, **kwargs: Any) -> Any: ...
 
@@ -145,7 +154,7 @@ class Tensor:
     @property
     def shape(self) -> Size:
         shape = self._type.shape
-        return shape if type(shape) is Size else Size(shape)  # type: ignore[return-value]
+        return shape if type(shape) is Size else Size(shape)
 
     @property
     def dtype(self) -> DType:
@@ -154,7 +163,7 @@ class Tensor:
     @property
     def device(self) -> device:
         where = self._type.device
-        return where if type(where) is device else device(where)  # type: ignore[return-value]
+        return where if type(where) is device else device(where)
 
     @property
     def ndim(self) -> int:
@@ -244,7 +253,7 @@ class Tensor:
                 f"[{what}] expected a tensor with data; {self._type} is abstract (it was made "
                 "while tracing from shapes alone); read values outside of the traced function"
             )
-        return data  # type: ignore[no-any-return]
+        return data
 
     def stride(self, dim: int | None = None) -> Any:
         """Steps between elements, in elements, of every dimension or of one."""
@@ -645,7 +654,7 @@ def _rebuild(
 ) -> Any:
     dtype = dtypes.BY_NAME[name]
     array = np.frombuffer(bytearray(raw), dtype.np) if isinstance(raw, bytes) else raw
-    out = _new(cls)
+    out: Any = _new(cls)
     data = wrap(array.reshape(shape), static_type(shape, dtype))
     for slot in ("_data", "_type", "_storage", "_chain", "_node", "_out"):
         setattr(out, slot, getattr(data, slot))

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 from types import CodeType, FrameType
 
-from jitgrad import compiler as _compiler  # type: ignore[attr-defined]
-from jitgrad import runtime as _runtime  # type: ignore[attr-defined]
+from jitgrad import compiler as _compiler
+from jitgrad import runtime as _runtime
 
 
 def _folder(path: str) -> str:

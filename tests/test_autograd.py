@@ -368,7 +368,7 @@ def test_node_hooks_and_names():
     y = (x * x).sum()
     node = y.grad_fn
     assert node.name() == "SumBackward0" and repr(node) == "<SumBackward0>"
-    (mul, slot), = node.next_functions
+    ((mul, slot),) = node.next_functions
     assert mul.name() == "MulBackward0" and slot == 0
     assert mul.next_functions[0][0].name() == "AccumulateGrad"
     assert mul.next_functions[0][0].variable is x

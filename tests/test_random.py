@@ -55,7 +55,7 @@ def test_state_and_pickle():
 def test_distributions():
     t.manual_seed(0)
     u = t.rand(20000, dtype=t.float64)
-    assert 0 <= u.min().item() and u.max().item() < 1
+    assert u.min().item() >= 0 and u.max().item() < 1
     assert abs(u.mean().item() - 0.5) < 0.01
     n = t.randn(20000)
     assert abs(n.mean().item()) < 0.03 and abs(n.std().item() - 1) < 0.03

@@ -420,7 +420,7 @@ def _accumulate(leaf: Tensor, g: Tensor, create_graph: bool) -> None:
 
 
 def _copy_of(g: Tensor) -> Tensor:
-    return apply(OPS["clone"], (g,), {})  # type: ignore[no-any-return]
+    return apply(OPS["clone"], (g,), {})
 
 
 def _is_whole(g: Tensor) -> bool:

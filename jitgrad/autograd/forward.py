@@ -139,6 +139,8 @@ def jvp(
     many = out if isinstance(out, (tuple, list)) else (out,)
     found = []
     for y in many:
-        t = tape.get(y) if isinstance(y, Tensor) else None
-        found.append(zeros_of(y._type) if t is None and isinstance(y, Tensor) else t)
+        along = tape.get(y) if isinstance(y, Tensor) else None
+        if along is None and isinstance(y, Tensor):
+            along = zeros_of(y._type)
+        found.append(along)
     return (out, tuple(found)) if isinstance(out, (tuple, list)) else (out, found[0])

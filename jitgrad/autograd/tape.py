@@ -132,7 +132,7 @@ class Node:
             else:
                 read = "out" in op.saves or "out0" in op.saves
                 out = absent(self.out_types) if read else self.out_types
-            return op.vjp(grads[0], out, *operands, **self.attrs)  # type: ignore[no-any-return]
+            return op.vjp(grads[0], out, *operands, **self.attrs)
         outs = tuple(
             self._unpack(y, -1 - i)
             if type(y) is tuple
@@ -142,7 +142,7 @@ class Node:
             for i, y in enumerate(self.outs)
         )
         full = tuple(_zeros(g, t) for g, t in zip(grads, self.out_types, strict=True))
-        return op.vjp(full, outs, *operands, **self.attrs)  # type: ignore[no-any-return]
+        return op.vjp(full, outs, *operands, **self.attrs)
 
     def release(self) -> None:
         """Drops what was saved; running this node again raises."""
@@ -323,7 +323,7 @@ def zeros_of(type_: TensorType) -> Tensor:
     """Zeros of a type, made by the `full` record."""
     attrs = {"shape": tuple(type_.shape), "value": 0, "dtype": type_.dtype,
              "device": str(type_.device)}  # fmt: skip
-    return Tensor._bind(OPS["full"], (), attrs)  # type: ignore[no-any-return]
+    return Tensor._bind(OPS["full"], (), attrs)
 
 
 class RemovableHandle:

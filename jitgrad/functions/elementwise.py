@@ -29,7 +29,7 @@ def _make_unary(op: Any) -> Callable[..., Tensor]:
             raise TypeError(
                 f"{op.name}(): argument 'input' must be Tensor, not {type(input).__name__}"
             )
-        return elementwise(op, input)  # type: ignore[no-any-return]
+        return elementwise(op, input)
 
     return function
 
@@ -41,7 +41,7 @@ def _make_binary(op: Any) -> Callable[..., Tensor]:
                 f"{op.name}(): expected a Tensor; got {type(input).__name__} and "
                 f"{type(other).__name__}; convert one with jitgrad.tensor(...)"
             )
-        return elementwise(op, input, other)  # type: ignore[no-any-return]
+        return elementwise(op, input, other)
 
     return function
 
@@ -81,14 +81,14 @@ def add(input: Any, other: Any, *, alpha: Any = 1) -> Tensor:
     """input + alpha * other; shapes broadcast, dtypes promote."""
     if type(alpha) is not int or alpha != 1:
         other = _scaled("add", other, alpha)
-    return elementwise(_add, input, other)  # type: ignore[no-any-return]
+    return elementwise(_add, input, other)
 
 
 def sub(input: Any, other: Any, *, alpha: Any = 1) -> Tensor:
     """input - alpha * other; shapes broadcast, dtypes promote. Raises TypeError for bools."""
     if type(alpha) is not int or alpha != 1:
         other = _scaled("sub", other, alpha)
-    return elementwise(_sub, input, other)  # type: ignore[no-any-return]
+    return elementwise(_sub, input, other)
 
 
 def rsub(input: Any, other: Any, *, alpha: Any = 1) -> Tensor:
@@ -98,13 +98,13 @@ def rsub(input: Any, other: Any, *, alpha: Any = 1) -> Tensor:
 
 def mul(input: Any, other: Any) -> Tensor:
     """input * other; shapes broadcast, dtypes promote."""
-    return elementwise(_mul, input, other)  # type: ignore[no-any-return]
+    return elementwise(_mul, input, other)
 
 
 def div(input: Any, other: Any, *, rounding_mode: str | None = None) -> Tensor:
     """input / other in floating point; rounding_mode "floor" or "trunc" keeps integers integer."""
     if rounding_mode is None:
-        return elementwise(_div, input, other)  # type: ignore[no-any-return]
+        return elementwise(_div, input, other)
     if rounding_mode == "floor":
         return generated["floor_divide"](input, other)
     if rounding_mode != "trunc":
@@ -138,7 +138,7 @@ def pow(input: Any, exponent: Any) -> Tensor:
             special = _POWERS.get(float(exponent))
             if special is not None and (dtype.category >= Category.FLOAT or exponent in (1, 2, 3)):
                 return special(cast(input, dtype))
-    return elementwise(OPS["pow"], input, exponent)  # type: ignore[no-any-return]
+    return elementwise(OPS["pow"], input, exponent)
 
 
 _POWERS: dict[float, Callable[[Tensor], Tensor]] = {
@@ -194,7 +194,7 @@ def masked_fill(input: Tensor, mask: Tensor, value: Any) -> Tensor:
         raise RuntimeError(
             f"masked_fill only supports boolean masks, but got mask with dtype {mask.dtype}"
         )
-    return apply(_where, (mask, value, input), {})  # type: ignore[no-any-return]
+    return apply(_where, (mask, value, input), {})
 
 
 def _fill_value(name: str, value: Any, dtype: DType) -> Tensor:
@@ -288,7 +288,7 @@ def lerp(input: Tensor, end: Tensor, weight: Any) -> Tensor:
     """input + weight * (end - input), from the nearer end (exact at both)."""
     if isinstance(weight, Tensor):
         low = generated["abs"](weight) < 0.5
-        return where(low, input + weight * (end - input), end - (end - input) * (1 - weight))  # type: ignore[no-any-return]
+        return where(low, input + weight * (end - input), end - (end - input) * (1 - weight))
     if weight < 0.5:
         return input + weight * (end - input)
     return end - (end - input) * (1 - weight)
@@ -349,7 +349,7 @@ def xlogy(input: Any, other: Any) -> Tensor:
     dtype = floating(result_type(input, other))
     a, b = to_operand(input, dtype), to_operand(other, dtype)
     zero = (a == 0) & ~generated["isnan"](b)
-    return where(zero, 0.0, a * generated["log"](where(zero, 1.0, b)))  # type: ignore[no-any-return]
+    return where(zero, 0.0, a * generated["log"](where(zero, 1.0, b)))
 
 
 def sinc(input: Tensor) -> Tensor:
@@ -357,14 +357,14 @@ def sinc(input: Tensor) -> Tensor:
     x = cast(input, floating(input.dtype)) * math.pi
     zero = x == 0
     safe = where(zero, 1.0, x)
-    return where(zero, 1.0, generated["sin"](safe) / safe)  # type: ignore[no-any-return]
+    return where(zero, 1.0, generated["sin"](safe) / safe)
 
 
 def heaviside(input: Tensor, values: Tensor) -> Tensor:
     """0 where input < 0, `values` where it is 0, 1 where it is greater."""
     one, zero = constant(1, input.dtype), constant(0, input.dtype)
     step = apply(_where, (input > 0, one, zero), {})
-    return apply(_where, (input == 0, cast(values, input.dtype), step), {})  # type: ignore[no-any-return]
+    return apply(_where, (input == 0, cast(values, input.dtype), step), {})
 
 
 def nan_to_num(
@@ -372,11 +372,11 @@ def nan_to_num(
 ) -> Tensor:
     """input with NaN and the infinities replaced (by the largest finite numbers by default)."""
     if input.dtype.category < Category.FLOAT:
-        return apply(OPS["clone"], (input,), {})  # type: ignore[no-any-return]
+        return apply(OPS["clone"], (input,), {})
     high, low = float_limits(input.dtype)
     out = where(generated["isnan"](input), 0.0 if nan is None else nan, input)
     out = where(input == math.inf, high if posinf is None else posinf, out)
-    return where(input == -math.inf, low if neginf is None else neginf, out)  # type: ignore[no-any-return]
+    return where(input == -math.inf, low if neginf is None else neginf, out)
 
 
 def float_limits(dtype: DType) -> tuple[float, float]:
@@ -406,7 +406,7 @@ def _number_wins(input: Tensor, other: Any, name: str) -> Tensor:
     if dtype.category < Category.FLOAT:
         return generated[name](a, b)
     both = where(generated["isnan"](a), b, generated[name](a, b))
-    return where(generated["isnan"](b), a, both)  # type: ignore[no-any-return]
+    return where(generated["isnan"](b), a, both)
 
 
 def deg2rad(input: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from jitgrad.tensor import Tensor
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
-    return apply(OPS["matmul"], (a, b), {})  # type: ignore[no-any-return]
+    return apply(OPS["matmul"], (a, b), {})
 
 
 def _expect(name: str, a: Any, b: Any) -> None:
@@ -49,8 +49,8 @@ def matmul(input: Tensor, other: Tensor) -> Tensor:
             "last dim of the first must equal the contracted dim of the second"
         )
     if a.ndim == 1:
-        return _product(a.unsqueeze(0), b).squeeze(-2)  # type: ignore[no-any-return]
-    return _product(a, b.unsqueeze(1)).squeeze(-1)  # type: ignore[no-any-return]
+        return _product(a.unsqueeze(0), b).squeeze(-2)
+    return _product(a, b.unsqueeze(1)).squeeze(-1)
 
 
 def _ranks(name: str, a: Tensor, b: Tensor, ranks: tuple[int, int]) -> None:
@@ -92,7 +92,7 @@ def dot(input: Tensor, tensor: Tensor) -> Tensor:
             "inconsistent tensor size, expected tensor "
             f"{list(input.shape)} and src {list(tensor.shape)} to have the same number of elements"
         )
-    return _product(input.unsqueeze(0), tensor.unsqueeze(1)).reshape(())  # type: ignore[no-any-return]
+    return _product(input.unsqueeze(0), tensor.unsqueeze(1)).reshape(())
 
 
 vdot = dot
@@ -101,7 +101,7 @@ vdot = dot
 def inner(input: Tensor, other: Tensor) -> Tensor:
     """Products summed over the last dims."""
     if input.ndim == 0 or other.ndim == 0:
-        return input * other  # type: ignore[no-any-return]
+        return input * other
     return tensordot(input, other, ([-1], [-1]))
 
 
@@ -109,7 +109,7 @@ def outer(input: Tensor, vec2: Tensor) -> Tensor:
     """All products of two vectors, (N, M)."""
     if input.ndim != 1 or vec2.ndim != 1:
         raise RuntimeError(f"outer: Expected 1-D arguments; got {input._type} and {vec2._type}")
-    return input.unsqueeze(1) * vec2  # type: ignore[no-any-return]
+    return input.unsqueeze(1) * vec2
 
 
 ger = outer
@@ -173,7 +173,7 @@ def tensordot(a: Tensor, b: Tensor, dims: Any = 2) -> Tensor:
     inner_size = dims_product(a._type.shape[k] for k in left)
     flat_a = a.permute(*keep_a, *left).reshape(dims_product(shape_a), inner_size)
     flat_b = b.permute(*right, *keep_b).reshape(inner_size, dims_product(shape_b))
-    return _product(flat_a, flat_b).reshape((*shape_a, *shape_b))  # type: ignore[no-any-return]
+    return _product(flat_a, flat_b).reshape((*shape_a, *shape_b))
 
 
 def kron(input: Tensor, other: Tensor) -> Tensor:
@@ -184,7 +184,7 @@ def kron(input: Tensor, other: Tensor) -> Tensor:
     sa = [d for k in range(rank) for d in (a.shape[k], 1)]
     sb = [d for k in range(rank) for d in (1, b.shape[k])]
     shape = [a.shape[k] * b.shape[k] for k in range(rank)]
-    return (a.reshape(sa) * b.reshape(sb)).reshape(shape)  # type: ignore[no-any-return]
+    return (a.reshape(sa) * b.reshape(sb)).reshape(shape)
 
 
 def cross(input: Tensor, other: Tensor, dim: int = -1) -> Tensor:
@@ -196,14 +196,14 @@ def cross(input: Tensor, other: Tensor, dim: int = -1) -> Tensor:
         )
     a1, a2 = input.roll(-1, dim), input.roll(-2, dim)
     b1, b2 = other.roll(-1, dim), other.roll(-2, dim)
-    return a1 * b2 - a2 * b1  # type: ignore[no-any-return]
+    return a1 * b2 - a2 * b1
 
 
 def trace(input: Tensor) -> Tensor:
     """The sum of a matrix's diagonal."""
     if input.ndim != 2:
         raise RuntimeError(f"trace: expected a matrix, but got tensor with dim {input.ndim}")
-    return input.diagonal().sum()  # type: ignore[no-any-return]
+    return input.diagonal().sum()
 
 
 def chain_matmul(*matrices: Tensor) -> Tensor:
@@ -247,7 +247,7 @@ def einsum(equation: str, *operands: Any) -> Tensor:
         x = cast(x.sum(drop), x.dtype)
         labels = [label for label in labels if label in output]
     order = [labels.index(label) for label in output]
-    return x.permute(order) if order != list(range(len(order))) else x  # type: ignore[no-any-return]
+    return x.permute(order) if order != list(range(len(order))) else x
 
 
 def _parse(equation: str, tensors: Sequence[Tensor]) -> tuple[list[list[str]], list[str]]:
@@ -259,7 +259,7 @@ def _parse(equation: str, tensors: Sequence[Tensor]) -> tuple[list[list[str]], l
             f"einsum(): got {len(tensors)} operands for {len(parts)} subscripts in {equation!r}"
         )
     letters = set(string.ascii_letters)
-    inputs: list[list[str]] = []
+    sides: list[tuple[str, str, str]] = []
     ranks = []
     for part, x in zip(parts, tensors, strict=True):
         head, dots, tail = part.partition("...")
@@ -269,10 +269,10 @@ def _parse(equation: str, tensors: Sequence[Tensor]) -> tuple[list[list[str]], l
         if (names != x.ndim) if not dots else (names > x.ndim):
             raise RuntimeError(
                 f"einsum(): the number of subscripts in the equation ({names}) does not match the "
-                f"number of dimensions ({x.ndim}) for operand {len(inputs)}, {x._type}"
+                f"number of dimensions ({x.ndim}) for operand {len(sides)}, {x._type}"
             )
         ranks.append(x.ndim - names)
-        inputs.append([head, "..." if dots else "", tail])
+        sides.append((head, dots, tail))
     widest = max(ranks)
     # Dims of an ellipsis are called by digits, aligned at the last.
     spread = (
@@ -280,7 +280,7 @@ def _parse(equation: str, tensors: Sequence[Tensor]) -> tuple[list[list[str]], l
     )
     labels = [
         [*head, *(spread[widest - rank :] if dots else []), *tail]
-        for (head, dots, tail), rank in zip(inputs, ranks, strict=True)
+        for (head, dots, tail), rank in zip(sides, ranks, strict=True)
     ]
     if arrow:
         head, dots, tail = right.partition("...")
@@ -334,7 +334,7 @@ def _contract(
     def arrange(x: Tensor, labels: list[str], order: list[str]) -> Tensor:
         x = x.permute([labels.index(s) for s in order])
         shape = tuple(sizes[s] for s in order)
-        return x if tuple(x._type.shape) == shape else x.expand(shape)  # type: ignore[no-any-return]
+        return x if tuple(x._type.shape) == shape else x.expand(shape)
 
     size = {n: dims_product(sizes[s] for s in g) for n, g in
             (("b", batch), ("m", rows), ("k", summed), ("n", columns))}  # fmt: skip

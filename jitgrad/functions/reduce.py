@@ -20,7 +20,7 @@ from jitgrad.tensor import Tensor
 
 def _reduce(name: str, x: Tensor, axes: tuple[int, ...], keepdim: bool, **more: Any) -> Tensor:
     attrs = {"axes": axes, "keepdim": bool(keepdim), **more}
-    return apply(OPS[name], (x,), attrs)  # type: ignore[no-any-return]
+    return apply(OPS[name], (x,), attrs)
 
 
 def sum(
@@ -276,8 +276,8 @@ def _softmax(name: str, input: Tensor, dim: int, dtype: DType | None) -> Tensor:
         )
     axis = one_axis(name, input.ndim, dim)
     if not input.ndim:
-        return apply(OPS[name], (input.reshape(1),), {"axis": 0}).reshape(())  # type: ignore[no-any-return]
-    return apply(OPS[name], (input,), {"axis": axis})  # type: ignore[no-any-return]
+        return apply(OPS[name], (input.reshape(1),), {"axis": 0}).reshape(())
+    return apply(OPS[name], (input,), {"axis": axis})
 
 
 def _scan(name: str, input: Tensor, dim: int, dtype: DType | None) -> Tensor:
@@ -286,8 +286,8 @@ def _scan(name: str, input: Tensor, dim: int, dtype: DType | None) -> Tensor:
     x = cast(input, dtype)
     axis = one_axis(name, x.ndim, dim)
     if not x.ndim:
-        return x.clone()  # type: ignore[no-any-return]
-    return apply(OPS[name], (x,), {"axis": axis})  # type: ignore[no-any-return]
+        return x.clone()
+    return apply(OPS[name], (x,), {"axis": axis})
 
 
 def cumsum(input: Tensor, dim: int, *, dtype: DType | None = None) -> Tensor:
@@ -312,12 +312,12 @@ def sort(input: Tensor, dim: int = -1, descending: bool = False, stable: bool = 
 
 def argsort(input: Tensor, dim: int = -1, descending: bool = False, stable: bool = True) -> Tensor:
     """The indices that sort along `dim`."""
-    return sort(input, dim, descending).indices  # type: ignore[no-any-return]
+    return sort(input, dim, descending).indices
 
 
 def msort(input: Tensor) -> Tensor:
     """Values sorted along dim 0."""
-    return sort(input, 0).values  # type: ignore[no-any-return]
+    return sort(input, 0).values
 
 
 def topk(input: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
@@ -371,7 +371,7 @@ def _median_index(x: Tensor, nan: Tensor, axis: int) -> Tensor:
     """Where the lower median is along axis (kept), or the first NaN."""
     middle = argsort(x, axis).narrow(axis, (x.shape[axis] - 1) // 2, 1)
     first = argmax(nan.to(dtypes.int64), axis, True)
-    return apply(OPS["where"], (nan.any(axis, True), first, middle), {})  # type: ignore[no-any-return]
+    return apply(OPS["where"], (nan.any(axis, True), first, middle), {})
 
 
 def vector_norm(

@@ -36,8 +36,8 @@ def gather(input: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False)
     if not input.ndim:
         source, flat = input.reshape(1), index.reshape(-1)
         picked = apply(OPS["gather"], (source, flat), {"axis": 0})
-        return picked.reshape(tuple(index._type.shape))  # type: ignore[no-any-return]
-    return apply(OPS["gather"], (input, index), {"axis": axis})  # type: ignore[no-any-return]
+        return picked.reshape(tuple(index._type.shape))
+    return apply(OPS["gather"], (input, index), {"axis": axis})
 
 
 def take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> Tensor:
@@ -55,13 +55,13 @@ def take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> Te
 
 def take(input: Tensor, index: Tensor) -> Tensor:
     """Elements of the flattened input."""
-    return input.reshape(-1)[index]  # type: ignore[no-any-return]
+    return input.reshape(-1)[index]
 
 
 def _source(input: Tensor, index: Tensor, src: Any) -> Tensor:
     """src of scatter: a tensor cropped to the index's shape, or a number filled to it."""
     if not isinstance(src, Tensor):
-        return constant(src, input.dtype).expand(tuple(index._type.shape))  # type: ignore[no-any-return]
+        return constant(src, input.dtype).expand(tuple(index._type.shape))
     if src.dtype is not input.dtype:
         raise RuntimeError(
             "scatter(): Expected self.dtype to be equal to src.dtype; got "
@@ -83,9 +83,9 @@ def _scatter(name: str, record: str, input: Tensor, dim: int, index: Tensor, src
     index = _index(name, index)
     if not input.ndim:
         parts = (input.reshape(1), index.reshape(-1), _source(input, index, src).reshape(-1))
-        return apply(OPS[record], parts, {"axis": 0}).reshape(())  # type: ignore[no-any-return]
+        return apply(OPS[record], parts, {"axis": 0}).reshape(())
     operands = (input, index, _source(input, index, src))
-    return apply(OPS[record], operands, {"axis": axis})  # type: ignore[no-any-return]
+    return apply(OPS[record], operands, {"axis": axis})
 
 
 def scatter(
@@ -130,7 +130,7 @@ def scatter_reduce(
         count = scatter_add(start, dim, index, ones).clamp(min=1)
         if input.dtype.is_floating_point:
             return total / count
-        return total.div(count, rounding_mode="floor")  # type: ignore[no-any-return]
+        return total.div(count, rounding_mode="floor")
     raise NotImplementedError(
         f"[scatter_reduce] expected reduce to be 'sum' or 'mean'; got {reduce!r}, which is not "
         "there yet (docs/limits.md)"
@@ -145,8 +145,8 @@ def index_select(input: Tensor, dim: int, index: Tensor) -> Tensor:
         raise IndexError(f"index_select(): Index is supposed to be a vector; got {index._type}")
     index = index.reshape(-1)
     if not input.ndim:
-        return apply(OPS["index"], (input.reshape(1), index), {"dims": (0,)}).reshape(())  # type: ignore[no-any-return]
-    return apply(OPS["index"], (input, index), {"dims": (axis,)})  # type: ignore[no-any-return]
+        return apply(OPS["index"], (input.reshape(1), index), {"dims": (0,)}).reshape(())
+    return apply(OPS["index"], (input, index), {"dims": (axis,)})
 
 
 def _put_along(
@@ -155,7 +155,7 @@ def _put_along(
     axis = one_axis(name, input.ndim, dim)
     index = _index(name, index).reshape(-1)
     attrs = {"dims": (axis,), "accumulate": accumulate}
-    return apply(OPS["index_put"], (input, values, index), attrs)  # type: ignore[no-any-return]
+    return apply(OPS["index_put"], (input, values, index), attrs)
 
 
 def index_add(input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Any = 1) -> Tensor:
@@ -201,7 +201,7 @@ def nonzero(input: Tensor, *, as_tuple: bool = False) -> Any:
 
 def argwhere(input: Tensor) -> Tensor:
     """nonzero as a matrix."""
-    return nonzero(input)  # type: ignore[no-any-return]
+    return nonzero(input)
 
 
 def masked_select(input: Tensor, mask: Tensor) -> Tensor:
@@ -209,7 +209,7 @@ def masked_select(input: Tensor, mask: Tensor) -> Tensor:
     shape = (input[None] if not input.ndim else input, mask)
     wide, mask = shape[0], mask if mask.ndim else mask.reshape(1)
     from_shapes = np.broadcast_shapes(tuple(wide.shape), tuple(mask.shape))
-    return wide.expand(from_shapes)[mask.expand(from_shapes)]  # type: ignore[no-any-return]
+    return wide.expand(from_shapes)[mask.expand(from_shapes)]
 
 
 def masked_scatter(input: Tensor, mask: Tensor, source: Tensor) -> Tensor:
@@ -225,7 +225,7 @@ def masked_scatter(input: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     flat = input.reshape(-1)
     attrs = {"dims": (0,), "accumulate": False}
     put = apply(OPS["index_put"], (flat, values, where), attrs)
-    return put.reshape(tuple(input._type.shape))  # type: ignore[no-any-return]
+    return put.reshape(tuple(input._type.shape))
 
 
 def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
@@ -299,7 +299,7 @@ def searchsorted(
         wide = sorted_sequence.unsqueeze(-2)
         before = wide <= input.unsqueeze(-1) if right else wide < input.unsqueeze(-1)
     count = before.sum(-1)
-    return cast(count, dtypes.int32) if out_int32 else count  # type: ignore[no-any-return]
+    return cast(count, dtypes.int32) if out_int32 else count
 
 
 def bucketize(
@@ -317,13 +317,13 @@ def fill_values(input: Tensor, value: Any) -> Tensor:
                 "fill_ only supports 0-dimension value tensor but got tensor with "
                 f"{value.ndim} dimensions."
             )
-        return cast(value, input.dtype).expand(tuple(input._type.shape))  # type: ignore[no-any-return]
+        return cast(value, input.dtype).expand(tuple(input._type.shape))
     dtype = input.dtype
     if dtype.is_integer and isinstance(value, float):
         value = int(value)
     scalar = constant(plain_number(value, dtype) if isinstance(value, (int, float)) else value,
                       dtype)  # fmt: skip
-    return scalar.expand(tuple(input._type.shape))  # type: ignore[no-any-return]
+    return scalar.expand(tuple(input._type.shape))
 
 
 def combine_indices(index: Sequence[Any]) -> tuple[Any, ...]:

@@ -38,7 +38,7 @@ def reshape(input: Tensor, *shape: Any) -> Tensor:
     sizes = infer_minus_one("reshape", as_shape(shape), input.numel())
     if not _viewable(input, sizes):
         input = apply(OPS["clone"], (input,), {})
-    return apply(OPS["reshape"], (input,), {"shape": sizes})  # type: ignore[no-any-return]
+    return apply(OPS["reshape"], (input,), {"shape": sizes})
 
 
 def view(input: Tensor, *shape: Any) -> Tensor:
@@ -53,7 +53,7 @@ def view(input: Tensor, *shape: Any) -> Tensor:
             "dimension spans across two contiguous subspaces). Use .reshape(...) instead. (Tensor "
             f"{input._type} with strides {input.stride()}, view {list(sizes)}.)"
         )
-    return apply(OPS["reshape"], (input,), {"shape": sizes})  # type: ignore[no-any-return]
+    return apply(OPS["reshape"], (input,), {"shape": sizes})
 
 
 def _fits(x: Tensor, sizes: tuple[Any, ...]) -> bool:
@@ -84,7 +84,7 @@ def reshape_as(input: Tensor, other: Tensor) -> Tensor:
 
 def _restructure(input: Tensor, shape: tuple[Any, ...]) -> Tensor:
     """Reshape where dims of size 1 come or go only: always a view."""
-    return apply(OPS["reshape"], (input,), {"shape": shape})  # type: ignore[no-any-return]
+    return apply(OPS["reshape"], (input,), {"shape": shape})
 
 
 def permute(input: Tensor, *dims: Any) -> Tensor:
@@ -100,7 +100,7 @@ def permute(input: Tensor, *dims: Any) -> Tensor:
     axes = tuple(one_axis("permute", rank, d) for d in order)
     if len(set(axes)) != rank:
         raise RuntimeError(f"permute(): duplicate dims are not allowed; got {order}")
-    return apply(OPS["permute"], (input,), {"axes": axes})  # type: ignore[no-any-return]
+    return apply(OPS["permute"], (input,), {"axes": axes})
 
 
 def transpose(input: Tensor, dim0: int, dim1: int) -> Tensor:
@@ -111,7 +111,7 @@ def transpose(input: Tensor, dim0: int, dim1: int) -> Tensor:
         return alias(input)
     axes = list(range(rank))
     axes[a], axes[b] = axes[b], axes[a]
-    return apply(OPS["permute"], (input,), {"axes": tuple(axes)})  # type: ignore[no-any-return]
+    return apply(OPS["permute"], (input,), {"axes": tuple(axes)})
 
 
 def t(input: Tensor) -> Tensor:
@@ -227,7 +227,7 @@ def expand(input: Tensor, *sizes: Any) -> Tensor:
         filled.append(d)
     if tuple(filled) == tuple(input._type.shape):
         return alias(input)
-    return apply(OPS["expand"], (input,), {"shape": tuple(filled)})  # type: ignore[no-any-return]
+    return apply(OPS["expand"], (input,), {"shape": tuple(filled)})
 
 
 def expand_as(input: Tensor, other: Tensor) -> Tensor:
@@ -265,14 +265,14 @@ def diagonal_view(input: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) 
     if a == b:
         raise RuntimeError(f"diagonal dimensions cannot be identical {dim1}, {dim2}")
     attrs = {"offset": offset, "axis1": a, "axis2": b}
-    return apply(OPS["diagonal"], (input,), attrs)  # type: ignore[no-any-return]
+    return apply(OPS["diagonal"], (input,), attrs)
 
 
 def unfold(input: Tensor, dimension: int, size: int, step: int) -> Tensor:
     """All windows of `size`, `step` apart, along a dim; the window is the last dim. A view."""
     axis = one_axis("unfold", input.ndim, dimension)
     attrs = {"axis": axis, "size": size, "step": step}
-    return apply(OPS["unfold"], (input,), attrs)  # type: ignore[no-any-return]
+    return apply(OPS["unfold"], (input,), attrs)
 
 
 def slice_along(input: Tensor, axis: int, start: Any, stop: Any, step: int = 1) -> Tensor:
@@ -284,7 +284,7 @@ def slice_along(input: Tensor, axis: int, start: Any, stop: Any, step: int = 1) 
         "stops": tuple([stop if k == axis else shape[k] for k in range(rank)]),
         "steps": tuple([step if k == axis else 1 for k in range(rank)]),
     }
-    return apply(OPS["slice"], (input,), attrs)  # type: ignore[no-any-return]
+    return apply(OPS["slice"], (input,), attrs)
 
 
 def narrow(input: Tensor, dim: int, start: Any, length: Any) -> Tensor:
@@ -393,7 +393,7 @@ def tensor_split(input: Tensor, indices_or_sections: Any, dim: int = 0) -> tuple
 # -- copies --------------------------------------------------------------------------------------
 def clone(input: Tensor, *, memory_format: Any = None) -> Tensor:
     """A copy; gradients flow to the original."""
-    return apply(OPS["clone"], (expect_tensor("clone", input),), {})  # type: ignore[no-any-return]
+    return apply(OPS["clone"], (expect_tensor("clone", input),), {})
 
 
 def contiguous(input: Tensor, memory_format: Any = None) -> Tensor:
@@ -415,7 +415,7 @@ def flip(input: Tensor, *dims: Any) -> Tensor:
     axes = tuple(sorted(one_axis("flip", input.ndim, d) for d in as_shape(dims)))
     if len(set(axes)) != len(axes):
         raise RuntimeError(f"dim appears multiple times in the list of dims: {dims}")
-    return apply(OPS["flip"], (input,), {"axes": axes if input.ndim else ()})  # type: ignore[no-any-return]
+    return apply(OPS["flip"], (input,), {"axes": axes if input.ndim else ()})
 
 
 def fliplr(input: Tensor) -> Tensor:
@@ -444,7 +444,7 @@ def cat(tensors: Sequence[Tensor], dim: int = 0, *, axis: int | None = None) -> 
     if len(kept) == 1:
         return clone(cast(kept[0], dtype))
     attrs = {"axis": where}
-    return apply(OPS["concatenate"], tuple([cast(x, dtype) for x in kept]), attrs)  # type: ignore[no-any-return]
+    return apply(OPS["concatenate"], tuple([cast(x, dtype) for x in kept]), attrs)
 
 
 def _is_zero(d: Any) -> bool:
@@ -480,10 +480,10 @@ def atleast_2d(*tensors: Any) -> Any:
 def atleast_3d(*tensors: Any) -> Any:
     def grow(x: Tensor) -> Tensor:
         if x.ndim == 0:
-            return x.reshape(1, 1, 1)  # type: ignore[no-any-return]
+            return x.reshape(1, 1, 1)
         if x.ndim == 1:
-            return x[None, :, None]  # type: ignore[no-any-return]
-        return x.unsqueeze(-1) if x.ndim == 2 else x  # type: ignore[no-any-return]
+            return x[None, :, None]
+        return x.unsqueeze(-1) if x.ndim == 2 else x
 
     return _at_least(tensors, grow)
 
@@ -537,7 +537,7 @@ def repeat(input: Tensor, *sizes: Any) -> Tensor:
     out = expand(_restructure(input, tuple(apart)), tuple(wide))
     merged = tuple(c * d for c, d in zip(counts, shape, strict=True))
     copy: Tensor = clone(out)
-    return apply(OPS["reshape"], (copy,), {"shape": merged})  # type: ignore[no-any-return]
+    return apply(OPS["reshape"], (copy,), {"shape": merged})
 
 
 def tile(input: Tensor, *dims: Any) -> Tensor:
@@ -565,7 +565,7 @@ def repeat_interleave(
         return reshape(wide, (*shape[:axis], shape[axis] * repeats, *shape[axis + 1 :]))
     counts = repeats.tolist()
     index = [i for i, n in enumerate(counts) for _ in range(n)]
-    return input.index_select(axis, _index_tensor(index))  # type: ignore[no-any-return]
+    return input.index_select(axis, _index_tensor(index))
 
 
 def _index_tensor(values: list[int]) -> Tensor:
@@ -575,7 +575,7 @@ def _index_tensor(values: list[int]) -> Tensor:
 def roll(input: Tensor, shifts: Any, dims: Any = None) -> Tensor:
     """Elements moved along dims (flattened when None), those that fall off the end come first."""
     if dims is None:
-        return roll(reshape(input, -1), shifts, 0).reshape(tuple(input._type.shape))  # type: ignore[no-any-return]
+        return roll(reshape(input, -1), shifts, 0).reshape(tuple(input._type.shape))
     shift_list = [shifts] if isinstance(shifts, int) else list(shifts)
     dim_list = [dims] if isinstance(dims, int) else list(dims)
     if len(shift_list) != len(dim_list):
@@ -628,13 +628,13 @@ def pad_constant(input: Tensor, pad: Sequence[Any], value: float = 0.0) -> Tenso
         "interior": (0,) * input.ndim,
         "value": float(value) if input.dtype.is_floating_point else int(value),
     }
-    return apply(OPS["pad"], (input,), attrs)  # type: ignore[no-any-return]
+    return apply(OPS["pad"], (input,), attrs)
 
 
 # -- triangles and diagonals ---------------------------------------------------------------------
 def _position(size: Any) -> Tensor:
     attrs = {"shape": (size,), "dtype": dtypes.int64, "start": 0, "step": 1, "device": "cpu"}
-    return apply(OPS["iota"], (), attrs)  # type: ignore[no-any-return]
+    return apply(OPS["iota"], (), attrs)
 
 
 def _triangle(name: str, input: Tensor, diagonal: int) -> Tensor:
@@ -643,7 +643,7 @@ def _triangle(name: str, input: Tensor, diagonal: int) -> Tensor:
     rows, columns = input._type.shape[-2:]
     offset = _position(columns) - _position(rows).unsqueeze(1)
     keep = offset <= diagonal if name == "tril" else offset >= diagonal
-    return apply(OPS["where"], (keep, input, constant(0, input.dtype)), {})  # type: ignore[no-any-return]
+    return apply(OPS["where"], (keep, input, constant(0, input.dtype)), {})
 
 
 def tril(input: Tensor, diagonal: int = 0) -> Tensor:
@@ -696,6 +696,5 @@ def meshgrid(*tensors: Any, indexing: str = "ij") -> tuple[Tensor, ...]:
         place = (1,) * k + (-1,) + (1,) * (len(parts) - 1 - k)
         grids.append(expand(x.reshape(place), shape))
     if swap:
-        grids = [transpose(g, 0, 1) for g in grids]
         grids[0], grids[1] = grids[1], grids[0]
     return tuple(grids)
