@@ -46,7 +46,8 @@ def _mean(values: list[float], default: float) -> float:
 
 
 def _layers(above: list[list[int]], below: list[list[int]]) -> list[int]:
-    """Longest path from the sources; then sources move down to just above their first reader."""
+    """Longest path from the sources; then what is only wanted later moves down to just above its
+    first reader. Boxes without readers stay right below what they hang on."""
     n = len(above)
     waiting = [len(a) for a in above]
     layer = [0] * n
@@ -57,10 +58,15 @@ def _layers(above: list[list[int]], below: list[list[int]]) -> list[int]:
             waiting[j] -= 1
             if not waiting[j]:
                 ready.append(j)
-    for i in range(n):
-        if not above[i] and below[i]:
-            layer[i] = min(layer[j] for j in below[i]) - 1
-    return layer
+    for i in reversed(ready):
+        readers = [layer[j] for j in below[i] if below[j]] or [layer[j] for j in below[i]]
+        if readers:
+            layer[i] = max(layer[i], min(readers) - 1)
+    for i in ready:
+        if above[i] and not below[i]:
+            layer[i] = max(layer[j] for j in above[i]) + 1
+    used = {row: k for k, row in enumerate(sorted(set(layer)))}
+    return [used[row] for row in layer]
 
 
 def _coordinates(

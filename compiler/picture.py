@@ -64,6 +64,8 @@ def readable_bytes(n: float) -> str:
 def graph_svg(graph: Graph) -> str:
     """The nodes of a graph from inputs (top) to results, with what flows between them.
 
+    Numbers have no boxes: they stand in the boxes of the nodes that read them.
+
     Boxes are coloured by what they are; inputs bear their names; orange boxes are results:
     outputs, writes to state, rebinds.
     """
@@ -118,12 +120,18 @@ def _graph_boxes(graph: Graph) -> tuple[list[_Box], list[tuple[int, int]]]:
             detail = f"{item.kind} {item.value.type}"
             kind = "state" if item.kind == "state" else "argument"
             boxes.append(_Box(item.name, detail, kind, f"{item.name}: {detail}"))
+    constants: dict[Value, Node] = {}
     for node in graph.nodes:
-        edges += [(at[v], len(boxes)) for v in node.inputs]
+        if _is_constant(node) and node.outputs[0] not in results:
+            constants[node.outputs[0]] = node
+            continue
+        edges += [(at[v], len(boxes)) for v in node.inputs if v not in constants]
         at.update((v, len(boxes)) for v in node.outputs)
         types = ", ".join(str(v.type) for v in node.outputs)
+        values = [_number(constants[v]) for v in node.inputs if v in constants]
+        label = shorten(" ".join([node.op.name, *values]), 160, 11)
         detail = types if len(types) <= 40 else f"{node.outputs[0].type}, ..."
-        boxes.append(_Box(node.op.name, detail, _node_kind(node), _node_tooltip(node, types)))
+        boxes.append(_Box(label, detail, _node_kind(node), _node_tooltip(node, types)))
     ends = [(v, "output", f"output {i}") for i, v in enumerate(graph.outputs)]
     ends += [(w.value, f"{graph.inputs[w.input].name}", "written here") for w in graph.writes]
     ends += [(r.value, f"{r.owner}.{r.key}", "slot") for r in graph.rebinds if r.value is not None]
@@ -131,6 +139,16 @@ def _graph_boxes(graph: Graph) -> tuple[list[_Box], list[tuple[int, int]]]:
         edges.append((at[value], len(boxes)))
         boxes.append(_Box(label, detail, "result", f"{detail} {label}: {value.type}"))
     return boxes, edges
+
+
+def _number(constant: Node) -> str:
+    value = constant.attr.get("value", constant.op.name)
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _is_constant(node: Node) -> bool:
+    """Whether a node is a number, which is written into the boxes of its readers."""
+    return not node.inputs and len(node.outputs) == 1 and node.outputs[0].type.shape == ()
 
 
 def _node_kind(node: Node) -> str:
@@ -274,7 +292,7 @@ def _card(svg: Svg, k: Kernel, x: float, y: float, height: float) -> None:
         kind = "other"
         detail = " x ".join(map(str, k.arrays[0].shape))
     fill, outline = COLOURS[kind]
-    origin = ", ".join(dict.fromkeys(k.lines))
+    origin = ", ".join(dict.fromkeys(line.replace("\\", "/").rsplit("/")[-1] for line in k.lines))
     work = " ".join(_scalar_ops(k)) or "copy"
     with svg.group(kernel_text(k)):
         svg.rect(x, y, CARD, height, fill, outline, radius=5)

@@ -18,7 +18,10 @@ def _folder(path: str) -> str:
     return str(Path(path).resolve().parent)
 
 
-_FOLDERS = (_folder(__file__), *map(str, [*_compiler.__path__, *_runtime.__path__]))
+_FOLDERS = (
+    _folder(__file__),
+    *(str(Path(p).resolve()) for p in [*_compiler.__path__, *_runtime.__path__]),
+)
 _inside: dict[str, bool] = {}
 
 
