@@ -184,7 +184,7 @@ def _make_plan(key: Any, op: Any, operands: tuple[Tensor, ...], attrs: dict[str,
     types = many if isinstance(found, tuple) else many[0]
     taped = op.differentiable and any(t.dtype.category >= _FLOATING for t in many)
     plan = Plan(types, operand_types, taped)
-    if operands and all(is_static(t.shape) for t in operand_types + many) and _static(attrs):
+    if all(is_static(t.shape) for t in operand_types + many) and _static(attrs):
         if len(_plans) >= _MAX_PLANS:
             _plans.clear()
         with suppress(TypeError):  # an attribute that cannot be hashed: inferred every time

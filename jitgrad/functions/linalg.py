@@ -283,8 +283,8 @@ def _parse(equation: str, tensors: Sequence[Tensor]) -> tuple[list[list[str]], l
         for (head, dots, tail), rank in zip(sides, ranks, strict=True)
     ]
     if arrow:
-        head, dots, tail = right.partition("...")
-        output = [*head, *(spread if dots else []), *tail]
+        first, dots, last = right.partition("...")
+        output = [*first, *(spread if dots else []), *last]
         known = {label for part in labels for label in part}
         for label in output:
             if label not in known or output.count(label) > 1:
