@@ -138,17 +138,23 @@ def apply(op: Any, operands: tuple[Tensor, ...], attrs: dict[str, Any]) -> Any:
                 return _absent(op, types)
         outputs = wrap(None, types) if op.nout == 1 else tuple([wrap(None, t) for t in types])
     else:
-        for x in operands:
-            if x._data is None:
+        if count == 2:  # the commonest case, without loops over operands
+            left, right = a._data, b._data
+            if left is None or right is None:
                 return _without_data(op, operands, types)
+        else:
+            arrays = [x._data for x in operands]
+            for array in arrays:
+                if array is None:
+                    return _without_data(op, operands, types)
         token = hush()
         try:
             if count == 2:
-                result = op.reference(a._data, b._data, **attrs)
-                shared = result is a._data or result is b._data
+                result = op.reference(left, right, **attrs)
+                shared = result is left or result is right
             else:
-                result = op.reference(*[x._data for x in operands], **attrs)
-                shared = count == 1 and result is operands[0]._data
+                result = op.reference(*arrays, **attrs)
+                shared = count == 1 and result is arrays[0]
         except Exception as error:
             raise _with_line(error)  # noqa: B904 (see _with_line)
         finally:

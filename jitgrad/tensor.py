@@ -603,10 +603,15 @@ _new = object.__new__
 
 def wrap(array: np.ndarray[Any, Any] | None, type_: TensorType) -> Tensor:
     """A root tensor of a fresh storage; `type_` describes `array`."""
+    storage: Storage = _new(Storage)  # Storage(array, type_), without the call
+    storage.array = array
+    storage.type = type_
+    storage.version = 0
+    storage.hidden = 0
     t: Tensor = _new(Tensor)
     t._data = array
     t._type = type_
-    t._storage = Storage(array, type_)
+    t._storage = storage
     t._chain = ()
     t._node = None
     t._out = 0
