@@ -1,0 +1,330 @@
+"""Effects: what a code object can read and write, and which calls are pure.
+
+Owns the scan of bytecode (names and attribute paths; nothing is rewritten), the classes of code
+(ours, the standard library's, NumPy's, the user's), and the tables of pure and impure C functions.
+`Profile` watches one recorded call; what it finds goes to the guards (guards.py) or ends the
+recording.
+"""
+
+from __future__ import annotations
+
+import dis
+import sys
+import sysconfig
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
+from pathlib import Path
+from types import CodeType, FrameType, ModuleType
+from typing import Any
+
+import numpy as np
+
+from jitgrad import random as jitgrad_random
+from jitgrad.autograd import engine, hooks
+from jitgrad.state import set_default_dtype
+from jitgrad.userline import _FOLDERS
+
+Path_ = tuple[str, ...]
+
+
+# -- whose code ----------------------------------------------------------------------------------
+_STDLIB = str(Path(sysconfig.get_paths()["stdlib"]).resolve())
+_NUMPY = str(Path(np.__file__).resolve().parent)
+
+
+@cache
+def owner_of(filename: str) -> str:
+    """Whose code a file holds: "jitgrad", "stdlib", "numpy" or "user"."""
+    if filename.startswith("<frozen"):
+        return "stdlib"
+    if filename.startswith("<"):
+        return "user"
+    path = str(Path(filename).resolve())
+    if path.startswith(tuple(f + "/" for f in _FOLDERS)):
+        return "jitgrad"
+    if path.startswith(_NUMPY + "/"):
+        return "numpy"
+    if path.startswith(_STDLIB + "/") and "site-packages" not in path:
+        return "stdlib"
+    return "user"
+
+
+# -- what code reads -----------------------------------------------------------------------------
+@dataclass
+class Reads:
+    """What a code object names.
+
+    globals, locals, cells: paths from a global, an argument that is not reassigned, a free
+    variable. The last name of a path may be stored to. loose: attributes of anything else.
+    stored: globals that it sets.
+    """
+
+    globals: set[Path_] = field(default_factory=set)
+    locals: set[Path_] = field(default_factory=set)
+    cells: set[Path_] = field(default_factory=set)
+    loose: set[str] = field(default_factory=set)
+    stored: set[str] = field(default_factory=set)
+
+
+_SKIPPED = {"CACHE", "EXTENDED_ARG", "PUSH_NULL", "NOP", "RESUME", "COPY_FREE_VARS", "PRECALL"}
+_DYNAMIC = {"getattr", "hasattr", "setattr", "delattr", "vars", "attrgetter", "__dict__"}
+
+
+def _names(argval: Any) -> tuple[str, ...]:
+    return argval if isinstance(argval, tuple) else (argval,)
+
+
+@lru_cache(maxsize=4096)
+def reads_of(code: CodeType) -> Reads:
+    """Scans a code object (not the functions nested in it: they are scanned when entered)."""
+    out = Reads()
+    instructions = [i for i in dis.get_instructions(code) if i.opname not in _SKIPPED]
+    count = code.co_argcount + code.co_kwonlyargcount
+    count += bool(code.co_flags & 0x04) + bool(code.co_flags & 0x08)
+    arguments = set(code.co_varnames[:count])
+    for i in instructions:
+        if ("STORE_FAST" in i.opname or "DELETE_FAST" in i.opname) and i.argval is not None:
+            stored = _names(i.argval)
+            arguments -= set(stored[:1] if i.opname == "STORE_FAST_LOAD_FAST" else stored)
+    path: Path_ = ()
+    into: set[Path_] | None = None
+
+    def end() -> None:
+        if into is not None and path:
+            into.add(path)
+
+    for i in instructions:
+        op = i.opname
+        if op.startswith(("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR")):
+            if into is not None:
+                path = (*path, i.argval)
+            else:
+                out.loose.add(i.argval)
+            if not op.startswith("LOAD"):
+                end()
+                path, into = (), None
+            continue
+        end()
+        path, into = (), None
+        if op == "LOAD_GLOBAL" or op == "LOAD_NAME":
+            path, into = (i.argval,), out.globals
+        elif op in ("STORE_GLOBAL", "DELETE_GLOBAL"):
+            out.stored.add(i.argval)
+        elif op in ("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"):
+            if i.argval in code.co_freevars:
+                path, into = (i.argval,), out.cells
+        elif op in ("STORE_DEREF", "DELETE_DEREF"):
+            if i.argval in code.co_freevars:
+                out.cells.add((i.argval,))
+        elif op.startswith("LOAD_FAST") or op == "STORE_FAST_LOAD_FAST":
+            name = _names(i.argval)[-1]
+            if name in arguments:
+                path, into = (name,), out.locals
+        elif op in ("LOAD_SUPER_ATTR", "LOAD_SUPER_METHOD", "IMPORT_FROM"):
+            out.loose.add(i.argval)
+    end()
+    used = {p[0] for p in out.globals} | out.loose | {n for p in out.globals for n in p[1:]}
+    if used & _DYNAMIC:
+        out.loose |= {c for c in code.co_consts if isinstance(c, str) and c.isidentifier()}
+    return out
+
+
+@cache
+def attribute_names(cls: type) -> frozenset[str]:
+    """The attributes that the methods of a class of jitgrad (and of its bases there) name."""
+    found: set[str] = set()
+    for c in cls.__mro__:
+        if owner_of_class(c) != "jitgrad":
+            continue
+        for value in list(vars(c).values()):
+            stack = [getattr(value, "__func__", None) or getattr(value, "fget", None) or value]
+            while stack:
+                f = stack.pop()
+                inner = getattr(f, "__wrapped__", None)
+                if inner is not None:
+                    stack.append(inner)
+                code = f if isinstance(f, CodeType) else getattr(f, "__code__", None)
+                if isinstance(code, CodeType):
+                    found.update(code.co_names)
+                    stack.extend(k for k in code.co_consts if isinstance(k, CodeType))
+    return frozenset(found)
+
+
+@cache
+def _owner_of_module(name: str) -> str:
+    root = name.partition(".")[0]
+    if root == "jitgrad" or root == "numpy":
+        return root
+    return "stdlib" if root in _STDLIB_NAMES else "user"
+
+
+def owner_of_class(cls: type) -> str:
+    """Whose a class is, as owner_of says."""
+    return _owner_of_module(getattr(cls, "__module__", None) or "builtins")
+
+
+@cache
+def _is_module_class(cls: type) -> bool:
+    return any(c.__name__ == "Module" and c.__module__ == "jitgrad.nn.module" for c in cls.__mro__)
+
+
+def is_module(x: Any) -> bool:
+    """Whether x is an nn.Module (asked by name: jit does not import jitgrad.nn)."""
+    return _is_module_class(type(x))
+
+
+def owner_of_module(module: ModuleType) -> str:
+    """Whose a module is, as owner_of says."""
+    return _owner_of_module(module.__name__)
+
+
+_STDLIB_NAMES = frozenset(sys.stdlib_module_names) - {"__main__"}
+
+
+# -- which calls are pure ------------------------------------------------------------------------
+_IMPURE_BUILTINS = {
+    "print", "input", "open", "exec", "eval", "compile", "__import__", "next", "breakpoint",
+    "globals", "locals", "aiter", "anext",
+}  # fmt: skip
+_PURE_MODULES = {
+    "math", "cmath", "_operator", "operator", "_functools", "_collections", "_bisect", "_heapq",
+    "itertools", "_struct", "_abc", "_statistics", "unicodedata", "binascii", "zlib", "numpy",
+    "numpy.core._multiarray_umath", "numpy._core._multiarray_umath", "_weakref", "_thread_local",
+    "_typing", "_copy",
+}  # fmt: skip
+_IMPURE_MODULES = {
+    "time", "random", "_random", "posix", "nt", "io", "_io", "_socket", "select", "mmap", "_uuid",
+    "secrets", "signal", "_asyncio", "fcntl", "readline", "termios", "_posixsubprocess",
+}  # fmt: skip
+_PURE_SELF = (
+    list, tuple, dict, set, frozenset, str, bytes, bytearray, int, float, complex, bool, slice,
+    range, type, np.ndarray, np.generic, np.ufunc, np.dtype, type(None), type({}.keys()),
+    type({}.values()), type({}.items()),
+)  # fmt: skip
+_IMPURE_ARRAY = {"fill", "sort", "put", "itemset", "resize", "partition", "setfield", "setflags",
+                 "tofile", "dump", "byteswap"}  # fmt: skip
+
+
+def impure_call(function: Any, caller: str) -> str:
+    """Why a call of a C function from `caller`'s code is no pure one; "" where it is."""
+    name = getattr(function, "__name__", repr(function))
+    own = getattr(function, "__self__", None)
+    module = getattr(function, "__module__", None) or ""
+    if own is None or isinstance(own, ModuleType):
+        module = module or (own.__name__ if own is not None else "")
+        if module == "builtins":
+            if name in _IMPURE_BUILTINS and not (caller != "user" and name == "next"):
+                return f"calls {name}()"
+            return ""
+        if module in _IMPURE_MODULES or (module == "_thread" and "start" in name):
+            return f"calls {module}.{name}()"
+        if caller != "user" or module in _PURE_MODULES or module.startswith("numpy"):
+            return ""
+        return f"calls {module or '?'}.{name}(), which is not known to be pure"
+    kind = own if isinstance(own, type) else type(own)
+    if is_random(own):
+        return f"calls {name}() of {type(own).__name__}, a random generator jit does not follow"
+    owner = getattr(kind, "__module__", "")
+    if owner in _IMPURE_MODULES:
+        return f"calls {name}() of {kind.__name__}"
+    if isinstance(own, np.ndarray) and name in _IMPURE_ARRAY:
+        return f"changes a NumPy array in place ({name})"
+    if caller != "user" or issubclass(kind, _PURE_SELF) or owner in ("collections", "functools"):
+        return ""
+    if isinstance(own, type) and name in ("fromkeys", "__new__", "__subclasses__", "mro"):
+        return ""
+    return f"calls {name}() of {kind.__name__}, which is not known to be pure"
+
+
+def is_random(x: Any) -> bool:
+    """Whether x is a random generator of Python's or of NumPy's."""
+    kind = type(x)
+    module = getattr(kind, "__module__", "")
+    return module.startswith("numpy.random") or any(c.__module__ == "_random" for c in kind.__mro__)
+
+
+def impure_value(x: Any) -> str:
+    """Why a function that reaches this object is not pure; "" for most objects.
+
+    For what shows no call to a profiler: NumPy's random functions, and iterators.
+    """
+    if getattr(type(x), "__module__", "").startswith("numpy.random"):
+        return f"uses {type(x).__name__} of numpy.random; use jitgrad's random functions"
+    own = getattr(x, "__self__", None)
+    if own is not None and getattr(type(own), "__module__", "").startswith("numpy.random"):
+        return f"uses numpy.random.{getattr(x, '__name__', '?')}; use jitgrad's random functions"
+    if hasattr(type(x), "__next__") and not isinstance(x, type):
+        return f"reaches an iterator ({type(x).__name__}), whose position changes"
+    return ""
+
+
+_LIBRARY_EFFECTS: dict[CodeType, str] = {
+    jitgrad_random.Generator.manual_seed.__code__: "seeds a random generator",
+    jitgrad_random.Generator.set_state.__code__: "sets the state of a random generator",
+    jitgrad_random.Generator.get_state.__code__: "reads the state of a random generator",
+    jitgrad_random.Generator.clone_state.__code__: "reads the state of a random generator",
+    set_default_dtype.__code__: "sets the default dtype",
+    hooks.register_hook.__code__: "registers a hook",
+    hooks.register_post_accumulate_grad_hook.__code__: "registers a hook",
+    hooks.retain_grad.__code__: "calls retain_grad()",
+}
+_RUN_NODE: CodeType = engine._run_node.__code__
+
+
+class Profile:
+    """A profile function (sys.setprofile) for one recorded call.
+
+    entered: told of each frame of the user's that is entered. impure: told of each effect, with
+    the user's line. first_node: tape nodes with smaller numbers are older than the recording.
+    """
+
+    def __init__(
+        self,
+        entered: Callable[[FrameType], None],
+        impure: Callable[[str, str], None],
+        foreign: Callable[[str, str], None],
+        first_node: int,
+    ) -> None:
+        self._entered = entered
+        self._impure = impure
+        self._foreign = foreign
+        self._first_node = first_node
+
+    def __call__(self, frame: FrameType, event: str, arg: Any) -> None:
+        if event == "call":
+            code = frame.f_code
+            owner = owner_of(code.co_filename)
+            if owner == "user":
+                if code.co_name != "<module>":
+                    self._entered(frame)
+            elif owner == "jitgrad":
+                if code is _RUN_NODE:
+                    if frame.f_locals["node"].seq < self._first_node:
+                        self._foreign(
+                            "differentiates through operations made before the call", _line(frame)
+                        )
+                elif code in _LIBRARY_EFFECTS:
+                    self._impure(_LIBRARY_EFFECTS[code], _line(frame))
+        elif event == "c_call":
+            owner = owner_of(frame.f_code.co_filename)
+            if owner != "jitgrad":
+                reason = impure_call(arg, owner)
+                if reason and not _for_us(frame):
+                    self._impure(reason, _line(frame))
+
+
+def _for_us(frame: FrameType | None) -> bool:
+    """Whether jitgrad's code called this (code of the standard library or NumPy)."""
+    while frame is not None:
+        owner = owner_of(frame.f_code.co_filename)
+        if owner in ("jitgrad", "user"):
+            return owner == "jitgrad"
+        frame = frame.f_back
+    return False
+
+
+def _line(frame: FrameType | None) -> str:
+    while frame is not None and owner_of(frame.f_code.co_filename) != "user":
+        frame = frame.f_back
+    return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"

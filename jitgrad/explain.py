@@ -1,0 +1,150 @@
+"""Explain: what jit did with a function, for people and for tests that count.
+
+Owns the texts, the counts, and the comparison of compiled code with the references
+(`jit(check=True)`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jitgrad.compiler.interpret import interpret, interpret_all
+from jitgrad.compiler.ir import Graph
+from jitgrad.compiler.pipeline import Options, compile_graph
+from jitgrad.guards import layout
+from jitgrad.trace import Trace
+
+
+@dataclass
+class Stats:
+    """Counts of one jitted function.
+
+    traces: recorded calls. compiles: graphs compiled. hits: calls of compiled code. fallbacks:
+    calls that ran eagerly for a stated reason. segments: always 0 (not built yet).
+    """
+
+    traces: int = 0
+    compiles: int = 0
+    hits: int = 0
+    fallbacks: int = 0
+    segments: int = 0
+
+
+def compile_options(trace: Trace) -> Options:
+    """The compiler's options for a trace: the strides of inputs that are not dense."""
+    strides = []
+    for i, entry in enumerate(trace.entries):
+        steps = layout(entry.array)
+        if steps is not None:
+            strides.append((i, steps))
+    return Options(strides=tuple(strides))
+
+
+class Explanation:
+    """The report of a jitted function; `str()` of it is what people read."""
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+
+    def __str__(self) -> str:
+        f = self.function
+        out = [f"{f.name}: {f.stats}"]
+        for i, spec in enumerate(f.specialisations):
+            out.append(f"specialisation {i}: {spec.hits[0]} hits")
+            report = spec.compiled.report if spec.compiled is not None else None
+            if report is None:
+                out.append("  not compiled yet (it is at its first hit)")
+            else:
+                out.append(
+                    f"  {report.nodes} nodes, {report.nodes_simplified} after simplification; "
+                    f"{report.kernels} kernels; {report.bytes_before} -> {report.bytes_after} "
+                    f"bytes moved; compiled in {report.compile_ms:.0f} ms"
+                    f"{' (from the disk cache)' if report.cached else ''}"
+                )
+            out += ["  " + line for line in str(spec.trace.graph).splitlines()]
+        for decision in f.eager:
+            at = f" (at {decision.line})" if decision.line else ""
+            out.append(f"eager: {decision.reason}{at}")
+        if f.explain_last_miss():
+            out.append("last miss: " + f.explain_last_miss())
+        return "\n".join(out)
+
+    __repr__ = __str__
+
+    def memory(self) -> str:
+        """Peak and lower bound of each compiled specialisation's memory plan, in bytes."""
+        out = []
+        for i, spec in enumerate(self.function.specialisations):
+            if spec.compiled is None:
+                out.append(f"specialisation {i}: not compiled yet")
+                continue
+            r = spec.compiled.report
+            out.append(
+                f"specialisation {i}: peak {r.peak} bytes, lower bound {r.lower_bound} bytes "
+                f"(all buffers together: {r.total})"
+            )
+        return "\n".join(out)
+
+
+# -- check ---------------------------------------------------------------------------------------
+def differs(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> bool:
+    """Whether two arrays differ by more than rounding in another order explains."""
+    if a.dtype.kind not in "fc" and a.dtype.itemsize != 2:
+        return not np.array_equal(a, b)
+    if a.dtype.kind not in "fc":  # bfloat16
+        a, b = a.astype(np.float32), b.astype(np.float32)
+        tolerance = 2.0**-6
+    else:
+        tolerance = float(np.finfo(a.dtype).eps) * 256
+    finite = np.abs(b[np.isfinite(b)])
+    scale = float(finite.max()) if finite.size else 0.0
+    return not np.allclose(a, b, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
+
+
+def check_run(trace: Trace, compiled: Any, arrays: Sequence[np.ndarray[Any, Any]]) -> Any:
+    """Runs compiled code, and the references beside it; raises where they differ.
+
+    Raises RuntimeError that names the first op that differs and the user's line.
+    """
+    before = [np.array(a, copy=True) for a in arrays]
+    expected = interpret(trace.graph, before)
+    results = compiled.run(arrays)
+    graph = trace.graph
+    outputs = len(graph.outputs)
+    written = {w.input for w in graph.writes}
+    found = [
+        *results[:outputs],
+        *(arrays[w.input] for w in graph.writes),
+        *results[outputs:],
+    ]
+    del written
+    for a, b in zip(found, expected, strict=True):
+        if differs(a, b):
+            raise RuntimeError(first_difference(graph, before))
+    return results
+
+
+def first_difference(graph: Graph, arrays: Sequence[np.ndarray[Any, Any]]) -> str:
+    """Names the first op whose compiled result differs from its reference's."""
+    values = interpret_all(graph, arrays)
+    for node in graph.nodes:
+        part = Graph([], [], [], env=graph.env, name="check")
+        inputs = [part.add_input(v.type, "arg", f"x{i}") for i, v in enumerate(node.inputs)]
+        made = part.add_node(node.op, inputs, node.attrs, node.line)
+        part.outputs.extend(made)
+        feed = [np.array(values[v], order="C", copy=True) for v in node.inputs]
+        for got, v in zip(compile_graph(part).run(feed), node.outputs, strict=True):
+            if differs(got, values[v]):
+                return (
+                    f"[{node.op.name}] compiled code differs from the reference at {node.line}: "
+                    f"operands {', '.join(str(v.type) for v in node.inputs)}; largest difference "
+                    f"{np.nanmax(np.abs(got.astype(np.float64) - values[v])):g}; please report it"
+                )
+    return (
+        f"[jit] compiled {graph.name} differs from the references, though each op by itself does "
+        "not: a bug of fusion or scheduling; please report it"
+    )

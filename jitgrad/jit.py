@@ -1,0 +1,440 @@
+"""@jit: a function runs eagerly once, is recorded and compiled; later calls run native code.
+
+Owns `JitFunction`: the list of specialisations, what happens at a miss, and falling back to eager.
+Recording is trace.py, guards are guards.py, the generated replay is replay.py, reports are
+explain.py. What jit promises is in docs/jit.md.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import MethodType
+from typing import Any
+
+from jitgrad.autograd import tape
+from jitgrad.compiler.pipeline import compile_graph
+from jitgrad.effects import Profile, is_module
+from jitgrad.explain import Explanation, Stats, check_run, compile_options
+from jitgrad.guards import Watch, layout
+from jitgrad.hostscalar import HostScalar
+from jitgrad.pytree import Structure, flatten, is_named_tuple, tree_map
+from jitgrad.replay import MISS, ArgumentGuard, Modes, Specialisation
+from jitgrad.runtime.errors import CompileError, FallbackWarning
+from jitgrad.runtime.knobs import knob, knobs
+from jitgrad.sources import Captured
+from jitgrad.state import state
+from jitgrad.tensor import Tensor
+from jitgrad.trace import Recorder, Trace
+
+MAX_SPECIALISATIONS = 32
+
+
+@dataclass
+class Eager:
+    """Calls of this signature run eagerly, and why."""
+
+    guard: ArgumentGuard
+    modes: Modes
+    reason: str
+    line: str
+    training: tuple[bool, ...]
+
+
+class JitFunction:
+    """A function under @jit. Call it as the function.
+
+    Attributes:
+        __wrapped__: the function itself.
+        stats: traces, compiles, hits, fallbacks, segments.
+        specialisations: compiled traces, the last hit first.
+    """
+
+    is_jit_function = True
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        fallback: str | None = None,
+        pure: bool = False,
+        check: bool = False,
+        name: str | None = None,
+    ) -> None:
+        if not callable(function):
+            raise TypeError(f"[jit] expected a function; got {type(function).__name__}")
+        if fallback not in (None, "warn", "error", "silent"):
+            raise ValueError(f"[jit] expected fallback warn, error or silent; got {fallback!r}")
+        functools.update_wrapper(self, function, updated=())
+        self.__wrapped__ = function
+        self.name = name or getattr(function, "__qualname__", type(function).__name__)
+        self._fallback, self._pure, self._check = fallback, pure, check
+        self.specialisations: list[Specialisation] = []
+        self.eager: list[Eager] = []
+        self._counts = Stats()
+        self._lock = threading.RLock()
+        self._recorder_thread = 0
+        self._last_miss: list[str] = []
+
+    def __get__(self, owner: Any, cls: type | None = None) -> Any:
+        return self if owner is None else MethodType(self, owner)
+
+    def __repr__(self) -> str:
+        return f"<jit {self.name}: {len(self.specialisations)} specialisations>"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if state.recorder is not None or not knobs.jit or state.abstract:
+            return self.__wrapped__(*args, **kwargs)
+        for spec in self.specialisations:
+            try:
+                result = spec.call(args, kwargs)
+            except CompileError as error:
+                self._drop(spec, error)
+                return self.__wrapped__(*args, **kwargs)
+            if result is not MISS:
+                return result
+        return self._miss(args, kwargs)
+
+    # -- reports -------------------------------------------------------------------------------
+    @property
+    def stats(self) -> Stats:
+        """Counts of traces, compiles, hits, fallbacks and segments, up to now."""
+        hits = sum(s.hits[0] for s in self.specialisations) + self._counts.hits
+        c = self._counts
+        return Stats(c.traces, c.compiles, hits, c.fallbacks, c.segments)
+
+    def explain(self) -> Explanation:
+        """What was recorded, compiled and guarded, and why calls ran eagerly. Prints as text."""
+        return Explanation(self)
+
+    def guards(self) -> str:
+        """The generated check of each specialisation, as Python source."""
+        return "\n".join(s.source for s in self.specialisations)
+
+    def memory_plan(self) -> str:
+        """Of each compiled specialisation, the memory plan: peak and lower bound, in bytes."""
+        return self.explain().memory()
+
+    def explain_last_miss(self) -> str:
+        """Which guards failed before the last recording: old -> new, one line a specialisation."""
+        return "\n".join(self._last_miss)
+
+    def clear(self) -> None:
+        """Forgets all specialisations (and the objects that their guards hold)."""
+        with self._lock:
+            self.specialisations = []
+            self.eager = []
+
+    # -- misses --------------------------------------------------------------------------------
+    def _miss(self, args: Any, kwargs: Any) -> Any:
+        try:
+            leaves, structure = flatten((args, dict(sorted(kwargs.items()))))
+        except ValueError:
+            return self.__wrapped__(*args, **kwargs)
+        names = _leaf_names(self.__wrapped__, args, structure)
+        training = tuple(x.training for x in leaves if is_module(x))
+        for decision in self.eager:
+            if (
+                decision.training == training
+                and not decision.guard.mismatch(structure, leaves, names)
+                and not decision.modes.mismatch()
+            ):
+                self._counts.fallbacks += 1
+                return self.__wrapped__(*args, **kwargs)
+        if not self._lock.acquire(blocking=False):
+            return self.__wrapped__(*args, **kwargs)  # another thread is recording
+        try:
+            if self.specialisations:
+                self._last_miss = [
+                    f"{i}: {s.explain(structure, leaves, names)}"
+                    for i, s in enumerate(self.specialisations)
+                ]
+                if "recompiles" in knobs.log:
+                    print(f"[jit] {self.name} is recorded anew: " + "; ".join(self._last_miss),
+                          file=sys.stderr)  # fmt: skip
+            return self._record(args, kwargs, leaves, structure, names, training)
+        finally:
+            self._lock.release()
+
+    def _record(
+        self, args: Any, kwargs: Any, leaves: list[Any], structure: Structure, names: list[str],
+        training: tuple[bool, ...],
+    ) -> Any:  # fmt: skip
+        if len(self.specialisations) >= MAX_SPECIALISATIONS:
+            reason = f"it has {MAX_SPECIALISATIONS} specialisations already; the last misses: "
+            guard = ArgumentGuard(structure, leaves, set())
+            result = self.__wrapped__(*args, **kwargs)
+            self._run_eagerly(guard, Modes(), reason + "; ".join(self._last_miss[:3]), "", training)
+            return result
+        self._counts.traces += 1
+        watch = Watch(self.__wrapped__, leaves, names)
+        recorder = Recorder(_graph_name(self.name), watch)
+        lifter = _Lifter(recorder)
+        new_args = tuple([lifter.lift(x) for x in args])
+        new_kwargs = {k: lifter.lift(kwargs[k]) for k in sorted(kwargs)}
+        new_kwargs = {k: new_kwargs[k] for k in kwargs}
+        guard = ArgumentGuard(structure, leaves, lifter.lifted(structure, leaves, args, kwargs))
+        lifter.name_leaves(structure, args, kwargs)
+        modes = Modes()
+        if any(isinstance(x, Tensor) and (x._hooks or x._post_hooks) for x in leaves):
+            recorder.give_up("an argument has hooks")
+        result = self._run_recorded(recorder, watch, new_args, new_kwargs)
+        trace = recorder.finish(result)
+        plain = _plain(result)
+        if trace is not None:
+            reason = self._objection(recorder, watch, trace, args, kwargs, structure, leaves, plain)
+            if reason:
+                recorder.give_up(*reason)
+        if not recorder.reason and modes.mismatch():
+            recorder.give_up(f"leaves a mode changed ({modes.mismatch()})")
+        if recorder.reason:
+            self._run_eagerly(guard, modes, recorder.reason, recorder.line, training)
+            return plain
+        assert trace is not None
+        guard.special = {name[1]: v for name, v in trace.special.items() if name[0] == "arg"}
+        check = check_run if self._check else None
+        spec = Specialisation(self.name, trace, watch, guard, modes, self._compile, names, check)
+        self._add(spec)
+        return plain
+
+    def _run_recorded(self, recorder: Recorder, watch: Watch, args: Any, kwargs: Any) -> Any:
+        def impure(reason: str, line: str) -> None:
+            if not self._pure:
+                recorder.give_up(reason, line)
+
+        profile = Profile(watch.entered, impure, recorder.give_up, tape.next_seq())
+        outer = sys.getprofile()
+        before = state.recorder
+        state.recorder = recorder
+        sys.setprofile(profile)
+        try:
+            return self.__wrapped__(*args, **kwargs)
+        finally:
+            sys.setprofile(outer)
+            state.recorder = before
+
+    def _objection(
+        self, recorder: Recorder, watch: Watch, trace: Trace, args: Any, kwargs: Any,
+        structure: Structure, leaves: list[Any], result: Any,
+    ) -> tuple[str, str] | None:  # fmt: skip
+        """Why a complete recording is no substitute for running the function; None when it is."""
+        if trace.differentiable:
+            return "its result requires grad, and is differentiated outside of it", ""
+        allowed: set[tuple[int, Any]] = set()
+        owners: set[int] = set()
+        for owner, key, _ in trace.rebinds:
+            held = leaves[owner.index] if not isinstance(owner, Captured) else owner.item.now
+            if is_module(held):
+                allowed |= {(id(x), key) for x in (vars(held), held._buffers, held._parameters)}
+            elif isinstance(held, dict):
+                allowed.add((id(held), key))
+                owners.add(id(held))
+        changed = watch.changed(allowed, owners)
+        if changed and not self._pure:
+            return changed, ""
+        again, after = flatten((args, dict(sorted(kwargs.items()))))
+        if after != structure or any(a is not b for a, b in zip(again, leaves, strict=False)):
+            return "changes a container that is an argument", ""
+        del again
+        escaped = recorder.escaped(result)
+        if escaped is not None:
+            return f"keeps a tensor ({escaped[0]}) beyond the call, made here", escaped[1]
+        watch.freeze()
+        if watch.reasons:
+            return watch.reasons[0], ""
+        return None
+
+    def _add(self, spec: Specialisation) -> None:
+        if spec.refresh():
+            try:
+                spec.compile()
+            except Exception as error:
+                self._refuse(spec, error)
+                return
+        self.specialisations = [spec, *self.specialisations]
+
+    def _compile(self, trace: Trace) -> Any:
+        try:
+            compiled = compile_graph(trace.graph, compile_options(trace))
+        except Exception as error:
+            text = f"the compiler cannot: {type(error).__name__}: {error}"
+            raise CompileError(text) from error
+        self._counts.compiles += 1
+        return compiled
+
+    def _drop(self, spec: Specialisation, error: Exception) -> None:
+        """A specialisation that could not be compiled at its first hit."""
+        with self._lock:
+            self.specialisations = [s for s in self.specialisations if s is not spec]
+        self._refuse(spec, error)
+
+    def _refuse(self, spec: Specialisation, error: Exception) -> None:
+        training = tuple(x.training for x in spec.guard.leaves if is_module(x))
+        self._run_eagerly(spec.guard, spec.modes, str(error), "", training, error)
+
+    def _run_eagerly(
+        self, guard: ArgumentGuard, modes: Modes, reason: str, line: str,
+        training: tuple[bool, ...], cause: Exception | None = None,
+    ) -> None:  # fmt: skip
+        where = f" (at {line})" if line else ""
+        message = f"[jit] {self.name} runs eagerly: it {reason}{where}"
+        if reason.startswith(("the compiler", "it has", "an argument", "its result")):
+            message = f"[jit] {self.name} runs eagerly: {reason}{where}"
+        mode = self._fallback or knobs.fallback
+        if mode == "error":
+            raise CompileError(message) from cause
+        self.eager.append(Eager(guard, modes, reason, line, training))
+        self._counts.fallbacks += 1
+        if mode == "warn":
+            warnings.warn(message, FallbackWarning, stacklevel=5)
+
+
+class _Lifter:
+    """Replaces floats among arguments (and in tuples of them) by HostScalars."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.made: list[HostScalar] = []
+
+    def lift(self, x: Any) -> Any:
+        if type(x) is float:
+            out = HostScalar(x, None, self.recorder)
+            self.made.append(out)
+            return out
+        if type(x) is tuple:
+            return tuple([self.lift(y) for y in x])
+        if is_named_tuple(x):
+            return type(x)._make([self.lift(y) for y in x])
+        return x
+
+    def lifted(self, structure: Structure, leaves: list[Any], args: Any, kwargs: Any) -> set[int]:
+        """The numbers of the leaves that were lifted, in the order of `made`."""
+        self.order = [
+            i for i, x in enumerate(_lifted_places((args, dict(sorted(kwargs.items())))))
+            if x
+        ]  # fmt: skip
+        return set(self.order)
+
+    def name_leaves(self, structure: Structure, args: Any, kwargs: Any) -> None:
+        for i, scalar in zip(self.order, self.made, strict=True):
+            scalar.name = ("arg", i)
+
+
+def _lifted_places(tree: tuple[tuple[Any, ...], dict[str, Any]]) -> list[bool]:
+    """For each leaf of (args, kwargs), whether it is a float that is lifted."""
+    out: list[bool] = []
+
+    def walk(x: Any, reachable: bool) -> None:
+        if type(x) is float:
+            out.append(reachable)
+        elif type(x) is tuple or is_named_tuple(x):
+            for y in x:
+                walk(y, reachable)
+        else:
+            out.extend([False] * flatten(x)[1].count)
+
+    for x in (*tree[0], *tree[1].values()):
+        walk(x, True)
+    return out
+
+
+def _plain(result: Any) -> Any:
+    """The result with HostScalars as floats."""
+    leaves = flatten(result)[0]
+    if not any(isinstance(x, HostScalar) for x in leaves):
+        return result
+    return tree_map(lambda x: x.value if isinstance(x, HostScalar) else x, result)
+
+
+def _graph_name(name: str) -> str:
+    plain = "".join(c if c.isalnum() or c == "_" else "_" for c in name.replace("<locals>.", ""))
+    return plain or "graph"
+
+
+def _leaf_names(function: Any, args: Any, structure: Structure) -> list[str]:
+    """What users call each leaf: "x", "batch['image']"."""
+    code = getattr(function, "__code__", None)
+    own = list(code.co_varnames[: code.co_argcount]) if code is not None else []
+    out: list[str] = []
+
+    def walk(s: Structure, name: str) -> None:
+        if s.kind is None:
+            out.append(name)
+            return
+        keys: Any = range(len(s.children)) if s.context is None else s.context
+        for key, child in zip(keys, s.children, strict=False):
+            walk(child, f"{name}[{key!r}]")
+
+    positional, keywords = structure.children
+    for i, child in enumerate(positional.children):
+        walk(child, own[i] if i < len(own) else f"args[{i}]")
+    for key, child in zip(keywords.context, keywords.children, strict=True):
+        walk(child, key)
+    return out
+
+
+def jit(
+    function: Any = None,
+    *,
+    fallback: str | None = None,
+    pure: bool = False,
+    check: bool = False,
+    name: str | None = None,
+) -> Any:
+    """Compiles a function (decorator), or a Module (a wrapper with the same state).
+
+    The first call of each signature runs eagerly and is recorded; later calls run compiled code
+    that does what the eager function would have done: same results, same in-place writes, same
+    `.grad`s. What cannot be compiled runs eagerly, with a warning that says why.
+
+    Args:
+        fallback: "warn", "error" or "silent" when a call runs eagerly; default JITGRAD_FALLBACK.
+        pure: Python side effects (print, counters) may be skipped.
+        check: each call also runs the references, and raises naming the first op that differs.
+
+    Raises TypeError for what cannot be called.
+    """
+    if function is None:
+        return functools.partial(jit, fallback=fallback, pure=pure, check=check, name=name)
+    if isinstance(function, (staticmethod, classmethod)):
+        raise TypeError("[jit] expected a function; put @jit below @staticmethod or @classmethod")
+    options: dict[str, Any] = {"fallback": fallback, "pure": pure, "check": check, "name": name}
+    if is_module(function):
+        return _jit_module(function, options)
+    return JitFunction(function, **options)
+
+
+def _jit_module(module: Any, options: dict[str, Any]) -> Any:
+    """A Module with the same state (one __dict__), whose calls are compiled."""
+    options["name"] = options["name"] or type(module).__name__
+    compiled = JitFunction(module.__call__, **options)
+    names = ("stats", "explain", "guards", "memory_plan", "explain_last_miss", "clear")
+    body: dict[str, Any] = {
+        "__call__": lambda self, *args, **kwargs: compiled(*args, **kwargs),
+        "__doc__": type(module).__doc__,
+        "__module__": type(module).__module__,
+        "jitted": compiled,
+        "_orig_mod": module,
+    }
+    for key in names:
+        if not hasattr(type(module), key):
+            body[key] = property(lambda self, key=key: getattr(compiled, key))
+    cls = type(type(module).__name__, (type(module),), body)
+    out = object.__new__(cls)
+    object.__setattr__(out, "__dict__", module.__dict__)
+    return out
+
+
+@contextmanager
+def disable_jit() -> Iterator[None]:
+    """Inside, functions under @jit run eagerly (in this thread)."""
+    with knob(jit=False):
+        yield
+
+
+__all__ = ["JitFunction", "disable_jit", "jit", "layout"]

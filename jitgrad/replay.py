@@ -1,0 +1,654 @@
+"""Replay: one recorded specialisation as one generated Python function.
+
+Owns the generated source: it checks the arguments, the modes and the Python state, collects the
+arrays, runs the compiled graph, and builds the results. `Specialisation.call(args, kwargs)` returns
+MISS when a guard fails. Everything that is not needed at each call is in guards.py (`Watch`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from jitgrad.dispatch import apply
+from jitgrad.effects import is_module
+from jitgrad.guards import CONTAINERS, Item, Watch, layout, same, short
+from jitgrad.hostscalar import HostScalar
+from jitgrad.pytree import Structure, children_of, rebuild
+from jitgrad.sources import (
+    AliasResult,
+    Arg,
+    Captured,
+    Constant,
+    ConstantResult,
+    Draw,
+    FreshResult,
+    Grad,
+    Number,
+    Result,
+    SameResult,
+    Seed,
+    Source,
+)
+from jitgrad.state import bump_epoch, defaults, epoch, state
+from jitgrad.tensor import Tensor, intern_type, wrap
+from jitgrad.trace import Trace, leaves_of
+
+MISS: Any = type("Miss", (), {"__repr__": lambda self: "MISS"})()
+
+
+class Modes:
+    """The modes that a recorded call ran under; they are guarded."""
+
+    def __init__(self) -> None:
+        self.grad_enabled = state.grad_enabled
+        self.inference = state.inference
+        self.anomaly = state.anomaly
+        self.dtype = defaults.dtype
+
+    def mismatch(self) -> str:
+        """Which mode differs now; "" when none does."""
+        now = Modes()
+        for name in ("grad_enabled", "inference", "anomaly", "dtype"):
+            if getattr(self, name) != getattr(now, name):
+                return f"{name}: {getattr(self, name)} -> {getattr(now, name)}"
+        return ""
+
+
+class ArgumentGuard:
+    """What the arguments of a call must be: structure, and facts of each leaf."""
+
+    def __init__(self, structure: Structure, leaves: Sequence[Any], lifted: set[int]) -> None:
+        self.structure, self.leaves, self.lifted = structure, list(leaves), lifted
+        self.special: dict[int, float] = {}
+        self.facts = [leaf_facts(x) for x in leaves]
+        storages = [id(x._storage) for x in leaves if isinstance(x, Tensor)]
+        self.distinct = len(set(storages)) == len(storages)
+        self.groups = [
+            next(
+                (j for j in range(i) if shares(leaves[j], x)),
+                i,
+            )
+            for i, x in enumerate(leaves)
+        ]
+        self.chains = [
+            x._chain if isinstance(x, Tensor) and not self.distinct else None for x in leaves
+        ]
+        # Tensors and containers of a recorded call are not kept alive by its guards.
+        self.leaves = [None if isinstance(x, Tensor) else x for x in leaves]
+
+    def mismatch(self, structure: Structure, leaves: Sequence[Any], names: Sequence[str]) -> str:
+        """What differs, as text; "" when nothing does."""
+        if structure != self.structure:
+            return f"structure of the arguments: {self.structure} -> {structure}"
+        for i, x in enumerate(leaves):
+            old, new = self.facts[i], leaf_facts(x)
+            if i in self.lifted and type(x) is float:
+                if i in self.special and not same(self.special[i], x):
+                    return f"{names[i]}: {self.special[i]!r} -> {x!r}"
+                continue
+            if old is None:
+                if x is not self.leaves[i] and not same_scalar(x, self.leaves[i]):
+                    return f"{names[i]}: {short(self.leaves[i])} -> {short(x)}"
+                continue
+            if new is None:
+                return f"{names[i]}: a tensor {old[1]} -> {short(x)}"
+            for what, a, b in zip(_LEAF_FACTS, old, new, strict=True):
+                if a != b:
+                    return f"{what} of {names[i]}: {a} -> {b}"
+            group = next((j for j in range(i) if shares(leaves[j], x)), i)
+            if group != self.groups[i] or (
+                self.chains[i] is not None and x._chain != self.chains[i]
+            ):
+                return f"{names[i]}: which arguments share memory has changed"
+        return ""
+
+
+_LEAF_FACTS = ("class", "type", "requires_grad", "is_leaf", "strides")
+
+
+def shares(a: Any, b: Any) -> bool:
+    return isinstance(a, Tensor) and isinstance(b, Tensor) and a._storage is b._storage
+
+
+def leaf_facts(x: Any) -> tuple[Any, ...] | None:
+    """What guards require of a tensor argument; None for anything else."""
+    if not isinstance(x, Tensor):
+        return None
+    return (type(x), x._type, x.requires_grad, x._node is None, layout(x._data))
+
+
+def same_scalar(a: Any, b: Any) -> bool:
+    return same(a, b) if not isinstance(a, (Tensor, np.ndarray)) else False
+
+
+def has_layout(x: Tensor, strides: tuple[int, ...] | None) -> bool:
+    """Whether a tensor's memory layout is as recorded (None: dense row-major)."""
+    return layout(x._data) == strides
+
+
+def make_view(t: Tensor, chain: Sequence[tuple[Any, dict[str, Any]]]) -> Tensor:
+    """View ops applied to a tensor."""
+    for op, attrs in chain:
+        t = apply(op, (t,), attrs)
+    return t
+
+
+def make_alias(base: Tensor, chain: Any, requires_grad: bool) -> Tensor:
+    """A result on an input's storage."""
+    if not chain or (base.requires_grad and not requires_grad):
+        base = base.detach()
+    out = make_view(base, chain)
+    if requires_grad and not out.requires_grad:
+        out._requires_grad = True
+    return out
+
+
+def leaf(t: Tensor) -> Tensor:
+    """The tensor, now a leaf that requires grad."""
+    t._requires_grad = True
+    return t
+
+
+def set_slot(owner: Any, key: Any, value: Tensor | None) -> None:
+    """A rebind of a Module's attribute or of a dict's item."""
+    if is_module(owner):
+        if key in owner._buffers:
+            owner._buffers[key] = value
+        else:
+            owner.__dict__[key] = value
+        bump_epoch()
+    else:
+        owner[key] = value
+
+
+def overlap(array: np.ndarray[Any, Any], others: Sequence[np.ndarray[Any, Any]]) -> bool:
+    """Whether an array that is written (or may be) overlaps those of other storages."""
+    may = np.may_share_memory
+    return any(may(array, b) for b in others)
+
+
+class Specialisation:
+    """One trace with its guards, compiled.
+
+    Attributes: `call(args, kwargs)`, `source` (its Python), `hits` (a one-element list), `trace`,
+    `watch`, `compiled` (None until it is first needed).
+    """
+
+    def __init__(
+        self,
+        name: str,
+        trace: Trace,
+        watch: Watch,
+        guard: ArgumentGuard,
+        modes: Modes,
+        compile_now: Callable[[Trace], Any],
+        names: Sequence[str],
+        check: Callable[[Any, Any, Any], Any] | None = None,
+    ) -> None:
+        self.name, self.trace, self.watch = name, trace, watch
+        self.guard, self.modes, self.names = guard, modes, names
+        self.compiled: Any = None
+        self.failure = ""
+        self.hits = [0]
+        self.last_miss = ""
+        self._compile = compile_now
+        self._check = check
+        self._lock = threading.RLock()
+        self.stamp = [-1]
+        self._written = [i.input for i in trace.graph.writes]
+        writer = _Writer(self)
+        self.source = writer.source()
+        self.namespace = writer.namespace
+        exec(compile(self.source, f"<replay of {name}>", "exec"), self.namespace)
+        self.call: Callable[[Any, Any], Any] = self.namespace["call"]
+
+    def compile(self) -> None:
+        """Compiles the graph unless that was done. Raises what the compiler raises."""
+        with self._lock:
+            if self.compiled is None:
+                self.compiled = self._compile(self.trace)
+                run = self.compiled.run
+                if self._check is not None:
+                    check, compiled, trace = self._check, self.compiled, self.trace
+                    run = lambda arrays: check(trace, compiled, arrays)  # noqa: E731
+                self.namespace["run"] = run
+
+    def first_run(self, arrays: Sequence[np.ndarray[Any, Any]]) -> Any:
+        self.compile()
+        return self.namespace["run"](arrays)
+
+    def refresh(self) -> bool:
+        """The full check of Python state; True when it holds, and then what it found is used."""
+        with self._lock:
+            now = epoch[0]
+            self.last_miss = self.watch.mismatch()
+            if self.last_miss:
+                return False
+            self.watch.settle()
+            for item in self.watch.items:
+                self.namespace[f"i{item.number}"] = item.now
+            for i, entry in enumerate(self.trace.entries):
+                if isinstance(entry.source, Captured):
+                    x = entry.source.item.now
+                    self.namespace[f"s{i}"] = x._data if isinstance(x, Tensor) else x
+            held = {
+                i: self.namespace[f"s{i}"]
+                for i, e in enumerate(self.trace.entries)
+                if isinstance(e.source, Captured)
+            }
+            for i in self._written:
+                if i in held and overlap(held[i], [a for j, a in held.items() if j != i]):
+                    self.last_miss = "captured tensors that are written overlap in memory"
+                    return False
+            self.stamp[0] = now
+            return True
+
+    def explain(self, structure: Structure, leaves: Sequence[Any], names: Sequence[str]) -> str:
+        """Why a call with these arguments is no hit, as text; "" when guards hold."""
+        reason = self.guard.mismatch(structure, leaves, names) or self.modes.mismatch()
+        if reason:
+            return reason
+        with self._lock:
+            reason = self.watch.mismatch()
+        if reason:
+            return reason
+        for owner, key, grad in self.trace.slots:
+            holder = leaves[owner.index] if isinstance(owner, Arg) else owner.item.now
+            now = holder._grad
+            if (now is None) != (grad is None):
+                what = self.watch.name(owner)
+                return f"{what}.{key}: {short(grad)} -> {short(now)}"
+            if grad is not None and leaf_facts(grad) != leaf_facts(now):
+                return f"{self.watch.name(owner)}.{key}: {short(grad)} -> {short(now)}"
+        return ""
+
+
+class _Writer:
+    """Writes the source of `call`."""
+
+    def __init__(self, spec: Specialisation) -> None:
+        self.spec = spec
+        self.trace, self.watch, self.guard = spec.trace, spec.watch, spec.guard
+        self.lines: list[str] = []
+        self.constants = 0
+        self.leaf_count = 0
+        self.grads: dict[Any, str] = {}
+        self.namespace: dict[str, Any] = {
+            "MISS": MISS, "Tensor": Tensor, "epoch": epoch, "state": state, "defaults": defaults,
+            "same": same, "refresh": spec.refresh, "stamp": spec.stamp, "hits": spec.hits,
+            "has_layout": has_layout, "make_view": make_view, "make_alias": make_alias,
+            "leaf": leaf, "wrap": wrap, "set_slot": set_slot, "rebuild": rebuild,
+            "array": np.array, "float64": np.float64, "int64": np.int64, "run": spec.first_run,
+            "overlap": overlap, "children_of": children_of,
+        }  # fmt: skip
+        for item in self.watch.items:
+            self.namespace[f"i{item.number}"] = item.now
+
+    def constant(self, value: Any) -> str:
+        if value is None or value is True or value is False or type(value) is int:
+            return repr(value)
+        self.constants += 1
+        name = f"k{self.constants}"
+        self.namespace[name] = value
+        return name
+
+    def put(self, line: str, depth: int = 1) -> None:
+        self.lines.append("    " * depth + line)
+
+    def miss_if(self, condition: str) -> None:
+        self.put(f"if {condition}: return MISS")
+
+    def source(self) -> str:
+        self.lines = ["def call(args, kwargs):"]
+        self._arguments()
+        self._modes()
+        self._state()
+        self._grads()
+        self._run()
+        self._effects()
+        self._return()
+        return "\n".join(self.lines) + "\n"
+
+    # -- arguments -----------------------------------------------------------------------------
+    def _arguments(self) -> None:
+        positional, keywords = self.guard.structure.children
+        self.put("# arguments")
+        self._node("args", positional)
+        if keywords.context:
+            self.miss_if(f"len(kwargs) != {len(keywords.context)}")
+            for key, child in zip(keywords.context, keywords.children, strict=True):
+                name = self._fresh()
+                self.put(f"{name} = kwargs.get({key!r}, MISS)")
+                self._node(name, child)
+        else:
+            self.miss_if("kwargs")
+        tensors = [i for i, facts in enumerate(self.guard.facts) if facts is not None]
+        if self.guard.distinct:
+            for n, i in enumerate(tensors):
+                for j in tensors[:n]:
+                    self.miss_if(f"a{i}._storage is a{j}._storage")
+        else:
+            for i in tensors:
+                group = self.guard.groups[i]
+                chain = self.constant(self.guard.chains[i])
+                self.miss_if(f"a{i}._chain != {chain}")
+                for j in tensors:
+                    if j < i:
+                        op = "is not" if self.guard.groups[j] == group else "is"
+                        self.miss_if(f"a{i}._storage {op} a{j}._storage")
+
+    def _fresh(self) -> str:
+        self.constants += 1
+        return f"v{self.constants}"
+
+    def _node(self, x: str, structure: Structure) -> None:
+        kind = structure.kind
+        if kind is None:
+            self._leaf(x)
+            return
+        count = len(structure.children)
+        names = [self._fresh() for _ in structure.children]
+        if x != "args":
+            self.miss_if(f"type({x}) is not {self.constant(kind)}")
+        if kind in (tuple, list) or issubclass(kind, tuple):
+            self.miss_if(f"len({x}) != {count}")
+            if names:
+                self.put(f"{', '.join(names)}{',' if count == 1 else ''} = {x}")
+        elif kind is dict:
+            self.miss_if(f"tuple({x}) != {self.constant(structure.context)}")
+            for name, key in zip(names, structure.context, strict=True):
+                self.put(f"{name} = {x}[{self.constant(key)}]")
+        else:
+            context = self._fresh()
+            self.put(f"{context} = children_of({x})")
+            self.miss_if(f"{context} is None or {context}[1] != {self.constant(structure.context)}")
+            self.miss_if(f"len({context}[0]) != {count}")
+            if names:
+                self.put(f"{', '.join(names)}{',' if count == 1 else ''} = {context}[0]")
+        for name, child in zip(names, structure.children, strict=True):
+            self._node(name, child)
+
+    def _leaf(self, x: str) -> None:
+        i = self.leaf_count
+        self.leaf_count += 1
+        a = f"a{i}"
+        self.put(f"{a} = {x}")
+        facts = self.guard.facts[i]
+        if facts is None:
+            if i in self.guard.lifted:
+                self.miss_if(f"type({a}) is not float")
+                if i in self.guard.special:
+                    self.miss_if(f"not same({a}, {self.constant(self.guard.special[i])})")
+                return
+            k = self.constant(self.guard.leaves[i])
+            self.miss_if(f"{a} is not {k} and not same({a}, {k})")
+            return
+        cls, type_, requires_grad, is_leaf, strides = facts
+        self.miss_if(f"type({a}) is not {self.constant(cls)}")
+        t = self.constant(type_)
+        self.miss_if(f"{a}._type is not {t} and {a}._type != {t}")
+        self.miss_if(
+            f"({a}._requires_grad if {a}._view is None else {a}.requires_grad) "
+            f"is not {requires_grad}"
+        )
+        if requires_grad:
+            self.miss_if(f"({a}._node is None) is not {is_leaf}")
+            self.miss_if(f"{a}._hooks or {a}._post_hooks")
+        if strides is None:
+            self.miss_if(f"not {a}._data.flags.c_contiguous")
+        else:
+            self.miss_if(f"not has_layout({a}, {self.constant(strides)})")
+
+    # -- modes and Python state ----------------------------------------------------------------
+    def _modes(self) -> None:
+        modes = self.spec.modes
+        self.put("# modes")
+        self.miss_if(
+            f"state.grad_enabled is not {modes.grad_enabled} "
+            f"or state.inference is not {modes.inference} "
+            f"or state.anomaly is not {modes.anomaly} "
+            f"or defaults.dtype is not {self.constant(modes.dtype)}"
+        )
+
+    def _state(self) -> None:
+        self.put("# Python state: the epoch covers what Modules hold")
+        self.put("try:")
+        self.put("if (", 2)
+        self.put("epoch[0] != stamp[0]", 3)
+        for item in self.watch.items:
+            test = self._test(item)
+            if test:
+                self.put(f"or {test}  # {item.name}".replace("\n", " "), 3)
+        self.put("):", 2)
+        self.put("if not refresh(): return MISS", 3)
+        self.put("except (KeyError, IndexError, AttributeError, TypeError, ValueError):")
+        self.put("if not refresh(): return MISS", 2)
+        for group in self.watch.groups:
+            for i in (m for m in group if isinstance(m, int)):
+                for item in (m for m in group if isinstance(m, Item)):
+                    self.miss_if(f"a{i}._storage is not i{item.number}._storage")
+                    self.miss_if(f"a{i}._chain != {self.constant(self.watch.leaves[i]._chain)}")
+
+    def _test(self, item: Item) -> str:
+        """An expression that is true when the item may not hold what it held."""
+        if item.covered or item.parent is None or item.step == "created":
+            return ""
+        p, here = f"i{item.parent.number}", f"i{item.number}"
+        if item.step == "size":
+            if isinstance(item.parent.now, dict):
+                return f"len({p}) != {len(item.now)}"
+            if isinstance(item.parent.now, (set, frozenset)):
+                return f"{p} != {here}"
+            return f"len({p}) != {item.now}"
+        if item.step == "absent":
+            return f"{self.constant(item.key)} in {p}"
+        if item.step == "item":
+            read = f"{p}[{self.constant(item.key)}]"
+        elif item.step == "cell":
+            read = f"{p}.cell_contents"
+        elif item.step == "class":
+            read = f"{p}.__dict__[{self.constant(item.key)}]"
+        else:
+            read = f"{p}.{item.key}"
+        if item.kind == "lifted":
+            return ""
+        if item.kind == "value" and not isinstance(item.now, (bool, type(None))):
+            return f"{read} is not {here} and not same({read}, {here})"
+        if item.kind == "array" and item.facts is not None and len(item.facts) > 3:
+            return f"{read} is not {here} or {here}.tobytes() != {self.constant(item.facts[3])}"
+        return f"{read} is not {here}"
+
+    def _grads(self) -> None:
+        for owner, key, grad in self.trace.slots:
+            assert key == "grad"
+            base = f"a{owner.index}" if isinstance(owner, Arg) else f"i{owner.item.number}"
+            if grad is None:
+                self.miss_if(f"{base}._grad is not None")
+                continue
+            g = f"g{len(self.grads)}"
+            self.grads[owner] = g
+            cls, type_, requires_grad, is_leaf, strides = leaf_facts(grad)  # type: ignore[misc]
+            self.put(f"{g} = {base}._grad")
+            t = self.constant(type_)
+            self.miss_if(
+                f"type({g}) is not {self.constant(cls)} "
+                f"or ({g}._type is not {t} and {g}._type != {t}) "
+                f"or {g}.requires_grad is not {requires_grad} "
+                f"or ({g}._node is None) is not {is_leaf} "
+                f"or not has_layout({g}, {self.constant(strides)})"
+            )
+
+    # -- running -------------------------------------------------------------------------------
+    def tensor(self, source: Source) -> str:
+        """An expression for the tensor (or owner) at a source."""
+        if isinstance(source, Arg):
+            return f"a{source.index}"
+        if isinstance(source, Grad):
+            return self.grads[source.owner]
+        assert isinstance(source, Captured)
+        if source.item.step == "created":
+            assert source.item.parent is not None
+            return f"i{source.item.parent.number}[{self.constant(source.item.key)}]"
+        return f"i{source.item.number}"
+
+    def _array(self, i: int, source: Source) -> str:
+        if isinstance(source, Constant):
+            return self.constant(source.array)
+        if isinstance(source, Captured):
+            held = source.item.now
+            self.namespace[f"s{i}"] = held._data if isinstance(held, Tensor) else held
+            return f"s{i}"
+        if isinstance(source, Number):
+            return f"array({self._number(source.scalar)}, float64)"
+        if isinstance(source, Seed):
+            return f"array(signed({self.constant(source.generator)}._seed), int64)"
+        if isinstance(source, Draw):
+            return f"array({self.draws[source.generator]} + {source.offset}, int64)"
+        return f"{self.tensor(source)}._data"
+
+    def _number(self, scalar: HostScalar) -> str:
+        if scalar.expr is None:
+            return self._leaf_number(scalar)
+        leaves = ", ".join(
+            f"{self.constant(x.name)}: {self._leaf_number(x)}" for x in leaves_of(scalar)
+        )
+        return f"{self.constant(scalar)}.evaluate({{{leaves}}})"
+
+    def _leaf_number(self, scalar: HostScalar) -> str:
+        where, key = scalar.name
+        if where == "arg":
+            return f"a{key}"
+        item = self.watch.number_item(scalar.name)
+        assert item is not None and item.parent is not None
+        name = f"n{item.number}"
+        return name
+
+    def _run(self) -> None:
+        trace = self.trace
+        self.put("# arrays")
+        special = {name: value for name, value in trace.special.items() if name[0] != "arg"}
+        for item in self.watch.items:
+            if item.kind == "lifted":
+                assert item.parent is not None
+                n = f"n{item.number}"
+                self.put(f"{n} = i{item.parent.number}[{self.constant(item.key)}]")
+                self.miss_if(f"type({n}) is not float")
+                for name, value in special.items():
+                    if self.watch.number_item(name) is item:
+                        self.miss_if(f"not same({n}, {self.constant(value)})")
+        written = set(self.spec._written)
+        for i in written:
+            source = trace.entries[i].source
+            if not isinstance(source, Captured):
+                self.miss_if(f"not {self.tensor(source)}._data.flags.writeable")
+        places = [e.source for e in trace.entries]
+        if written:
+            self._aliasing(written, places)
+        self.draws: dict[Any, str] = {}
+        for generator, count in trace.draws.items():
+            name = f"d{len(self.draws)}"
+            self.draws[generator] = name
+            self.put(f"{name} = {self.constant(generator)}.advance({count})")
+        self.namespace["signed"] = signed
+        arrays = [self._array(i, source) for i, source in enumerate(places)]
+        self.put(f"r = run([{', '.join(arrays)}])")
+
+    def _aliasing(self, written: set[int], places: Sequence[Source]) -> None:
+        """Storages that are passed, not captured, must not overlap what is written, or be it."""
+        passed = [i for i, s in enumerate(places) if isinstance(s, (Arg, Grad))]
+        if not passed:
+            return
+        held = [i for i, s in enumerate(places) if isinstance(s, Captured)]
+        touched = sorted(written)
+        arrays = {i: self._array(i, places[i]) for i in {*passed, *held}}
+        for i in passed:
+            others = [arrays[j] for j in (touched if i not in written else {*passed, *held})
+                      if j != i]  # fmt: skip
+            if others:
+                self.miss_if(f"overlap({arrays[i]}, ({', '.join(others)},))")
+
+    # -- effects and results -------------------------------------------------------------------
+    def _effects(self) -> None:
+        self.put("# effects")
+        for i in self.spec._written:
+            entry = self.trace.entries[i]
+            count, hidden = entry.writes
+            if isinstance(entry.source, Captured) and entry.source.item.kind == "array":
+                continue
+            self.put(f"t = {self.tensor(entry.source)}._storage")
+            self.put(f"t.version += {count}")
+            if hidden:
+                self.put(f"t.hidden += {hidden}")
+        self.roots: dict[int, str] = {}
+        for owner, key, result in self.trace.rebinds:
+            base = self.tensor(owner)
+            value = "None" if result is None else self.result(result)
+            if key == "grad" and self._is_tensor(owner):
+                self.put(f"{base}._grad = {value}")
+            else:
+                self.put(f"set_slot({base}, {self.constant(key)}, {value})")
+
+    def _is_tensor(self, owner: Source) -> bool:
+        if isinstance(owner, Arg):
+            return self.guard.facts[owner.index] is not None
+        return isinstance(owner, Captured) and isinstance(owner.item.now, Tensor)
+
+    def result(self, result: Result) -> str:
+        """An expression for a result."""
+        if isinstance(result, ConstantResult):
+            return self.constant(result.value)
+        if isinstance(result, SameResult):
+            return self.tensor(result.source)
+        if isinstance(result, AliasResult):
+            base, chain = self.tensor(result.source), self.constant(tuple(result.chain))
+            return f"make_alias({base}, {chain}, {result.requires_grad})"
+        assert isinstance(result, FreshResult)
+        root = self.roots.get(result.index)
+        if root is None:
+            root = self.roots[result.index] = f"t{result.index}"
+            type_ = intern_type(self._root_type(result.index))
+            self.put(f"{root} = wrap(r[{result.index}], {self.constant(type_)})")
+        text = root
+        if result.chain:
+            text = f"make_view({root}, {self.constant(tuple(result.chain))})"
+        return f"leaf({text})" if result.requires_grad else text
+
+    def _root_type(self, index: int) -> Any:
+        graph = self.trace.graph
+        values = [*graph.outputs, *(r.value for r in graph.rebinds)]
+        value = values[index]
+        assert value is not None
+        return value.type
+
+    def _return(self) -> None:
+        remaining = iter(self.trace.results)
+
+        def build(structure: Structure) -> str:
+            kind = structure.kind
+            if kind is None:
+                name = self._fresh()
+                self.put(f"{name} = {self.result(next(remaining))}")
+                return name
+            parts = [build(c) for c in structure.children]
+            if kind is tuple:
+                return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
+            if kind is list:
+                return f"[{', '.join(parts)}]"
+            context = self.constant(structure.context)
+            return f"rebuild({self.constant(kind)}, {context}, [{', '.join(parts)}])"
+
+        text = build(self.trace.structure)
+        self.put("hits[0] += 1")
+        self.put(f"return {text}")
+
+
+def signed(seed: int) -> int:
+    """A seed's 64 bits as int64."""
+    return seed - 2**64 if seed >= 2**63 else seed
+
+
+__all__ = ["CONTAINERS", "MISS", "ArgumentGuard", "Modes", "Specialisation"]

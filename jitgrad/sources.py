@@ -1,0 +1,108 @@
+"""Sources: where the inputs, owners and results of a recorded function are found at each call.
+
+Owns the descriptions only. What finds tensors while recording is guards.py (`Watch`); what turns
+sources into Python code for replay is replay.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Chain = Sequence[tuple[Any, dict[str, Any]]]
+
+
+@dataclass(frozen=True)
+class Arg:
+    """Leaf `index` of the arguments."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Captured:
+    """What a watched item of Python state holds now (guards.Item)."""
+
+    item: Any
+
+
+@dataclass(frozen=True)
+class Grad:
+    """`.grad` of a tensor, read afresh at each call."""
+
+    owner: Arg | Captured
+
+
+@dataclass(frozen=True, eq=False)
+class Constant:
+    """An array that the function made from guarded host values."""
+
+    array: np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Number:
+    """A lifted host number: a HostScalar, evaluated in double at each call."""
+
+    scalar: Any
+
+
+@dataclass(frozen=True, eq=False)
+class Seed:
+    """The seed of a generator, as int64."""
+
+    generator: Any
+
+
+@dataclass(frozen=True, eq=False)
+class Draw:
+    """The generator's next draw number plus `offset`."""
+
+    generator: Any
+    offset: int
+
+
+Source = Arg | Captured | Grad | Constant | Number | Seed | Draw
+Owner = Arg | Captured
+
+
+@dataclass(frozen=True, eq=False)
+class ConstantResult:
+    """A result that is no tensor: the same at each call that the guards admit."""
+
+    value: Any
+
+
+@dataclass(frozen=True, eq=False)
+class SameResult:
+    """A result that is the very object found at a source."""
+
+    source: Source
+
+
+@dataclass(frozen=True, eq=False)
+class AliasResult:
+    """A result on the storage of an input: `source`'s tensor, then these view ops.
+
+    An empty chain is a new tensor on the same storage, off the tape (detach).
+    """
+
+    source: Source
+    chain: Chain
+    requires_grad: bool
+
+
+@dataclass(frozen=True, eq=False)
+class FreshResult:
+    """A result on new memory: array `index` of the run, then these view ops."""
+
+    index: int
+    chain: Chain
+    requires_grad: bool
+    is_root: bool
+
+
+Result = ConstantResult | SameResult | AliasResult | FreshResult
