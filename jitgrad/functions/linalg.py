@@ -285,7 +285,7 @@ def _parse(equation: str, tensors: Sequence[Tensor]) -> tuple[list[list[str]], l
     if arrow:
         first, dots, last = right.partition("...")
         output = [*first, *(spread if dots else []), *last]
-        known = {label for part in labels for label in part}
+        known = {label for names in labels for label in names}
         for label in output:
             if label not in known or output.count(label) > 1:
                 raise RuntimeError(
@@ -294,8 +294,8 @@ def _parse(equation: str, tensors: Sequence[Tensor]) -> tuple[list[list[str]], l
                 )
     else:
         counts: dict[str, int] = {}
-        for part in labels:
-            for label in part:
+        for row in labels:
+            for label in row:
                 counts[label] = counts.get(label, 0) + 1
         once = sorted(s for s, n in counts.items() if n == 1 and s not in spread)
         output = [*spread, *once]
