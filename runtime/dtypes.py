@@ -95,9 +95,7 @@ ALL: tuple[DType, ...] = (
 BY_NAME: dict[str, DType] = {d.name: d for d in ALL}
 globals()["bool"] = bool_  # so that pickling by name finds it
 
-_from_numpy: dict[np.dtype[Any], DType] = {
-    np.dtype(d.name): d for d in ALL if d.name != "bfloat16"
-}
+_from_numpy: dict[np.dtype[Any], DType] = {np.dtype(d.name): d for d in ALL if d.name != "bfloat16"}
 
 
 def from_numpy(dtype: Any) -> DType:

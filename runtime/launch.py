@@ -246,7 +246,7 @@ class Executable:
             self._raise(frame)
 
     def run_pointers(self, pointers: Sequence[int], sizes: Sequence[int] = ()) -> None:
-        """Like `run`, from addresses; the caller keeps the memory alive. 1 to 2 us slower, through ctypes."""
+        """Like `run`, from addresses; the caller keeps the memory alive. 1 to 2 us slower."""
         self._run(self._take_frame(), pointers, sizes)
 
     def _run(self, frame: _Frame, pointers: Sequence[int], sizes: Sequence[int]) -> None:

@@ -194,7 +194,7 @@ def _run_loop(m: Machine, kernel: LoopKernel) -> None:
             index = [np.broadcast_to(m.evaluate(substitute(i), g), extents) for i in t.index]
             if t.array in local:
                 lead = [np.broadcast_to(g[k], extents) for k in range(p)]
-                m.memory[whole[t.array]][tuple([*lead, *index])] = v
+                m.memory[whole[t.array]][(*lead, *index)] = v
             else:
                 m.memory[t.array][tuple(index)] = v
         for r, v in reduces:
