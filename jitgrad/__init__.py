@@ -136,7 +136,7 @@ def numel(input: Tensor) -> Any:
     return input.numel()
 
 
-_SUBPACKAGES = ("nn", "optim", "utils")
+_SUBPACKAGES = ("nn", "optim", "utils", "jit")
 
 
 def __getattr__(name: str) -> Any:

@@ -27,8 +27,13 @@ from typing import Any
 
 import numpy as np
 
-from jitgrad.autograd.saves import reads_of_gradients, saved_keys
-from jitgrad.autograd.tape import (
+from jitgrad.compiler.ops.quiet import hush, unhush
+from jitgrad.compiler.ops.record import OPS
+from jitgrad.compiler.symbolic import Sym, is_static
+from jitgrad.compiler.types import TensorType
+from jitgrad.runtime import dtypes
+from jitgrad.state import abstract_mode, bump_epoch, epoch, recording, state
+from jitgrad.tape.node import (
     IdentityNode,
     Node,
     OverwrittenNode,
@@ -36,13 +41,8 @@ from jitgrad.autograd.tape import (
     next_seq,
     save_tensor,
 )
-from jitgrad.autograd.views import ViewInfo, new_view, rebase
-from jitgrad.compiler.ops.quiet import hush, unhush
-from jitgrad.compiler.ops.record import OPS
-from jitgrad.compiler.symbolic import Sym, is_static
-from jitgrad.compiler.types import TensorType
-from jitgrad.runtime import dtypes
-from jitgrad.state import abstract_mode, bump_epoch, epoch, recording, state
+from jitgrad.tape.saves import reads_of_gradients, saved_keys
+from jitgrad.tape.views import ViewInfo, new_view, rebase
 from jitgrad.tensor import AbsentTensor, Size, Tensor, absent, intern_type, wrap
 from jitgrad.userline import user_frame, user_line
 

@@ -23,8 +23,8 @@ from jitgrad.state import bump_epoch, state
 from jitgrad.storage import Storage
 
 if TYPE_CHECKING:
-    from jitgrad.autograd.tape import Node
-    from jitgrad.autograd.views import ViewInfo
+    from jitgrad.tape.node import Node
+    from jitgrad.tape.views import ViewInfo
 
 
 class Size(tuple[Any, ...]):
@@ -620,7 +620,7 @@ def wrap(array: np.ndarray[Any, Any] | None, type_: TensorType) -> Tensor:
 
 
 class AbsentTensor(Tensor):
-    """A tensor whose data was not kept, as no wanted gradient reads it (autograd/saves.py). An op
+    """A tensor whose data was not kept, as no wanted gradient reads it (tape/saves.py). An op
     on it gives absent tensors again."""
 
     __slots__ = ()

@@ -16,7 +16,7 @@ from jitgrad.autograd.modes import (
     set_detect_anomaly,
     set_grad_enabled,
 )
-from jitgrad.autograd.tape import Node
+from jitgrad.tape.node import Node
 
 __all__ = [
     "Function",

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from jitgrad.autograd.tape import Node, edge_of, zeros_of
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.compiler.types import TensorType
 from jitgrad.dispatch import apply, assign, full
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.errors import InternalError
 from jitgrad.state import state
+from jitgrad.tape.node import Node, edge_of, zeros_of
 from jitgrad.tensor import AbsentTensor, Tensor, wrap
 
 

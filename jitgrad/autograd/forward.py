@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jitgrad.autograd.tape import zeros_of
 from jitgrad.random import draw_tensors
 from jitgrad.state import recording, state
+from jitgrad.tape.node import zeros_of
 from jitgrad.tensor import Tensor
 
 Tangent = Tensor | None

@@ -7,7 +7,8 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jitgrad.autograd.tape import (
+from jitgrad.state import state
+from jitgrad.tape.node import (
     RETAIN_ERROR,
     Gradients,
     Node,
@@ -16,7 +17,6 @@ from jitgrad.autograd.tape import (
     version_error,
     zeros_of,
 )
-from jitgrad.state import state
 from jitgrad.tensor import Tensor, _new
 
 

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
-from jitgrad.autograd.tape import RemovableHandle, add_hook
+from jitgrad.tape.node import RemovableHandle, add_hook
 from jitgrad.tensor import Tensor
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from jitgrad.autograd.tape import EVERY
 from jitgrad.compiler.types import TensorType
 from jitgrad.state import state
+from jitgrad.tape.node import EVERY
 from jitgrad.tensor import Tensor, wrap
 
 Key = int | str

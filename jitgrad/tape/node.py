@@ -1,0 +1,357 @@
+"""The tape: one Node per differentiable op that was applied, holding what its derivative needs.
+
+Owns Node (and the leaf's AccumulateGrad face), saved tensors and their version check. Running
+nodes backwards is engine.py. A node never refers to its own outputs as tensors, so a graph is
+freed by reference counting.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from itertools import count
+from types import CodeType
+from typing import Any
+
+from jitgrad.compiler.ops.record import OPS
+from jitgrad.compiler.types import TensorType
+from jitgrad.storage import Storage
+from jitgrad.tensor import Tensor, _new, absent
+from jitgrad.userline import line_of, user_frame
+
+next_seq = count(1).__next__
+"""A node's number is greater than those of the nodes it leads to."""
+
+RETAIN_ERROR = (
+    "Trying to backward through the graph a second time (or directly access saved tensors after "
+    "they have already been freed). Saved intermediate values of the graph are freed when you "
+    "call .backward() or autograd.grad(). Specify retain_graph=True if you need to backward "
+    "through the graph a second time or if you need to access saved tensors after calling backward."
+)
+
+Gradients = Sequence["Tensor | None"]
+
+
+class Node:
+    """A function on the tape: gradients of its outputs in, gradients of its operands out.
+
+    Attributes:
+        op: the record (or whatever has `name` and `vjp`), with `attrs`.
+        edges: for each operand, the Node that made it, the leaf Tensor itself, or None.
+        slots: for each operand, which output of its node it is.
+        nout, out_types: number and type(s) of the outputs.
+        seq: creation number.
+
+    Subclasses (autograd.Function, compiled backward) override `run` and `release`.
+    """
+
+    __slots__ = (
+        "__weakref__", "_code", "_lasti", "attrs", "edges", "hooks", "nout", "op",
+        "operands", "out_types", "outs", "retains", "seq", "slots",
+    )  # fmt: skip
+
+    _code: CodeType | None
+    _lasti: int
+    hooks: dict[int, dict[int, Callable[..., Any]]] | None
+    retains: dict[int, weakref.ref[Tensor]] | None
+    op: Any
+    attrs: dict[str, Any]
+    edges: tuple[Node | Tensor | None, ...]
+    slots: tuple[int, ...]
+    operands: tuple[Any, ...] | None
+    outs: tuple[Any, ...] | None
+    out_types: Any
+
+    def __init__(
+        self,
+        op: Any,
+        attrs: dict[str, Any],
+        edges: tuple[Node | Tensor | None, ...],
+        slots: tuple[int, ...],
+        out_types: Any,
+    ) -> None:
+        self.op = op
+        self.attrs = attrs
+        self.edges = edges
+        self.slots = slots
+        self.nout = op.nout
+        self.out_types = out_types
+        self.seq = next_seq()
+        self.operands = ()
+        self.outs = ()
+        self.hooks = None
+        self.retains = None
+        frame = user_frame(2)
+        self._code = None if frame is None else frame.f_code
+        self._lasti = 0 if frame is None else frame.f_lasti
+
+    # -- what users see --------------------------------------------------------------------------
+    @property
+    def line(self) -> str:
+        """The user's source line that made this node."""
+        return line_of(self._code, self._lasti)
+
+    def name(self) -> str:
+        """PyTorch's kind of name: "MulBackward0"."""
+        return "".join(p.capitalize() for p in self.op.name.split("_")) + "Backward0"
+
+    @property
+    def next_functions(self) -> tuple[tuple[Any, int], ...]:
+        """The nodes this one passes gradients to, with the number of their output."""
+        return tuple(
+            (AccumulateGrad(e) if isinstance(e, Tensor) else e, slot)
+            for e, slot in zip(self.edges, self.slots, strict=True)
+        )
+
+    def register_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
+        """`hook(grad_inputs, grad_outputs)` runs after this node; may return new grad_inputs."""
+        return add_hook(self, -1, hook)
+
+    def register_prehook(self, hook: Callable[..., Any]) -> RemovableHandle:
+        """`hook(grad_outputs)` runs before this node; may return new grad_outputs."""
+        return add_hook(self, -2, hook)
+
+    def __repr__(self) -> str:
+        return f"<{self.name()}>"
+
+    # -- running ---------------------------------------------------------------------------------
+    def run(self, grads: Gradients) -> Gradients:
+        """The operands' gradients from the outputs' (None: zero)."""
+        if self.operands is None or self.outs is None:
+            raise RuntimeError(RETAIN_ERROR + f" (node {self.name()}, made at {self.line})")
+        op = self.op
+        operands: list[Any] = []
+        for i, x in enumerate(self.operands):
+            if type(x) is tuple:
+                operands.append(self._unpack(x, i))
+            else:  # if the record reads it, then for gradients that nobody wants
+                operands.append(absent(x) if i in op.saves or EVERY in op.saves else x)
+        if op.nout == 1:
+            if self.outs:
+                out: Any = self._unpack(self.outs, -1)
+            else:
+                read = "out" in op.saves or "out0" in op.saves
+                out = absent(self.out_types) if read else self.out_types
+            return op.vjp(grads[0], out, *operands, **self.attrs)
+        outs = tuple(
+            self._unpack(y, -1 - i)
+            if type(y) is tuple
+            else absent(y)
+            if "out" in op.saves or f"out{i}" in op.saves
+            else y
+            for i, y in enumerate(self.outs)
+        )
+        full = tuple(_zeros(g, t) for g, t in zip(grads, self.out_types, strict=True))
+        return op.vjp(full, outs, *operands, **self.attrs)
+
+    def release(self) -> None:
+        """Drops what was saved; running this node again raises."""
+        self.operands = None
+        self.outs = None
+
+    @property
+    def saved(self) -> list[tuple[str, Tensor]]:
+        """What is held for the derivative: ("operand 0", tensor) or ("output 0", tensor)."""
+        found: list[tuple[str, Tensor]] = []
+        for i, x in enumerate(self.operands or ()):
+            if type(x) is tuple:
+                found.append((f"operand {i}", self._unpack(x, i)))
+        if self.outs:
+            outs = (self.outs,) if self.nout == 1 else self.outs
+            for i, y in enumerate(outs):
+                if type(y) is tuple:
+                    found.append((f"output {i}", self._unpack(y, -1 - i)))
+        return found
+
+    # -- saved tensors ---------------------------------------------------------------------------
+    def _unpack(self, saved: Saved, i: int) -> Tensor:
+        """The tensor that was saved: operand i, or output -1 - i, with its place on the tape."""
+        data, storage, chain, type_, version = saved
+        if version is not None and storage.version - storage.hidden != version:
+            what = f"operand {i}" if i >= 0 else "its result"
+            raise version_error(self, what, type_, version, storage.version - storage.hidden)
+        node: Node | None
+        if i >= 0:
+            edge, slot = self.edges[i], self.slots[i]
+            if isinstance(edge, Tensor):
+                if edge._data is data and edge._storage is storage:
+                    return edge
+                # The leaf has other data by now; a gradient still goes to it.
+                node = LeafNode(edge)
+            else:
+                node = edge
+        else:
+            node, slot = self, -1 - i
+        out: Tensor = _new(Tensor)
+        out._data, out._storage, out._chain, out._type = data, storage, chain, type_
+        out._node, out._out = node, slot
+        out._requires_grad = node is not None
+        return out
+
+    def protect(self, storage: Storage, snapshot: Callable[[Tensor], Tensor]) -> None:
+        """Replaces saved operands on `storage`, about to be overwritten by this very op's result,
+        with copies made by `snapshot`."""
+        operands = self.operands
+        if not operands or not any(type(x) is tuple and x[1] is storage for x in operands):
+            return
+        kept = list(operands)
+        for i, x in enumerate(operands):
+            if type(x) is tuple and x[1] is storage:
+                copy = snapshot(self._unpack(x, i))
+                kept[i] = (copy._data, copy._storage, copy._chain, copy._type, None)
+        self.operands = tuple(kept)
+
+
+Saved = tuple[Any, Storage, tuple[Any, ...], TensorType, "int | None"]
+EVERY = "operands"  # in `saves`: every operand (for ops with any number of them)
+
+
+def save_tensor(x: Tensor) -> Saved:
+    """Data, storage, chain, type and version of a tensor, without its place on the tape."""
+    storage = x._storage
+    return (x._data, storage, x._chain, x._type, storage.version - storage.hidden)
+
+
+def version_error(
+    node: Node, what: str, type_: TensorType, expected: int, found: int
+) -> RuntimeError:
+    """The error for a saved tensor that was changed in place before backward."""
+    return RuntimeError(
+        f"[{node.op.name}] one of the variables needed for gradient computation has been modified "
+        f"by an inplace operation: {what}, {type_}, saved by {node.op.name} ({node.name()}) at "
+        f"{node.line or 'an unknown line'}, is at version {found}; expected version {expected} "
+        "instead. Hint: use the out-of-place form of the operation that changed it (x = x + 1, "
+        "not x += 1), or change a .clone()."
+    )
+
+
+class _Named:
+    """What a Node asks of an op, for nodes that are no op."""
+
+    nout = 1
+    saves: tuple[int | str, ...] = ()
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+class IdentityNode(Node):
+    """Passes its gradient on (a copy of a tensor into another; an alias of one)."""
+
+    __slots__ = ()
+    _op = _Named("copy")
+
+    def __init__(self, edge: Node | Tensor, slot: int, type_: TensorType) -> None:
+        super().__init__(self._op, {}, (edge,), (slot,), type_)
+
+    def run(self, grads: Gradients) -> Gradients:
+        return grads
+
+
+class OverwrittenNode(IdentityNode):
+    """A tensor overwritten by values that need no gradient: what it was gets zeros."""
+
+    __slots__ = ()
+    _op = _Named("overwrite")
+
+    def run(self, grads: Gradients) -> Gradients:
+        return (zeros_of(self.out_types),)
+
+
+class LeafNode(IdentityNode):
+    """An edge to a leaf, for an alias of it."""
+
+    __slots__ = ()
+    _op = _Named("leaf")
+
+    def __init__(self, leaf: Tensor) -> None:
+        super().__init__(leaf, 0, leaf._type)
+
+
+class AccumulateGrad:
+    """A leaf as its users' `next_functions` show it."""
+
+    __slots__ = ("variable",)
+    next_functions: tuple[Any, ...] = ()
+
+    def __init__(self, variable: Tensor) -> None:
+        self.variable = variable
+
+    def name(self) -> str:
+        return "AccumulateGrad"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, AccumulateGrad) and self.variable is other.variable
+
+    def __hash__(self) -> int:
+        return id(self.variable)
+
+    def __repr__(self) -> str:
+        return "<AccumulateGrad>"
+
+
+def edge_of(x: Tensor) -> tuple[Node | Tensor | None, int]:
+    """Where a gradient of x goes: (node, output), (leaf, 0), or (None, 0)."""
+    if x._view is not None:
+        x._view.refresh(x)
+    if not x._requires_grad:
+        return None, 0
+    node = x._node
+    return (x, 0) if node is None else (node, x._out)
+
+
+def edges_of(
+    operands: Sequence[Tensor],
+) -> tuple[tuple[Node | Tensor | None, ...], tuple[int, ...]]:
+    """edge_of for every operand."""
+    edges: list[Node | Tensor | None] = []
+    slots: list[int] = []
+    for x in operands:
+        edge, slot = edge_of(x)
+        edges.append(edge)
+        slots.append(slot)
+    return tuple(edges), tuple(slots)
+
+
+def _zeros(g: Tensor | None, type_: TensorType) -> Tensor | None:
+    if g is not None or not (type_.dtype.is_floating_point or type_.dtype.is_complex):
+        return g
+    return zeros_of(type_)
+
+
+def zeros_of(type_: TensorType) -> Tensor:
+    """Zeros of a type, made by the `full` record."""
+    attrs = {"shape": tuple(type_.shape), "value": 0, "dtype": type_.dtype,
+             "device": str(type_.device)}  # fmt: skip
+    return Tensor._bind(OPS["full"], (), attrs)
+
+
+class RemovableHandle:
+    """What registering a hook returns: `remove()` takes the hook out again."""
+
+    _ids = count()
+
+    def __init__(self, hooks: Any) -> None:
+        self._hooks = weakref.ref(hooks) if not isinstance(hooks, dict) else (lambda: hooks)
+        self.id = next(RemovableHandle._ids)
+
+    def remove(self) -> None:
+        hooks = self._hooks()
+        if hooks is not None and self.id in hooks:
+            del hooks[self.id]
+
+    def __enter__(self) -> RemovableHandle:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.remove()
+
+
+def add_hook(node: Node, slot: int, hook: Callable[..., Any]) -> RemovableHandle:
+    """Adds a hook on output `slot` of a node (-1: after the node, -2: before it)."""
+    if node.hooks is None:
+        node.hooks = {}
+    hooks = node.hooks.setdefault(slot, {})
+    handle = RemovableHandle(hooks)
+    hooks[handle.id] = hook
+    return handle
