@@ -136,10 +136,16 @@ def numel(input: Tensor) -> Any:
     return input.numel()
 
 
-_SUBPACKAGES = ("nn", "optim", "utils", "jit")
+_SUBPACKAGES = ("nn", "optim", "utils")
+_OF_JIT = {"jit": "jit", "compile": "jit", "disable_jit": "disable_jit"}
 
 
 def __getattr__(name: str) -> Any:
+    if name in _OF_JIT:  # the compiler is imported at its first use
+        module = importlib.import_module("jitgrad.jit")
+        for public, own in _OF_JIT.items():
+            globals()[public] = getattr(module, own)
+        return globals()[name]
     if name in _SUBPACKAGES:
         return importlib.import_module(f"jitgrad.{name}")
     raise AttributeError(
