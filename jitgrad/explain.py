@@ -15,7 +15,6 @@ import numpy as np
 from jitgrad.compiler.interpret import interpret, interpret_all
 from jitgrad.compiler.ir import Graph
 from jitgrad.compiler.pipeline import Options, compile_graph
-from jitgrad.guards import layout
 from jitgrad.trace import Trace
 
 
@@ -38,7 +37,7 @@ def compile_options(trace: Trace) -> Options:
     """The compiler's options for a trace: the strides of inputs that are not dense."""
     strides = []
     for i, entry in enumerate(trace.entries):
-        steps = layout(entry.array)
+        steps = entry.strides
         if steps is not None:
             strides.append((i, steps))
     return Options(strides=tuple(strides))

@@ -33,6 +33,7 @@ from jitgrad.effects import (
     owner_of_module,
     reads_of,
 )
+from jitgrad.facts import FACTS, tensor_facts
 from jitgrad.random import Generator
 from jitgrad.runtime.dtypes import DType
 from jitgrad.sources import Arg, Captured, Grad, Owner, Source
@@ -67,7 +68,8 @@ class Item:
             keys (or the length) of the parent; "absent" key is not in the parent; "created" a
             dict that the first access makes.
         kind: "value" (equal, same type), "object" (the very object), "container" (its items say
-            what it must hold), "tensor", "array", "lifted" (a float, read at each call).
+            what it must hold), "tensor", "array", "lifted" (a float, read at each call),
+            "attributes" (the names of an object's attributes).
         now: what it holds; for "size" a copy of the keys.
         covered: unchanged as long as the epoch is, or as the parent is.
         name: how users know it.
@@ -101,7 +103,8 @@ class Item:
             if step == "class":
                 return vars(parent).get(self.key, MISSING)
             if step == "size":
-                return frozenset(parent) if isinstance(parent, dict) else len(parent)
+                keyed = isinstance(parent, (dict, set))
+                return frozenset(parent) if keyed else len(parent)
             if step == "absent":
                 return self.key in parent
         except (KeyError, IndexError, ValueError, TypeError, AttributeError):
@@ -137,23 +140,6 @@ def short(value: Any) -> str:
         return f"<{type(value).__name__}>"
     text = repr(value).replace("\n", " ")
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-def layout(data: np.ndarray[Any, Any]) -> tuple[int, ...] | None:
-    """Strides in elements; None for dense row-major."""
-    if data.flags.c_contiguous:
-        return None
-    return tuple(s // data.itemsize for s in data.strides)
-
-
-def tensor_facts(t: Tensor) -> tuple[Any, ...]:
-    """What guards require of a captured tensor besides where it is."""
-    hooks = None if t._hooks is None else tuple(map(id, t._hooks.values()))
-    post = None if t._post_hooks is None else tuple(map(id, t._post_hooks.values()))
-    return (type(t), t._type, t.requires_grad, t._node is None, layout(t._data), hooks, post)
-
-
-_FACTS = ("class", "type", "requires_grad", "is_leaf", "strides", "hooks", "hooks")
 
 
 class Watch:
@@ -330,7 +316,8 @@ class Watch:
         self._append(made)
         covered = is_module(item.now)
         if not isinstance(item.now, (ModuleType, type)):
-            self.put(made, "size", None, frozenset(fields), made.name, covered)
+            size = self.put(made, "size", None, frozenset(fields), made.name, covered)
+            size.kind = "attributes"
         return made
 
     def _expand_instance(self, item: Item, x: Any) -> None:
@@ -663,6 +650,12 @@ class Watch:
                     if isinstance(member, Item):
                         member.facts = (*member.facts, member.now._chain)
 
+    def release(self) -> None:
+        """Lets go of the arguments and of what only recording needs."""
+        self.leaves = [None if isinstance(x, Tensor) else x for x in self.leaves]
+        self._arg_storage, self._storages, self._made = {}, {}, {}
+        self.groups = [[m for m in group if isinstance(m, Item)] for group in self.groups]
+
     # -- later calls ---------------------------------------------------------------------------
     def mismatch(self) -> str:
         """What no longer holds, as text; "" when all does, and then `fresh` of all items is set."""
@@ -680,6 +673,8 @@ class Watch:
                 ok = x is old or (isinstance(x, CONTAINERS) and self._by_object[id(old)].fresh is x)
             elif kind == "lifted":
                 ok = type(x) is float
+            elif kind == "attributes":  # others than those that code names may come and go
+                ok = x is not MISSING and not (x ^ old) & self._loose
             elif kind == "container":
                 ok = type(x) is type(old) and (not isinstance(x, frozenset) or x is old or x == old)
             elif kind == "tensor":
@@ -722,7 +717,7 @@ class Watch:
 
 
 def _facts_text(old: tuple[Any, ...], new: tuple[Any, ...]) -> str:
-    for name, a, b in zip((*_FACTS, "view"), old, new, strict=False):
+    for name, a, b in zip((*FACTS, "view"), old, new, strict=False):
         if a != b:
             return f"{name} {a} -> {b}" if name not in ("hooks", "view") else f"its {name}"
     return "another tensor"

@@ -17,11 +17,10 @@ from dataclasses import dataclass
 from types import MethodType
 from typing import Any
 
-from jitgrad.autograd import tape
 from jitgrad.compiler.pipeline import compile_graph
 from jitgrad.effects import Profile, is_module
 from jitgrad.explain import Explanation, Stats, check_run, compile_options
-from jitgrad.guards import Watch, layout
+from jitgrad.guards import Watch
 from jitgrad.hostscalar import HostScalar
 from jitgrad.pytree import Structure, flatten, is_named_tuple, tree_map
 from jitgrad.replay import MISS, ArgumentGuard, Modes, Specialisation
@@ -29,6 +28,7 @@ from jitgrad.runtime.errors import CompileError, FallbackWarning
 from jitgrad.runtime.knobs import knob, knobs
 from jitgrad.sources import Captured
 from jitgrad.state import state
+from jitgrad.tape import node as tape
 from jitgrad.tensor import Tensor
 from jitgrad.trace import Recorder, Trace
 
@@ -437,4 +437,4 @@ def disable_jit() -> Iterator[None]:
         yield
 
 
-__all__ = ["JitFunction", "disable_jit", "jit", "layout"]
+__all__ = ["JitFunction", "disable_jit", "jit"]

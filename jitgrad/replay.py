@@ -15,7 +15,8 @@ import numpy as np
 
 from jitgrad.dispatch import apply
 from jitgrad.effects import is_module
-from jitgrad.guards import CONTAINERS, Item, Watch, layout, same, short
+from jitgrad.facts import FACTS, layout, leaf_facts
+from jitgrad.guards import Item, Watch, same, short
 from jitgrad.hostscalar import HostScalar
 from jitgrad.pytree import Structure, children_of, rebuild
 from jitgrad.sources import (
@@ -96,7 +97,7 @@ class ArgumentGuard:
                 continue
             if new is None:
                 return f"{names[i]}: a tensor {old[1]} -> {short(x)}"
-            for what, a, b in zip(_LEAF_FACTS, old, new, strict=True):
+            for what, a, b in zip(FACTS, old, new, strict=False):
                 if a != b:
                     return f"{what} of {names[i]}: {a} -> {b}"
             group = next((j for j in range(i) if shares(leaves[j], x)), i)
@@ -107,18 +108,8 @@ class ArgumentGuard:
         return ""
 
 
-_LEAF_FACTS = ("class", "type", "requires_grad", "is_leaf", "strides")
-
-
 def shares(a: Any, b: Any) -> bool:
     return isinstance(a, Tensor) and isinstance(b, Tensor) and a._storage is b._storage
-
-
-def leaf_facts(x: Any) -> tuple[Any, ...] | None:
-    """What guards require of a tensor argument; None for anything else."""
-    if not isinstance(x, Tensor):
-        return None
-    return (type(x), x._type, x.requires_grad, x._node is None, layout(x._data))
 
 
 def same_scalar(a: Any, b: Any) -> bool:
@@ -205,6 +196,10 @@ class Specialisation:
         self.namespace = writer.namespace
         exec(compile(self.source, f"<replay of {name}>", "exec"), self.namespace)
         self.call: Callable[[Any, Any], Any] = self.namespace["call"]
+        for entry in trace.entries:
+            entry.release()
+        trace.differentiable = []
+        watch.release()
 
     def compile(self) -> None:
         """Compiles the graph unless that was done. Raises what the compiler raises."""
@@ -261,9 +256,9 @@ class Specialisation:
             now = holder._grad
             if (now is None) != (grad is None):
                 what = self.watch.name(owner)
-                return f"{what}.{key}: {short(grad)} -> {short(now)}"
-            if grad is not None and leaf_facts(grad) != leaf_facts(now):
-                return f"{self.watch.name(owner)}.{key}: {short(grad)} -> {short(now)}"
+                return f"{what}.{key}: {short(grad and grad[1])} -> {short(now)}"
+            if grad is not None and grad != leaf_facts(now):
+                return f"{self.watch.name(owner)}.{key}: {short(grad[1])} -> {short(now)}"
         return ""
 
 
@@ -288,8 +283,9 @@ class _Writer:
         for item in self.watch.items:
             self.namespace[f"i{item.number}"] = item.now
 
-    def constant(self, value: Any) -> str:
-        if value is None or value is True or value is False or type(value) is int:
+    def constant(self, value: Any, named: bool = False) -> str:
+        """The text of a constant: a literal, or a name in the namespace."""
+        if not named and (value is None or type(value) in (bool, int)):
             return repr(value)
         self.constants += 1
         name = f"k{self.constants}"
@@ -384,8 +380,12 @@ class _Writer:
                 if i in self.guard.special:
                     self.miss_if(f"not same({a}, {self.constant(self.guard.special[i])})")
                 return
-            k = self.constant(self.guard.leaves[i])
-            self.miss_if(f"{a} is not {k} and not same({a}, {k})")
+            value = self.guard.leaves[i]
+            if value is None or isinstance(value, bool):
+                self.miss_if(f"{a} is not {value}")
+            else:
+                k = self.constant(value, named=True)
+                self.miss_if(f"{a} is not {k} and not same({a}, {k})")
             return
         cls, type_, requires_grad, is_leaf, strides = facts
         self.miss_if(f"type({a}) is not {self.constant(cls)}")
@@ -440,7 +440,7 @@ class _Writer:
         p, here = f"i{item.parent.number}", f"i{item.number}"
         if item.step == "size":
             if isinstance(item.parent.now, dict):
-                return f"len({p}) != {len(item.now)}"
+                return f"len({p}) != len({here})"
             if isinstance(item.parent.now, (set, frozenset)):
                 return f"{p} != {here}"
             return f"len({p}) != {item.now}"
@@ -471,7 +471,7 @@ class _Writer:
                 continue
             g = f"g{len(self.grads)}"
             self.grads[owner] = g
-            cls, type_, requires_grad, is_leaf, strides = leaf_facts(grad)  # type: ignore[misc]
+            cls, type_, requires_grad, is_leaf, strides = grad
             self.put(f"{g} = {base}._grad")
             t = self.constant(type_)
             self.miss_if(
@@ -651,4 +651,4 @@ def signed(seed: int) -> int:
     return seed - 2**64 if seed >= 2**63 else seed
 
 
-__all__ = ["CONTAINERS", "MISS", "ArgumentGuard", "Modes", "Specialisation"]
+__all__ = ["MISS", "ArgumentGuard", "Modes", "Specialisation"]

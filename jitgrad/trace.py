@@ -1,8 +1,8 @@
 """Recorder: what dispatch reports while a function runs eagerly becomes a Graph.
 
 Owns the map from storages to graph values, views derived at each read, writes through views,
-slots, and the description of results. It gives up (`reason`) where recording cannot say what a later
-call would do; the function has then simply run eagerly. Python state is the business of guards.py.
+slots, and the description of results. It gives up (`reason`) where recording cannot say what a
+later call would do; the function has then simply run eagerly. Python state: see guards.py.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from jitgrad.autograd.views import put_chain
 from jitgrad.compiler.ir import Graph, Rebind, Value, Write
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.compiler.types import TensorType
+from jitgrad.facts import layout, leaf_facts
 from jitgrad.hostscalar import HostScalar
 from jitgrad.pytree import Structure, flatten
 from jitgrad.random import draw_tensors
@@ -40,6 +40,7 @@ from jitgrad.sources import (
     Source,
 )
 from jitgrad.storage import Storage
+from jitgrad.tape.views import put_chain
 from jitgrad.tensor import Size, Tensor, static_type, wrap
 from jitgrad.userline import user_line
 
@@ -92,14 +93,21 @@ class Entry:
     version: int = 0
     hidden: int = 0
     writes: tuple[int, int] = (0, 0)
+    strides: tuple[int, ...] | None = None
+
+    def release(self) -> None:
+        """Lets go of the recorded call's tensor; its layout is kept."""
+        self.strides = layout(self.array)
+        self.tensor = self.storage = self.array = self.node = None  # type: ignore[assignment]
 
 
 @dataclass
 class Trace:
     """What was recorded. `entries` are the graph's inputs, in order.
 
-    rebinds: (owner, key, result or None). slots: (owner, key, tensor or None), read before they
-    were set. draws: per generator. special: names of lifted numbers whose value is guarded.
+    rebinds: (owner, key, result or None). slots: (owner, key, facts of the tensor or None), read
+    before they were set. draws: per generator. special: names of lifted numbers whose value is
+    guarded.
     """
 
     graph: Graph
@@ -107,7 +115,7 @@ class Trace:
     structure: Structure
     results: list[Result]
     rebinds: list[tuple[Owner, Any, Result | None]]
-    slots: list[tuple[Owner, str, Tensor | None]]
+    slots: list[tuple[Owner, str, Any]]
     draws: dict[Any, int]
     special: dict[Any, float]
     differentiable: list[tuple[int, Tensor]] = field(default_factory=list)
@@ -366,8 +374,11 @@ class Recorder:
         name = self._name(source)
         value = self.graph.add_input(plain_type(tensor._type), kind, name)
         storage = tensor._storage
+        held = tensor if isinstance(source, (Arg, Captured, Grad)) else None
+        if isinstance(source, Captured) and source.item.kind == "array":
+            held = None  # the function made the tensor; only its memory is state
         entry = Entry(
-            kind, source, value, storage, array, len(tensor._chain), tensor, tensor._node,
+            kind, source, value, storage, array, len(tensor._chain), held, tensor._node,
             tensor.requires_grad, storage.version, storage.hidden,
         )  # fmt: skip
         self.entries.append(entry)
@@ -460,7 +471,11 @@ class Recorder:
             structure,
             [placed(r) for r in results],
             [(where, key, placed(r)) for where, key, r in rebinds],
-            [(w, k, g) for (_, k), (_, w, g) in self._slots.items() if w is not None],
+            [
+                (where, key, leaf_facts(grad))
+                for (_, key), (_, where, grad) in self._slots.items()
+                if where is not None
+            ],
             dict(self._draws),
             self.special,
             [(place[i], t) for i, t in roots.differentiable],

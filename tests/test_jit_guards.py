@@ -1,0 +1,538 @@
+"""What jit guards: one test for each kind of Python state. A change means a new trace (or a fresh
+read), never a stale answer; no change means a hit.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import types
+from typing import Any
+
+import numpy as np
+import pytest
+
+import jitgrad as jg
+from jitgrad import nn
+from jitgrad.jit import JitFunction, jit
+from jitgrad.runtime.knobs import knob
+
+X = jg.tensor([1.0, 2.0, 3.0])
+SCALE = 2.0
+TABLE = {"scale": 2.0}
+LIST = [2.0]
+WEIGHT = jg.tensor([1.0, 1.0, 1.0])
+CONFIG = types.SimpleNamespace(scale=2.0, unused=0, nested=types.SimpleNamespace(bias=1.0))
+MODULE = types.ModuleType("settings")
+MODULE.scale = 2.0  # type: ignore[attr-defined]
+ARRAY = np.array([2.0], np.float32)
+
+
+@pytest.fixture(autouse=True)
+def _strict() -> Any:
+    with knob(fallback="error"):
+        yield
+
+
+def check(f: JitFunction, args: tuple[Any, ...], traces: int) -> None:
+    """Two calls give what the plain function gives, and this many traces were made so far."""
+    for _ in range(2):
+        np.testing.assert_array_equal(f(*args).numpy(), f.__wrapped__(*args).numpy())
+    assert f.stats.traces == traces, f.explain_last_miss()
+
+
+def test_global_scalar(monkeypatch: pytest.MonkeyPatch) -> None:
+    @jit
+    def f(x: Any) -> Any:
+        return x * SCALE
+
+    check(f, (X,), 1)
+    monkeypatch.setitem(globals(), "SCALE", 5.0)
+    check(f, (X,), 2)
+    assert "SCALE: 2.0 -> 5.0" in f.explain_last_miss()
+    monkeypatch.setitem(globals(), "SCALE", 2.0)
+    check(f, (X,), 2)
+
+
+@pytest.mark.parametrize(("old", "new"), [(1, True), (1, 1.0), (0.0, -0.0), (2, 3), ("a", "b")])
+def test_scalars_differ_by_type_and_sign(old: Any, new: Any) -> None:
+    config = types.SimpleNamespace(value=old)
+
+    @jit
+    def f(x: Any) -> Any:
+        v = config.value
+        return x + (hash(repr(v)) % 7)
+
+    check(f, (X,), 1)
+    config.value = new
+    check(f, (X,), 2)
+
+
+def test_nan_is_the_same_value() -> None:
+    config = types.SimpleNamespace(value=math.nan)
+
+    @jit
+    def f(x: Any) -> Any:
+        return x * config.value
+
+    check(f, (X,), 1)
+    config.value = float("nan")
+    check(f, (X,), 1)
+
+
+def test_global_tensor_is_read_afresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    @jit
+    def f(x: Any) -> Any:
+        return x * WEIGHT
+
+    check(f, (X,), 1)
+    monkeypatch.setitem(globals(), "WEIGHT", jg.tensor([3.0, 4.0, 5.0]))
+    check(f, (X,), 1)
+    WEIGHT.mul_(2)
+    check(f, (X,), 1)
+    monkeypatch.setitem(globals(), "WEIGHT", jg.tensor([[3.0], [4.0]]))
+    check(f, (X,), 2)
+    monkeypatch.setitem(globals(), "WEIGHT", jg.tensor([1.0, 2.0, 3.0], dtype=jg.float64))
+    check(f, (X,), 3)
+
+
+def test_closure() -> None:
+    scale = 2.0
+    shift = jg.tensor([1.0])
+
+    @jit
+    def f(x: Any) -> Any:
+        return x * scale + shift
+
+    check(f, (X,), 1)
+    scale = 3.0
+    check(f, (X,), 2)
+    shift = jg.tensor([2.0])
+    check(f, (X,), 2)
+
+
+def test_attribute_path() -> None:
+    @jit
+    def f(x: Any) -> Any:
+        return x * CONFIG.scale + CONFIG.nested.bias
+
+    check(f, (X,), 1)
+    CONFIG.unused += 1
+    check(f, (X,), 1)
+    CONFIG.nested.bias = 4.0
+    check(f, (X,), 2)
+    CONFIG.nested = types.SimpleNamespace(bias=7.0)
+    check(f, (X,), 3)
+
+
+def test_attribute_through_a_local_and_getattr() -> None:
+    @jit
+    def f(x: Any) -> Any:
+        c = CONFIG
+        return x * c.scale + getattr(c, "unused")  # noqa: B009
+
+    check(f, (X,), 1)
+    CONFIG.scale = 9.0
+    check(f, (X,), 2)
+    CONFIG.unused += 5
+    check(f, (X,), 3)
+
+
+def test_attribute_that_was_absent() -> None:
+    config = types.SimpleNamespace()
+
+    @jit
+    def f(x: Any) -> Any:
+        return x + (config.bias if hasattr(config, "bias") else 0)
+
+    check(f, (X,), 1)
+    config.other = 1
+    check(f, (X,), 1)
+    config.bias = 3
+    check(f, (X,), 2)
+
+
+def test_module_of_settings() -> None:
+    @jit
+    def f(x: Any) -> Any:
+        return x * MODULE.scale
+
+    check(f, (X,), 1)
+    MODULE.scale = 4.0  # type: ignore[attr-defined]
+    check(f, (X,), 2)
+
+
+def test_default_argument() -> None:
+    @jit
+    def f(x: Any, scale: Any = 2.0, more: Any = [1.0], *, k: Any = 1) -> Any:  # noqa: B006
+        return x * scale + more[0] + k
+
+    check(f, (X,), 1)
+    f.__wrapped__.__defaults__[1][0] = 4.0
+    check(f, (X,), 2)
+    f.__wrapped__.__defaults__ = (7.0, [1.0])
+    check(f, (X,), 3)
+    f.__wrapped__.__kwdefaults__["k"] = 5
+    check(f, (X,), 4)
+
+
+def helper(x: Any) -> Any:
+    return x + 1
+
+
+def test_replaced_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    @jit
+    def f(x: Any) -> Any:
+        return helper(x)
+
+    check(f, (X,), 1)
+    monkeypatch.setitem(globals(), "helper", lambda x: x + 2)
+    check(f, (X,), 2)
+
+
+def test_replaced_code() -> None:
+    def inner(x: Any) -> Any:
+        return x + 1
+
+    @jit
+    def f(x: Any) -> Any:
+        return inner(x)
+
+    check(f, (X,), 1)
+    inner.__code__ = (lambda x: x + 5).__code__
+    check(f, (X,), 2)
+
+
+def test_builtin_that_is_shadowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    @jit
+    def f(x: Any) -> Any:
+        return x * abs(-2)
+
+    check(f, (X,), 1)
+    monkeypatch.setitem(globals(), "abs", lambda v: 11)
+    check(f, (X,), 2)
+
+
+def test_helper_of_a_helper_and_its_global(monkeypatch: pytest.MonkeyPatch) -> None:
+    @jit
+    def f(x: Any) -> Any:
+        return outer(x)
+
+    check(f, (X,), 1)
+    monkeypatch.setitem(globals(), "FLAG", True)
+    check(f, (X,), 2)
+
+
+FLAG = False
+
+
+def outer(x: Any) -> Any:
+    return x * 10 if FLAG else x
+
+
+def test_mutated_dict_and_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    @jit
+    def f(x: Any) -> Any:
+        return x * TABLE["scale"] + sum(LIST)
+
+    check(f, (X,), 1)
+    TABLE["scale"] = 3.0
+    check(f, (X,), 2)
+    LIST.append(1.0)
+    check(f, (X,), 3)
+    LIST[0] = 6.0
+    check(f, (X,), 4)
+    monkeypatch.setitem(globals(), "LIST", list(LIST))
+    check(f, (X,), 4)
+    monkeypatch.setitem(globals(), "LIST", tuple(LIST))
+    check(f, (X,), 5)
+
+
+def test_nested_containers() -> None:
+    state = {"layers": [{"w": jg.tensor([1.0]), "on": True}, {"w": jg.tensor([2.0]), "on": True}]}
+
+    @jit
+    def f(x: Any) -> Any:
+        for layer in state["layers"]:
+            if layer["on"]:
+                x = x * layer["w"]
+        return x
+
+    check(f, (X,), 1)
+    state["layers"][0]["w"] = jg.tensor([5.0])
+    check(f, (X,), 1)
+    state["layers"][1]["on"] = False
+    check(f, (X,), 2)
+    state["layers"].append({"w": jg.tensor([4.0]), "on": True})
+    check(f, (X,), 3)
+
+
+def test_set() -> None:
+    names = {"a"}
+
+    @jit
+    def f(x: Any) -> Any:
+        return x + len(names)
+
+    check(f, (X,), 1)
+    names.add("b")
+    check(f, (X,), 2)
+
+
+class Scale:
+    factor = 2.0
+
+    def __init__(self, power: int) -> None:
+        self.power = power
+
+    @property
+    def doubled(self) -> int:
+        return self.power * 2
+
+    def __call__(self, x: Any) -> Any:
+        return self.helper(x) + self.doubled
+
+    def helper(self, x: Any) -> Any:
+        return x * self.factor + self.power
+
+
+def test_instance_class_attribute_property_and_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    scale = Scale(3)
+
+    @jit
+    def f(x: Any) -> Any:
+        return scale(x)
+
+    check(f, (X,), 1)
+    scale.power = 5
+    check(f, (X,), 2)
+    monkeypatch.setattr(Scale, "factor", 7.0)
+    check(f, (X,), 3)
+    monkeypatch.setattr(Scale, "helper", lambda self, x: x - 1)
+    check(f, (X,), 4)
+    scale.helper = lambda x: x - 2  # type: ignore[method-assign]
+    check(f, (X,), 5)
+
+
+def test_method_under_jit_and_its_instances() -> None:
+    class Model:
+        def __init__(self, w: float) -> None:
+            self.w = jg.tensor([w])
+            self.calls = 0
+
+        @jit
+        def run(self, x: Any) -> Any:
+            return x * self.w
+
+    a, b = Model(2.0), Model(3.0)
+    for _ in range(3):
+        a.calls += 1  # never read by run
+        np.testing.assert_array_equal(a.run(X).numpy(), 2 * X.numpy())
+        np.testing.assert_array_equal(b.run(X).numpy(), 3 * X.numpy())
+    assert Model.run.stats.traces == 2
+    a.w = jg.tensor([9.0])
+    np.testing.assert_array_equal(a.run(X).numpy(), 9 * X.numpy())
+    assert Model.run.stats.traces == 2
+
+
+def test_partial_lambda_and_bound_method() -> None:
+    def base(x: Any, k: Any) -> Any:
+        return x * k
+
+    part = functools.partial(base, k=3)
+    check(jit(part), (X,), 1)
+    check(jit(lambda x: x + 1), (X,), 1)
+    scale = Scale(3)
+    f = jit(scale.helper)
+    check(f, (X,), 1)
+    scale.power = 8
+    check(f, (X,), 2)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 2)
+        self.scale = 2.0
+        self.steps = 0
+        self.extras = [1.0]
+        self.register_buffer("shift", jg.tensor([1.0, 1.0]))
+
+    def forward(self, x: Any) -> Any:
+        y = self.fc(x) * self.scale + self.shift + self.extras[0]
+        return y * 2 if self.training else y
+
+
+def test_module_attribute_parameter_and_mode() -> None:
+    net = Net()
+
+    @jit
+    def f(x: Any) -> Any:
+        with jg.no_grad():
+            return net(x)
+
+    check(f, (X,), 1)
+    net.scale = 3.0
+    check(f, (X,), 2)
+    net.eval()
+    check(f, (X,), 3)
+    net.train()
+    check(f, (X,), 3)
+    net.steps += 1
+    check(f, (X,), 3)
+    net.extras[0] = 5.0
+    check(f, (X,), 4)
+    net.fc.weight.data = jg.randn(2, 3)
+    check(f, (X,), 4)
+    net.fc.weight = nn.Parameter(jg.randn(2, 3))
+    check(f, (X,), 4)
+    net.shift = jg.tensor([4.0, 5.0])
+    check(f, (X,), 4)
+    net.fc = nn.Linear(3, 2)
+    check(f, (X,), 5)
+    net.fc.register_forward_hook(lambda m, a, out: out * 2)
+    check(f, (X,), 6)
+
+
+def test_epoch_mismatch_is_no_trace() -> None:
+    net, other = Net(), Net()
+
+    @jit
+    def f(x: Any) -> Any:
+        with jg.no_grad():
+            return net(x)
+
+    check(f, (X,), 1)
+    for _ in range(3):
+        other.scale += 1.0
+        check(f, (X,), 1)
+
+
+def test_replaced_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = Net()
+
+    @jit
+    def f(x: Any) -> Any:
+        with jg.no_grad():
+            return net(x)
+
+    check(f, (X,), 1)
+    monkeypatch.setattr(Net, "forward", lambda self, x: x - 1)
+    check(f, (X,), 2)
+
+
+def test_jitted_module_shares_state() -> None:
+    net = Net()
+    fast = jit(net)
+    assert isinstance(fast, Net)
+    with jg.no_grad():
+        for _ in range(2):
+            np.testing.assert_array_equal(fast(X).numpy(), net(X).numpy())
+    assert fast.jitted.stats.traces == 1
+    assert list(fast.state_dict()) == list(net.state_dict())
+    fast.eval()
+    assert not net.training
+    with jg.no_grad():
+        np.testing.assert_array_equal(fast(X).numpy(), net(X).numpy())
+    assert fast.jitted.stats.traces == 2
+
+
+def test_arguments() -> None:
+    @jit
+    def f(x: Any, y: Any = None, **more: Any) -> Any:
+        out = x * 2 if y is None else x + y
+        return out + more.get("k", 0)
+
+    check(f, (X,), 1)
+    check(f, (X, X.clone()), 2)
+    check(f, (X.double(),), 3)
+    check(f, (jg.ones(2, 3),), 4)
+    check(f, (jg.ones(3, 2).t(),), 5)
+    check(f, (X, X), 6)
+    np.testing.assert_array_equal(f(X, k=3).numpy(), 2 * X.numpy() + 3)
+    np.testing.assert_array_equal(f(X, k=4).numpy(), 2 * X.numpy() + 4)
+    assert f.stats.traces == 8
+    assert "k: 3 -> 4" in f.explain_last_miss()
+
+
+def test_slices_of_one_tensor_are_one_signature() -> None:
+    @jit
+    def f(x: Any) -> Any:
+        return x * 2
+
+    data = jg.arange(12.0).reshape(6, 2)
+    for i in range(0, 6, 2):
+        check(f, (data[i : i + 2],), 1)
+
+
+def test_modes() -> None:
+    @jit
+    def f(x: Any) -> Any:
+        return x * (2.0 if jg.is_grad_enabled() else 3.0) + jg.ones(3)
+
+    check(f, (X,), 1)
+    with jg.no_grad():
+        check(f, (X,), 2)
+    before = jg.get_default_dtype()
+    try:
+        jg.set_default_dtype(jg.float64)
+        check(f, (X,), 3)
+        assert f(X).dtype is jg.float64
+    finally:
+        jg.set_default_dtype(before)
+    check(f, (X,), 3)
+
+
+def test_captured_tensors_that_begin_to_share() -> None:
+    state = {"a": jg.tensor([1.0]), "b": jg.tensor([2.0])}
+
+    @jit
+    def f(x: Any) -> Any:
+        return x * state["a"] + state["b"]
+
+    check(f, (X,), 1)
+    state["b"] = state["a"]
+    check(f, (X,), 2)
+    state["a"] = jg.tensor([5.0])
+    check(f, (X,), 2)
+
+
+def test_argument_that_is_also_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    @jit
+    def f(x: Any) -> Any:
+        return x * WEIGHT
+
+    check(f, (WEIGHT,), 1)
+    check(f, (jg.tensor([4.0, 5.0, 6.0]),), 2)
+    check(f, (WEIGHT,), 2)
+
+
+def test_numpy_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    @jit
+    def shared(x: Any) -> Any:
+        return x * jg.from_numpy(ARRAY)
+
+    @jit
+    def copied(x: Any) -> Any:
+        return x * float(ARRAY[0])
+
+    for f in (shared, copied):
+        check(f, (X,), 1)
+    ARRAY[0] = 6.0
+    check(shared, (X,), 1)
+    check(copied, (X,), 2)
+    monkeypatch.setitem(globals(), "ARRAY", np.array([9.0], np.float32))
+    check(shared, (X,), 1)
+    check(copied, (X,), 3)
+
+
+def test_guards_print_and_explain() -> None:
+    @jit
+    def f(x: Any) -> Any:
+        return x * SCALE
+
+    f(X)
+    f(X)
+    assert "# SCALE" in f.guards()
+    text = str(f.explain())
+    assert "mul(" in text and "1 hits" in text and "peak" in f.memory_plan()
