@@ -162,6 +162,7 @@ class Watch:
         self._made: dict[int, Any] = {}
         self._builtins: Item | None = None
         self.groups: list[list[Item | int]] = []
+        self.touched: list[tuple[Item, Any]] = []
         self.leaves = leaves
         self.leaf_names = names
         self._arg_storage: dict[Storage, int] = {}
@@ -611,6 +612,11 @@ class Watch:
                 continue
             if item.step == "size" and isinstance(parent.now, dict):
                 new = {k for k in x ^ item.now if (id(parent.now), k) not in allowed}
+                if isinstance(parent.now, defaultdict) and item.now <= x:
+                    # Keys that a look-up made; replay looks them up, too.
+                    empty = {k for k in new if not parent.now[k] and parent.now[k] is not None}
+                    self.touched += [(parent, k) for k in empty]
+                    new -= empty
                 if all(k in parent.now and id(parent.now[k]) in owners for k in new):
                     continue
             elif (id(parent.now), item.key) in allowed:

@@ -576,13 +576,14 @@ class _Writer:
         self.put("# effects")
         for i in self.spec._written:
             entry = self.trace.entries[i]
-            count, hidden = entry.writes
             if isinstance(entry.source, Captured) and entry.source.item.kind == "array":
                 continue
             self.put(f"t = {self.tensor(entry.source)}._storage")
-            self.put(f"t.version += {count}")
-            if hidden:
-                self.put(f"t.hidden += {hidden}")
+            self.put(f"t.version += {entry.writes}")
+            if entry.hidden_writes:
+                self.put(f"t.hidden += {entry.hidden_writes}")
+        for item, key in self.watch.touched:
+            self.put(f"i{item.number}[{self.constant(key)}]")
         self.roots: dict[int, str] = {}
         for owner, key, result in self.trace.rebinds:
             base = self.tensor(owner)

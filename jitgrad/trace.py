@@ -90,9 +90,8 @@ class Entry:
     tensor: Tensor | None = None
     node: Any = None
     requires_grad: bool = False
-    version: int = 0
-    hidden: int = 0
-    writes: tuple[int, int] = (0, 0)
+    writes: int = 0
+    hidden_writes: int = 0
     strides: tuple[int, ...] | None = None
 
     def release(self) -> None:
@@ -175,6 +174,7 @@ class Recorder:
         self._values: dict[Storage, Value] = {}
         self._entry: dict[Storage, Entry] = {}
         self._counts: dict[Storage, int] = {}
+        self._hidden: dict[Storage, int] = {}
         self._views: dict[Any, tuple[int, Any, Value]] = {}
         self._slots: dict[tuple[int, str], tuple[Any, Owner | None, Tensor | None]] = {}
         self._grads: dict[Storage, Found] = {}
@@ -231,6 +231,8 @@ class Recorder:
             return
         self._values[storage] = new
         self._counts[storage] = self._counts.get(storage, 0) + 1
+        if target._view is not None and target._view.hidden:
+            self._hidden[storage] = self._hidden.get(storage, 0) + 1
 
     def rebind(self, owner: Any, key: Any, value: Any) -> None:
         if self.reason:
@@ -379,7 +381,7 @@ class Recorder:
             held = None  # the function made the tensor; only its memory is state
         entry = Entry(
             kind, source, value, storage, array, len(tensor._chain), held, tensor._node,
-            tensor.requires_grad, storage.version, storage.hidden,
+            tensor.requires_grad,
         )  # fmt: skip
         self.entries.append(entry)
         self._entry[storage] = entry
@@ -460,9 +462,9 @@ class Recorder:
             return r
 
         for i, entry in enumerate(self.entries):
-            storage = entry.storage
-            entry.writes = (storage.version - entry.version, storage.hidden - entry.hidden)
-            value = self._values[storage]
+            value = self._values[entry.storage]
+            entry.writes = self._counts.get(entry.storage, 0)
+            entry.hidden_writes = self._hidden.get(entry.storage, 0)
             if value is not entry.value and not isinstance(entry.source, Constant):
                 graph.writes.append(Write(i, value))
         return Trace(
