@@ -21,24 +21,9 @@ from jitgrad.nn.activations import (
     Softplus,
     Tanh,
 )
-from jitgrad.nn.containers import ModuleDict, ModuleList, ParameterList, Sequential
-from jitgrad.nn.layers import (
-    AvgPool2d,
-    BatchNorm1d,
-    BatchNorm2d,
-    BatchNorm3d,
-    Conv1d,
-    Conv2d,
-    Conv3d,
-    Dropout,
-    Embedding,
-    Flatten,
-    Identity,
-    LayerNorm,
-    Linear,
-    MaxPool1d,
-    MaxPool2d,
-)
+from jitgrad.nn.containers import ModuleDict, ModuleList, ParameterDict, ParameterList, Sequential
+from jitgrad.nn.convolution import Conv1d, Conv2d, Conv3d
+from jitgrad.nn.layers import Dropout, Embedding, Flatten, Identity, Linear
 from jitgrad.nn.losses import (
     BCELoss,
     BCEWithLogitsLoss,
@@ -51,14 +36,24 @@ from jitgrad.nn.losses import (
     SmoothL1Loss,
 )
 from jitgrad.nn.module import Module
+from jitgrad.nn.normalization import BatchNorm1d, BatchNorm2d, BatchNorm3d, LayerNorm
 from jitgrad.nn.parameter import Buffer, Parameter
+from jitgrad.nn.pooling import (
+    AvgPool1d,
+    AvgPool2d,
+    AvgPool3d,
+    MaxPool1d,
+    MaxPool2d,
+    MaxPool3d,
+)
 
 __all__ = [
-    "ELU", "GELU", "SELU", "AvgPool2d", "BCELoss", "BCEWithLogitsLoss", "BatchNorm1d",
-    "BatchNorm2d", "BatchNorm3d", "Buffer", "Conv1d", "Conv2d", "Conv3d", "CrossEntropyLoss",
-    "Dropout", "Embedding", "Flatten", "Hardsigmoid", "Hardswish", "Hardtanh", "HuberLoss",
-    "Identity", "KLDivLoss", "L1Loss", "LayerNorm", "LeakyReLU", "Linear", "LogSigmoid",
-    "LogSoftmax", "MSELoss", "MaxPool1d", "MaxPool2d", "Mish", "Module", "ModuleDict",
-    "ModuleList", "NLLLoss", "Parameter", "ParameterList", "ReLU", "ReLU6", "Sequential", "SiLU",
-    "Sigmoid", "SmoothL1Loss", "Softmax", "Softplus", "Tanh", "functional", "init",
+    "ELU", "GELU", "SELU", "AvgPool1d", "AvgPool2d", "AvgPool3d", "BCELoss", "BCEWithLogitsLoss",
+    "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "Buffer", "Conv1d", "Conv2d", "Conv3d",
+    "CrossEntropyLoss", "Dropout", "Embedding", "Flatten", "Hardsigmoid", "Hardswish", "Hardtanh",
+    "HuberLoss", "Identity", "KLDivLoss", "L1Loss", "LayerNorm", "LeakyReLU", "Linear",
+    "LogSigmoid", "LogSoftmax", "MSELoss", "MaxPool1d", "MaxPool2d", "MaxPool3d", "Mish", "Module",
+    "ModuleDict", "ModuleList", "NLLLoss", "Parameter", "ParameterDict", "ParameterList", "ReLU",
+    "ReLU6", "Sequential", "SiLU", "Sigmoid", "SmoothL1Loss", "Softmax", "Softplus", "Tanh",
+    "functional", "init",
 ]  # fmt: skip

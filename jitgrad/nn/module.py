@@ -98,13 +98,13 @@ class Module:
             return
         bump_epoch()
         if isinstance(value, Parameter):
-            self._forget(name)
+            self._forget(name, self._parameters)
             self.register_parameter(name, value)
         elif isinstance(value, Module):
-            self._forget(name)
+            self._forget(name, self._modules)
             self._modules[name] = value
         elif isinstance(value, Buffer):
-            self._forget(name)
+            self._forget(name, self._buffers)
             self.register_buffer(name, value, value.persistent)
         elif name in self._parameters:
             if value is not None:
@@ -134,9 +134,11 @@ class Module:
             if state.recorder is not None and isinstance(value, Tensor):
                 state.recorder.rebind(self, name, value)
 
-    def _forget(self, name: str) -> None:
+    def _forget(self, name: str, keep: Mapping[str, Any]) -> None:
+        """Removes a name, but from `keep`, where it is replaced in its place."""
         for where in (self.__dict__, self._parameters, self._buffers, self._modules):
-            where.pop(name, None)
+            if where is not keep:
+                where.pop(name, None)
         self._non_persistent.discard(name)
 
     def __getattr__(self, name: str) -> Any:

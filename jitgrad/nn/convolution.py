@@ -1,0 +1,125 @@
+"""Convolution layers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from jitgrad.creation import empty
+from jitgrad.nn import init
+from jitgrad.nn.functional import pad
+from jitgrad.nn.functional.args import IntOrInts, per_dim
+from jitgrad.nn.functional.convolution import convolution
+from jitgrad.nn.module import Module
+from jitgrad.nn.parameter import Parameter
+from jitgrad.tensor import Tensor
+
+_PADDING_MODES = {
+    "zeros": "constant", "reflect": "reflect", "replicate": "replicate", "circular": "circular",
+}  # fmt: skip
+
+
+class _ConvNd(Module):
+    """What Conv1d, Conv2d and Conv3d share; `spatial` is the number of spatial dims.
+
+    weight (out, in / groups, *kernel) and bias (out) start as U(-b, b), b = 1 / sqrt(fan_in).
+    padding_mode 'zeros', 'reflect', 'replicate' or 'circular' says with what padding fills.
+    """
+
+    spatial = 0
+
+    def __init__(
+        self, in_channels: int, out_channels: int, kernel_size: IntOrInts, stride: IntOrInts = 1,
+        padding: IntOrInts | str = 0, dilation: IntOrInts = 1, groups: int = 1, bias: bool = True,
+        padding_mode: str = "zeros", device: Any = None, dtype: Any = None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        name, n = type(self).__name__, self.spatial
+        if groups <= 0 or in_channels % groups or out_channels % groups:
+            raise ValueError(
+                f"[{name}] expected in_channels and out_channels to be divisible by groups, which "
+                f"is positive; got {in_channels}, {out_channels}, groups={groups}"
+            )
+        if padding_mode not in _PADDING_MODES:
+            raise ValueError(
+                f"[{name}] expected padding_mode to be one of {tuple(_PADDING_MODES)}; got "
+                f"{padding_mode!r}"
+            )
+        if isinstance(padding, str) and padding not in ("same", "valid"):
+            raise ValueError(
+                f"[{name}] expected padding to be ints, 'valid' or 'same'; got {padding!r}"
+            )
+        self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
+        self.kernel_size = per_dim(kernel_size, n, name, "kernel_size")
+        self.stride = per_dim(stride, n, name, "stride")
+        self.padding = padding if isinstance(padding, str) else per_dim(padding, n, name, "padding")
+        self.dilation = per_dim(dilation, n, name, "dilation")
+        self.padding_mode = padding_mode
+        kind = {"device": device, "dtype": dtype}
+        shape = (out_channels, in_channels // groups, *self.kernel_size)
+        self.weight = Parameter(empty(*shape, **kind))
+        self.bias: Parameter | None
+        if bias:
+            self.bias = Parameter(empty(out_channels, **kind))
+        else:
+            self.register_parameter("bias", None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        init.kaiming_uniform_(self.weight, a=math.sqrt(5))
+        if self.bias is not None:
+            init.uniform_fan_in_bias_(self.bias, self.weight)
+
+    def forward(self, input: Tensor) -> Tensor:
+        padding = self.padding
+        if self.padding_mode != "zeros":
+            input = pad(input, self._sides(), _PADDING_MODES[self.padding_mode])
+            padding = 0
+        return convolution(
+            self.spatial, input, self.weight, self.bias, self.stride, padding,
+            self.dilation, self.groups,
+        )  # fmt: skip
+
+    def _sides(self) -> list[int]:
+        """The padding as nn.functional.pad wants it: the last dim first, low and high."""
+        if self.padding == "valid":
+            return [0] * (2 * self.spatial)
+        if self.padding == "same":
+            total = [d * (k - 1) for d, k in zip(self.dilation, self.kernel_size, strict=True)]
+            return [side for t in reversed(total) for side in (t // 2, t - t // 2)]
+        return [int(p) for p in reversed(self.padding) for _ in range(2)]
+
+    def extra_repr(self) -> str:
+        parts = [
+            f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}",
+            f"stride={self.stride}",
+        ]
+        if self.padding != (0,) * self.spatial:
+            parts.append(f"padding={self.padding}")
+        if self.dilation != (1,) * self.spatial:
+            parts.append(f"dilation={self.dilation}")
+        if self.groups != 1:
+            parts.append(f"groups={self.groups}")
+        if self.bias is None:
+            parts.append("bias=False")
+        if self.padding_mode != "zeros":
+            parts.append(f"padding_mode={self.padding_mode}")
+        return ", ".join(parts)
+
+
+class Conv1d(_ConvNd):
+    """Convolution of (N, C, L); see nn.functional.conv1d."""
+
+    spatial = 1
+
+
+class Conv2d(_ConvNd):
+    """Convolution of (N, C, H, W); see nn.functional.conv2d."""
+
+    spatial = 2
+
+
+class Conv3d(_ConvNd):
+    """Convolution of (N, C, D, H, W); see nn.functional.conv3d."""
+
+    spatial = 3

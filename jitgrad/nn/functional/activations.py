@@ -1,0 +1,195 @@
+"""Activation functions: elementwise composites of ops, and softmax.
+
+Inputs are of any shape and floating dtype; the result has the input's. float16 and bfloat16 are
+computed in float32 and rounded once. `inplace` writes the result into the input, which is returned.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jitgrad.functions as ops
+from jitgrad.nn.functional.args import expect_tensors, into
+from jitgrad.runtime import dtypes
+from jitgrad.runtime.dtypes import DType
+from jitgrad.tensor import Tensor
+
+
+def _activation(formula: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The formula on tensors only, with 16-bit dtypes computed in float32."""
+
+    @functools.wraps(formula)
+    def function(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        expect_tensors(formula.__name__, input=input)
+        if not input.dtype.is_floating_point or input.dtype.itemsize > 2:
+            return formula(input, *args, **kwargs)
+        return formula(input.to(dtypes.float32), *args, **kwargs).to(input.dtype)
+
+    return function
+
+
+# -- piecewise linear ------------------------------------------------------------------------------
+def relu(input: Tensor, inplace: bool = False) -> Tensor:
+    """max(x, 0); the derivative at 0 is 0."""
+    expect_tensors("relu", input=input)
+    return into(input, ops.relu(input), inplace)
+
+
+@_activation
+def _leaky_relu(x: Tensor, negative_slope: float) -> Tensor:
+    return ops.where(x > 0, x, x * negative_slope)
+
+
+def leaky_relu(input: Tensor, negative_slope: float = 0.01, inplace: bool = False) -> Tensor:
+    """x where x > 0, else negative_slope * x."""
+    return into(input, _leaky_relu(input, negative_slope), inplace)
+
+
+def _between(x: Tensor, low: Any, high: Any, inside: Tensor) -> Tensor:
+    """low for x <= low's bound ..., written so that NaN goes to `inside` (see the callers)."""
+    (low_bound, low_value), (high_bound, high_value) = low, high
+    return ops.where(x <= low_bound, low_value, ops.where(x >= high_bound, high_value, inside))
+
+
+def hardtanh(
+    input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False
+) -> Tensor:
+    """x clamped to [min_val, max_val]; the derivative at the bounds is 0.
+
+    Raises ValueError when min_val > max_val.
+    """
+    expect_tensors("hardtanh", input=input)
+    if min_val > max_val:
+        raise ValueError(
+            f"[hardtanh] expected min_val <= max_val; got min_val={min_val}, max_val={max_val}; "
+            "exchange them"
+        )
+    result = _between(input, (min_val, min_val), (max_val, max_val), input)
+    return into(input, result.to(input.dtype), inplace)
+
+
+def relu6(input: Tensor, inplace: bool = False) -> Tensor:
+    """min(max(x, 0), 6); the derivative at 0 and 6 is 0."""
+    return hardtanh(input, 0, 6, inplace)
+
+
+@_activation
+def _hardsigmoid(x: Tensor) -> Tensor:
+    return _between(x, (-3, 0.0), (3, 1.0), (x + 3) / 6)
+
+
+def hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
+    """min(max(x + 3, 0), 6) / 6."""
+    return into(input, _hardsigmoid(input), inplace)
+
+
+@_activation
+def _hardswish(x: Tensor) -> Tensor:
+    return _between(x, (-3, 0.0), (3, x), x * (x + 3) / 6)
+
+
+def hardswish(input: Tensor, inplace: bool = False) -> Tensor:
+    """x * hardsigmoid(x) (Howard et al. 2019)."""
+    return into(input, _hardswish(input), inplace)
+
+
+# -- exponential -----------------------------------------------------------------------------------
+@_activation
+def _elu(x: Tensor, alpha: float, scale: float) -> Tensor:
+    positive = x if scale == 1 else x * scale
+    return ops.where(x > 0, positive, ops.expm1(x.clamp(max=0)) * (alpha * scale))
+
+
+def elu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
+    """x where x > 0, else alpha * (exp(x) - 1) (Clevert, Unterthiner and Hochreiter 2016)."""
+    return into(input, _elu(input, alpha, 1), inplace)
+
+
+def selu(input: Tensor, inplace: bool = False) -> Tensor:
+    """scale * elu(x, alpha) with the constants of Klambauer et al. 2017."""
+    alpha, scale = 1.6732632423543772848170429916717, 1.0507009873554804934193349852946
+    return into(input, _elu(input, alpha, scale), inplace)
+
+
+@_activation
+def gelu(input: Tensor, approximate: str = "none") -> Tensor:
+    """x * Phi(x), Phi the normal distribution's; or its tanh form (Hendrycks and Gimpel 2016).
+
+    Raises RuntimeError unless approximate is 'none' or 'tanh'.
+    """
+    if approximate == "none":
+        return input * 0.5 * (1.0 + ops.erf(input * math.sqrt(0.5)))
+    if approximate == "tanh":
+        inner = math.sqrt(2.0 / math.pi) * (input + 0.044715 * input * input * input)
+        return input * 0.5 * (1.0 + ops.tanh(inner))
+    raise RuntimeError(f"[gelu] expected approximate to be 'none' or 'tanh'; got {approximate!r}")
+
+
+@_activation
+def _silu(x: Tensor) -> Tensor:
+    return x * ops.sigmoid(x)
+
+
+def silu(input: Tensor, inplace: bool = False) -> Tensor:
+    """x * sigmoid(x) (Elfwing, Uchibe and Doya 2018)."""
+    return into(input, _silu(input), inplace)
+
+
+@_activation
+def softplus(input: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
+    """log(1 + exp(beta * x)) / beta; x itself where beta * x > threshold."""
+    scaled = input * beta
+    soft = ops.log1p(ops.exp(scaled.clamp(max=threshold))) / beta
+    return ops.where(scaled > threshold, input, soft)
+
+
+@_activation
+def logsigmoid(input: Tensor) -> Tensor:
+    """log(sigmoid(x)) = min(x, 0) - log(1 + exp(-|x|))."""
+    # Selects, not min and abs: their derivatives at 0 would not add up to 1/2.
+    negative = input < 0
+    tail = ops.log1p(ops.exp(ops.where(negative, input, -input)))
+    return ops.where(negative, input, 0.0) - tail
+
+
+@_activation
+def _mish(x: Tensor) -> Tensor:
+    return x * ops.tanh(softplus(x))
+
+
+def mish(input: Tensor, inplace: bool = False) -> Tensor:
+    """x * tanh(softplus(x)) (Misra 2019)."""
+    return into(input, _mish(input), inplace)
+
+
+def sigmoid(input: Tensor) -> Tensor:
+    """1 / (1 + exp(-x))."""
+    return ops.sigmoid(input)
+
+
+def tanh(input: Tensor) -> Tensor:
+    """The hyperbolic tangent."""
+    return ops.tanh(input)
+
+
+# -- softmax ---------------------------------------------------------------------------------------
+def softmax(input: Tensor, dim: int | None = None, *, dtype: DType | None = None) -> Tensor:
+    """exp(x) / sum(exp(x)) along dim, of input's shape.
+
+    dim None is PyTorch's old choice: 0 for 0-d, 1-d and 3-d inputs, else 1. dtype converts first.
+    Raises IndexError for a dim out of range.
+    """
+    return ops.softmax(input, _softmax_dim("softmax", input, dim), dtype=dtype)
+
+
+def log_softmax(input: Tensor, dim: int | None = None, *, dtype: DType | None = None) -> Tensor:
+    """x - logsumexp(x) along dim; see softmax."""
+    return ops.log_softmax(input, _softmax_dim("log_softmax", input, dim), dtype=dtype)
+
+
+def _softmax_dim(op: str, input: Tensor, dim: int | None) -> int:
+    expect_tensors(op, input=input)
+    return (0 if input.dim() in (0, 1, 3) else 1) if dim is None else dim

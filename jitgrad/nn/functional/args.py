@@ -1,0 +1,77 @@
+"""Arguments that layers and losses share: an int for each dim, reductions, shapes that match."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+from jitgrad.runtime.dtypes import DType
+from jitgrad.tensor import Tensor
+
+IntOrInts = int | Sequence[int]
+
+
+def per_dim(value: IntOrInts, n: int, op: str, name: str) -> tuple[int, ...]:
+    """An int repeated n times, or n ints (one int in a sequence is repeated, too).
+
+    Raises TypeError for what is no int, RuntimeError for another number of them.
+    """
+    items = tuple(value) if isinstance(value, (tuple, list)) else (value,)
+    try:
+        out = tuple([operator.index(v) for v in items])  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(
+            f"[{op}] expected {name} to be an int or {n} ints; got {value!r}; pass whole numbers"
+        ) from None
+    if len(out) == 1:
+        out = out * n
+    if len(out) != n:
+        raise RuntimeError(
+            f"[{op}] expected {name} to be an int or {n} ints; got {value!r}; pass one int for "
+            "each spatial dim"
+        )
+    return out
+
+
+def expect_tensors(op: str, **tensors: Any) -> None:
+    """Raises TypeError, naming the argument, unless all are Tensors."""
+    for name, x in tensors.items():
+        if not isinstance(x, Tensor):
+            raise TypeError(
+                f"[{op}] expected {name} to be a Tensor; got {type(x).__name__}; convert it with "
+                "jitgrad.tensor(...)"
+            )
+
+
+def expect_floating(op: str, name: str, x: Tensor) -> None:
+    """Raises RuntimeError unless x is of a floating dtype."""
+    if not x.is_floating_point():
+        raise RuntimeError(
+            f"[{op}] expected {name} of a floating dtype; got {x.dtype} {tuple(x.shape)}; convert "
+            "it with .float()"
+        )
+
+
+def expect_dtype(op: str, dtype: DType, **tensors: Tensor | None) -> None:
+    """Raises RuntimeError, naming the argument, unless all tensors are of the input's dtype."""
+    for name, x in tensors.items():
+        if x is not None and x.dtype is not dtype:
+            raise RuntimeError(
+                f"[{op}] expected {name} of input's dtype {dtype}; got {x.dtype} "
+                f"{tuple(x.shape)}; convert one with .to(dtype)"
+            )
+
+
+def expect_shape(op: str, shape: Sequence[int], **tensors: Tensor | None) -> None:
+    """Raises RuntimeError, naming the argument, unless all tensors are of the shape."""
+    for name, x in tensors.items():
+        if x is not None and tuple(x.shape) != tuple(shape):
+            raise RuntimeError(
+                f"[{op}] expected {name} of shape {tuple(shape)}; got {tuple(x.shape)}"
+            )
+
+
+def into(input: Tensor, result: Tensor, inplace: bool) -> Tensor:
+    """The result; with `inplace`, written into input, which is returned."""
+    return input.copy_(result) if inplace else result

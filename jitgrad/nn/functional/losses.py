@@ -1,0 +1,303 @@
+"""Losses. `reduction` is 'mean' (of all elements), 'sum', or 'none' (the loss of each element).
+
+Options follow `*`: PyTorch's deprecated size_average and reduce, which stand between them there,
+do not exist. Any other reduction raises ValueError.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import jitgrad.functions as ops
+from jitgrad.creation import zeros_like
+from jitgrad.nn.functional.activations import logsigmoid
+from jitgrad.nn.functional.args import expect_dtype, expect_floating, expect_shape, expect_tensors
+from jitgrad.runtime import dtypes
+from jitgrad.tensor import Tensor
+
+
+def reduce_loss(op: str, loss: Tensor, reduction: str) -> Tensor:
+    """The mean, the sum, or the loss itself. Raises ValueError for another reduction."""
+    if reduction == "mean":
+        return loss.mean()
+    if reduction == "sum":
+        return loss.sum()
+    if reduction == "none":
+        return loss
+    raise ValueError(f"[{op}] expected reduction to be 'none', 'mean' or 'sum'; got {reduction!r}")
+
+
+# -- regression ------------------------------------------------------------------------------------
+def _difference(op: str, input: Tensor, target: Tensor) -> Tensor:
+    """input - target; warns where the shapes differ, which is most often a mistake."""
+    expect_tensors(op, input=input, target=target)
+    if tuple(input.shape) != tuple(target.shape):
+        warnings.warn(
+            f"[{op}] input has the shape {tuple(input.shape)} and target {tuple(target.shape)}: "
+            "they are broadcast, which is likely not what is meant; make them equal",
+            UserWarning,
+            stacklevel=3,
+        )
+    return input - target
+
+
+def mse_loss(input: Tensor, target: Tensor, *, reduction: str = "mean") -> Tensor:
+    """(input - target)**2. Shapes broadcast, with a warning."""
+    d = _difference("mse_loss", input, target)
+    return reduce_loss("mse_loss", d * d, reduction)
+
+
+def l1_loss(input: Tensor, target: Tensor, *, reduction: str = "mean") -> Tensor:
+    """|input - target|. Shapes broadcast, with a warning."""
+    return reduce_loss("l1_loss", _difference("l1_loss", input, target).abs(), reduction)
+
+
+def smooth_l1_loss(
+    input: Tensor, target: Tensor, *, reduction: str = "mean", beta: float = 1.0
+) -> Tensor:
+    """d**2 / (2 * beta) where d = |input - target| < beta, else d - beta / 2 (Girshick 2015).
+
+    Shapes broadcast, with a warning. Raises ValueError for a negative beta.
+    """
+    if beta < 0:
+        raise ValueError(f"[smooth_l1_loss] expected beta of at least 0; got {beta}")
+    d = _difference("smooth_l1_loss", input, target).abs()
+    if beta == 0:
+        return reduce_loss("smooth_l1_loss", d, reduction)
+    loss = ops.where(d < beta, 0.5 * d * d / beta, d - 0.5 * beta)
+    return reduce_loss("smooth_l1_loss", loss, reduction)
+
+
+def huber_loss(
+    input: Tensor, target: Tensor, *, reduction: str = "mean", delta: float = 1.0
+) -> Tensor:
+    """d**2 / 2 where d = |input - target| < delta, else delta * (d - delta / 2) (Huber 1964).
+
+    Shapes broadcast, with a warning. Raises ValueError unless delta > 0.
+    """
+    if delta <= 0:
+        raise ValueError(f"[huber_loss] expected delta above 0; got {delta}")
+    d = _difference("huber_loss", input, target).abs()
+    loss = ops.where(d < delta, 0.5 * d * d, delta * (d - 0.5 * delta))
+    return reduce_loss("huber_loss", loss, reduction)
+
+
+# -- two classes, distributions --------------------------------------------------------------------
+def _expect_same_shape(op: str, input: Tensor, target: Tensor) -> None:
+    expect_tensors(op, input=input, target=target)
+    if tuple(input.shape) != tuple(target.shape):
+        raise ValueError(
+            f"[{op}] expected target of input's shape {tuple(input.shape)}; got "
+            f"{tuple(target.shape)}; reshape one"
+        )
+
+
+_FLAT = 1e-12
+"""p * (1 - p) below which PyTorch divides binary_cross_entropy's derivative by this instead."""
+
+
+def binary_cross_entropy(
+    input: Tensor, target: Tensor, weight: Tensor | None = None, *, reduction: str = "mean"
+) -> Tensor:
+    """-(t log p + (1 - t) log(1 - p)) * weight, the logs at least -100, as in PyTorch.
+
+    The derivative is (p - t) / max(p * (1 - p), 1e-12). Raises ValueError for shapes that differ,
+    RuntimeError for probabilities outside [0, 1] (in eager mode).
+    """
+    op = "binary_cross_entropy"
+    _expect_same_shape(op, input, target)
+    expect_floating(op, "input", input)
+    _expect_probabilities(op, input)
+    # Where the derivative is clipped, the loss is a constant plus what has that derivative.
+    flat = input * (1 - input) < _FLAT
+    p = ops.where(flat, 0.5, input)
+    curved = target * ops.log(p) + (1 - target) * ops.log(1 - p)
+    fixed = input.detach()
+    log_p, log_q = ops.log(fixed).clamp(min=-100), ops.log(1 - fixed).clamp(min=-100)
+    clipped = target * log_p + (1 - target) * log_q
+    parabola = (input - target.detach()) ** 2 * (0.5 / _FLAT)
+    parabola = ops.where(flat, parabola - parabola.detach(), 0.0)
+    loss = parabola - ops.where(flat, clipped, curved)
+    loss = loss if weight is None else loss * weight
+    return reduce_loss(op, loss, reduction)
+
+
+def _expect_probabilities(op: str, input: Tensor) -> None:
+    data = input._data  # a check only: nothing of the result depends on it
+    if data is not None and data.size and not ((data >= 0) & (data <= 1)).all():
+        raise RuntimeError(
+            f"[{op}] expected all elements of input to be from 0 to 1; got others (or NaN) in "
+            f"{input.dtype} {tuple(input.shape)}; use binary_cross_entropy_with_logits for logits"
+        )
+
+
+def binary_cross_entropy_with_logits(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    *,
+    reduction: str = "mean",
+    pos_weight: Tensor | None = None,
+) -> Tensor:
+    """binary_cross_entropy of sigmoid(input), stable:
+    ((1 - t) * x - (1 + (pos_weight - 1) * t) * logsigmoid(x)) * weight.
+
+    weight and pos_weight broadcast. Raises ValueError for shapes of input and target that differ.
+    """
+    op = "binary_cross_entropy_with_logits"
+    _expect_same_shape(op, input, target)
+    expect_floating(op, "input", input)
+    log_p = logsigmoid(input)
+    if pos_weight is not None:
+        log_p = (1 + (pos_weight - 1) * target) * log_p
+    loss = (1 - target) * input - log_p
+    loss = loss if weight is None else loss * weight
+    return reduce_loss(op, loss, reduction)
+
+
+def kl_div(
+    input: Tensor, target: Tensor, *, reduction: str = "mean", log_target: bool = False
+) -> Tensor:
+    """t * (log t - x), x = input in log space; with log_target, t = exp(target).
+
+    reduction 'batchmean' divides the sum by input's first size: the divergence's mean over a batch.
+    """
+    expect_tensors("kl_div", input=input, target=target)
+    if log_target:
+        loss = ops.exp(target) * (target - input)
+    else:
+        zero = target == 0  # 0 log 0 is 0
+        entropy = ops.where(zero, 0.0, target * ops.log(ops.where(zero, 1.0, target)))
+        loss = entropy - target * input
+    if reduction == "batchmean":
+        return loss.sum() / (input.shape[0] if input.dim() else 1)  # type: ignore[no-any-return]
+    return reduce_loss("kl_div", loss, reduction)
+
+
+# -- classes ---------------------------------------------------------------------------------------
+def _class_dim(op: str, input: Tensor, target: Tensor, weight: Tensor | None) -> int:
+    """The dim of input that is over classes: 1, or 0 of a vector."""
+    expect_tensors(op, input=input, target=target)
+    if not input.dim():
+        raise ValueError(f"[{op}] expected input (N, C, ...) or (C); got a 0-d tensor")
+    expect_floating(op, "input", input)
+    dim = 1 if input.dim() > 1 else 0
+    expect_dtype(op, input.dtype, weight=weight)
+    expect_shape(op, (input.shape[dim],), weight=weight)
+    return dim
+
+
+def _expect_classes(op: str, input: Tensor, target: Tensor) -> None:
+    expected = (*input.shape[:1], *input.shape[2:]) if input.dim() > 1 else ()
+    if tuple(target.shape) != tuple(expected):
+        raise ValueError(
+            f"[{op}] expected target of shape {tuple(expected)} for input {tuple(input.shape)}; "
+            f"got {tuple(target.shape)}"
+        )
+    if target.dtype is not dtypes.int64:
+        raise RuntimeError(
+            f"[{op}] expected class indices of int64; got {target.dtype} {tuple(target.shape)}; "
+            "convert them with .long()"
+        )
+
+
+def _expect_range(op: str, target: Tensor, ignore_index: int, classes: Any) -> None:
+    """Raises IndexError, naming the class, for one out of range. (In compiled code the kernel's
+    own check stands for this.)"""
+    data = target._data  # a check only: nothing of the result depends on it
+    if data is None or not data.size:
+        return
+    bad = data[((data < 0) | (data >= classes)) & (data != ignore_index)]
+    if bad.size:
+        raise IndexError(
+            f"[{op}] Target {int(bad.flat[0])} is out of bounds: expected classes from 0 to "
+            f"{int(classes) - 1}, or ignore_index {ignore_index}"
+        )
+
+
+def _picked(
+    log_p: Tensor, target: Tensor, weight: Tensor | None, ignored: Tensor, dim: int
+) -> tuple[Tensor, Tensor]:
+    """(-log_p[target] * weight[target], weight[target]), both 0 where ignored."""
+    safe = ops.where(ignored, zeros_like(target), target)
+    loss = -ops.gather(log_p, dim, safe.unsqueeze(dim)).squeeze(dim)
+    if weight is None:
+        counted = ops.logical_not(ignored).to(log_p.dtype)
+    else:
+        chosen = weight.index_select(0, safe.reshape(-1)).reshape(target.shape)
+        counted = ops.where(ignored, 0.0, chosen)
+        loss = loss * chosen
+    return ops.where(ignored, 0.0, loss), counted
+
+
+def nll_loss(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    *,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+) -> Tensor:
+    """-input[n, target[n]] * weight[target[n]]: input (N, C, ...) or (C) of log-probabilities,
+    target (N, ...) or () of int64, weight (C).
+
+    Targets equal to ignore_index count 0; the mean is weighted by weight[target], NaN if nothing
+    counts. Raises ValueError for shapes, RuntimeError for dtypes that do not fit, IndexError for a
+    class out of range.
+    """
+    dim = _class_dim("nll_loss", input, target, weight)
+    _expect_classes("nll_loss", input, target)
+    _expect_range("nll_loss", target, ignore_index, input.shape[dim])
+    loss, counted = _picked(input, target, weight, target == ignore_index, dim)
+    if reduction == "mean":
+        return loss.sum() / counted.sum()
+    return reduce_loss("nll_loss", loss, reduction)
+
+
+def cross_entropy(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    *,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """-sum over c of q[c] * weight[c] * log softmax(input)[c]: input (N, C, ...) or (C) of logits.
+
+    target is q itself, of input's shape and floating, or (N, ...) or () of int64 classes: q is 1
+    there. label_smoothing e makes q (1 - e) * q + e / C (Szegedy et al. 2016). The mean is over N
+    and the further dims for probabilities, weighted by weight[target] for classes, of which those
+    equal to ignore_index count 0. Raises as nll_loss does.
+    """
+    op = "cross_entropy"
+    if not 0.0 <= label_smoothing <= 1.0:
+        raise RuntimeError(f"[{op}] expected label_smoothing from 0 to 1; got {label_smoothing}")
+    dim = _class_dim(op, input, target, weight)
+    classes = input.shape[dim]
+    log_p = ops.log_softmax(input, dim)
+    by_class = None if weight is None else weight.reshape([-1] + [1] * (input.dim() - 1 - dim))
+    if target.is_floating_point():
+        _expect_same_shape(op, input, target)
+        if ignore_index >= 0:
+            raise RuntimeError(
+                f"[{op}] ignore_index is not supported for floating targets; got {ignore_index}; "
+                "leave it out and set the ignored rows of target to zero"
+            )
+        if label_smoothing:
+            target = target * (1 - label_smoothing) + label_smoothing / classes
+        terms = log_p * target
+        loss = -(terms if by_class is None else terms * by_class).sum(dim)
+        return reduce_loss(op, loss, reduction)
+    _expect_classes(op, input, target)
+    _expect_range(op, target, ignore_index, classes)
+    ignored = target == ignore_index
+    loss, counted = _picked(log_p, target, weight, ignored, dim)
+    if label_smoothing:
+        smooth = -(log_p if by_class is None else log_p * by_class).sum(dim)
+        smooth = ops.where(ignored, 0.0, smooth)
+        loss = loss * (1 - label_smoothing) + smooth * (label_smoothing / classes)
+    if reduction == "mean":
+        return loss.sum() / counted.sum()
+    return reduce_loss(op, loss, reduction)

@@ -1,0 +1,62 @@
+"""Padding of the last dims: with a constant, or with the input's own elements."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jitgrad import functions as ops
+from jitgrad.creation import tensor
+from jitgrad.nn.functional.args import expect_tensors
+from jitgrad.tensor import Tensor
+
+_MODES = ("constant", "reflect", "replicate", "circular")
+
+
+def pad(
+    input: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None
+) -> Tensor:
+    """Pads the last dims: (last low, last high, second to last low, ...).
+
+    mode 'constant' pads with `value` (0 by default) and crops where an amount is negative.
+    'reflect' mirrors without the edge, 'replicate' repeats the edge, 'circular' wraps around; they
+    leave the first dims as they are: 1 or 2 of them. Raises RuntimeError for amounts that do not
+    fit the input's sizes.
+    """
+    expect_tensors("pad", input=input)
+    if mode not in _MODES:
+        raise NotImplementedError(f"[pad] expected mode to be one of {_MODES}; got {mode!r}")
+    if mode == "constant":
+        return ops.pad_constant(input, pad, 0.0 if value is None else value)
+    if value is not None and value != 0:
+        raise ValueError(f"[pad] expected no value with mode {mode!r}; got value={value}")
+    amounts = [int(p) for p in pad]
+    if len(amounts) % 2 or not 1 <= input.dim() - len(amounts) // 2 <= 2:
+        raise NotImplementedError(
+            f"[pad] mode {mode!r} pads all dims but the first 1 or 2; got pad {tuple(amounts)} "
+            f"for input {tuple(input.shape)}"
+        )
+    for k in range(len(amounts) // 2):
+        low, high = amounts[2 * k : 2 * k + 2]
+        dim = input.dim() - 1 - k
+        if low or high:
+            order = _order(int(input.shape[dim]), low, high, mode)
+            input = input.index_select(dim, tensor(order))
+    return input
+
+
+def _order(size: int, low: int, high: int, mode: str) -> list[int]:
+    """The index of the input's element at each place of the padded dim."""
+    limit = {"reflect": size - 1, "circular": size}.get(mode)
+    if size == 0 or (limit is not None and max(low, high) > limit):
+        raise RuntimeError(
+            f"[pad] expected padding of at most {limit or 0} for mode {mode!r} and a dim of size "
+            f"{size}; got ({low}, {high})"
+        )
+    places = range(-low, size + high)
+    if not len(places):
+        raise RuntimeError(f"[pad] padding ({low}, {high}) leaves nothing of a dim of size {size}")
+    if mode == "circular":
+        return [i % size for i in places]
+    if mode == "replicate":
+        return [min(max(i, 0), size - 1) for i in places]
+    return [size - 1 - abs(size - 1 - abs(i)) for i in places]

@@ -1,0 +1,135 @@
+"""Maxima and means over windows. Owns argument checks; the ops are in compiler/ops."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jitgrad.compiler.ops import OPS
+from jitgrad.nn.functional.args import IntOrInts, expect_tensors, per_dim
+from jitgrad.tensor import Tensor
+
+
+def _batched(n: int, op: str, input: Tensor) -> Tensor:
+    expect_tensors(op, input=input)
+    if input.dim() not in (n + 1, n + 2):
+        raise RuntimeError(
+            f"[{op}] expected input of {n + 1} (unbatched) or {n + 2} dims; got "
+            f"{tuple(input.shape)}"
+        )
+    return input.unsqueeze(0) if input.dim() == n + 1 else input
+
+
+def _window(
+    n: int, op: str, kernel_size: IntOrInts, stride: Any, padding: IntOrInts
+) -> dict[str, Any]:
+    """The attributes that all poolings have; no stride is the kernel's size."""
+    kernel = per_dim(kernel_size, n, op, "kernel_size")
+    no_stride = stride is None or (isinstance(stride, (list, tuple)) and not stride)
+    return {
+        "kernel": kernel,
+        "stride": kernel if no_stride else per_dim(stride, n, op, "stride"),
+        "padding": per_dim(padding, n, op, "padding"),
+    }
+
+
+def max_pool(
+    n: int, input: Tensor, kernel_size: IntOrInts, stride: IntOrInts | None = None,
+    padding: IntOrInts = 0, dilation: IntOrInts = 1, ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:  # fmt: skip
+    """max_pool1d, max_pool2d or max_pool3d, by the number n of spatial dims."""
+    op = f"max_pool{n}d"
+    x = _batched(n, op, input)
+    attrs = _window(n, op, kernel_size, stride, padding)
+    attrs["dilation"] = per_dim(dilation, n, op, "dilation")
+    values, indices = OPS["max_pool"](x, **attrs, ceil_mode=bool(ceil_mode))
+    if input.dim() == n + 1:
+        values, indices = values.squeeze(0), indices.squeeze(0)
+    return (values, indices) if return_indices else values
+
+
+def max_pool1d(
+    input: Tensor, kernel_size: IntOrInts, stride: IntOrInts | None = None,
+    padding: IntOrInts = 0, dilation: IntOrInts = 1, ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:  # fmt: skip
+    """The maximum over windows of (N, C, L) or (C, L); see max_pool2d."""
+    return max_pool(1, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
+
+
+def max_pool2d(
+    input: Tensor, kernel_size: IntOrInts, stride: IntOrInts | None = None,
+    padding: IntOrInts = 0, dilation: IntOrInts = 1, ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:  # fmt: skip
+    """The maximum over windows of (N, C, H, W) or (C, H, W); NaN wins.
+
+    stride defaults to kernel_size. Outside there is -infinity; padding is at most half the kernel.
+    ceil_mode rounds the output size up. With return_indices also int64 indices into H * W, of the
+    first maximum. Raises RuntimeError for sizes that do not fit.
+    """
+    return max_pool(2, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
+
+
+def max_pool3d(
+    input: Tensor, kernel_size: IntOrInts, stride: IntOrInts | None = None,
+    padding: IntOrInts = 0, dilation: IntOrInts = 1, ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:  # fmt: skip
+    """The maximum over windows of (N, C, D, H, W) or (C, D, H, W); see max_pool2d."""
+    return max_pool(3, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
+
+
+def avg_pool(
+    n: int, input: Tensor, kernel_size: IntOrInts, stride: IntOrInts | None = None,
+    padding: IntOrInts = 0, ceil_mode: bool = False, count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Tensor:  # fmt: skip
+    """avg_pool1d, avg_pool2d or avg_pool3d, by the number n of spatial dims."""
+    op = f"avg_pool{n}d"
+    x = _batched(n, op, input)
+    if divisor_override == 0:
+        raise RuntimeError(f"[{op}] expected divisor_override not to be 0; got 0; pass None")
+    out: Tensor = OPS["avg_pool"](
+        x,
+        **_window(n, op, kernel_size, stride, padding),
+        ceil_mode=bool(ceil_mode),
+        count_include_pad=bool(count_include_pad),
+        divisor_override=divisor_override,
+    )
+    return out.squeeze(0) if input.dim() == n + 1 else out
+
+
+def avg_pool1d(
+    input: Tensor, kernel_size: IntOrInts, stride: IntOrInts | None = None,
+    padding: IntOrInts = 0, ceil_mode: bool = False, count_include_pad: bool = True,
+) -> Tensor:  # fmt: skip
+    """The mean over windows of (N, C, L) or (C, L); see avg_pool2d."""
+    return avg_pool(1, input, kernel_size, stride, padding, ceil_mode, count_include_pad)
+
+
+def avg_pool2d(
+    input: Tensor, kernel_size: IntOrInts, stride: IntOrInts | None = None,
+    padding: IntOrInts = 0, ceil_mode: bool = False, count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Tensor:  # fmt: skip
+    """The mean over windows of (N, C, H, W) or (C, H, W).
+
+    stride defaults to kernel_size. Padding is zeros, which count in the mean unless
+    count_include_pad is False; divisor_override divides by that instead. Raises RuntimeError for
+    sizes that do not fit.
+    """
+    return avg_pool(
+        2, input, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override
+    )
+
+
+def avg_pool3d(
+    input: Tensor, kernel_size: IntOrInts, stride: IntOrInts | None = None,
+    padding: IntOrInts = 0, ceil_mode: bool = False, count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Tensor:  # fmt: skip
+    """The mean over windows of (N, C, D, H, W) or (C, D, H, W); see avg_pool2d."""
+    return avg_pool(
+        3, input, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override
+    )
