@@ -249,11 +249,15 @@ def impure_value(x: Any) -> str:
 
     For what shows no call to a profiler: NumPy's random functions, and iterators.
     """
-    if getattr(type(x), "__module__", "").startswith("numpy.random"):
-        return f"uses {type(x).__name__} of numpy.random; use jitgrad's random functions"
     own = getattr(x, "__self__", None)
-    if own is not None and getattr(type(own), "__module__", "").startswith("numpy.random"):
-        return f"uses numpy.random.{getattr(x, '__name__', '?')}; use jitgrad's random functions"
+    places = (
+        getattr(type(x), "__module__", ""),
+        getattr(type(own), "__module__", ""),
+        x.__name__ if isinstance(x, ModuleType) else getattr(x, "__module__", ""),
+    )
+    if any(isinstance(p, str) and p.startswith("numpy.random") for p in places):
+        name = getattr(x, "__name__", type(x).__name__).removeprefix("numpy.")
+        return f"uses numpy.random ({name}); use jitgrad's random functions"
     if hasattr(type(x), "__next__") and not isinstance(x, type):
         return f"reaches an iterator ({type(x).__name__}), whose position changes"
     return ""
@@ -269,6 +273,7 @@ _LIBRARY_EFFECTS: dict[CodeType, str] = {
     hooks.register_post_accumulate_grad_hook.__code__: "registers a hook",
     hooks.retain_grad.__code__: "calls retain_grad()",
 }
+_IMPORTLIB, _IMPORT = "<frozen importlib._bootstrap>", "_find_and_load"
 _RUN_NODE: CodeType = engine._run_node.__code__
 
 
@@ -290,10 +295,19 @@ class Profile:
         self._impure = impure
         self._foreign = foreign
         self._first_node = first_node
+        self._importing = 0
 
     def __call__(self, frame: FrameType, event: str, arg: Any) -> None:
+        if event == "return":
+            if frame.f_code.co_filename == _IMPORTLIB and frame.f_code.co_name == _IMPORT:
+                self._importing -= 1
+            return
         if event == "call":
             code = frame.f_code
+            if code.co_filename == _IMPORTLIB and code.co_name == _IMPORT:
+                self._importing += 1
+            if self._importing:
+                return  # what a module does when it is imported, it does once in any case
             owner = owner_of(code.co_filename)
             if owner == "user":
                 if code.co_name != "<module>":
@@ -306,7 +320,7 @@ class Profile:
                         )
                 elif code in _LIBRARY_EFFECTS:
                     self._impure(_LIBRARY_EFFECTS[code], _line(frame))
-        elif event == "c_call":
+        elif event == "c_call" and not self._importing:
             owner = owner_of(frame.f_code.co_filename)
             if owner != "jitgrad":
                 reason = impure_call(arg, owner)

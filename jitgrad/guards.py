@@ -145,10 +145,13 @@ def short(value: Any) -> str:
 class Watch:
     """Collects items while a function is recorded; answers the recorder (trace.Finder).
 
-    leaves: of the arguments. reasons: why what was met cannot be guarded.
+    leaves: of the arguments; nodes: the containers that hold them. reasons: why something that
+    was met cannot be guarded.
     """
 
-    def __init__(self, function: Any, leaves: list[Any], names: list[str]) -> None:
+    def __init__(
+        self, function: Any, leaves: list[Any], names: list[str], nodes: Iterable[Any] = ()
+    ) -> None:
         self.items: list[Item] = []
         self.reasons: list[str] = []
         self._by_key: dict[tuple[int, str, Any], Item] = {}
@@ -159,7 +162,7 @@ class Watch:
         self._entered: set[CodeType] = set()
         self._plain: list[Item] = []
         self._loose: set[str] = set()
-        self._made: dict[int, Any] = {}
+        self._made: dict[int, Any] = {id(x): x for x in nodes}
         self._builtins: Item | None = None
         self.groups: list[list[Item | int]] = []
         self.touched: list[tuple[Item, Any]] = []
@@ -370,7 +373,10 @@ class Watch:
         if isinstance(x, (*SCALARS, *CONTAINERS, Tensor, np.ndarray)) or id(x) in self._made:
             return None
         if isinstance(x, ModuleType):
-            value = vars(x).get(name, MISSING)
+            if owner_of_module(x) == "numpy":  # whose submodules are loaded when they are named
+                value = getattr(x, name, MISSING)
+            else:
+                value = vars(x).get(name, MISSING)
             if owner_of_module(x) != "user":
                 reason = impure_value(value)
                 if reason:

@@ -8,6 +8,7 @@ explain.py. What jit promises is in docs/jit.md.
 from __future__ import annotations
 
 import functools
+import gc
 import sys
 import threading
 import warnings
@@ -22,7 +23,7 @@ from jitgrad.effects import Profile, is_module
 from jitgrad.explain import Explanation, Stats, check_run, compile_options
 from jitgrad.guards import Watch
 from jitgrad.hostscalar import HostScalar
-from jitgrad.pytree import Structure, flatten, is_named_tuple, tree_map
+from jitgrad.pytree import Structure, flatten, is_named_tuple, nodes_of, tree_map
 from jitgrad.replay import MISS, ArgumentGuard, Modes, Specialisation
 from jitgrad.runtime.errors import CompileError, FallbackWarning
 from jitgrad.runtime.knobs import knob, knobs
@@ -78,7 +79,7 @@ class JitFunction:
         self.eager: list[Eager] = []
         self._counts = Stats()
         self._lock = threading.RLock()
-        self._recorder_thread = 0
+        self._closed = False
         self._last_miss: list[str] = []
 
     def __get__(self, owner: Any, cls: type | None = None) -> Any:
@@ -129,6 +130,7 @@ class JitFunction:
         with self._lock:
             self.specialisations = []
             self.eager = []
+            self._closed = False
 
     # -- misses --------------------------------------------------------------------------------
     def _miss(self, args: Any, kwargs: Any) -> Any:
@@ -166,13 +168,17 @@ class JitFunction:
         training: tuple[bool, ...],
     ) -> Any:  # fmt: skip
         if len(self.specialisations) >= MAX_SPECIALISATIONS:
-            reason = f"it has {MAX_SPECIALISATIONS} specialisations already; the last misses: "
-            guard = ArgumentGuard(structure, leaves, set())
-            result = self.__wrapped__(*args, **kwargs)
-            self._run_eagerly(guard, Modes(), reason + "; ".join(self._last_miss[:3]), "", training)
-            return result
+            if not self._closed:
+                self._closed = True
+                reason = f"it has {MAX_SPECIALISATIONS} specialisations already; the last misses: "
+                reason += "; ".join(self._last_miss[:3])
+                guard = ArgumentGuard(structure, leaves, set())
+                self._run_eagerly(guard, Modes(), reason, "", training)
+            else:
+                self._counts.fallbacks += 1
+            return self.__wrapped__(*args, **kwargs)
         self._counts.traces += 1
-        watch = Watch(self.__wrapped__, leaves, names)
+        watch = Watch(self.__wrapped__, leaves, names, nodes_of((args, kwargs)))
         recorder = Recorder(_graph_name(self.name), watch)
         lifter = _Lifter(recorder)
         new_args = tuple([lifter.lift(x) for x in args])
@@ -210,6 +216,8 @@ class JitFunction:
         profile = Profile(watch.entered, impure, recorder.give_up, tape.next_seq())
         outer = sys.getprofile()
         before = state.recorder
+        collects = gc.isenabled()
+        gc.disable()  # finalizers of others are no part of the function
         state.recorder = recorder
         sys.setprofile(profile)
         try:
@@ -217,6 +225,8 @@ class JitFunction:
         finally:
             sys.setprofile(outer)
             state.recorder = before
+            if collects:
+                gc.enable()
 
     def _objection(
         self, recorder: Recorder, watch: Watch, trace: Trace, args: Any, kwargs: Any,

@@ -156,6 +156,19 @@ def _unflatten(structure: Structure, leaves: Any) -> Any:
     return rebuild(structure.kind, structure.context, children)
 
 
+def nodes_of(tree: Any) -> list[Any]:
+    """The inner nodes of a tree: containers, dataclass instances, ..."""
+    out: list[Any] = []
+    stack = [tree]
+    while stack:
+        x = stack.pop()
+        found = children_of(x)
+        if found is not None:
+            out.append(x)
+            stack.extend(found[0])
+    return out
+
+
 def leaves_of(tree: Any) -> list[Any]:
     """The leaves, in order."""
     return flatten(tree)[0]

@@ -485,7 +485,8 @@ class Recorder:
 
     def _result(self, x: Any, roots: _Roots) -> Result:
         if isinstance(x, HostScalar):
-            return ConstantResult(x.specialise())
+            self.specialise(x)
+            return ConstantResult(x.value)
         if not isinstance(x, Tensor):
             if not self.finder.is_known(x):
                 self.give_up(
@@ -549,8 +550,10 @@ class Recorder:
 
     def escaped(self, result: Any) -> tuple[TensorType, str] | None:
         """A traced tensor that something outside still holds: its type and source line."""
-        keep = {id(x) for x in flatten(result)[0]}
-        keep |= {id(v) for _, _, v in self._rebinds.values()}
+        results = [*flatten(result)[0], *(v for _, _, v in self._rebinds.values())]
+        keep = {id(x) for x in results}
+        keep |= {id(x._base) for x in results if isinstance(x, Tensor)}  # views hold their base
+        del results
         self._keep.clear()
         for attempt in range(2):
             alive = [

@@ -1,5 +1,6 @@
-"""jit and mutation: in-place writes, views, buffers, parameters, `.grad`, optimizer state. Each test
-runs the plain function and the jitted one on equal state and compares results and all state.
+"""jit and mutation: in-place writes, views, buffers, parameters, `.grad`, optimizer state.
+
+Each test runs the plain function and the jitted one on equal state and compares both.
 """
 
 from __future__ import annotations

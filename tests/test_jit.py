@@ -1,0 +1,459 @@
+"""jit: results, counts, falling back with reasons, nesting, threads, check mode, knobs."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import threading
+import time
+import types
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+
+import jitgrad as jg
+from jitgrad import nn
+from jitgrad.compiler.ops.record import OPS
+from jitgrad.jit import JitFunction, disable_jit, jit
+from jitgrad.runtime.errors import CompileError, FallbackWarning
+from jitgrad.runtime.knobs import knob
+
+X = jg.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+
+
+@dataclasses.dataclass
+class Batch:
+    x: Any
+    y: Any
+    name: str = "b"
+
+
+def test_counts() -> None:
+    @jit(fallback="error")
+    def f(x: Any) -> Any:
+        return (x @ x.t()).relu().sum()
+
+    for _ in range(5):
+        np.testing.assert_allclose(f(X).numpy(), f.__wrapped__(X).numpy(), rtol=1e-6)
+    s = f.stats
+    assert (s.traces, s.compiles, s.hits, s.fallbacks, s.segments) == (1, 1, 4, 0, 0)
+
+
+def test_pytrees_in_and_out() -> None:
+    @jit(fallback="error")
+    def f(batch: Any, extra: Any) -> Any:
+        a, (b,) = extra["pair"]
+        return Batch({"s": batch.x + a}, [batch.y * b, None, 3, "t"], batch.name)
+
+    for _ in range(3):
+        out = f(Batch(X, X * 2), {"pair": (X, [X])})
+        assert isinstance(out, Batch) and out.name == "b" and out.y[1:] == [None, 3, "t"]
+        np.testing.assert_array_equal(out.x["s"].numpy(), 2 * X.numpy())
+        np.testing.assert_array_equal(out.y[0].numpy(), 2 * X.numpy() ** 2)
+    assert f.stats.traces == 1
+    f(Batch(X, X * 2, "c"), {"pair": (X, [X])})
+    assert f.stats.traces == 2
+
+
+def test_named_tuple_results_of_ops() -> None:
+    @jit(fallback="error")
+    def f(x: Any) -> Any:
+        return x.max(1)
+
+    for _ in range(2):
+        out = f(X)
+        assert out.values.tolist() == [3.0, 6.0] and out.indices.tolist() == [2, 2]
+
+
+COUNTER = types.SimpleNamespace(n=0, seen=[])
+STREAM = iter(range(100))
+TOTAL = 0
+
+
+def prints(x: Any) -> Any:
+    print("hello")
+    return x + 1
+
+
+def counts(x: Any) -> Any:
+    COUNTER.n += 1
+    return x + 1
+
+
+def appends(x: Any) -> Any:
+    COUNTER.seen.append(1)
+    return x + 1
+
+
+def sets_global(x: Any) -> Any:
+    global TOTAL
+    TOTAL = TOTAL + 1
+    return x + TOTAL
+
+
+def draws(x: Any) -> Any:
+    return x + random.random()
+
+
+def draws_numpy(x: Any) -> Any:
+    return x + float(np.random.rand())
+
+
+def tells_time(x: Any) -> Any:
+    return x + time.perf_counter()
+
+
+def advances(x: Any) -> Any:
+    return x + next(STREAM)
+
+
+def branches(x: Any) -> Any:
+    return x + 1 if x.sum() > 0 else x - 1
+
+
+def reads_item(x: Any) -> Any:
+    return x * x.sum().item()
+
+
+def reads_array(x: Any) -> Any:
+    return x + jg.from_numpy(np.sort(x.numpy()))
+
+
+def seeds(x: Any) -> Any:
+    jg.manual_seed(0)
+    return x + jg.rand(3)
+
+
+def makes_object(x: Any) -> Any:
+    return types.SimpleNamespace(y=x + 1)
+
+
+def keeps(x: Any) -> Any:
+    HIDDEN["last"] = y = x + 1
+    return y * 2
+
+
+HIDDEN: dict[str, Any] = {"last": None}
+
+
+def changes_argument(x: Any, box: Any = None) -> Any:
+    BOX["k"] = x
+    return x + 1
+
+
+BOX: dict[str, Any] = {}
+
+REASONS = [
+    (prints, "calls print()"),
+    (counts, "changes COUNTER.n (0 -> 1)"),
+    (appends, "changes length of COUNTER.seen (0 -> 1)"),
+    (sets_global, "changes TOTAL (0 -> 1)"),
+    (draws, "a random generator jit does not follow"),
+    (draws_numpy, "numpy.random"),
+    (tells_time, "calls time.perf_counter()"),
+    (advances, "calls next()"),
+    (branches, "reads a tensor's value in Python (bool"),
+    (reads_item, "reads a tensor's value in Python (item"),
+    (reads_array, "reads a tensor's value in Python (numpy"),
+    (seeds, "seeds a random generator"),
+    (makes_object, "returns an object of class SimpleNamespace"),
+    (keeps, "changes HIDDEN['last']"),
+    (changes_argument, "changes keys of BOX"),
+]
+
+
+@pytest.mark.parametrize(("function", "reason"), REASONS, ids=lambda v: getattr(v, "__name__", ""))
+def test_runs_eagerly_with_a_reason(function: Any, reason: str) -> None:
+    COUNTER.n, COUNTER.seen[:] = 0, []
+    globals()["TOTAL"] = 0
+    HIDDEN["last"] = None
+    BOX.clear()
+    f = jit(function)
+    with pytest.warns(FallbackWarning) as caught:
+        f(X)
+    text = str(caught[0].message)
+    assert reason in text and "runs eagerly" in text, text
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):
+            f(X)
+    assert f.stats.traces == 1 and f.stats.hits == 0 and f.stats.fallbacks == 3
+    assert reason in str(f.explain())
+    assert COUNTER.n in (0, 3) and TOTAL in (0, 3) and len(COUNTER.seen) in (0, 3)
+
+
+def test_reason_names_the_users_line() -> None:
+    @jit(fallback="warn")
+    def f(x: Any) -> Any:
+        y = x + 1
+        return y if y.sum() > 0 else x  # the line that is named
+
+    line = f.__wrapped__.__code__.co_firstlineno + 3
+    with pytest.warns(FallbackWarning, match=rf"test_jit.py:{line}\)"):
+        f(X)
+
+
+def test_escape_is_found_and_named() -> None:
+    class Hide:
+        __slots__ = ("inside",)
+
+    def put(x: Any) -> None:
+        hide.inside = x
+
+    hide: Any = Hide()
+    hide.inside = None
+    box = [put]
+
+    @jit
+    def f(x: Any) -> Any:
+        y = x * 3
+        box[0](y)
+        return y + 1
+
+    with pytest.warns(FallbackWarning, match="changes hide.inside|keeps a tensor"):
+        f(X)
+    f(X * 2)
+    np.testing.assert_array_equal(hide.inside.numpy(), 6 * X.numpy())
+
+
+def test_fallback_error_and_silent() -> None:
+    with pytest.raises(CompileError, match="runs eagerly: it calls print"):
+        jit(prints, fallback="error")(X)
+    with knob(fallback="error"), pytest.raises(CompileError):
+        jit(prints)(X)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        jit(prints, fallback="silent")(X)
+
+
+def test_pure_skips_effects() -> None:
+    COUNTER.n = 0
+    f = jit(counts, pure=True, fallback="error")
+    f(X)
+    f(X)
+    assert f.stats.hits >= 0 and COUNTER.n >= 1
+
+
+def test_user_errors_pass_through() -> None:
+    @jit(fallback="error")
+    def f(x: Any) -> Any:
+        if x.shape[0] == 3:
+            raise KeyError("three")
+        return x + 1
+
+    f(X)
+    for _ in range(2):
+        with pytest.raises(KeyError, match="three"):
+            f(jg.ones(3))
+    np.testing.assert_array_equal(f(X).numpy(), X.numpy() + 1)
+
+
+def test_disable() -> None:
+    calls = []
+
+    def f(x: Any) -> Any:
+        calls.append(1)
+        return x + 1
+
+    fast = jit(f, pure=True, fallback="error")
+    with disable_jit():
+        fast(X)
+        fast(X)
+    assert len(calls) == 2 and fast.stats.traces == 0
+    assert fast.__wrapped__ is f
+
+
+def test_nested_jit_is_inlined() -> None:
+    @jit(fallback="error")
+    def inner(x: Any) -> Any:
+        return x * 2
+
+    @jit(fallback="error")
+    def outer(x: Any) -> Any:
+        return inner(x) + 1
+
+    for _ in range(3):
+        np.testing.assert_array_equal(outer(X).numpy(), X.numpy() * 2 + 1)
+    assert outer.stats.hits == 2 and inner.stats.traces == 0
+
+
+def test_each_shape_is_compiled_once() -> None:
+    @jit(fallback="error")
+    def f(x: Any) -> Any:
+        return x.sum(0)
+
+    for _ in range(2):
+        for n in (1, 2, 5):
+            assert f(jg.ones(n, 3)).tolist() == [n] * 3
+    assert f.stats.traces == 3 and f.stats.hits == 3
+
+
+def test_too_many_specialisations() -> None:
+    @jit
+    def f(x: Any, n: int) -> Any:
+        return x * n
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for n in range(40):
+            np.testing.assert_array_equal(f(X, n).numpy(), X.numpy() * n)
+    assert f.stats.traces == 32
+    assert any("32 specialisations" in str(w.message) for w in caught)
+
+
+def test_control_flow_over_python_values_unrolls() -> None:
+    @jit(fallback="error")
+    def f(xs: Any, flags: Any) -> Any:
+        out = xs[0] * 0
+        for x, flag in zip(xs, flags, strict=True):
+            out = out + (x * 2 if flag else x)
+        return out
+
+    for flags in ([True, False], [False, False], [True, False]):
+        got = f([X, X * 3], flags)
+        expected = sum(
+            (x * 2 if flag else x)
+            for x, flag in zip([X.numpy(), X.numpy() * 3], flags, strict=True)
+        )
+        np.testing.assert_array_equal(got.numpy(), expected)
+    assert f.stats.traces == 2
+
+
+def test_generators_comprehensions_and_inner_functions() -> None:
+    scales = [1.0, 2.0]
+
+    @jit(fallback="error")
+    def f(x: Any) -> Any:
+        def add(y: Any, k: float) -> Any:
+            return y + k
+
+        parts = [add(x, s) for s in scales]
+        return sum((p * 2 for p in parts), start=jg.zeros(2, 3)), dict.fromkeys("ab", x)["a"]
+
+    for _ in range(2):
+        np.testing.assert_array_equal(f(X)[0].numpy(), (2 * X.numpy() + 3) * 2)
+    scales[0] = 5.0
+    np.testing.assert_array_equal(f(X)[0].numpy(), (2 * X.numpy() + 7) * 2)
+    assert f.stats.traces == 2
+
+
+def test_backward_inside() -> None:
+    @jit(fallback="error")
+    def grads(x: Any) -> Any:
+        w = jg.ones(3, requires_grad=True)
+        loss = ((x * w).tanh() ** 2).sum()
+        return jg.autograd.grad(loss, w)[0]
+
+    expected = grads.__wrapped__(X).numpy()
+    for _ in range(2):
+        np.testing.assert_allclose(grads(X).numpy(), expected, rtol=1e-5)
+    assert grads.stats.hits == 1
+
+
+def test_backward_through_an_older_tape_is_refused() -> None:
+    w = jg.ones(3, requires_grad=True)
+
+    @jit
+    def f(y: Any) -> None:
+        y.sum().backward()
+
+    for i in range(3):
+        y = w * 2
+        if i == 0:
+            with pytest.warns(FallbackWarning, match="operations made before the call"):
+                f(y)
+        else:
+            f(y)
+    assert w.grad is not None and w.grad.tolist() == [6.0] * 3
+
+
+def test_threads() -> None:
+    net = nn.Linear(3, 2)
+
+    @jit(fallback="error")
+    def f(x: Any) -> Any:
+        with jg.no_grad():
+            return net(x).relu()
+
+    errors: list[BaseException] = []
+
+    def work(seed: int) -> None:
+        try:
+            rng = np.random.default_rng(seed)
+            for _ in range(50):
+                x = jg.tensor(rng.standard_normal((rng.integers(1, 4), 3)).astype(np.float32))
+                np.testing.assert_allclose(
+                    f(x).numpy(), f.__wrapped__(x).numpy(), rtol=1e-5, atol=1e-6
+                )
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not errors, errors[0]
+    assert f.stats.traces == 3
+
+
+def test_check_mode_names_the_op(monkeypatch: pytest.MonkeyPatch) -> None:
+    @jit(check=True, fallback="error")
+    def f(x: Any) -> Any:
+        y = x.exp()
+        return y.sigmoid() + 1
+
+    f(X)
+    np.testing.assert_allclose(f(X).numpy(), f.__wrapped__(X).numpy(), rtol=1e-5)
+    right = type(OPS["sigmoid"]).reference
+    monkeypatch.setattr(
+        type(OPS["sigmoid"]), "reference", lambda self, x, **attrs: right(self, x, **attrs) + 0.5
+    )
+    line = f.__wrapped__.__code__.co_firstlineno + 3
+    with pytest.raises(
+        RuntimeError, match=rf"\[sigmoid\] compiled code differs .*test_jit.py:{line}"
+    ):
+        f(X)
+
+
+def test_compiler_failure_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Any, b: Any, *operands: Any, **attrs: Any) -> Any:
+        raise RuntimeError("[cos] has no lowering")
+
+    monkeypatch.setattr(type(OPS["cos"]), "lower", fail)
+
+    @jit
+    def f(x: Any) -> Any:
+        return x.cos() * 7.125
+
+    with pytest.warns(FallbackWarning, match=r"\[cos\] has no lowering"):
+        f(X)
+    np.testing.assert_array_equal(f(X).numpy(), f.__wrapped__(X).numpy())
+    assert f.stats.fallbacks == 2
+
+
+def test_bad_arguments_of_jit() -> None:
+    with pytest.raises(TypeError, match=r"\[jit\] expected a function; got int"):
+        jit(3)
+    with pytest.raises(ValueError, match="expected fallback"):
+        jit(lambda x: x, fallback="maybe")
+    assert isinstance(jit(lambda x: x), JitFunction)
+
+
+def test_arguments_are_not_kept_alive() -> None:
+    @jit(fallback="error")
+    def f(x: Any) -> Any:
+        return x * 2
+
+    import gc
+    import weakref
+
+    x = jg.ones(3)
+    ref = weakref.ref(x._storage)
+    f(x)
+    f(x)
+    del x
+    gc.collect()
+    assert ref() is None

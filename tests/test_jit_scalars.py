@@ -1,0 +1,166 @@
+"""jit and Python numbers: floats are lifted, ints, bools and strings are guarded by value."""
+
+from __future__ import annotations
+
+import math
+from collections import namedtuple
+from typing import Any
+
+import numpy as np
+import pytest
+
+import jitgrad as jg
+from jitgrad import nn, optim
+from jitgrad.jit import jit
+from jitgrad.runtime.knobs import knob
+
+X = jg.tensor([1.0, 2.0, 3.0])
+
+
+@pytest.fixture(autouse=True)
+def _strict() -> Any:
+    with knob(fallback="error"):
+        yield
+
+
+def run(function: Any, values: list[tuple[Any, ...]]) -> Any:
+    fast = jit(function)
+    for args in values:
+        expected = function(X, *args)
+        got = fast(X, *args)
+        np.testing.assert_array_equal(got.numpy(), expected.numpy())
+        assert got.dtype is expected.dtype
+    return fast
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, s: x * s,
+        lambda x, s: s - x,
+        lambda x, s: x * (1 - s) ** 2 / 3 + -s,
+        lambda x, s: (x > s) * 1.0,
+        lambda x, s: x.double() * s,
+        lambda x, s: x.long() * s,
+        lambda x, s: x.half() + abs(s) % 0.3 + s // 1,
+        lambda x, s: jg.full((2,), s) + 1,
+        lambda x, s: jg.tensor(s) + x,
+        lambda x, s: x.clone().fill_(s),
+    ],
+)
+def test_a_float_that_changes_is_one_trace(function: Any) -> None:
+    fast = run(function, [(0.1,), (0.2,), (0.30000001,), (-1.5,), (1e30,)])
+    assert fast.stats.traces == 1, fast.explain_last_miss()
+    assert fast.stats.hits == 4
+
+
+def test_floats_in_tuples_and_keywords() -> None:
+    Pair = namedtuple("Pair", "a b")
+
+    @jit
+    def f(x: Any, betas: Any, pair: Any, *, lr: float) -> Any:
+        return x * betas[0] + betas[1][0] * pair.a + pair.b - lr
+
+    for i in range(4):
+        got = f(X, (0.5 * i, (1.0 + i,)), Pair(2.0, 0.25 * i), lr=0.1 * i)
+        expected = X.numpy() * np.float32(0.5 * i) + np.float32((1.0 + i) * 2.0)
+        expected = expected + np.float32(0.25 * i) - np.float32(0.1 * i)
+        np.testing.assert_allclose(got.numpy(), expected, rtol=1e-6)
+    assert f.stats.traces == 1
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, s: x * 2 if s > 0.15 else x * 3,
+        lambda x, s: x * float(s),
+        lambda x, s: x * math.sqrt(s),
+        lambda x, s: x * {0.1: 5, 0.2: 6}[s],
+        lambda x, s: x * round(s, 1),
+        lambda x, s: x if s else x + 1,
+        lambda x, s: x * len(f"{s:.2f}"),
+        lambda x, s: x * int(s * 10),
+    ],
+)
+def test_looking_at_a_float_specialises(function: Any) -> None:
+    fast = run(function, [(0.1,), (0.1,), (0.2,), (0.2,), (0.1,)])
+    assert fast.stats.traces == 2, fast.explain_last_miss()
+    assert fast.stats.hits == 3
+
+
+@pytest.mark.parametrize("values", [(1, 2), (True, False), ("a", "bb"), (None, 3), (1, True)])
+def test_others_are_guarded_by_value(values: tuple[Any, Any]) -> None:
+    def f(x: Any, v: Any) -> Any:
+        return x * len(repr(v))
+
+    fast = run(f, [(values[0],), (values[0],), (values[1],), (values[0],), (values[1],)])
+    assert fast.stats.traces == 2
+    assert fast.stats.hits == 3
+
+
+def test_float_and_int_are_different_signatures() -> None:
+    fast = run(lambda x, s: x.long() * s, [(2,), (2.0,), (2,), (3.0,)])
+    assert fast.stats.traces == 2
+
+
+def test_a_float_result_is_guarded() -> None:
+    @jit
+    def f(x: Any, s: float) -> Any:
+        return x * s, s * 2
+
+    for s in (0.5, 0.5, 0.25):
+        y, twice = f(X, s)
+        assert type(twice) is float and twice == 2 * s
+        np.testing.assert_array_equal(y.numpy(), X.numpy() * np.float32(s))
+    assert f.stats.traces == 2
+
+
+def test_nan_and_signed_zero_when_specialised() -> None:
+    def f(x: Any, s: float) -> Any:
+        return x + (1 if str(float(s)) == "-0.0" else 2)
+
+    fast = run(f, [(0.0,), (-0.0,), (0.0,), (math.nan,), (math.nan,)])
+    assert fast.stats.traces == 3
+
+
+def test_learning_rate_schedule_is_one_trace() -> None:
+    w = nn.Parameter(jg.ones(3))
+    optimizer = optim.SGD([w], lr=1.0)
+
+    @jit
+    def step(x: Any) -> None:
+        optimizer.zero_grad()
+        (x * w).sum().backward()
+        optimizer.step()
+
+    expected = np.ones(3, np.float32)
+    for i in range(6):
+        optimizer.param_groups[0]["lr"] = lr = 0.5**i
+        step(X)
+        expected = expected - X.numpy() * np.float32(lr)
+        np.testing.assert_allclose(w.detach().numpy(), expected, rtol=1e-6)
+    assert step.stats.traces <= 2
+    optimizer.param_groups[0]["lr"] = 1  # an int is guarded
+    step(X)
+    assert step.stats.traces <= 3
+    np.testing.assert_allclose(w.detach().numpy(), expected - X.numpy(), rtol=1e-6)
+
+
+def test_a_hyper_parameter_that_python_looked_at() -> None:
+    w = nn.Parameter(jg.ones(3))
+    optimizer = optim.SGD([w], lr=0.1, weight_decay=0.0)
+
+    @jit
+    def step(x: Any) -> None:
+        optimizer.zero_grad()
+        (x * w).sum().backward()
+        optimizer.step()
+
+    for _ in range(4):
+        step(X)
+    before, traces = w.detach().numpy().copy(), step.stats.traces
+    optimizer.param_groups[0]["weight_decay"] = 0.5
+    step(X)
+    assert step.stats.traces == traces + 1
+    expected = before - np.float32(0.1) * (X.numpy() + np.float32(0.5) * before)
+    np.testing.assert_allclose(w.detach().numpy(), expected, rtol=1e-6)
