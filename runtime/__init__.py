@@ -1,6 +1,16 @@
 """Runs compiled code: buffers, launch, threads, cache, exported libraries.
 
-NumPy and the standard library only. Public here: `load(path)`, for libraries made by export.
+NumPy and the standard library only. Public here: `load(path)`, for libraries made by export; it is
+imported at its first use.
 """
 
-from jitgrad.runtime.artifact import load as load
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+
+def __getattr__(name: str) -> Any:
+    if name == "load":
+        return importlib.import_module("jitgrad.runtime.artifact").load
+    raise AttributeError(f"module 'jitgrad.runtime' has no attribute {name!r}")

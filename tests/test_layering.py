@@ -102,9 +102,22 @@ class Collector(ast.NodeVisitor):
         self.found.append(Import(self.module, place, target, names, in_function, self.typing_only))
 
     def visit_function(self, node: ast.AST) -> None:
+        if self.functions == 0 and getattr(node, "name", "") == "__getattr__" and self.only_own(node):
+            return  # PEP 562: a package loads its own submodules at their first use
         self.functions += 1
         self.generic_visit(node)
         self.functions -= 1
+
+    def only_own(self, node: ast.AST) -> bool:
+        """Whether a function imports submodules of this very package only, by import_module."""
+        for inner in ast.walk(node):
+            if isinstance(inner, ast.Import | ast.ImportFrom):
+                return False
+            if isinstance(inner, ast.Call) and ast.unparse(inner.func) == "importlib.import_module":
+                text = ast.unparse(inner.args[0]).lstrip("f").strip("'\"")
+                if self.package != self.module or not text.startswith(f"{self.module}."):
+                    return False
+        return True
 
     visit_FunctionDef = visit_AsyncFunctionDef = visit_Lambda = visit_function
 
