@@ -322,6 +322,39 @@ def test_combines(combine: str, order: str, n: int) -> None:
         assert equal(got, getattr(np, combine)(a, axes[0])), target.cpu
 
 
+@pytest.mark.parametrize(
+    "orders", [("lanes",), ("columns",), ("columns", "lanes"), ("lanes", "columns")]
+)
+@pytest.mark.parametrize("outer", [(), (3,), (40,)])
+@pytest.mark.parametrize("n", [1, 37, 700])
+def test_store_over_what_the_stage_reduces(
+    orders: tuple[str, ...], outer: tuple[int, ...], n: int
+) -> None:
+    """A stage may store in place of what it reads, whatever loops its reductions need."""
+    p = len(outer)
+    x, y = (Array(name, (*outer, n), dtypes.float32) for name in "xy")
+    index = tuple(map(axis, range(p + 1)))
+    value = load(x, index)
+    sums = [Array(f"s{k}", (), dtypes.float32) for k in range(len(orders))]
+    outs = [Array(f"o{k}", outer, dtypes.float32) for k in range(len(orders))]
+    reduces = tuple(
+        Reduce(s, value * value + float(k), "sum", order)
+        for k, (s, order) in enumerate(zip(sums, orders, strict=True))
+    )
+    ends = tuple(Store(o, index[:p], load(s, ())) for o, s in zip(outs, sums, strict=True))
+    kernel = LoopKernel(
+        outer, [Stage((n,), (Store(y, index, value * 0.5),), reduces), Stage((), ends)], sums
+    )
+    a = data(dtypes.float32, x.shape)
+    shared = a.copy()
+    got = [np.zeros(outer, np.float32) for _ in outs]
+    Run(kernel)({x: shared, y: shared, **dict(zip(outs, got, strict=True))})
+    np.testing.assert_array_equal(shared, a * np.float32(0.5))
+    for k, g in enumerate(got):
+        want = (a.astype(np.float64) ** 2 + k).sum(-1)
+        np.testing.assert_allclose(g, want, rtol=1e-5)
+
+
 @pytest.mark.parametrize("n", [1, 8, 37, 100, 1000])
 def test_softmax(n: int) -> None:
     """Three stages with a row buffer; scratch belongs to the worker."""

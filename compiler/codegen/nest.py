@@ -218,12 +218,11 @@ class Nest:
                 child = scope.child()
                 self.stores(child, step)
                 continue
-            stores = step.stores
+            # What is stored may take the memory of what is read: stores are in the last loop.
             if columns or not step.reduces:
-                self.outer_columns(scope, step, columns, True)
-                stores = []
+                self.outer_columns(scope, step, columns, not lanes)
             if lanes:
-                self.outer_lanes(scope, step, lanes, bool(stores))
+                self.outer_lanes(scope, step, lanes, bool(step.stores))
 
     def outer_columns(
         self, scope: Scope, step: Step, reduces: Sequence[loops.Reduce], stores: bool
