@@ -27,6 +27,6 @@ def leaf_facts(x: Any) -> tuple[Any, ...] | None:
 
 def tensor_facts(t: Tensor) -> tuple[Any, ...]:
     """What guards require of a captured tensor besides where it is."""
-    hooks = None if t._hooks is None else tuple(map(id, t._hooks.values()))
-    post = None if t._post_hooks is None else tuple(map(id, t._post_hooks.values()))
+    hooks = tuple(map(id, t._hooks.values())) if t._hooks else ()
+    post = tuple(map(id, t._post_hooks.values())) if t._post_hooks else ()
     return (type(t), t._type, t.requires_grad, t._node is None, layout(t._data), hooks, post)

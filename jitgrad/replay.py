@@ -18,6 +18,7 @@ from jitgrad.effects import is_module
 from jitgrad.facts import FACTS, layout, leaf_facts
 from jitgrad.guards import Item, Watch, same, short
 from jitgrad.hostscalar import HostScalar
+from jitgrad.pair import CompiledNode, Pair, attach, keep, overwritten
 from jitgrad.pytree import Structure, children_of, rebuild
 from jitgrad.sources import (
     AliasResult,
@@ -198,7 +199,6 @@ class Specialisation:
         self.call: Callable[[Any, Any], Any] = self.namespace["call"]
         for entry in trace.entries:
             entry.release()
-        trace.differentiable = []
         watch.release()
 
     def compile(self) -> None:
@@ -278,7 +278,8 @@ class _Writer:
             "has_layout": has_layout, "make_view": make_view, "make_alias": make_alias,
             "leaf": leaf, "wrap": wrap, "set_slot": set_slot, "rebuild": rebuild,
             "array": np.array, "float64": np.float64, "int64": np.int64, "run": spec.first_run,
-            "overlap": overlap, "children_of": children_of,
+            "overlap": overlap, "children_of": children_of, "keep": keep, "attach": attach,
+            "CompiledNode": CompiledNode, "overwritten": overwritten,
         }  # fmt: skip
         for item in self.watch.items:
             self.namespace[f"i{item.number}"] = item.now
@@ -555,7 +556,11 @@ class _Writer:
             self.put(f"{name} = {self.constant(generator)}.advance({count})")
         self.namespace["signed"] = signed
         arrays = [self._array(i, source) for i, source in enumerate(places)]
-        self.put(f"r = run([{', '.join(arrays)}])")
+        if self.trace.pair is None:
+            self.put(f"r = run([{', '.join(arrays)}])")
+        else:
+            self.put(f"x = [{', '.join(arrays)}]")
+            self.put("r = run(x)")
 
     def _aliasing(self, written: set[int], places: Sequence[Source]) -> None:
         """Storages that are passed, not captured, must not overlap what is written, or be it."""
@@ -585,6 +590,10 @@ class _Writer:
         for item, key in self.watch.touched:
             self.put(f"i{item.number}[{self.constant(key)}]")
         self.roots: dict[int, str] = {}
+        self.tensors: dict[int, str] = {}
+        self.used: set[int] = set()
+        if self.trace.pair is not None:
+            self._pair(self.trace.pair)
         for owner, key, result in self.trace.rebinds:
             base = self.tensor(owner)
             value = "None" if result is None else self.result(result)
@@ -608,15 +617,58 @@ class _Writer:
             base, chain = self.tensor(result.source), self.constant(tuple(result.chain))
             return f"make_alias({base}, {chain}, {result.requires_grad})"
         assert isinstance(result, FreshResult)
-        root = self.roots.get(result.index)
-        if root is None:
-            root = self.roots[result.index] = f"t{result.index}"
-            type_ = intern_type(self._root_type(result.index))
-            self.put(f"{root} = wrap(r[{result.index}], {self.constant(type_)})")
-        text = root
+        name = self.tensors.get(result.number)
+        if name is not None:
+            return name
+        root = self._root(result.index)
         if result.chain:
             text = f"make_view({root}, {self.constant(tuple(result.chain))})"
-        return f"leaf({text})" if result.requires_grad else text
+        elif result.index in self.used:
+            text = f"{root}.detach()"
+        else:
+            text = root
+            self.used.add(result.index)
+        if result.slot >= 0:
+            text = f"attach({text}, c, {result.slot})"
+        elif result.requires_grad:
+            text = f"leaf({text})"
+        name = self.tensors[result.number] = f"y{result.number}"
+        self.put(f"{name} = {text}")
+        return name
+
+    def _root(self, index: int) -> str:
+        """The name of the tensor on array `index` of the run."""
+        root = self.roots.get(index)
+        if root is None:
+            root = self.roots[index] = f"t{index}"
+            type_ = intern_type(self._root_type(index))
+            self.put(f"{root} = wrap(r[{index}], {self.constant(type_)})")
+        return root
+
+    def _pair(self, pair: Pair) -> None:
+        """The tape node of the results: what gets gradients, and what is kept for them."""
+        given = []
+        for i, entry in enumerate(self.trace.entries):
+            if i in self.spec._written:
+                given.append(f"overwritten(x[{i}])")
+                continue
+            owner = "None"
+            if isinstance(entry.source, (Arg, Captured, Grad)) and not (
+                isinstance(entry.source, Captured) and entry.source.item.kind == "array"
+            ):
+                owner = self.tensor(entry.source)
+            given.append(f"keep(x[{i}], {owner})")
+        self.put(f"x = [{', '.join(given)}]")
+        results = {r.index for r in self.trace.results if isinstance(r, FreshResult)}
+        kept = []
+        for kind, i in pair.kept:
+            if kind == "input":
+                kept.append(f"x[{i}]")
+            else:
+                owner = self._root(i) if i in results else "None"
+                kept.append(f"keep(r[{i}], {owner})")
+        tensors = ", ".join(self.tensor(source) for source in pair.sources)
+        self.put(f"c = CompiledNode({self.constant(pair)}, ({tensors},), [{', '.join(kept)}], x)")
 
     def _root_type(self, index: int) -> Any:
         graph = self.trace.graph

@@ -97,12 +97,17 @@ class AliasResult:
 
 @dataclass(frozen=True, eq=False)
 class FreshResult:
-    """A result on new memory: array `index` of the run, then these view ops."""
+    """A result on new memory: array `index` of the run, then these view ops.
+
+    number: which tensor it is (results that are one tensor have one number). slot: which output
+    of the compiled tape node it is, or -1.
+    """
 
     index: int
     chain: Chain
     requires_grad: bool
-    is_root: bool
+    number: int
+    slot: int = -1
 
 
 Result = ConstantResult | SameResult | AliasResult | FreshResult

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 
+from jitgrad.autograd.engine import grad
 from jitgrad.compiler.ir import Graph, Rebind, Value, Write
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.compiler.types import TensorType
 from jitgrad.facts import layout, leaf_facts
 from jitgrad.hostscalar import HostScalar
+from jitgrad.pair import Pair, split
 from jitgrad.pytree import Structure, flatten
 from jitgrad.random import draw_tensors
 from jitgrad.runtime import dtypes
@@ -39,7 +42,9 @@ from jitgrad.sources import (
     Seed,
     Source,
 )
+from jitgrad.state import abstract_mode
 from jitgrad.storage import Storage
+from jitgrad.tape.node import edge_of, next_seq
 from jitgrad.tape.views import put_chain
 from jitgrad.tensor import Size, Tensor, static_type, wrap
 from jitgrad.userline import user_line
@@ -117,7 +122,7 @@ class Trace:
     slots: list[tuple[Owner, str, Any]]
     draws: dict[Any, int]
     special: dict[Any, float]
-    differentiable: list[tuple[int, Tensor]] = field(default_factory=list)
+    pair: Pair | None = None
 
 
 class GraphTensor:
@@ -188,6 +193,7 @@ class Recorder:
         self._strangers: list[tuple[weakref.ref[Tensor], str]] = []
         self._copies: list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = []
         self.special: dict[Any, float] = {}
+        self.first_node = next_seq()
 
     def give_up(self, reason: str, line: str = "") -> None:
         """Ends the recording. The first reason stands."""
@@ -415,8 +421,11 @@ class Recorder:
         self._strangers.append((weakref.ref(owner), what))
 
     # -- the end -------------------------------------------------------------------------------
-    def finish(self, result: Any) -> Trace | None:
-        """The trace of a call that returned `result`; None when recording was given up."""
+    def finish(self, result: Any, recording: Callable[[], AbstractContextManager[Any]]) -> Any:
+        """The trace of a call that returned `result`; None when recording was given up.
+
+        recording: a context in which this recorder is told of what runs.
+        """
         if self.reason:
             return None
         leaves, structure = flatten(result)
@@ -442,9 +451,94 @@ class Recorder:
         self._check_writes()
         if self.reason:
             return None
-        return self._trace(structure, results, rebinds, roots)
+        pair = None
+        if roots.tensors:
+            if roots.shared():
+                self.give_up("returns two tensors on the same memory, one of them on the tape")
+                return None
+            pair = self._differentiate(roots, recording)
+            if pair is None:
+                return None
+        return self._trace(structure, results, rebinds, roots, pair)
 
-    def _trace(self, structure: Structure, results: Any, rebinds: Any, roots: _Roots) -> Trace:
+    def _differentiate(
+        self, roots: _Roots, recording: Callable[[], AbstractContextManager[Any]]
+    ) -> Pair | None:
+        """Records the backward of the results that are on the tape, without data."""
+        graph, outputs = self.graph, roots.tensors
+        targets = self._targets(outputs)
+        if self.reason or not targets:
+            self.give_up("returns tensors on the tape of no input")
+            return None
+        forward = len(graph.nodes)
+        seeds = [wrap(None, y._type) for y in outputs]
+        cotangents = [Value(plain_type(y._type), name=f"cotangent{i}")
+                      for i, y in enumerate(outputs)]  # fmt: skip
+        self._values.update(zip((s._storage for s in seeds), cotangents, strict=True))
+        try:
+            with recording(), abstract_mode():
+                found = grad(
+                    outputs, [e.tensor for e in targets if e.tensor is not None], seeds,
+                    retain_graph=True, allow_unused=True,
+                )  # fmt: skip
+        except Exception as error:
+            self.give_up(f"returns a tensor whose backward cannot be recorded: {error}")
+        if self.reason:
+            return None
+        grads = [None if g is None else self.value_of(g, "") for g in found]
+        del found, seeds
+        reverse = graph.nodes[forward:]
+        del graph.nodes[forward:]
+        backward, kept, places = split(reverse, cotangents, grads, f"{graph.name}_backward")
+        inputs = {e.value: i for i, e in enumerate(self.entries)}
+        sources: list[tuple[str, int]] = []
+        for v in kept:
+            entry = self.entries[inputs[v]] if v in inputs else None
+            if entry is not None and self._values[entry.storage] is v:
+                sources.append(("input", inputs[v]))
+            else:  # made by the forward, or overwritten by it
+                have = roots.values.index(v) if v in roots.values else roots.add_value(v)
+                sources.append(("result", have))
+        return Pair(
+            backward, [e.source for e in targets], places, sources, [c.type for c in cotangents],
+            [e.value for e in self.entries], list(graph.nodes), reverse, cotangents, grads,
+            [self.entries.index(e) for e in targets],
+        )  # fmt: skip
+
+    def _targets(self, outputs: Sequence[Tensor]) -> list[Entry]:
+        """The inputs that gradients of the outputs go to."""
+        by_edge: dict[tuple[int, int], Entry] = {}
+        for e in self.entries:
+            if e.tensor is not None and e.tensor.requires_grad:
+                edge, slot = edge_of(e.tensor)
+                by_edge[id(edge), slot] = e
+        found: dict[int, Entry] = {}
+        seen: set[int] = set()
+        stack: list[Any] = [edge_of(y) for y in outputs]
+        while stack:
+            edge, slot = stack.pop()
+            entry = by_edge.get((id(edge), slot))
+            if entry is not None:
+                found[id(entry)] = entry
+                hooked = edge._hooks if isinstance(edge, Tensor) else edge.hooks
+                if hooked:
+                    self.give_up("returns a tensor that depends on an input with hooks")
+                continue
+            if edge is None or id(edge) in seen:
+                continue
+            if isinstance(edge, Tensor) or edge.seq < self.first_node:
+                self.give_up(
+                    "returns a tensor that depends on a leaf which is neither an argument nor "
+                    "captured state"
+                )
+                break
+            seen.add(id(edge))
+            stack.extend(zip(edge.edges, edge.slots, strict=True))
+        return [e for e in self.entries if id(e) in found]
+
+    def _trace(
+        self, structure: Structure, results: Any, rebinds: Any, roots: _Roots, pair: Pair | None
+    ) -> Trace:
         graph = self.graph
         in_results = {r.index for r in results if isinstance(r, FreshResult)}
         order = sorted(range(len(roots.values)), key=lambda i: (i not in in_results, i))
@@ -458,8 +552,11 @@ class Recorder:
 
         def placed(r: Any) -> Any:
             if isinstance(r, FreshResult):
-                return FreshResult(place[r.index], r.chain, r.requires_grad, r.is_root)
+                return replace(r, index=place[r.index])
             return r
+
+        if pair is not None:
+            pair.kept = [(k, place[i] if k == "result" else i) for k, i in pair.kept]
 
         for i, entry in enumerate(self.entries):
             value = self._values[entry.storage]
@@ -480,7 +577,7 @@ class Recorder:
             ],
             dict(self._draws),
             self.special,
-            [(place[i], t) for i, t in roots.differentiable],
+            pair,
         )
 
     def _result(self, x: Any, roots: _Roots) -> Result:
@@ -514,15 +611,31 @@ class Recorder:
         chain = self._suffix(x, "")
         requires_grad = x.requires_grad
         if entry is not None and entry.kind != "scalar" and not isinstance(entry.source, Constant):
-            if requires_grad and x._node is not None:
-                self.give_up("returns a view of an input that is on the tape")
+            if requires_grad and x._node is not None and not self._is_view_of(x, entry):
+                self.give_up("returns an input's memory, changed by operations on the tape")
             if isinstance(entry.source, Captured) and entry.source.item.kind == "array":
                 self.give_up("returns a tensor on the memory of a NumPy array that it did not make")
             return AliasResult(entry.source, chain, requires_grad)
-        index = roots.add(storage)
-        if x._node is not None and requires_grad:
-            roots.differentiable.append((index, x))
-        return FreshResult(index, chain, requires_grad and x._node is None, not chain)
+        number = roots.number(x)
+        if x._node is None or not requires_grad:
+            return FreshResult(roots.add(storage), chain, requires_grad, number)
+        if chain:  # the compiled node makes what the view shows, on memory of its own
+            index, chain = roots.add_value(self.value_of(x, "")), ()
+            roots.apart.append(storage)
+        else:
+            index = roots.add(storage)
+        return FreshResult(index, chain, False, number, roots.slot(x))
+
+    def _is_view_of(self, x: Tensor, entry: Entry) -> bool:
+        """Whether the same views of the input, made anew, have x's place on the tape."""
+        base = entry.tensor
+        return (
+            base is not None
+            and x._view is not None
+            and x._view.base is (base if base._base is None else base._base)
+            and x._view.tracked
+            and not self._counts.get(entry.storage)
+        )
 
     def _check_writes(self) -> None:
         written = [e for e in self.entries if self._values[e.storage] is not e.value]
@@ -569,19 +682,42 @@ class Recorder:
 
 
 class _Roots:
-    """The storages of results that are new memory, each once."""
+    """The storages of results that are new memory, each once; and other values to be kept.
+
+    Attributes: `values`, what the run must give; `tensors`, the results on the tape, by slot;
+    `apart`, storages whose results on the tape got memory of their own.
+    """
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
-        self.index: dict[Storage, int] = {}
         self.values: list[Value] = []
-        self.differentiable: list[tuple[int, Tensor]] = []
+        self.tensors: list[Tensor] = []
+        self.apart: list[Storage] = []
+        self._index: dict[Storage, int] = {}
+        self._numbers: dict[int, tuple[int, Tensor]] = {}
 
     def add(self, storage: Storage) -> int:
-        if storage not in self.index:
-            self.index[storage] = len(self.values)
-            self.values.append(self.recorder._values[storage])
-        return self.index[storage]
+        if storage not in self._index:
+            self._index[storage] = self.add_value(self.recorder._values[storage])
+        return self._index[storage]
+
+    def add_value(self, value: Value) -> int:
+        self.values.append(value)
+        return len(self.values) - 1
+
+    def number(self, x: Tensor) -> int:
+        return self._numbers.setdefault(id(x), (len(self._numbers), x))[0]
+
+    def slot(self, x: Tensor) -> int:
+        for i, y in enumerate(self.tensors):
+            if x is y:
+                return i
+        self.tensors.append(x)
+        return len(self.tensors) - 1
+
+    def shared(self) -> bool:
+        """Whether a storage of `apart` has another result."""
+        return len(set(self.apart)) < len(self.apart) or any(s in self._index for s in self.apart)
 
     def distinct(self) -> list[Value]:
         """The values, copied where one is an input or stands for two storages."""

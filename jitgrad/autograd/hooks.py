@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
+from jitgrad.state import bump_epoch
 from jitgrad.tape.node import RemovableHandle, add_hook
 from jitgrad.tensor import Tensor
 
@@ -24,6 +25,7 @@ def register_hook(tensor: Tensor, hook: Callable[[Tensor], Tensor | None]) -> Re
         tensor._hooks = OrderedDict()
     handle = RemovableHandle(tensor._hooks)
     tensor._hooks[handle.id] = hook
+    bump_epoch()
     return handle
 
 
@@ -39,6 +41,7 @@ def register_post_accumulate_grad_hook(
         tensor._post_hooks = OrderedDict()
     handle = RemovableHandle(tensor._post_hooks)
     tensor._post_hooks[handle.id] = hook
+    bump_epoch()
     return handle
 
 

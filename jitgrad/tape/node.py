@@ -15,6 +15,7 @@ from typing import Any
 
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.compiler.types import TensorType
+from jitgrad.state import bump_epoch
 from jitgrad.storage import Storage
 from jitgrad.tensor import Tensor, _new, absent
 from jitgrad.userline import line_of, user_frame
@@ -339,6 +340,7 @@ class RemovableHandle:
         hooks = self._hooks()
         if hooks is not None and self.id in hooks:
             del hooks[self.id]
+            bump_epoch()
 
     def __enter__(self) -> RemovableHandle:
         return self

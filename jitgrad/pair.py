@@ -1,0 +1,228 @@
+"""Pair: a compiled forward and a compiled backward, for results that are differentiated outside.
+
+Owns the split of a joint graph in two (`split`), the tape node that runs the compiled backward
+(`CompiledNode`), and differentiating through it again (`joint_grads`: the joint graph, op by op on
+the tape). The backward itself is recorded in trace.py, by running the tape abstractly.
+
+Values of the forward that the backward reads are kept, but for those that cost nothing to make
+again: constants and views.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from jitgrad.compiler.ir import Graph, Node, Value
+from jitgrad.compiler.ops.record import OPS
+from jitgrad.dispatch import apply
+from jitgrad.sources import Source
+from jitgrad.state import state
+from jitgrad.tape.node import RETAIN_ERROR, Gradients, edge_of, version_error, zeros_of
+from jitgrad.tape.node import Node as TapeNode
+from jitgrad.tensor import Tensor, intern_type, wrap
+
+
+@dataclass(eq=False)
+class Pair:
+    """How to go backwards through a compiled forward.
+
+    Attributes:
+        backward: the graph; inputs are the cotangents, then what was kept.
+        sources: where the tensors are that get gradients.
+        grads: for each of them, which result of the backward is its gradient, or None.
+        kept: for each kept value, ("input", i) of the forward graph, or ("result", i).
+        out_types: types of the differentiable results.
+        inputs, forward, reverse, cotangents, found: the joint graph: values of the forward's
+            inputs, its nodes, the backward's nodes, cotangents, and gradients.
+        compiled: the compiled backward.
+    """
+
+    backward: Graph
+    sources: list[Source]
+    grads: list[int | None]
+    kept: list[tuple[str, int]]
+    out_types: list[Any]
+    inputs: list[Value]
+    forward: list[Node]
+    reverse: list[Node]
+    cotangents: list[Value]
+    found: list[Value | None]
+    wanted: list[int]
+    compiled: Any = None
+    op: Any = field(default_factory=SimpleNamespace)
+
+    def __post_init__(self) -> None:
+        self.out_types = [intern_type(t) for t in self.out_types]
+        self.op = SimpleNamespace(name="jit", nout=len(self.out_types), saves=())
+        self.types: Any = self.out_types[0] if len(self.out_types) == 1 else tuple(self.out_types)
+
+
+def split(
+    reverse: Sequence[Node], cotangents: Sequence[Value], found: Sequence[Value | None], name: str
+) -> tuple[Graph, list[Value], list[int | None]]:
+    """The backward as a graph of its own, from the nodes that came after the forward's.
+
+    Returns the graph, the forward's values that are its inputs after the cotangents, and for each
+    gradient the number of the result that it is.
+    """
+    graph = Graph(name=name)
+    kept: list[Value] = []
+    new: dict[Value, Value] = {}
+    for i, v in enumerate(cotangents):
+        new[v] = graph.add_input(v.type, "arg", f"cotangent{i}")
+
+    def get(v: Value) -> Value:
+        """The backward's value for one of the joint graph; iterative through free nodes."""
+        stack = [v]
+        while stack:
+            x = stack[-1]
+            if x in new:
+                stack.pop()
+            elif x.node is None or not _is_free(x.node):
+                kept.append(x)
+                new[x] = graph.add_input(x.type, "arg", f"kept{len(kept)}")
+            else:
+                waiting = [y for y in x.node.inputs if y not in new]
+                if waiting:
+                    stack.extend(waiting)
+                else:
+                    made = graph.add_node(
+                        x.node.op, [new[y] for y in x.node.inputs], x.node.attrs, x.node.line
+                    )
+                    new.update(zip(x.node.outputs, made, strict=True))
+        return new[v]
+
+    useful = _useful(reverse, [v for v in found if v is not None])
+    for node in reverse:
+        if node not in useful:
+            continue
+        made = graph.add_node(node.op, [get(v) for v in node.inputs], node.attrs, node.line)
+        new.update(zip(node.outputs, made, strict=True))
+    places: list[int | None] = []
+    taken = {item.value for item in graph.inputs}
+    for v in found:
+        if v is None:
+            places.append(None)
+            continue
+        value = get(v)
+        taken |= {item.value for item in graph.inputs}
+        if value in taken:
+            value = graph.add(OPS["clone"], value)
+        taken.add(value)
+        places.append(len(graph.outputs))
+        graph.outputs.append(value)
+    return graph, kept, places
+
+
+def _is_free(node: Node) -> bool:
+    return node.op.view or (not node.inputs and not node.op.random)
+
+
+def _useful(nodes: Sequence[Node], results: Sequence[Value]) -> set[Node]:
+    useful: set[Node] = set()
+    needed = set(results)
+    for node in reversed(nodes):
+        if any(v in needed for v in node.outputs):
+            useful.add(node)
+            needed.update(node.inputs)
+    return useful
+
+
+Kept = tuple[Any, Any, int]
+"""An array, the storage whose version is checked (or None), and the version it had."""
+
+
+def keep(array: np.ndarray[Any, Any], owner: Tensor | None) -> Kept:
+    """What a CompiledNode holds of a kept value."""
+    if owner is None:
+        return array, None, 0
+    storage = owner._storage
+    return array, storage, storage.version - storage.hidden
+
+
+_OVERWRITTEN = SimpleNamespace(version=0, hidden=0)
+
+
+def overwritten(array: np.ndarray[Any, Any]) -> Kept:
+    """Of an input that the forward itself wrote: it cannot be run again."""
+    return array, _OVERWRITTEN, -1
+
+
+class CompiledNode(TapeNode):
+    """The tape node of a compiled forward: runs the compiled backward."""
+
+    __slots__ = ("given", "kept", "pair")
+
+    def __init__(
+        self, pair: Pair, tensors: Sequence[Tensor], kept: list[Kept], given: list[Kept]
+    ) -> None:
+        edges, slots = [], []
+        for x in tensors:
+            edge, slot = edge_of(x)
+            edges.append(edge)
+            slots.append(slot)
+        super().__init__(pair.op, {}, tuple(edges), tuple(slots), pair.types)
+        self.pair = pair
+        self.kept: list[Kept] | None = kept
+        self.given: list[Kept] | None = given
+
+    def release(self) -> None:
+        self.kept = self.given = None
+
+    def run(self, grads: Gradients) -> Gradients:
+        if self.kept is None or self.given is None:
+            raise RuntimeError(RETAIN_ERROR + f" (node {self.name()}, made at {self.line})")
+        pair = self.pair
+        full = [zeros_of(t) if g is None else g for g, t in zip(grads, pair.out_types, strict=True)]
+        if state.grad_enabled:
+            return joint_grads(self, full)
+        arrays = [_dense(g._data) for g in full]
+        arrays += self._arrays(self.kept, pair.backward.inputs[len(full) :])
+        results = pair.compiled.run(arrays)
+        types = [intern_type(v.type) for v in pair.backward.outputs]
+        return [None if i is None else wrap(results[i], types[i]) for i in pair.grads]
+
+    def _arrays(self, kept: Sequence[Kept], items: Sequence[Any]) -> list[Any]:
+        for (_, storage, version), item in zip(kept, items, strict=True):
+            if storage is not None and storage.version - storage.hidden != version:
+                now = storage.version - storage.hidden
+                raise version_error(self, item.name, item.value.type, version, now)
+        return [array for array, _, _ in kept]
+
+
+def _dense(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return array if array.flags.c_contiguous else np.array(array, order="C")
+
+
+def joint_grads(node: CompiledNode, grads: Sequence[Tensor]) -> Gradients:
+    """The gradients, on the tape: forward and backward run again, op by op."""
+    pair = node.pair
+    assert node.given is not None
+    items = [SimpleNamespace(name=v.name, value=v) for v in pair.inputs]
+    arrays = node._arrays(node.given, items)
+    values: dict[Value, Tensor] = {}
+    for v, array in zip(pair.inputs, arrays, strict=True):
+        values[v] = wrap(array, intern_type(v.type))
+    for i, edge, slot in zip(pair.wanted, node.edges, node.slots, strict=True):
+        x = values[pair.inputs[i]]
+        x._requires_grad = edge is not None
+        if isinstance(edge, Tensor):
+            values[pair.inputs[i]] = edge
+        elif edge is not None:
+            x._node, x._out = edge, slot
+    values.update(zip(pair.cotangents, grads, strict=True))
+    for n in (*pair.forward, *pair.reverse):
+        made = apply(n.op, tuple([values[v] for v in n.inputs]), n.attr)
+        values.update(zip(n.outputs, made if n.op.nout > 1 else (made,), strict=True))
+    return [None if v is None else values[v] for v in pair.found]
+
+
+def attach(t: Tensor, node: CompiledNode, slot: int) -> Tensor:
+    """The tensor, now result `slot` of the node."""
+    t._node, t._out, t._requires_grad = node, slot, True
+    return t

@@ -1,0 +1,271 @@
+"""Gradients through a compiled function that is called from eager code: forward and backward are
+compiled as a pair. Each test compares with the plain function.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import jitgrad as jg
+import jitgrad.nn.functional as F
+from jitgrad import nn, optim
+from jitgrad.jit import jit
+from jitgrad.runtime.errors import FallbackWarning
+from jitgrad.runtime.knobs import knob
+
+
+@pytest.fixture(autouse=True)
+def _strict() -> Any:
+    with knob(fallback="error"):
+        yield
+
+
+def near(a: Any, b: Any) -> None:
+    assert (a is None) == (b is None)
+    if a is not None:
+        np.testing.assert_allclose(a.detach().numpy(), b.detach().numpy(), rtol=2e-5, atol=2e-6)
+
+
+def leaf(*shape: int, seed: int = 0) -> Any:
+    data = np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+    return jg.tensor(data, requires_grad=True)
+
+
+def compare(function: Callable[..., Any], *shapes: tuple[int, ...], calls: int = 3) -> Any:
+    """Results and gradients of all arguments, plain and compiled; returns the jitted function."""
+    fast = jit(function)
+    for k in range(calls):
+        runs = []
+        for f in (function, fast):
+            args = [leaf(*s, seed=10 * k + i) for i, s in enumerate(shapes)]
+            out = f(*args)
+            outs = list(out) if isinstance(out, tuple) else [out]
+            loss = sum((y * jg.arange(1.0, y.numel() + 1).reshape(y.shape)).sum() for y in outs)
+            assert all(y.requires_grad and not y.is_leaf for y in outs)
+            loss.backward()
+            runs.append([*outs, *(a.grad for a in args)])
+        for a, b in zip(*runs, strict=True):
+            near(a, b)
+    assert fast.stats.traces == 1 and fast.stats.hits == calls - 1
+    return fast
+
+
+FUNCTIONS: list[tuple[Callable[..., Any], list[tuple[int, ...]]]] = [
+    (lambda x: x * 2, [(3,)]),
+    (lambda x: x.exp().sum(), [(3, 4)]),
+    (lambda x, w: (x @ w).tanh(), [(4, 3), (3, 2)]),
+    (lambda x, y: (x * y + x, y.sigmoid()), [(3, 1), (3,)]),
+    (lambda x: x.t()[1:] * 3, [(3, 4)]),
+    (lambda x: (x * 2).t(), [(3, 4)]),
+    (lambda x: (x * x).reshape(2, 6)[0], [(3, 4)]),
+    (lambda x: F.log_softmax(x, dim=1), [(3, 4)]),
+    (lambda x: x.max(1).values + x.sort(1)[0].sum(1), [(3, 4)]),
+    (lambda x, y: x * y.detach() + y, [(3,), (3,)]),
+    (lambda x: x.cumsum(0).pow(2).mean(), [(5,)]),
+]
+
+
+@pytest.mark.parametrize(("function", "shapes"), FUNCTIONS)
+def test_gradients_of_arguments(function: Any, shapes: Any) -> None:
+    compare(function, *shapes)
+
+
+def test_in_place_inside() -> None:
+    def f(x: Any) -> Any:
+        y = x * 2
+        y[0] = y[1] * x[0]
+        y.mul_(x)
+        return y.tanh()
+
+    compare(f, (3, 4))
+
+
+def test_a_view_of_an_argument() -> None:
+    def f(x: Any) -> Any:
+        return x[1], x * 1
+
+    compare(f, (3, 4))
+
+
+def test_non_leaf_arguments_and_results_used_on() -> None:
+    fast = jit(lambda x: x.exp() * 2)
+    grads = []
+    for f in (fast.__wrapped__, fast, fast):
+        w = leaf(3)
+        y = f(w * 3)
+        (y * y).sum().backward()
+        grads.append(w.grad)
+    near(grads[0], grads[1])
+    near(grads[0], grads[2])
+    assert fast.stats.hits == 1
+
+
+@pytest.mark.parametrize("make", [
+    lambda: nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)),
+    lambda: nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.GELU(), nn.Linear(8, 3)),
+    lambda: nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Dropout(0.3), nn.Linear(8, 3)),
+])  # fmt: skip
+def test_training_with_a_compiled_model(make: Any) -> None:
+    jg.manual_seed(0)
+    slow = make()
+    fast_model = copy.deepcopy(slow)
+    fast = jit(fast_model)
+    data = np.random.default_rng(0).standard_normal((6, 4)).astype(np.float32)
+    losses = []
+    for model, forward in ((slow, slow), (fast_model, fast)):
+        jg.manual_seed(1)
+        optimizer = optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        mine = []
+        for _ in range(5):
+            loss = F.cross_entropy(forward(jg.tensor(data)), jg.tensor([0, 1, 2, 0, 1, 2]))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            mine.append(loss.item())
+        losses.append(mine)
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-4)
+    assert fast.jitted.stats.traces == 1 and fast.jitted.stats.hits == 4
+    for p, q in zip(slow.state_dict().values(), fast_model.state_dict().values(), strict=True):
+        np.testing.assert_allclose(p.numpy(), q.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_backward_twice() -> None:
+    fast = jit(lambda x: x.exp())
+    fast(leaf(3))
+    x = leaf(3)
+    y = fast(x).sum()
+    y.backward(retain_graph=True)
+    once = x.grad.clone()
+    y.backward()
+    near(x.grad, once * 2)
+    with pytest.raises(RuntimeError, match="second time"):
+        y.backward()
+
+
+def test_saved_values_are_checked() -> None:
+    fast = jit(lambda x, w: (x * w).exp())
+    for _ in range(2):
+        x, w = leaf(3), leaf(3, seed=1)
+        y = fast(x, w)
+        with jg.no_grad():
+            w.add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()
+    for _ in range(2):
+        x, w = leaf(3), leaf(3, seed=1)
+        y = fast(x, w)
+        y.mul_(2)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()
+
+
+def test_in_place_on_a_result_that_is_not_saved() -> None:
+    fast = jit(lambda x: x * 2)
+    for _ in range(2):
+        x = leaf(3)
+        y = fast(x)
+        y.mul_(3)
+        y[0] = 0
+        y.sum().backward()
+        assert x.grad.tolist() == [0.0, 6.0, 6.0]
+
+
+def test_second_derivative() -> None:
+    fast = jit(lambda x: (x**3).sum() + x.exp().sum())
+    for _ in range(2):
+        x = leaf(4)
+        (g,) = jg.autograd.grad(fast(x), x, create_graph=True)
+        (h,) = jg.autograd.grad((g * g).sum(), x)
+        (g2,) = jg.autograd.grad(fast.__wrapped__(x), x, create_graph=True)
+        (h2,) = jg.autograd.grad((g2 * g2).sum(), x)
+        near(g, g2)
+        near(h, h2)
+
+
+def test_only_some_results_are_used() -> None:
+    fast = jit(lambda x, y: (x * 2, y * x))
+    for _ in range(2):
+        x, y = leaf(3), leaf(3, seed=1)
+        a, b = fast(x, y)
+        a.sum().backward()
+        assert x.grad.tolist() == [2.0] * 3
+        assert y.grad is None or y.grad.tolist() == [0.0] * 3
+
+
+def test_result_beside_its_detached_self() -> None:
+    @jit
+    def f(x: Any) -> Any:
+        y = x * 2
+        return y, y.detach()
+
+    for _ in range(2):
+        x = leaf(3)
+        y, off = f(x)
+        assert y.requires_grad and not off.requires_grad
+        assert y._storage is off._storage
+        y.sum().backward()
+        assert x.grad.tolist() == [2.0] * 3
+
+
+def test_dropout_recomputes_nothing_and_repeats() -> None:
+    fast = jit(lambda x: F.dropout(x, 0.5) * 3)
+    for k in range(3):
+        jg.manual_seed(k)
+        x = leaf(64)
+        y = fast(x)
+        y.sum().backward()
+        kept = y.detach().numpy() != 0
+        np.testing.assert_array_equal(x.grad.numpy() != 0, kept)
+        jg.manual_seed(k)
+        near(y, fast.__wrapped__(x))
+
+
+def test_grad_mode_is_a_guard() -> None:
+    fast = jit(lambda x: x * 2)
+    x = leaf(3)
+    for _ in range(2):
+        assert fast(x).requires_grad
+        with jg.no_grad():
+            assert not fast(x).requires_grad
+    assert fast.stats.traces == 2
+
+
+def test_hooks_on_leaves_run_once() -> None:
+    w = leaf(3)
+    seen: list[Any] = []
+    fast = jit(lambda x: x * w)
+    for _ in range(2):
+        fast(jg.ones(3)).sum().backward()
+    handle = w.register_hook(lambda g: seen.append(g.tolist()))
+    with knob(fallback="warn"), pytest.warns(FallbackWarning, match="hooks"):
+        fast(jg.ones(3)).sum().backward()
+    assert seen == [[1.0] * 3]
+    assert w.grad.tolist() == [3.0] * 3
+    handle.remove()
+    fast(jg.ones(3)).sum().backward()
+    assert w.grad.tolist() == [4.0] * 3 and fast.stats.hits == 2
+
+
+def test_hook_registered_after_a_step_with_backward_inside() -> None:
+    w = leaf(3)
+
+    @jit
+    def step(x: Any) -> None:
+        w.grad = None
+        (x * w).sum().backward()
+
+    for _ in range(2):
+        step(jg.ones(3))
+    handle = w.register_hook(lambda g: g * 10)
+    for _ in range(2):
+        step(jg.ones(3))
+        assert w.grad.tolist() == [10.0] * 3
+    handle.remove()
+    step(jg.ones(3))
+    assert w.grad.tolist() == [1.0] * 3
+    assert step.stats.traces == 2
