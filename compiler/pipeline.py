@@ -2,7 +2,7 @@
 
 `GRAPH_PASSES` and then the steps of `compile_graph` are, in order, all that happens to a graph.
 The runner here times, dumps and verifies around every step, so that no pass does any of that.
-Owns the order, `Options`, `Report` and the assembly of launch rows; owns no transformation.
+Owns the order, `Report` and the assembly of launch rows; owns no transformation.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from jitgrad.compiler.image import Image
 from jitgrad.compiler.ir import Graph
 from jitgrad.compiler.loops import Array, Kernel, kernel_reads, kernel_writes
 from jitgrad.compiler.lower import Program, lower
+from jitgrad.compiler.options import Options
 from jitgrad.compiler.passes.fuse import fuse
 from jitgrad.compiler.passes.inline import inline
 from jitgrad.compiler.passes.memory import Plan, plan_memory
@@ -41,18 +42,6 @@ from jitgrad.runtime.buffers import round_up
 from jitgrad.runtime.knobs import knobs
 
 GRAPH_PASSES: list[Callable[[Graph], Graph]] = [simplify]
-
-
-@dataclass(frozen=True)
-class Options:
-    """What a compilation depends on besides the graph.
-
-    strides: memory strides, in elements, of inputs that are not dense row-major.
-    target: the machine; None is this one.
-    """
-
-    strides: tuple[tuple[int, tuple[int, ...]], ...] = ()
-    target: Target | None = None
 
 
 @dataclass

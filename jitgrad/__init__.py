@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jitgrad import autograd, methods, random
 from jitgrad.autograd import (
@@ -98,6 +98,15 @@ from jitgrad.runtime.dtypes import bool_ as bool
 from jitgrad.state import get_default_dtype, set_default_dtype
 from jitgrad.tensor import Size, Tensor
 
+if TYPE_CHECKING:
+    from jitgrad import nn as nn
+    from jitgrad import optim as optim
+    from jitgrad import utils as utils
+    from jitgrad.jit import disable_jit as disable_jit
+    from jitgrad.jit import jit as jit
+
+    compile = jit
+
 __version__ = "0.1.0"
 
 methods.attach()
@@ -136,17 +145,15 @@ def numel(input: Tensor) -> Any:
     return input.numel()
 
 
-_SUBPACKAGES = ("nn", "optim", "utils")
-_OF_JIT = {"jit": "jit", "compile": "jit", "disable_jit": "disable_jit"}
+_SUBMODULES = ("export", "jit", "nn", "optim", "utils")  # jit and export can be called
 
 
 def __getattr__(name: str) -> Any:
-    if name in _OF_JIT:  # the compiler is imported at its first use
+    """Imports what not every program needs at its first use."""
+    if name in ("compile", "disable_jit"):
         module = importlib.import_module("jitgrad.jit")
-        for public, own in _OF_JIT.items():
-            globals()[public] = getattr(module, own)
-        return globals()[name]
-    if name in _SUBPACKAGES:
+        return module.jit if name == "compile" else module.disable_jit
+    if name in _SUBMODULES:
         return importlib.import_module(f"jitgrad.{name}")
     raise AttributeError(
         f"module 'jitgrad' has no attribute {name!r}; what of PyTorch is not there yet is listed "

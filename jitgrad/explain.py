@@ -14,7 +14,7 @@ import numpy as np
 
 from jitgrad.compiler.interpret import interpret, interpret_all
 from jitgrad.compiler.ir import Graph
-from jitgrad.compiler.pipeline import Options, compile_graph
+from jitgrad.compiler.options import Options
 from jitgrad.trace import Trace
 
 
@@ -43,6 +43,18 @@ def compile_options(trace: Trace) -> Options:
     return Options(strides=tuple(strides))
 
 
+def pair_options(trace: Trace) -> Options:
+    """The compiler's options for the backward of a trace's pair."""
+    assert trace.pair is not None
+    first = len(trace.pair.cotangents)
+    strides = []
+    for n, (kind, i) in enumerate(trace.pair.kept):
+        steps = trace.entries[i].strides if kind == "input" else None
+        if steps is not None:
+            strides.append((first + n, steps))
+    return Options(strides=tuple(strides))
+
+
 class Explanation:
     """The report of a jitted function; `str()` of it is what people read."""
 
@@ -65,6 +77,8 @@ class Explanation:
                     f"{' (from the disk cache)' if report.cached else ''}"
                 )
             out += ["  " + line for line in str(spec.trace.graph).splitlines()]
+            if spec.trace.pair is not None:
+                out += ["  " + line for line in str(spec.trace.pair.backward).splitlines()]
         for decision in f.eager:
             at = f" (at {decision.line})" if decision.line else ""
             out.append(f"eager: {decision.reason}{at}")
@@ -129,6 +143,8 @@ def check_run(trace: Trace, compiled: Any, arrays: Sequence[np.ndarray[Any, Any]
 
 def first_difference(graph: Graph, arrays: Sequence[np.ndarray[Any, Any]]) -> str:
     """Names the first op whose compiled result differs from its reference's."""
+    from jitgrad.compiler.pipeline import compile_graph
+
     values = interpret_all(graph, arrays)
     for node in graph.nodes:
         part = Graph([], [], [], env=graph.env, name="check")

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from types import MethodType
 from typing import Any
 
-from jitgrad.compiler.pipeline import compile_graph
+from jitgrad.callable_module import make_callable
 from jitgrad.effects import Profile, is_module
-from jitgrad.explain import Explanation, Stats, check_run, compile_options
+from jitgrad.explain import Explanation, Stats, check_run, compile_options, pair_options
 from jitgrad.guards import Watch
 from jitgrad.hostscalar import HostScalar
 from jitgrad.pytree import Structure, flatten, is_named_tuple, nodes_of, tree_map
@@ -29,7 +29,6 @@ from jitgrad.runtime.errors import CompileError, FallbackWarning
 from jitgrad.runtime.knobs import knob, knobs
 from jitgrad.sources import Captured
 from jitgrad.state import state
-from jitgrad.tape import node as tape
 from jitgrad.tensor import Tensor
 from jitgrad.trace import Recorder, Trace
 
@@ -189,8 +188,8 @@ class JitFunction:
         modes = Modes()
         if any(isinstance(x, Tensor) and (x._hooks or x._post_hooks) for x in leaves):
             recorder.give_up("an argument has hooks")
-        result = self._run_recorded(recorder, watch, new_args, new_kwargs)
-        trace = recorder.finish(result)
+        result, profile = self._run_recorded(recorder, watch, new_args, new_kwargs)
+        trace = recorder.finish(result, lambda: _recording(recorder, profile))
         plain = _plain(result)
         if trace is not None:
             reason = self._objection(recorder, watch, trace, args, kwargs, structure, leaves, plain)
@@ -213,28 +212,15 @@ class JitFunction:
             if not self._pure:
                 recorder.give_up(reason, line)
 
-        profile = Profile(watch.entered, impure, recorder.give_up, tape.next_seq())
-        outer = sys.getprofile()
-        before = state.recorder
-        collects = gc.isenabled()
-        gc.disable()  # finalizers of others are no part of the function
-        state.recorder = recorder
-        sys.setprofile(profile)
-        try:
-            return self.__wrapped__(*args, **kwargs)
-        finally:
-            sys.setprofile(outer)
-            state.recorder = before
-            if collects:
-                gc.enable()
+        profile = Profile(watch.entered, impure, recorder.give_up, recorder.first_node)
+        with _recording(recorder, profile):
+            return self.__wrapped__(*args, **kwargs), profile
 
     def _objection(
         self, recorder: Recorder, watch: Watch, trace: Trace, args: Any, kwargs: Any,
         structure: Structure, leaves: list[Any], result: Any,
     ) -> tuple[str, str] | None:  # fmt: skip
         """Why a complete recording is no substitute for running the function; None when it is."""
-        if trace.differentiable:
-            return "its result requires grad, and is differentiated outside of it", ""
         allowed: set[tuple[int, Any]] = set()
         owners: set[int] = set()
         for owner, key, _ in trace.rebinds:
@@ -269,8 +255,12 @@ class JitFunction:
         self.specialisations = [spec, *self.specialisations]
 
     def _compile(self, trace: Trace) -> Any:
+        from jitgrad.compiler.pipeline import compile_graph
+
         try:
             compiled = compile_graph(trace.graph, compile_options(trace))
+            if trace.pair is not None:
+                trace.pair.compiled = compile_graph(trace.pair.backward, pair_options(trace))
         except Exception as error:
             text = f"the compiler cannot: {type(error).__name__}: {error}"
             raise CompileError(text) from error
@@ -293,7 +283,7 @@ class JitFunction:
     ) -> None:  # fmt: skip
         where = f" (at {line})" if line else ""
         message = f"[jit] {self.name} runs eagerly: it {reason}{where}"
-        if reason.startswith(("the compiler", "it has", "an argument", "its result")):
+        if reason.startswith(("the compiler", "it has", "an argument")):
             message = f"[jit] {self.name} runs eagerly: {reason}{where}"
         mode = self._fallback or knobs.fallback
         if mode == "error":
@@ -302,6 +292,22 @@ class JitFunction:
         self._counts.fallbacks += 1
         if mode == "warn":
             warnings.warn(message, FallbackWarning, stacklevel=5)
+
+
+@contextmanager
+def _recording(recorder: Recorder, profile: Profile) -> Iterator[None]:
+    """What runs inside is told to the recorder, and to the profile."""
+    outer, before, collects = sys.getprofile(), state.recorder, gc.isenabled()
+    gc.disable()  # finalizers of others are no part of the function
+    state.recorder = recorder
+    sys.setprofile(profile)
+    try:
+        yield
+    finally:
+        sys.setprofile(outer)
+        state.recorder = before
+        if collects:
+            gc.enable()
 
 
 class _Lifter:
@@ -448,3 +454,5 @@ def disable_jit() -> Iterator[None]:
 
 
 __all__ = ["JitFunction", "disable_jit", "jit"]
+
+make_callable(__name__, jit)  # `@jitgrad.jit`, also once this module hides the function
