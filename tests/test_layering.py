@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -102,7 +103,11 @@ class Collector(ast.NodeVisitor):
         self.found.append(Import(self.module, place, target, names, in_function, self.typing_only))
 
     def visit_function(self, node: ast.AST) -> None:
-        if self.functions == 0 and getattr(node, "name", "") == "__getattr__" and self.only_own(node):
+        if (
+            self.functions == 0
+            and getattr(node, "name", "") == "__getattr__"
+            and self.only_own(node)
+        ):
             return  # PEP 562: a package loads its own submodules at their first use
         self.functions += 1
         self.generic_visit(node)
@@ -450,7 +455,9 @@ def test_rule_accepts(tmp_path: Path, rule) -> None:
 
 def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, *arguments]
-    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120)
+    # As a user's second start: bytecode may be written, and is there after the first run.
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, env=env)
     assert result.returncode == 0, result.stderr
     return result
 
