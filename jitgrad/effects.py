@@ -57,7 +57,7 @@ class Reads:
 
     globals, locals, cells: paths from a global, an argument that is not reassigned, a free
     variable. The last name of a path may be stored to. loose: attributes of anything else.
-    stored: globals that it sets.
+    stored: globals that it sets. every: it may read attributes whose names it computes.
     """
 
     globals: set[Path_] = field(default_factory=set)
@@ -65,14 +65,36 @@ class Reads:
     cells: set[Path_] = field(default_factory=set)
     loose: set[str] = field(default_factory=set)
     stored: set[str] = field(default_factory=set)
+    every: bool = False
 
 
 _SKIPPED = {"CACHE", "EXTENDED_ARG", "PUSH_NULL", "NOP", "RESUME", "COPY_FREE_VARS", "PRECALL"}
-_DYNAMIC = {"getattr", "hasattr", "setattr", "delattr", "vars", "attrgetter", "__dict__"}
+_BY_NAME = {"getattr", "hasattr", "setattr", "delattr"}
+_ALL_NAMES = {"vars", "attrgetter", "__dict__", "__getattribute__", "dir"}
+_DYNAMIC = _BY_NAME | _ALL_NAMES
 
 
 def _names(argval: Any) -> tuple[str, ...]:
     return argval if isinstance(argval, tuple) else (argval,)
+
+
+def _computes_names(instructions: list[dis.Instruction]) -> bool:
+    """Whether getattr and its kin get a name that is no constant."""
+    for k, i in enumerate(instructions):
+        if i.opname not in ("LOAD_GLOBAL", "LOAD_NAME") or i.argval not in _BY_NAME:
+            continue
+        constant = False  # the name, between loads that make up the object and the default
+        for following in instructions[k + 1 :]:
+            if following.opname.startswith("CALL"):
+                break
+            if not following.opname.startswith("LOAD_"):
+                return True
+            constant = (
+                constant or isinstance(following.argval, str) and (following.opname == "LOAD_CONST")
+            )
+        if not constant:
+            return True
+    return False
 
 
 @lru_cache(maxsize=4096)
@@ -124,7 +146,9 @@ def reads_of(code: CodeType) -> Reads:
         elif op in ("LOAD_SUPER_ATTR", "LOAD_SUPER_METHOD", "IMPORT_FROM"):
             out.loose.add(i.argval)
     end()
-    used = {p[0] for p in out.globals} | out.loose | {n for p in out.globals for n in p[1:]}
+    used = {p[0] for p in out.globals} | out.loose
+    used |= {n for paths in (out.globals, out.locals, out.cells) for p in paths for n in p[1:]}
+    out.every = bool(used & _ALL_NAMES) or _computes_names(instructions)
     if used & _DYNAMIC:
         out.loose |= {c for c in code.co_consts if isinstance(c, str) and c.isidentifier()}
     return out

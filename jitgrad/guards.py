@@ -125,6 +125,8 @@ def same(a: Any, b: Any) -> bool:
         return True
     if type(a) is not type(b):
         return False
+    if type(a) is float and a == b != 0.0:
+        return True
     if isinstance(a, (float, complex, np.generic)):
         return repr(a) == repr(b)
     if isinstance(a, Enum):
@@ -162,10 +164,12 @@ class Watch:
         self._entered: set[CodeType] = set()
         self._plain: list[Item] = []
         self._loose: set[str] = set()
+        self._every = False
         self._made: dict[int, Any] = {id(x): x for x in nodes}
         self._builtins: Item | None = None
         self.groups: list[list[Item | int]] = []
         self.touched: list[tuple[Item, Any]] = []
+        self._twins: list[tuple[Item, Item]] = []
         self.leaves = leaves
         self.leaf_names = names
         self._arg_storage: dict[Storage, int] = {}
@@ -336,7 +340,8 @@ class Watch:
                 if "forward" in vars(c):
                     self._class_attribute(item, type(x), "forward")
                     break
-        self._expand_names(item, self._loose | attribute_names(type(x)))
+        names = self._loose | attribute_names(type(x))
+        self._expand_names(item, names | _own_names(x) if self._every else names)
 
     def _expand_names(self, item: Item, names: Iterable[str]) -> None:
         """Items for those of an instance's attributes that have one of these names."""
@@ -424,6 +429,10 @@ class Watch:
             first = fields.get(code.co_varnames[0])
             if first is not None and id(first) not in self._by_object:
                 self._made[id(first)] = first
+        if reads.every and not self._every:
+            self._every = True
+            for item in list(self._plain):
+                self._expand_names(item, _own_names(item.now))
         new = reads.loose - self._loose
         if new:
             self._loose |= new
@@ -655,6 +664,9 @@ class Watch:
                         "make it a tensor, or pass what it needs as arguments"
                     )
                 item.facts = (*item.facts, item.now.tobytes())
+        for item in self.items:
+            if item.kind == "tensor" and (first := self._by_object[id(item.now)]) is not item:
+                self._twins.append((item, first))
         self.groups = list(groups.values())
         for group in self.groups:
             if len(group) > 1:
@@ -686,7 +698,9 @@ class Watch:
             elif kind == "lifted":
                 ok = type(x) is float
             elif kind == "attributes":  # others than those that code names may come and go
-                ok = x is not MISSING and not (x ^ old) & self._loose
+                ok = x is not MISSING and not (
+                    (x ^ old) if self._every else (x ^ old) & self._loose
+                )
             elif kind == "container":
                 ok = type(x) is type(old) and (not isinstance(x, frozenset) or x is old or x == old)
             elif kind == "tensor":
@@ -720,6 +734,9 @@ class Watch:
             if id(storage) in seen or any(m.fresh._storage is not storage for m in members):
                 return f"{members[0].name}: which tensors share its memory has changed"
             seen.add(id(storage))
+        for item, first in self._twins:
+            if item.fresh is not first.fresh:
+                return f"{item.name}: it was the same tensor as {first.name}"
         return ""
 
     def settle(self) -> None:
@@ -743,6 +760,15 @@ def _restore_number(item: Item, x: Any) -> None:
         item.parent.now[item.key] = float(x.value)
     elif item.step == "cell":
         item.parent.now.cell_contents = float(x.value)
+
+
+def _own_names(x: Any) -> set[str]:
+    """The names of an instance's own attributes, and of those of its class that users wrote."""
+    names = set(getattr(x, "__dict__", ()))
+    for c in type(x).__mro__:
+        if owner_of_class(c) == "user":
+            names |= {n for n in vars(c) if not n.startswith("__")}
+    return names
 
 
 def _contents(cell: Any) -> Any:

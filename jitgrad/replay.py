@@ -8,10 +8,12 @@ MISS when a guard fails. Everything that is not needed at each call is in guards
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.lib.array_utils import byte_bounds
 
 from jitgrad.dispatch import apply
 from jitgrad.effects import is_module
@@ -79,6 +81,10 @@ class ArgumentGuard:
         self.chains = [
             x._chain if isinstance(x, Tensor) and not self.distinct else None for x in leaves
         ]
+        self.same = {
+            (i, j) for i, x in enumerate(leaves) for j in range(i) if shares(leaves[j], x)
+            and leaves[j] is x
+        }  # fmt: skip
         # Tensors and containers of a recorded call are not kept alive by its guards.
         self.leaves = [None if isinstance(x, Tensor) else x for x in leaves]
 
@@ -102,6 +108,9 @@ class ArgumentGuard:
                 if a != b:
                     return f"{what} of {names[i]}: {a} -> {b}"
             group = next((j for j in range(i) if shares(leaves[j], x)), i)
+            now = {(i, j) for j in range(i) if leaves[j] is x and isinstance(x, Tensor)}
+            if now != {pair for pair in self.same if pair[0] == i}:
+                return f"{names[i]}: which arguments are the same tensor has changed"
             if group != self.groups[i] or (
                 self.chains[i] is not None and x._chain != self.chains[i]
             ):
@@ -161,6 +170,22 @@ def overlap(array: np.ndarray[Any, Any], others: Sequence[np.ndarray[Any, Any]])
     """Whether an array that is written (or may be) overlaps those of other storages."""
     may = np.may_share_memory
     return any(may(array, b) for b in others)
+
+
+def span(array: np.ndarray[Any, Any]) -> tuple[int, int]:
+    """The addresses from which and below which an array's elements lie."""
+    if array.flags.c_contiguous:
+        start = array.__array_interface__["data"][0]
+        return start, start + array.nbytes
+    low, high = byte_bounds(array)
+    return int(low), int(high)
+
+
+def touches(array: np.ndarray[Any, Any], spans: tuple[list[int], list[int]]) -> bool:
+    """Whether an array lies on one of these spans (sorted starts and ends, disjoint)."""
+    low, high = span(array)
+    k = bisect_left(spans[0], high)
+    return k > 0 and spans[1][k - 1] > low and high > low
 
 
 class Specialisation:
@@ -239,6 +264,8 @@ class Specialisation:
                 if i in held and overlap(held[i], [a for j, a in held.items() if j != i]):
                     self.last_miss = "captured tensors that are written overlap in memory"
                     return False
+            spans = sorted(span(held[i]) for i in self._written if i in held and held[i].size)
+            self.namespace["spans"] = ([a for a, _ in spans], [b for _, b in spans])
             self.stamp[0] = now
             return True
 
@@ -278,7 +305,8 @@ class _Writer:
             "has_layout": has_layout, "make_view": make_view, "make_alias": make_alias,
             "leaf": leaf, "wrap": wrap, "set_slot": set_slot, "rebuild": rebuild,
             "array": np.array, "float64": np.float64, "int64": np.int64, "run": spec.first_run,
-            "overlap": overlap, "children_of": children_of, "keep": keep, "attach": attach,
+            "overlap": overlap, "touches": touches, "spans": ([], []),
+            "children_of": children_of, "keep": keep, "attach": attach,
             "CompiledNode": CompiledNode, "overwritten": overwritten,
         }  # fmt: skip
         for item in self.watch.items:
@@ -337,6 +365,8 @@ class _Writer:
                     if j < i:
                         op = "is not" if self.guard.groups[j] == group else "is"
                         self.miss_if(f"a{i}._storage {op} a{j}._storage")
+                        if self.guard.groups[j] == group:
+                            self.miss_if(f"(a{i} is a{j}) is not {(i, j) in self.guard.same}")
 
     def _fresh(self) -> str:
         self.constants += 1
@@ -540,7 +570,8 @@ class _Writer:
                 self.miss_if(f"type({n}) is not float")
                 for name, value in special.items():
                     if self.watch.number_item(name) is item:
-                        self.miss_if(f"not same({n}, {self.constant(value)})")
+                        k = self.constant(value)
+                        self.miss_if(f"{n} is not {k} and not same({n}, {k})")
         written = set(self.spec._written)
         for i in written:
             source = trace.entries[i].source
@@ -567,14 +598,15 @@ class _Writer:
         passed = [i for i, s in enumerate(places) if isinstance(s, (Arg, Grad))]
         if not passed:
             return
-        held = [i for i, s in enumerate(places) if isinstance(s, Captured)]
-        touched = sorted(written)
+        held = {i for i, s in enumerate(places) if isinstance(s, Captured)}
         arrays = {i: self._array(i, places[i]) for i in {*passed, *held}}
         for i in passed:
-            others = [arrays[j] for j in (touched if i not in written else {*passed, *held})
-                      if j != i]  # fmt: skip
-            if others:
-                self.miss_if(f"overlap({arrays[i]}, ({', '.join(others)},))")
+            others = {*passed, *held} if i in written else written - held
+            rest = ", ".join(arrays[j] for j in sorted(others - {i}))
+            if rest:
+                self.miss_if(f"overlap({arrays[i]}, ({rest},))")
+            if i not in written and written & held:
+                self.miss_if(f"touches({arrays[i]}, spans)")
 
     # -- effects and results -------------------------------------------------------------------
     def _effects(self) -> None:

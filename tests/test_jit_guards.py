@@ -152,6 +152,28 @@ def test_attribute_that_was_absent() -> None:
     check(f, (X,), 2)
 
 
+def test_computed_attribute_names() -> None:
+    config = types.SimpleNamespace(scale1=2.0, scale2=3.0)
+
+    @jit
+    def f(x: Any) -> Any:
+        for i in (1, 2):
+            x = x * getattr(config, f"scale{i}")
+        return x
+
+    @jit
+    def g(x: Any) -> Any:
+        return x * sum(vars(config).values())
+
+    check(f, (X,), 1)
+    check(g, (X,), 1)
+    config.scale2 = 7.0
+    check(f, (X,), 2)
+    check(g, (X,), 2)
+    config.scale3 = 1.0
+    check(g, (X,), 3)
+
+
 def test_module_of_settings() -> None:
     @jit
     def f(x: Any) -> Any:
@@ -524,6 +546,29 @@ def test_numpy_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(globals(), "ARRAY", np.array([9.0], np.float32))
     check(shared, (X,), 1)
     check(copied, (X,), 3)
+
+
+def test_which_arguments_are_one_tensor() -> None:
+    @jit
+    def f(x: Any, y: Any) -> Any:
+        return x * (1 if x is y else 2)
+
+    check(f, (X, X), 1)
+    check(f, (X, X.detach()), 2)
+    check(f, (X, X), 2)
+
+
+def test_which_captured_tensors_are_one() -> None:
+    state = {"a": X.clone(), "b": None}
+    state["b"] = state["a"]
+
+    @jit
+    def f(x: Any) -> Any:
+        return x * state["a"] * (1 if state["a"] is state["b"] else 2)
+
+    check(f, (X,), 1)
+    state["b"] = state["a"].detach()
+    check(f, (X,), 2)
 
 
 def test_guards_print_and_explain() -> None:
