@@ -90,13 +90,14 @@ def graph_svg(graph: Graph) -> str:
     for a, b in edges:
         (x0, y0), (x1, y1) = centre(a), centre(b)
         svg.curve(x0, y0 + box, x1, y1 - 1, EDGE)
-    for i, b in enumerate(boxes):
+    for i, node in enumerate(boxes):
         cx, y = centre(i)
-        fill, outline = COLOURS[b.kind]
-        with svg.group(b.tooltip):
+        fill, outline = COLOURS[node.kind]
+        with svg.group(node.tooltip):
             svg.rect(cx - widths[i] / 2, y, widths[i], box, fill, outline, radius=5)
-            svg.text(cx, y + 13, b.label, 11, INK, "middle", "bold" if b.kind == "other" else "")
-            svg.text(cx, y + 25, b.detail, 8, FAINT, "middle")
+            bold = "bold" if node.kind == "other" else ""
+            svg.text(cx, y + 13, node.label, 11, INK, "middle", bold)
+            svg.text(cx, y + 25, node.detail, 8, FAINT, "middle")
     return str(svg)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from types import EllipsisType
 from typing import Any
 
 import numpy as np
@@ -34,7 +33,7 @@ def _as_tuple(index: Any) -> tuple[Any, ...]:
         return index
     # A list that holds slices or None is a tuple in PyTorch's eyes, too.
     if isinstance(index, list) and any(
-        isinstance(i, (slice, EllipsisType)) or i is None for i in index
+        isinstance(i, slice) or i is None or i is Ellipsis for i in index
     ):
         return tuple(index)
     return (index,)

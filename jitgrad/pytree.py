@@ -47,7 +47,7 @@ class Structure:
         self.kind = kind
         self.context = context
         self.children = children
-        self.count = 1 if kind is None else sum(c.count for c in children)
+        self.count: int = 1 if kind is None else sum(c.count for c in children)
         self.key: Any = (kind, context, tuple(c.key for c in children))
 
     def __eq__(self, other: object) -> bool:
@@ -111,7 +111,9 @@ def rebuild(kind: type, context: Any, children: Sequence[Any]) -> Any:
         return kind(children)
     if kind is defaultdict:
         keys, factory = context
-        return defaultdict(factory, zip(keys, children, strict=True))
+        out: Any = defaultdict(factory)
+        out.update(zip(keys, children, strict=True))
+        return out
     if kind in _DICTS:
         return kind(zip(context, children, strict=True))
     if kind in _registry:

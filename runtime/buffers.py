@@ -68,7 +68,7 @@ def _address_by_layout(
     A tenth of the time of `array.ctypes.data` or `__array_interface__`, which build objects that
     nobody wants. The C API of NumPy fixes this layout, and `layout_holds` checks it here.
     """
-    return _read(_id(array) + _offset).value  # type: ignore[no-any-return]
+    return _read(_id(array) + _offset).value
 
 
 def _layout_holds() -> bool:

@@ -9,7 +9,7 @@ Source of the promotion rules: PyTorch's documentation, "Tensor Attributes: torc
 from __future__ import annotations
 
 from enum import IntEnum
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -117,7 +117,7 @@ def from_numpy(dtype: Any) -> DType:
 _FLOATS = (float16, bfloat16, float32, float64)
 
 
-@lru_cache(maxsize=None)
+@cache
 def promote(a: DType, b: DType) -> DType:
     """The dtype that both operands of a binary op are converted to (torch.promote_types)."""
     if a is b:

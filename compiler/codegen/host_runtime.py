@@ -18,7 +18,8 @@ def install(target: Target) -> None:
         return
     with_threads = sys.platform != "win32"  # the pool needs pthreads; without, runs are serial
     text = str(emit_runtime(target.triple, with_threads, python=True))
-    code = Generated(hashlib.sha256(text.encode()).hexdigest()[:32], text, [], may_call=ALLOWED_SYMBOLS)
+    key = hashlib.sha256(text.encode()).hexdigest()[:32]
+    code = Generated(key, text, [], may_call=ALLOWED_SYMBOLS)
     library = Library.build([code], target)
 
     def address(symbol: str) -> int:

@@ -39,7 +39,7 @@ class Operands:
         return found
 
     def site(self, tag: object) -> int:
-        site = Site(tag)  # type: ignore[arg-type]
+        site = Site(tag)
         if site not in self.number:
             self.number[site] = len(self.list)
             self.list.append(site)

@@ -4,7 +4,6 @@ call as functions (most are called as methods), and all that are made from op re
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from jitgrad.functions.elementwise import generated, where
@@ -16,7 +15,7 @@ from jitgrad.functions.shape import pad_constant, stack
 globals().update(generated)
 
 
-def __getattr__(name: str) -> Callable[..., Any]:
+def __getattr__(name: str) -> Any:
     raise AttributeError(f"jitgrad.functions has no function {name!r}")
 
 
