@@ -155,7 +155,7 @@ def reads_of(code: CodeType) -> Reads:
 
 
 @cache
-def attribute_names(cls: type) -> frozenset[str]:
+def attribute_names(cls: Any) -> frozenset[str]:
     """The attributes that the methods of a class of jitgrad (and of its bases there) name."""
     found: set[str] = set()
     for c in cls.__mro__:
@@ -189,13 +189,14 @@ def owner_of_class(cls: type) -> str:
 
 
 @cache
-def _is_module_class(cls: type) -> bool:
+def _is_module_class(cls: Any) -> bool:
     return any(c.__name__ == "Module" and c.__module__ == "jitgrad.nn.module" for c in cls.__mro__)
 
 
 def is_module(x: Any) -> bool:
     """Whether x is an nn.Module (asked by name: jit does not import jitgrad.nn)."""
-    return _is_module_class(type(x))
+    cls: Any = type(x)
+    return _is_module_class(cls)
 
 
 def owner_of_module(module: ModuleType) -> str:
@@ -221,7 +222,7 @@ _IMPURE_MODULES = {
     "time", "random", "_random", "posix", "nt", "io", "_io", "_socket", "select", "mmap", "_uuid",
     "secrets", "signal", "_asyncio", "fcntl", "readline", "termios", "_posixsubprocess",
 }  # fmt: skip
-_PURE_SELF = (
+_PURE_SELF: tuple[type, ...] = (
     list, tuple, dict, set, frozenset, str, bytes, bytearray, int, float, complex, bool, slice,
     range, type, np.ndarray, np.generic, np.ufunc, np.dtype, type(None), type({}.keys()),
     type({}.values()), type({}.items()),

@@ -340,7 +340,8 @@ class Watch:
                 if "forward" in vars(c):
                     self._class_attribute(item, type(x), "forward")
                     break
-        names = self._loose | attribute_names(type(x))
+        cls: Any = type(x)
+        names = self._loose | attribute_names(cls)
         self._expand_names(item, names | _own_names(x) if self._every else names)
 
     def _expand_names(self, item: Item, names: Iterable[str]) -> None:
@@ -455,10 +456,18 @@ class Watch:
             x = fields.get(path[0], MISSING)
             if x is MISSING or len(path) == 1 or isinstance(x, (*SCALARS, *CONTAINERS, Tensor)):
                 continue
-            if id(x) not in self._made and not _is_transient(x):
+            if not self._is_new(x):
                 self._follow(self.root(x, path[0]), path[1:])
         if reads.cells:
             self._cells(code, reads.cells, fields)
+
+    def _is_new(self, x: Any) -> bool:
+        """Whether an object that code holds in a variable was made while recording."""
+        if id(x) in self._made or _is_transient(x):
+            return True
+        # Our own objects (the ctx of an autograd.Function, ...) are known where they are state.
+        ours = owner_of_class(type(x)) == "jitgrad" and not is_module(x)
+        return ours and id(x) not in self._by_object
 
     def root_namespace(self, names: dict[str, Any], name: str) -> Item:
         """The item of a dict of globals (its contents are watched by name only)."""
@@ -500,9 +509,8 @@ class Watch:
                 self._follow(self.put(holder, "cell", None, value, name), path[1:])
             elif name in fields and name != "__class__":
                 x = fields[name]
-                if not isinstance(x, (*SCALARS, *CONTAINERS, Tensor)) and id(x) not in self._made:
-                    if not _is_transient(x):
-                        self._follow(self.root(x, name), path[1:])
+                if not isinstance(x, (*SCALARS, *CONTAINERS, Tensor)) and not self._is_new(x):
+                    self._follow(self.root(x, name), path[1:])
 
     def _closure_of(self, code: CodeType, fields: dict[str, Any]) -> Item | None:
         for item in self._functions.get(code, ()):

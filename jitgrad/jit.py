@@ -72,7 +72,8 @@ class JitFunction:
             raise ValueError(f"[jit] expected fallback warn, error or silent; got {fallback!r}")
         functools.update_wrapper(self, function, updated=())
         self.__wrapped__ = function
-        self.name = name or getattr(function, "__qualname__", type(function).__name__)
+        known = getattr(function, "__qualname__", type(function).__name__)
+        self.name: str = name or str(known)
         self._fallback, self._pure, self._check = fallback, pure, check
         self.specialisations: list[Specialisation] = []
         self.eager: list[Eager] = []
@@ -192,9 +193,11 @@ class JitFunction:
         trace = recorder.finish(result, lambda: _recording(recorder, profile))
         plain = _plain(result)
         if trace is not None:
-            reason = self._objection(recorder, watch, trace, args, kwargs, structure, leaves, plain)
-            if reason:
-                recorder.give_up(*reason)
+            against = self._objection(
+                recorder, watch, trace, args, kwargs, structure, leaves, plain
+            )
+            if against:
+                recorder.give_up(*against)
         if not recorder.reason and modes.mismatch():
             recorder.give_up(f"leaves a mode changed ({modes.mismatch()})")
         if recorder.reason:
@@ -425,6 +428,10 @@ def jit(
     return JitFunction(function, **options)
 
 
+def _forwarded(compiled: JitFunction, key: str) -> Callable[[Any], Any]:
+    return lambda self: getattr(compiled, key)
+
+
 def _jit_module(module: Any, options: dict[str, Any]) -> Any:
     """A Module with the same state (one __dict__), whose calls are compiled."""
     options["name"] = options["name"] or type(module).__name__
@@ -439,9 +446,9 @@ def _jit_module(module: Any, options: dict[str, Any]) -> Any:
     }
     for key in names:
         if not hasattr(type(module), key):
-            body[key] = property(lambda self, key=key: getattr(compiled, key))
+            body[key] = property(_forwarded(compiled, key))
     cls = type(type(module).__name__, (type(module),), body)
-    out = object.__new__(cls)
+    out: Any = object.__new__(cls)
     object.__setattr__(out, "__dict__", module.__dict__)
     return out
 

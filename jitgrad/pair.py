@@ -105,11 +105,11 @@ def split(
         new.update(zip(node.outputs, made, strict=True))
     places: list[int | None] = []
     taken = {item.value for item in graph.inputs}
-    for v in found:
-        if v is None:
+    for result in found:
+        if result is None:
             places.append(None)
             continue
-        value = get(v)
+        value = get(result)
         taken |= {item.value for item in graph.inputs}
         if value in taken:
             value = graph.add(OPS["clone"], value)

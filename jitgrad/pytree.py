@@ -114,7 +114,7 @@ def rebuild(kind: type, context: Any, children: Sequence[Any]) -> Any:
         out: Any = defaultdict(factory)
         out.update(zip(keys, children, strict=True))
         return out
-    if kind in _DICTS:
+    if kind is dict or kind is OrderedDict:
         return kind(zip(context, children, strict=True))
     if kind in _registry:
         return _registry[kind].unflatten(context, children)

@@ -181,9 +181,9 @@ class Recorder:
         self._counts: dict[Storage, int] = {}
         self._hidden: dict[Storage, int] = {}
         self._views: dict[Any, tuple[int, Any, Value]] = {}
-        self._slots: dict[tuple[int, str], tuple[Any, Owner | None, Tensor | None]] = {}
+        self._slots: dict[tuple[int, str], tuple[Any, Owner, Tensor | None]] = {}
         self._grads: dict[Storage, Found] = {}
-        self._rebinds: dict[tuple[int, Any], tuple[Any, Owner | None, Any]] = {}
+        self._rebinds: dict[tuple[int, Any], tuple[Any, Owner, Any]] = {}
         self._draws: dict[Any, int] = {}
         self._seeds: dict[int, Tensor] = {}
         self._lifted: dict[int, tuple[HostScalar, Tensor]] = {}
@@ -251,8 +251,9 @@ class Recorder:
             if where is not None or owner._storage in self._entry:
                 self.give_up(f"sets .{key} of a tensor that it did not make")
             return
-        if where is None:
+        if where is None:  # a tensor made here, or the trace is given up at the end
             self._stranger(owner, f"sets .{key} of")
+            return
         if isinstance(value, Tensor):
             self._keep.append(value)
         self._rebinds[id(owner), key] = (owner, where, value)
@@ -433,8 +434,6 @@ class Recorder:
         results = [self._result(x, roots) for x in leaves]
         rebinds: list[tuple[Owner, Any, Result | None]] = []
         for (_, key), (_, where, value) in self._rebinds.items():
-            if where is None:
-                continue
             if isinstance(value, Tensor):
                 if value._node is not None:
                     self.give_up("keeps a tensor that is on the tape (create_graph)")
@@ -570,11 +569,7 @@ class Recorder:
             structure,
             [placed(r) for r in results],
             [(where, key, placed(r)) for where, key, r in rebinds],
-            [
-                (where, key, leaf_facts(grad))
-                for (_, key), (_, where, grad) in self._slots.items()
-                if where is not None
-            ],
+            [(where, key, leaf_facts(grad)) for (_, key), (_, where, grad) in self._slots.items()],
             dict(self._draws),
             self.special,
             pair,

@@ -352,6 +352,30 @@ def test_backward_inside() -> None:
     assert grads.stats.hits == 1
 
 
+class Square(jg.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:
+        (x,) = ctx.saved_tensors
+        return g * 2 * x
+
+
+def test_leaf_and_custom_function_inside() -> None:
+    @jit(fallback="error")
+    def f(x: Any) -> Any:
+        w = x.detach().requires_grad_()
+        Square.apply(w).sum().backward()
+        return w.grad
+
+    for _ in range(2):
+        np.testing.assert_array_equal(f(X).numpy(), 2 * X.numpy())
+    assert f.stats.hits == 1
+
+
 def test_backward_through_an_older_tape_is_refused() -> None:
     w = jg.ones(3, requires_grad=True)
 

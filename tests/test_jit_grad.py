@@ -235,6 +235,22 @@ def test_grad_mode_is_a_guard() -> None:
     assert fast.stats.traces == 2
 
 
+class Cube(jg.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        ctx.save_for_backward(x)
+        return x * x * x
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:
+        (x,) = ctx.saved_tensors
+        return g * 3 * x * x
+
+
+def test_custom_function() -> None:
+    compare(lambda x: Cube.apply(x) * 2, (3,))
+
+
 def test_hooks_on_leaves_run_once() -> None:
     w = leaf(3)
     seen: list[Any] = []
