@@ -1,0 +1,290 @@
+"""Export: a function or Module leaves Python as a pure graph with named inputs, outputs and state.
+
+Owns `export` and `Exported`. Recording is jit's (trace.py); files are made by
+`compiler/native.py`. What cannot be exported (in-place writes to state, random draws, host
+numbers, results that are no tensors) is refused with the reason and the user's line.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jitgrad.autograd.modes import no_grad
+from jitgrad.callable_module import make_callable
+from jitgrad.compiler.ir import Graph, Value
+from jitgrad.compiler.types import TensorType
+from jitgrad.effects import is_module
+from jitgrad.jit import JitFunction
+from jitgrad.pytree import Structure, unflatten
+from jitgrad.runtime.errors import CompileError
+from jitgrad.sources import AliasResult, Arg, Captured, Constant, FreshResult, SameResult
+from jitgrad.tensor import Tensor, wrap_array
+from jitgrad.trace import Entry, Trace, plain_attrs
+
+if TYPE_CHECKING:
+    from jitgrad.compiler.compiled import Compiled
+    from jitgrad.compiler.native import NativeFiles
+
+
+class Exported:
+    """A pure graph: named inputs, outputs, and the state that it closes over.
+
+    Attributes:
+        graph: inputs of kind "arg" and "state"; no writes, no slots.
+        state: name -> array, a copy of what the function captured.
+        input_names, output_names: in order of call and of result.
+
+    Calling it with tensors runs the compiled graph and gives what the function gave.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        state: Mapping[str, np.ndarray[Any, Any]],
+        input_names: Sequence[str],
+        output_names: Sequence[str],
+        structure: Structure,
+    ) -> None:
+        self.graph, self.state = graph, dict(state)
+        self.input_names, self.output_names = tuple(input_names), tuple(output_names)
+        self._structure = structure
+        self._compiled: Compiled | None = None
+
+    def __call__(self, *inputs: Tensor) -> Any:
+        """Runs on tensors of the exported shapes and dtypes. Raises TypeError or ValueError that
+        names the input otherwise."""
+        expected = [i for i in self.graph.inputs if i.kind == "arg"]
+        if len(inputs) != len(expected):
+            raise TypeError(
+                f"[export] expected {len(expected)} inputs ({', '.join(self.input_names)}); "
+                f"got {len(inputs)}"
+            )
+        given = iter(inputs)
+        arrays = []
+        for item in self.graph.inputs:
+            if item.kind == "state":
+                arrays.append(self.state[item.name])
+                continue
+            x = next(given)
+            if not isinstance(x, Tensor) or x._type != item.value.type:
+                raise ValueError(
+                    f"[export] expected input {item.name!r} to be a Tensor "
+                    f"{item.value.type}; got {x._type if isinstance(x, Tensor) else type(x)}"
+                )
+            arrays.append(np.ascontiguousarray(x.detach().numpy()).reshape(x.shape))
+        if self._compiled is None:
+            from jitgrad.compiler.pipeline import compile_graph
+
+            self._compiled = compile_graph(self.graph)
+        results = [wrap_array(a) for a in self._compiled.run(arrays)]
+        return unflatten(self._structure, results)
+
+    def native(
+        self, path: str | os.PathLike[str], *, name: str | None = None, target: Any = None
+    ) -> NativeFiles:
+        """Writes a shared library (`.so`) or object file (`.o`), and a C header beside it.
+
+        The library needs neither Python nor LLVM: load it with `jitgrad.runtime.load(path)`, or
+        from C by its header. `name` is the prefix of its functions (jg_<name>_run). Raises
+        CompileError when there is no linker: then the object file is there, and the message says
+        how to link it.
+        """
+        from jitgrad.compiler.native import write_native
+
+        return write_native(
+            self.graph, self.state, path, name=name, output_names=self.output_names, target=target
+        )
+
+    def __repr__(self) -> str:
+        size = sum(a.nbytes for a in self.state.values())
+        inputs = ", ".join(
+            f"{i.name}: {i.value.type}" for i in self.graph.inputs if i.kind == "arg"
+        )
+        outputs = ", ".join(
+            f"{n}: {v.type}" for n, v in zip(self.output_names, self.graph.outputs, strict=True)
+        )
+        return f"<Exported ({inputs}) -> ({outputs}); {len(self.state)} state, {size:,} bytes>"
+
+    def __str__(self) -> str:
+        return str(self.graph)
+
+
+def export(
+    function: Any,
+    *example_inputs: Tensor,
+    names: Sequence[str] | None = None,
+    output_names: Sequence[str] | None = None,
+) -> Exported:
+    """Records a function or Module on example inputs, with gradients off.
+
+    Args:
+        function: called with the example inputs; a Module is recorded as it is (call `.eval()`
+            first, or dropout and batch statistics are refused).
+        example_inputs: tensors; their shapes and dtypes are those of the exported graph.
+        names: of the inputs; default: the parameters' names.
+        output_names: default "output", or "output0", "output1", ...
+
+    Raises TypeError for what is no tensor, CompileError naming reason and line for what cannot be
+    exported.
+    """
+    for i, x in enumerate(example_inputs):
+        if not isinstance(x, Tensor):
+            raise TypeError(
+                f"[export] expected example inputs to be Tensors; input {i} is "
+                f"{type(x).__name__}; close over other values, or use functools.partial"
+            )
+    if not callable(function):
+        raise TypeError(f"[export] expected a function or a Module; got {type(function).__name__}")
+    inputs = [x.detach().clone() for x in example_inputs]
+    recorded = JitFunction(function.__call__ if is_module(function) else function, fallback="error")
+    try:
+        with no_grad():
+            recorded(*inputs)
+    except CompileError as error:
+        raise CompileError(f"[export] cannot export {_name(function)}: {error}") from error
+    trace = recorded.specialisations[0].trace
+    labels = list(names) if names is not None else _parameter_names(function, len(inputs))
+    if len(labels) != len(inputs) or len(set(labels)) != len(labels):
+        raise ValueError(f"[export] expected {len(inputs)} different names; got {labels}")
+    return _exported(trace, inputs, labels, output_names, _name(function))
+
+
+def _name(function: Any) -> str:
+    name = getattr(function, "__name__", None) or type(function).__name__
+    return re.sub(r"\W", "_", name)
+
+
+def _parameter_names(function: Any, count: int) -> list[str]:
+    """Names of the positional parameters; input0, input1, ... where there are none."""
+    target = function.forward if is_module(function) else function
+    names: list[str] = []
+    try:
+        for p in inspect.signature(target).parameters.values():
+            if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD):
+                names.append(p.name)
+    except (TypeError, ValueError):
+        names = []
+    return (names + [f"input{i}" for i in range(len(names), count)])[:count]
+
+
+def _exported(
+    trace: Trace,
+    inputs: Sequence[Tensor],
+    names: Sequence[str],
+    output_names: Sequence[str] | None,
+    name: str,
+) -> Exported:
+    """A pure graph made of a trace: all arguments inputs, captured tensors state."""
+    _refuse_effects(trace, name)
+    by_argument: dict[int, Entry] = {}
+    captured: list[Entry] = []
+    for e in trace.entries:
+        if isinstance(e.source, Arg):
+            by_argument[e.source.index] = e
+        else:
+            captured.append(e)
+    graph = Graph(env=trace.graph.env, name=name)
+    replace: dict[Value, Value] = {}
+    argument_values: dict[int, Value] = {}
+    for i, (label, x) in enumerate(zip(names, inputs, strict=True)):
+        value = graph.add_input(TensorType(tuple(x.shape), x.dtype), "arg", label)
+        argument_values[i] = value
+        if i in by_argument:
+            replace[by_argument[i].value] = value
+    state: dict[str, np.ndarray[Any, Any]] = {}
+    taken = set(names)
+    source_values: dict[Any, Value] = {Arg(i): v for i, v in argument_values.items()}
+    for e in captured:
+        label = _unique(_state_name(e, trace), taken)
+        array = _state_array(e, name)
+        value = graph.add_input(e.value.type, "state", label)
+        replace[e.value] = value
+        source_values[e.source] = value
+        state[label] = array
+    for node in trace.graph.nodes:
+        made = graph.add_node(
+            node.op, [replace.get(v, v) for v in node.inputs], node.attrs, node.line
+        )
+        replace.update(zip(node.outputs, made, strict=True))
+    for result in trace.results:
+        if isinstance(result, FreshResult):
+            value = trace.graph.outputs[result.index]
+            value, chain = replace.get(value, value), result.chain
+        elif isinstance(result, AliasResult):
+            value, chain = source_values[result.source], result.chain
+        elif isinstance(result, SameResult):
+            value, chain = source_values[result.source], ()
+        else:
+            raise CompileError(
+                f"[export] cannot export {name}: it returns {result.value!r}, which is no tensor"
+            )
+        for op, attrs in chain:
+            value = graph.add_node(op, [value], plain_attrs(attrs))[0]
+        graph.outputs.append(value)
+    count = len(graph.outputs)
+    labels = list(output_names or ())
+    if output_names is None:
+        labels = ["output"] if count == 1 else [f"output{k}" for k in range(count)]
+    if len(labels) != count or len(set(labels)) != count:
+        raise ValueError(f"[export] expected {count} different output names; got {labels}")
+    return Exported(graph, state, names, labels, trace.structure)
+
+
+def _refuse_effects(trace: Trace, name: str) -> None:
+    graph = trace.graph
+    if graph.writes:
+        w = graph.writes[0]
+        what = graph.inputs[w.input].name
+        raise CompileError(
+            f"[export] cannot export {name}: it writes to {what!r} in place, at "
+            f"{w.value.line or 'an unknown line'}; for a Module call .eval() first"
+        )
+    if trace.rebinds:
+        raise CompileError(
+            f"[export] cannot export {name}: it sets {trace.rebinds[0][1]!r}; an exported "
+            "function has results only"
+        )
+    for node in graph.nodes:
+        if node.op.random:
+            raise CompileError(
+                f"[export] cannot export {name}: {node.op.name} at {node.line} draws random "
+                "numbers; for a Module call .eval() first"
+            )
+
+
+def _state_array(e: Entry, name: str) -> np.ndarray[Any, Any]:
+    """A dense copy of what a captured input holds now."""
+    if isinstance(e.source, Constant):
+        return np.array(e.source.array, order="C", copy=True)
+    if isinstance(e.source, Captured) and isinstance(e.source.item.now, Tensor):
+        return np.array(e.source.item.now.detach().numpy(), order="C", copy=True)
+    raise CompileError(
+        f"[export] cannot export {name}: it reads {e.value.name!r}, which is neither an input "
+        "nor a captured tensor"
+    )
+
+
+def _state_name(e: Entry, trace: Trace) -> str:
+    for item in trace.graph.inputs:
+        if item.value is e.value:
+            return item.name
+    return "state"
+
+
+def _unique(name: str, taken: set[str]) -> str:
+    label, n = name, 1
+    while label in taken:
+        label, n = f"{name}_{n}", n + 1
+    taken.add(label)
+    return label
+
+
+__all__ = ["Exported", "export"]
+
+make_callable(__name__, export)  # `jitgrad.export(model, x)`
