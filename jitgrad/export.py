@@ -152,7 +152,11 @@ def export(
     labels = list(names) if names is not None else _parameter_names(function, len(inputs))
     if len(labels) != len(inputs) or len(set(labels)) != len(labels):
         raise ValueError(f"[export] expected {len(inputs)} different names; got {labels}")
-    return _exported(trace, inputs, labels, output_names, _name(function))
+    paths: dict[int, str] = {}
+    if is_module(function):
+        state = function.state_dict(keep_vars=True)
+        paths = {id(t): path for path, t in state.items()}
+    return _exported(trace, inputs, labels, output_names, _name(function), paths)
 
 
 def _name(function: Any) -> str:
@@ -179,6 +183,7 @@ def _exported(
     names: Sequence[str],
     output_names: Sequence[str] | None,
     name: str,
+    paths: Mapping[int, str],
 ) -> Exported:
     """A pure graph made of a trace: all arguments inputs, captured tensors state."""
     _refuse_effects(trace, name)
@@ -201,7 +206,7 @@ def _exported(
     taken = set(names)
     source_values: dict[Any, Value] = {Arg(i): v for i, v in argument_values.items()}
     for e in captured:
-        label = _unique(_state_name(e, trace), taken)
+        label = _unique(_state_name(e, trace, paths), taken)
         array = _state_array(e, name)
         value = graph.add_input(e.value.type, "state", label)
         replace[e.value] = value
@@ -270,11 +275,11 @@ def _state_array(e: Entry, name: str) -> np.ndarray[Any, Any]:
     )
 
 
-def _state_name(e: Entry, trace: Trace) -> str:
-    for item in trace.graph.inputs:
-        if item.value is e.value:
-            return item.name
-    return "state"
+def _state_name(e: Entry, trace: Trace, paths: Mapping[int, str]) -> str:
+    """A Module's own path for its tensors; else how the function reaches it."""
+    if isinstance(e.source, Captured) and id(e.source.item.now) in paths:
+        return paths[id(e.source.item.now)]
+    return next(i.name for i in trace.graph.inputs if i.value is e.value)
 
 
 def _unique(name: str, taken: set[str]) -> str:

@@ -1,0 +1,88 @@
+"""jitgrad.export: what is recorded, what is refused, and that the graph gives eager's numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import jitgrad as torch
+from jitgrad import nn
+from jitgrad.runtime import load
+from jitgrad.runtime.errors import CompileError
+
+
+def _net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(),
+                         nn.Dropout(0.5), nn.Linear(16, 3))  # fmt: skip
+
+
+def test_module_in_eval_mode(tmp_path: Any) -> None:
+    net = _net().eval()
+    x = torch.randn(2, 1, 4, 4)
+    exported = torch.export(net, x)
+    assert exported.input_names == ("input",) and exported.output_names == ("output",)
+    assert {n.split(".")[-1] for n in exported.state} >= {"weight", "bias", "running_mean"}
+    assert not exported.graph.writes and not exported.graph.rebinds
+    with torch.no_grad():
+        want = net(x).numpy()
+    np.testing.assert_allclose(exported(x).numpy(), want, rtol=1e-6, atol=1e-6)
+    exported.native(tmp_path / "libnet.so")
+    np.testing.assert_allclose(load(tmp_path / "libnet.so")(x.numpy()), want, rtol=1e-6, atol=1e-6)
+
+
+def test_state_is_a_copy() -> None:
+    layer = nn.Linear(2, 2)
+    x = torch.ones(1, 2)
+    exported = torch.export(layer, x)
+    before = exported(x).numpy().copy()
+    with torch.no_grad():
+        layer.weight.add_(1)
+    np.testing.assert_array_equal(exported(x).numpy(), before)
+
+
+def test_names_structure_views_and_unused_inputs() -> None:
+    def f(a: Any, b: Any, unused: Any) -> Any:
+        return {"sum": a + b, "both": (a.t(), a)}
+
+    a, b = torch.randn(2, 3), torch.randn(3)
+    exported = torch.export(f, a, b, torch.ones(1), output_names=["x", "y", "z"])
+    assert exported.input_names == ("a", "b", "unused")
+    out = exported(a, b, torch.zeros(1))
+    np.testing.assert_array_equal(out["sum"].numpy(), (a + b).numpy())
+    np.testing.assert_array_equal(out["both"][0].numpy(), a.t().numpy())
+    np.testing.assert_array_equal(out["both"][1].numpy(), a.numpy())
+    named = torch.export(f, a, b, torch.ones(1), names=["p", "q", "r"])
+    assert [i.name for i in named.graph.inputs] == ["p", "q", "r"]
+
+
+def test_inputs_are_checked() -> None:
+    exported = torch.export(lambda x: x * 2, torch.ones(2, 3))
+    with pytest.raises(TypeError, match="expected 1 inputs"):
+        exported()
+    with pytest.raises(ValueError, match=r"input 'x' to be a Tensor float32\[2, 3\]"):
+        exported(torch.ones(3, 2))
+    with pytest.raises(ValueError, match="float32"):
+        exported(torch.ones(2, 3, dtype=torch.float64))
+
+
+def test_what_is_refused() -> None:
+    x = torch.randn(2, 1, 4, 4)
+    with pytest.raises(CompileError, match="cannot export Sequential"):
+        torch.export(_net(), x)  # batch statistics are written
+    with pytest.raises(CompileError, match=r"draws random numbers|cannot export"):
+        torch.export(nn.Dropout(0.5), x)
+    with pytest.raises(CompileError, match="writes to"):
+        torch.export(lambda t: t.add_(1), x)
+    with pytest.raises(CompileError, match="no tensor"):
+        torch.export(lambda t: (t, 3), x)
+    with pytest.raises(CompileError, match="cannot export"):
+        torch.export(lambda t: t if t.sum() > 0 else -t, x)
+    with pytest.raises(TypeError, match="example inputs to be Tensors; input 0 is ndarray"):
+        torch.export(_net().eval(), np.ones((2, 1, 4, 4), np.float32))
+    with pytest.raises(TypeError, match="a function or a Module; got int"):
+        torch.export(3)
+    with pytest.raises(ValueError, match="different names"):
+        torch.export(lambda a, b: a + b, x, x, names=["a", "a"])
