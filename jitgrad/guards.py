@@ -1,54 +1,35 @@
-"""Guards: the Python state that a recorded function depends on.
+"""Guards: the Python state that a recorded function depends on, and whether it still is so.
 
-Owns `Watch`: while a function is recorded it collects an `Item` for everything that the entered
-code can read (globals, closure cells, defaults, attributes, contents of containers, Modules),
-before that code runs; afterwards it tells what the function itself changed, and at later calls if
-all still holds. A tensor that was replaced by one of the same type is no mismatch: items hold what
-is there now. The fast check of a call is generated from these items by replay.py.
+Owns `Item`, one place of that state and what it holds, and `State`, all of them: what a function
+changed itself while it was recorded, and what has changed since. A tensor that was replaced by one
+of the same type is no mismatch: items hold what is there now. watch.py collects the items; the
+fast check of a call is generated from them by replay_code.py.
 
-What Module attributes hold is checked only when the epoch moved (jitgrad.state): Items say so by
+What Module attributes hold is checked only when the epoch moved (jitgrad.state): items say so by
 `covered`.
 """
 
 from __future__ import annotations
 
-import builtins
-import functools
-import gc
-from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterable
+from collections import defaultdict, deque
 from enum import Enum
-from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
 
 from jitgrad.device import device
 from jitgrad.effects import (
-    attribute_names,
-    impure_value,
     is_module,
-    owner_of,
-    owner_of_class,
-    owner_of_module,
-    reads_of,
 )
 from jitgrad.facts import FACTS, tensor_facts
-from jitgrad.random import Generator
 from jitgrad.runtime.dtypes import DType
-from jitgrad.sources import Arg, Captured, Grad, Owner, Source
 from jitgrad.storage import Storage
 from jitgrad.tensor import Tensor
 
 SCALARS = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), slice, range, DType,
            device, Enum, np.generic, np.dtype)  # fmt: skip
 CONTAINERS = (list, tuple, dict, set, frozenset, deque)
-_MAX_ITEMS = 20000
-_MAX_CONTAINER = 5000
 _MAX_ARRAY_BYTES = 4096
-_MODULE_SLOTS = (
-    "training", "_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks",
-)  # fmt: skip
 
 
 class _Missing:
@@ -144,476 +125,24 @@ def short(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-class Watch:
-    """Collects items while a function is recorded; answers the recorder (trace.Finder).
+class State:
+    """The items of one recording.
 
-    leaves: of the arguments; nodes: the containers that hold them. reasons: why something that
-    was met cannot be guarded.
+    Attributes: `items`, parents before children; `groups`, tensors (and numbers of argument leaves)
+    that shared a storage; `touched`, keys that look-ups made in defaultdicts; `reasons`, why
+    something that was met cannot be guarded.
     """
 
-    def __init__(
-        self, function: Any, leaves: list[Any], names: list[str], nodes: Iterable[Any] = ()
-    ) -> None:
+    def __init__(self, leaves: list[Any]) -> None:
         self.items: list[Item] = []
         self.reasons: list[str] = []
-        self._by_key: dict[tuple[int, str, Any], Item] = {}
-        self._by_object: dict[int, Item] = {}
-        self._storages: dict[Storage, Item] = {}
-        self._functions: dict[CodeType, list[Item]] = {}
-        self._scanned: set[tuple[CodeType, int]] = set()
-        self._entered: set[CodeType] = set()
-        self._plain: list[Item] = []
-        self._loose: set[str] = set()
-        self._every = False
-        self._made: dict[int, Any] = {id(x): x for x in nodes}
-        self._builtins: Item | None = None
         self.groups: list[list[Item | int]] = []
         self.touched: list[tuple[Item, Any]] = []
-        self._twins: list[tuple[Item, Item]] = []
         self.leaves = leaves
-        self.leaf_names = names
-        self._arg_storage: dict[Storage, int] = {}
-        self._arg_ids: dict[int, int] = {}
-        for i, x in enumerate(leaves):
-            if isinstance(x, Tensor):
-                self._arg_ids.setdefault(id(x), i)
-                have = self._arg_storage.get(x._storage)
-                if have is None or len(leaves[have]._chain) > len(x._chain):
-                    self._arg_storage[x._storage] = i
-            elif not isinstance(x, SCALARS):
-                self.root(x, names[i])
-        self.root(function, getattr(function, "__name__", "f"))
-
-    # -- adding --------------------------------------------------------------------------------
-    def root(self, x: Any, name: str) -> Item:
-        """An item for an object that the guard holds itself."""
-        found = self._by_object.get(id(x))
-        if found is not None:
-            return found
-        item = Item(None, "root", None, "object", x, name)
-        item.covered = True
-        self._append(item)
-        self._by_object[id(x)] = item
-        self._expand(item, x)
-        return item
-
-    def _append(self, item: Item) -> None:
-        item.number = len(self.items)
-        self.items.append(item)
-        if item.number == _MAX_ITEMS:
-            self.reasons.append(
-                f"reaches more than {_MAX_ITEMS} objects (the last: {item.name}); pass what it "
-                "needs as arguments"
-            )
-
-    def put(
-        self, parent: Item, step: str, key: Any, value: Any, name: str, covered: bool = False
-    ) -> Item:
-        """The item of a place, made when it is first met."""
-        where = (id(parent.now), step, key)
-        found = self._by_key.get(where)
-        if found is not None:
-            return found
-        if step in ("size", "absent") or isinstance(value, SCALARS):
-            kind = "value"
-        elif isinstance(value, Tensor):
-            kind = "tensor"
-        elif isinstance(value, np.ndarray):
-            kind = "array"
-        elif isinstance(value, CONTAINERS):
-            kind = "container"
-        else:
-            kind = "object"
-        if id(value) in self._by_object and kind == "container":
-            kind = "object"  # a second way to it: the items of the first say what it holds
-        item = Item(parent, step, key, kind, value, name)
-        item.covered = covered
-        self._by_key[where] = item
-        self._append(item)
-        if kind == "tensor":
-            item.facts = tensor_facts(value)
-            self._by_object.setdefault(id(value), item)
-            have = self._storages.get(value._storage)
-            if have is None or len(have.now._chain) > len(value._chain):
-                self._storages[value._storage] = item
-        elif kind == "array":
-            self._by_object.setdefault(id(value), item)
-            item.facts = (value.dtype, value.shape, value.strides)
-        elif kind != "value" and id(value) not in self._by_object:
-            self._by_object[id(value)] = item
-            if len(self.items) <= _MAX_ITEMS:
-                self._expand(item, value)
-        return item
-
-    # -- what objects are made of --------------------------------------------------------------
-    def _expand(self, item: Item, x: Any) -> None:
-        reason = impure_value(x)
-        if reason:
-            self.reasons.append(f"{reason} ({item.name})")
-        elif isinstance(x, CONTAINERS):
-            self._expand_container(item, x)
-        elif isinstance(x, FunctionType):
-            self._expand_function(item, x)
-        elif isinstance(x, MethodType):
-            self.put(item, "get", "__func__", x.__func__, item.name, covered=True)
-            self.put(item, "get", "__self__", x.__self__, f"{item.name}.__self__", covered=True)
-        elif isinstance(x, functools.partial):
-            for key in ("func", "args", "keywords"):
-                self.put(item, "get", key, getattr(x, key), f"{item.name}.{key}", covered=True)
-        elif isinstance(x, property):
-            if x.fget is not None:
-                self.put(item, "get", "fget", x.fget, item.name, covered=True)
-        elif isinstance(x, (staticmethod, classmethod)):
-            self.put(item, "get", "__func__", x.__func__, item.name, covered=True)
-        elif isinstance(x, (type, ModuleType, Generator)):
-            pass  # by the names that code asks of them
-        elif getattr(type(x), "is_jit_function", False):
-            self.put(item, "get", "__wrapped__", x.__wrapped__, item.name, covered=True)
-        else:
-            self._expand_instance(item, x)
-
-    def _expand_container(self, item: Item, x: Any) -> None:
-        if len(x) > _MAX_CONTAINER:
-            self.reasons.append(
-                f"reads {item.name}, a {type(x).__name__} of {len(x)} elements; make it a tensor, "
-                "or pass what it needs as arguments"
-            )
-            return
-        fixed = isinstance(x, (tuple, frozenset))
-        if isinstance(x, (set, frozenset)):
-            if not fixed:
-                self.put(item, "size", None, frozenset(x), f"elements of {item.name}")
-            return
-        if not fixed:
-            size = frozenset(x) if isinstance(x, dict) else len(x)
-            what = "keys of" if isinstance(x, dict) else "length of"
-            self.put(item, "size", None, size, f"{what} {item.name}", item.covered)
-        covered = fixed or (item.covered and item.step == "item" and item.key in _MODULE_SLOTS)
-        pairs: Iterable[tuple[Any, Any]] = x.items() if isinstance(x, dict) else enumerate(x)
-        for key, value in pairs:
-            text = short(key) if isinstance(key, (str, int)) else f"<{type(key).__name__}>"
-            self.put(item, "item", key, value, f"{item.name}[{text}]", covered)
-        if type(x) not in (list, tuple, dict, OrderedDict, defaultdict, deque) and hasattr(
-            x, "__dict__"
-        ):
-            self._expand_instance(item, x)
-
-    def _expand_function(self, item: Item, f: FunctionType) -> None:
-        if owner_of(f.__code__.co_filename) != "user":
-            inner = getattr(f, "__wrapped__", None)  # e.g. no_grad()(f): the wrapper is ours
-            if inner is not None and isinstance(inner, FunctionType):
-                self.put(item, "get", "__wrapped__", inner, item.name, covered=True)
-            return
-        self.put(item, "get", "__code__", f.__code__, f"code of {item.name}")
-        self.put(item, "get", "__defaults__", f.__defaults__, f"defaults of {item.name}")
-        self.put(item, "get", "__kwdefaults__", f.__kwdefaults__, f"defaults of {item.name}")
-        self._functions.setdefault(f.__code__, []).append(item)
-
-    def _vars(self, item: Item) -> Item | None:
-        fields = getattr(item.now, "__dict__", None)
-        if not isinstance(fields, dict):
-            return None
-        have = self._by_object.get(id(fields))
-        if have is not None:
-            return have
-        where = (id(item.now), "get", "__dict__")
-        made = Item(item, "get", "__dict__", "object", fields, f"attributes of {item.name}")
-        made.covered = True
-        self._by_key[where] = made
-        self._by_object[id(fields)] = made
-        self._append(made)
-        covered = is_module(item.now)
-        if not isinstance(item.now, (ModuleType, type)):
-            size = self.put(made, "size", None, frozenset(fields), made.name, covered)
-            size.kind = "attributes"
-        return made
-
-    def _expand_instance(self, item: Item, x: Any) -> None:
-        self._plain.append(item)
-        fields = self._vars(item)
-        if is_module(x):
-            assert fields is not None
-            for name in _MODULE_SLOTS:
-                if name in fields.now:
-                    self._field(item, fields, name, True)
-            for c in type(x).__mro__:
-                if "forward" in vars(c):
-                    self._class_attribute(item, type(x), "forward")
-                    break
-        cls: Any = type(x)
-        names = self._loose | attribute_names(cls)
-        self._expand_names(item, names | _own_names(x) if self._every else names)
-
-    def _expand_names(self, item: Item, names: Iterable[str]) -> None:
-        """Items for those of an instance's attributes that have one of these names."""
-        x = item.now
-        fields = self._vars(item)
-        for name in names:
-            if fields is not None and name in fields.now:
-                self._field(item, fields, name, is_module(x))
-            elif _is_slot(type(x), name):
-                value = getattr(x, name, MISSING)
-                if value is not MISSING:
-                    self.put(item, "get", name, value, f"{item.name}.{name}")
-            else:
-                self._class_attribute(item, type(x), name)
-
-    def _field(self, item: Item, fields: Item, name: str, covered: bool) -> Item:
-        where = "" if name in ("_parameters", "_buffers", "_modules") else f".{name}"
-        shown = f"{item.name}{where}" if where or item.name else item.name
-        return self.put(fields, "item", name, fields.now[name], shown, covered)
-
-    def _class_attribute(self, item: Item, cls: type, name: str) -> Item | None:
-        for c in cls.__mro__:
-            if name in vars(c):
-                if owner_of_class(c) != "user":
-                    return None
-                owner = self.root(c, c.__name__)
-                return self.put(owner, "class", name, vars(c)[name], f"{c.__name__}.{name}")
-        return None
-
-    def _attribute(self, item: Item, name: str) -> Item | None:
-        """The item of an attribute that code names, of the object of `item`."""
-        x = item.now
-        item = self._by_object.get(id(x), item)
-        if isinstance(x, (*SCALARS, *CONTAINERS, Tensor, np.ndarray)) or id(x) in self._made:
-            return None
-        if isinstance(x, ModuleType):
-            if owner_of_module(x) == "numpy":  # whose submodules are loaded when they are named
-                value = getattr(x, name, MISSING)
-            else:
-                value = vars(x).get(name, MISSING)
-            if owner_of_module(x) != "user":
-                reason = impure_value(value)
-                if reason:
-                    self.reasons.append(reason)
-                return None if value is MISSING else Item(None, "root", None, "object", value, name)
-            fields = self._vars(item)
-            assert fields is not None
-            if value is MISSING:
-                return self.put(fields, "absent", name, False, f"{item.name}.{name}")
-            return self._field(item, fields, name, False)
-        if isinstance(x, type):
-            return self._class_attribute(item, x, name)
-        fields = self._vars(item)
-        module = is_module(x)
-        if fields is not None:
-            if name in fields.now:
-                return self._field(item, fields, name, module)
-            if module:
-                for slot in ("_parameters", "_buffers", "_modules"):
-                    inside = fields.now.get(slot, {})
-                    if name in inside:
-                        return self._by_key.get((id(inside), "item", name))
-            self.put(fields, "absent", name, False, f"{item.name}.{name}", module)
-        if _is_slot(type(x), name):
-            value = getattr(x, name, MISSING)
-            if value is not MISSING:
-                return self.put(item, "get", name, value, f"{item.name}.{name}")
-        return self._class_attribute(item, type(x), name)
-
-    def _follow(self, item: Item | None, names: Iterable[str]) -> None:
-        for name in names:
-            if item is None:
-                return
-            item = self._attribute(item, name)
-        if item is not None:
-            item.loads += 1
-
-    # -- code ----------------------------------------------------------------------------------
-    def entered(self, frame: FrameType) -> None:
-        """Adds items for all that the code of a frame, about to run, can read."""
-        code = frame.f_code
-        reads = reads_of(code)
-        fields = frame.f_locals
-        if code.co_name == "__init__" and code.co_argcount:
-            first = fields.get(code.co_varnames[0])
-            if first is not None and id(first) not in self._by_object:
-                self._made[id(first)] = first
-        if reads.every and not self._every:
-            self._every = True
-            for item in list(self._plain):
-                self._expand_names(item, _own_names(item.now))
-        new = reads.loose - self._loose
-        if new:
-            self._loose |= new
-            for item in list(self._plain):
-                self._expand_names(item, new)
-        if code not in self._functions and code not in self._entered:
-            self._find_function(code, fields)
-        self._entered.add(code)
-        self._entered.update(c for c in code.co_consts if isinstance(c, CodeType))
-        where = (code, id(frame.f_globals))
-        if where not in self._scanned:
-            self._scanned.add(where)
-            names = frame.f_globals
-            owner = self.root_namespace(names, names.get("__name__", "?"))
-            for path in reads.globals:
-                self._follow(self._global(owner, path[0]), path[1:])
-            for name in reads.stored:
-                self._global(owner, name)
-        for path in reads.locals:
-            x = fields.get(path[0], MISSING)
-            if x is MISSING or len(path) == 1 or isinstance(x, (*SCALARS, *CONTAINERS, Tensor)):
-                continue
-            if not self._is_new(x):
-                self._follow(self.root(x, path[0]), path[1:])
-        if reads.cells:
-            self._cells(code, reads.cells, fields)
-
-    def _is_new(self, x: Any) -> bool:
-        """Whether an object that code holds in a variable was made while recording."""
-        if id(x) in self._made or _is_transient(x):
-            return True
-        # Our own objects (the ctx of an autograd.Function, ...) are known where they are state.
-        ours = owner_of_class(type(x)) == "jitgrad" and not is_module(x)
-        return ours and id(x) not in self._by_object
-
-    def root_namespace(self, names: dict[str, Any], name: str) -> Item:
-        """The item of a dict of globals (its contents are watched by name only)."""
-        found = self._by_object.get(id(names))
-        if found is None:
-            found = Item(None, "root", None, "object", names, f"globals of {name}")
-            found.covered = True
-            self._append(found)
-            self._by_object[id(names)] = found
-        return found
-
-    def _global(self, owner: Item, name: str) -> Item | None:
-        if name in owner.now:
-            return self.put(owner, "item", name, owner.now[name], name)
-        self.put(owner, "absent", name, False, name)
-        if self._builtins is None:
-            self._builtins = self.root_namespace(vars(builtins), "builtins")
-        if name in self._builtins.now:
-            return self.put(self._builtins, "item", name, self._builtins.now[name], name)
-        return None
-
-    def _cells(self, code: CodeType, paths: set[tuple[str, ...]], fields: dict[str, Any]) -> None:
-        index = {name: i for i, name in enumerate(code.co_freevars)}
-        owner = self._closure_of(code, fields)
-        for path in paths:
-            name = path[0]
-            if owner is not None:
-                cell = owner.now.__closure__[index[name]]
-                holder = self._by_object.get(id(cell))
-                if holder is None:
-                    holder = Item(None, "root", None, "object", cell, f"cell {name}")
-                    holder.covered = True
-                    self._append(holder)
-                    self._by_object[id(cell)] = holder
-                try:
-                    value = cell.cell_contents
-                except ValueError:
-                    continue
-                self._follow(self.put(holder, "cell", None, value, name), path[1:])
-            elif name in fields and name != "__class__":
-                x = fields[name]
-                if not isinstance(x, (*SCALARS, *CONTAINERS, Tensor)) and not self._is_new(x):
-                    self._follow(self.root(x, name), path[1:])
-
-    def _closure_of(self, code: CodeType, fields: dict[str, Any]) -> Item | None:
-        for item in self._functions.get(code, ()):
-            closure = item.now.__closure__ or ()
-            if all(
-                _contents(cell) is fields.get(name, MISSING)
-                for name, cell in zip(code.co_freevars, closure, strict=False)
-            ):
-                return item
-        return None
-
-    def _find_function(self, code: CodeType, fields: dict[str, Any]) -> None:
-        """Finds the function of code that was entered by a way not seen (through our library)."""
-        if code.co_argcount:
-            first = fields.get(code.co_varnames[0])
-            cls = first if isinstance(first, type) else type(first)
-            for c in cls.__mro__:
-                for name, value in list(vars(c).items()):
-                    inner = getattr(value, "__func__", None) or getattr(value, "fget", None)
-                    if getattr(inner or value, "__code__", None) is code:
-                        self._class_attribute(self.root(c, c.__name__), c, name)
-                        return
-        for f in gc.get_referrers(code):
-            if isinstance(f, FunctionType) and f.__code__ is code:
-                self.root(f, f.__qualname__)
-
-    # -- the recorder's questions --------------------------------------------------------------
-    def storage(self, storage: Storage) -> tuple[Source, Tensor] | None:
-        index = self._arg_storage.get(storage)
-        if index is not None:
-            return Arg(index), self.leaves[index]
-        item = self._storages.get(storage)
-        return None if item is None else (Captured(item), item.now)
-
-    def owner(self, owner: Any) -> Owner | None:
-        index = self._arg_ids.get(id(owner))
-        if index is not None and self.leaves[index] is owner:
-            return Arg(index)
-        item = self._by_object.get(id(owner))
-        if item is not None:
-            return Captured(item) if item.now is owner else None
-        if isinstance(owner, dict):
-            return self._created(owner)
-        return None
-
-    def _created(self, owner: dict[Any, Any]) -> Owner | None:
-        """A dict that the function put into a dict that is watched (an optimizer's state)."""
-        for item in self.items:
-            if item.kind == "container" and isinstance(item.now, defaultdict):
-                for key, value in item.now.items():
-                    if value is owner:
-                        made = Item(item, "created", key, "object", owner, f"{item.name}[...]")
-                        self._append(made)
-                        self._by_object[id(owner)] = made
-                        return Captured(made)
-        return None
-
-    def array(self, array: np.ndarray[Any, Any]) -> Source | None:
-        item = self._by_object.get(id(array))
-        if item is None or item.kind != "array":
-            return None
-        item.captured = True
-        return Captured(item)
-
-    def number(self, owner: Any, key: Any) -> bool:
-        holder = self._by_object.get(id(owner)) or self.root(owner, "dict")
-        item = self.put(holder, "item", key, owner[key], f"{holder.name}[{key!r}]")
-        item.kind = "lifted"
-        return True
-
-    def number_item(self, name: Any) -> Item | None:
-        """The item of a lifted number, by its leaf's name."""
-        return self._by_key.get((name[0], "item", name[1]))
-
-    def holds(self, owner: Owner, key: Any, source: Source) -> bool:
-        if isinstance(source, Grad):
-            return key == "grad" and source.owner == owner
-        if not isinstance(source, Captured) or not isinstance(owner, Captured):
-            return False
-        parent = source.item.parent
-        holder = owner.item.now
-        if parent is None or source.item.key != key:
-            return False
-        inside = [holder]
-        if is_module(holder):
-            inside = [vars(holder), holder._buffers, holder._parameters]
-        return any(parent.now is x for x in inside)
-
-    def name(self, source: Source) -> str:
-        if isinstance(source, Arg):
-            return self.leaf_names[source.index]
-        if isinstance(source, Captured):
-            return str(source.item.name)
-        if isinstance(source, Grad):
-            return f"{self.name(source.owner)}.grad"
-        return ""
-
-    def is_known(self, value: Any) -> bool:
-        return (
-            isinstance(value, (*SCALARS, type, FunctionType, ModuleType))
-            or id(value) in self._by_object
-            or any(value is x for x in self.leaves)
-        )
+        self._twins: list[tuple[Item, Item]] = []
+        self._by_object: dict[int, Item] = {}
+        self._loose: set[str] = set()
+        self._every = False
 
     # -- afterwards ----------------------------------------------------------------------------
     def changed(self, allowed: set[tuple[int, Any]], owners: set[int]) -> str:
@@ -681,12 +210,6 @@ class Watch:
                 for member in group:
                     if isinstance(member, Item):
                         member.facts = (*member.facts, member.now._chain)
-
-    def release(self) -> None:
-        """Lets go of the arguments and of what only recording needs."""
-        self.leaves = [None if isinstance(x, Tensor) else x for x in self.leaves]
-        self._arg_storage, self._storages, self._made = {}, {}, {}
-        self.groups = [[m for m in group if isinstance(m, Item)] for group in self.groups]
 
     # -- later calls ---------------------------------------------------------------------------
     def mismatch(self) -> str:
@@ -768,30 +291,3 @@ def _restore_number(item: Item, x: Any) -> None:
         item.parent.now[item.key] = float(x.value)
     elif item.step == "cell":
         item.parent.now.cell_contents = float(x.value)
-
-
-def _own_names(x: Any) -> set[str]:
-    """The names of an instance's own attributes, and of those of its class that users wrote."""
-    names = set(getattr(x, "__dict__", ()))
-    for c in type(x).__mro__:
-        if owner_of_class(c) == "user":
-            names |= {n for n in vars(c) if not n.startswith("__")}
-    return names
-
-
-def _contents(cell: Any) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return MISSING
-
-
-def _is_slot(cls: type, name: str) -> bool:
-    return any(name in getattr(c, "__slots__", ()) and name in vars(c) for c in cls.__mro__)
-
-
-def _is_transient(x: Any) -> bool:
-    """Objects that only exist while code runs: no state that could be watched."""
-    return type(x).__name__ in ("HostScalar", "generator", "frame", "traceback") or isinstance(
-        x, BaseException
-    )

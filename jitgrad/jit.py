@@ -18,19 +18,21 @@ from dataclasses import dataclass
 from types import MethodType
 from typing import Any
 
+from jitgrad.argument_guards import ArgumentGuard, Modes
 from jitgrad.callable_module import make_callable
 from jitgrad.effects import Profile, is_module
 from jitgrad.explain import Explanation, Stats, check_run, compile_options, pair_options
-from jitgrad.guards import Watch
 from jitgrad.hostscalar import HostScalar
 from jitgrad.pytree import Structure, flatten, is_named_tuple, nodes_of, tree_map
-from jitgrad.replay import MISS, ArgumentGuard, Modes, Specialisation
+from jitgrad.replay import Specialisation
+from jitgrad.replay_support import MISS
 from jitgrad.runtime.errors import CompileError, FallbackWarning
 from jitgrad.runtime.knobs import knob, knobs
 from jitgrad.sources import Captured
 from jitgrad.state import state
 from jitgrad.tensor import Tensor
 from jitgrad.trace import Recorder, Trace
+from jitgrad.watch import Watch
 
 MAX_SPECIALISATIONS = 32
 

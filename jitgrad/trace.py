@@ -12,23 +12,22 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from jitgrad.autograd.engine import grad
 from jitgrad.compiler.ir import Graph, Rebind, Value, Write
-from jitgrad.compiler.ops.record import OPS
 from jitgrad.compiler.types import TensorType
-from jitgrad.facts import layout, leaf_facts
+from jitgrad.facts import leaf_facts
 from jitgrad.hostscalar import HostScalar
 from jitgrad.pair import Pair, split
 from jitgrad.pytree import Structure, flatten
 from jitgrad.random import draw_tensors
+from jitgrad.results import Roots
 from jitgrad.runtime import dtypes
 from jitgrad.sources import (
     AliasResult,
-    Arg,
     Captured,
     Constant,
     ConstantResult,
@@ -46,63 +45,16 @@ from jitgrad.state import abstract_mode
 from jitgrad.storage import Storage
 from jitgrad.tape.node import edge_of, next_seq
 from jitgrad.tape.views import put_chain
-from jitgrad.tensor import Size, Tensor, static_type, wrap
-from jitgrad.userline import user_line
-
-Found = tuple[Source, Tensor]
-"""Where a storage is reached, and the tensor that is there."""
-
-
-class Finder(Protocol):
-    """What the recorder asks of whoever knows arguments and Python state."""
-
-    def storage(self, storage: Storage) -> Found | None:
-        """A tensor on this storage that later calls will find, too."""
-
-    def owner(self, owner: Any) -> Owner | None:
-        """Where later calls find the object whose slot is read or rebound."""
-
-    def array(self, array: np.ndarray[Any, Any]) -> Source | None:
-        """Where a NumPy array is found."""
-
-    def number(self, owner: Any, key: Any) -> bool:
-        """Whether item `key` of dict `owner` can be read afresh at each call."""
-
-    def holds(self, owner: Owner, key: Any, source: Source) -> bool:
-        """Whether slot `key` of the owner is this very source."""
-
-    def name(self, source: Source) -> str:
-        """How users know the source; "" for what has no name."""
-
-    def is_known(self, value: Any) -> bool:
-        """Whether the guards make sure that this object is the same at each call."""
-
-
-@dataclass(eq=False)
-class Entry:
-    """A graph input: where it comes from, and what its tensor was when it was first seen.
-
-    base: how many view ops of the storage's chain lie below the graph input (the input is the
-    tensor found at the source, not the storage's root).
-    """
-
-    kind: str
-    source: Source
-    value: Value
-    storage: Storage
-    array: np.ndarray[Any, Any]
-    base: int = 0
-    tensor: Tensor | None = None
-    node: Any = None
-    requires_grad: bool = False
-    writes: int = 0
-    hidden_writes: int = 0
-    strides: tuple[int, ...] | None = None
-
-    def release(self) -> None:
-        """Lets go of the recorded call's tensor; its layout is kept."""
-        self.strides = layout(self.array)
-        self.tensor = self.storage = self.array = self.node = None  # type: ignore[assignment]
+from jitgrad.tensor import Tensor, static_type, wrap
+from jitgrad.values import (
+    Entry,
+    Finder,
+    GraphTensor,
+    ValueMap,
+    here,
+    plain_attrs,
+    plain_type,
+)
 
 
 @dataclass
@@ -125,64 +77,16 @@ class Trace:
     pair: Pair | None = None
 
 
-class GraphTensor:
-    """A graph value with the face that records call (`_bind`, shape, dtype, device)."""
-
-    __slots__ = ("line", "recorder", "value")
-
-    def __init__(self, recorder: Recorder, value: Value, line: str) -> None:
-        self.recorder, self.value, self.line = recorder, value, line
-
-    @property
-    def shape(self) -> tuple[Any, ...]:
-        return self.value.type.shape
-
-    @property
-    def dtype(self) -> Any:
-        return self.value.type.dtype
-
-    @property
-    def device(self) -> str:
-        return self.value.type.device
-
-    @property
-    def ndim(self) -> int:
-        return len(self.value.type.shape)
-
-    def _bind(self, op: Any, operands: tuple[Any, ...], attrs: dict[str, Any]) -> Any:
-        add = self.recorder.graph.add_node
-        inputs = []
-        for x in operands:
-            if not isinstance(x, GraphTensor):
-                number = {"shape": (), "value": x, "dtype": self.dtype, "device": self.device}
-                x = GraphTensor(self.recorder, add(OPS["full"], (), number)[0], self.line)
-            inputs.append(x.value)
-        made = [
-            GraphTensor(self.recorder, v, self.line)
-            for v in add(op, inputs, plain_attrs(attrs), self.line)
-        ]
-        return made[0] if op.nout == 1 else tuple(made)
-
-
-class Recorder:
+class Recorder(ValueMap):
     """Builds the Graph of one call. See jitgrad/dispatch.py for the protocol.
 
     Attributes: `reason`, why the recording was given up ("" while it is good), and `line`, where.
     """
 
     def __init__(self, name: str, finder: Finder) -> None:
-        self.graph = Graph(name=name)
-        self.finder = finder
-        self.reason = ""
-        self.line = ""
-        self.entries: list[Entry] = []
-        self._values: dict[Storage, Value] = {}
-        self._entry: dict[Storage, Entry] = {}
-        self._counts: dict[Storage, int] = {}
+        super().__init__(name, finder)
         self._hidden: dict[Storage, int] = {}
-        self._views: dict[Any, tuple[int, Any, Value]] = {}
         self._slots: dict[tuple[int, str], tuple[Any, Owner, Tensor | None]] = {}
-        self._grads: dict[Storage, Found] = {}
         self._rebinds: dict[tuple[int, Any], tuple[Any, Owner, Any]] = {}
         self._draws: dict[Any, int] = {}
         self._seeds: dict[int, Tensor] = {}
@@ -194,11 +98,6 @@ class Recorder:
         self._copies: list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = []
         self.special: dict[Any, float] = {}
         self.first_node = next_seq()
-
-    def give_up(self, reason: str, line: str = "") -> None:
-        """Ends the recording. The first reason stands."""
-        if not self.reason:
-            self.reason, self.line = reason, line
 
     # -- the protocol --------------------------------------------------------------------------
     def op(
@@ -272,7 +171,7 @@ class Recorder:
             self._grads[grad._storage] = (Grad(where), grad)
 
     def raw_read(self, tensor: Tensor, what: str) -> None:
-        line = _here()
+        line = here()
         kind = {"item": "a number", "bool": "a bool"}.get(what, "an array")
         self.give_up(f"reads a tensor's value in Python ({what}, {kind} of {tensor._type})", line)
 
@@ -285,7 +184,7 @@ class Recorder:
             source = self.finder.array(array)
             if source is None:
                 self._copies.append((data, data.copy()))
-        self._made.append((weakref.ref(tensor), _here()))
+        self._made.append((weakref.ref(tensor), here()))
         if source is None:
             source = Constant(data.copy())
             self._add_entry("state", source, tensor, source.array)
@@ -333,91 +232,6 @@ class Recorder:
             known = self._numbers[name] = HostScalar(value, name, self)
         return known
 
-    # -- values --------------------------------------------------------------------------------
-    def value_of(self, x: Tensor, line: str) -> Value:
-        """The graph value of a tensor now. After giving up, any value."""
-        value = self._root(x, line)
-        if value is None:
-            return _NOTHING
-        storage = x._storage
-        count = self._counts.get(storage, 0)
-        for n, step in enumerate(chain := self._suffix(x, line)):
-            key = (storage, tuple(map(id, chain[: n + 1])))
-            cached = self._views.get(key)
-            if cached is None or cached[0] != count:
-                op, attrs = step
-                value = self.graph.add(op, value, line=line, **plain_attrs(attrs))
-                cached = self._views[key] = (count, chain, value)
-            value = cached[2]
-        return value
-
-    def _root(self, x: Tensor, line: str) -> Value | None:
-        """The value of x's storage (as far as the graph knows it)."""
-        found = self._values.get(x._storage)
-        if found is None and not self.reason:
-            entry = self.entry_of(x, line)
-            return None if entry is None else entry.value
-        return found
-
-    def entry_of(self, x: Tensor, line: str = "") -> Entry | None:
-        """The graph input of x's storage, added when it is first met."""
-        storage = x._storage
-        entry = self._entry.get(storage)
-        if entry is not None or self.reason:
-            return entry
-        found = self._grads.get(storage) or self.finder.storage(storage)
-        if found is None:
-            self.give_up(
-                f"uses a tensor ({x._type}) that is reached in no way jit can follow; pass it as "
-                "an argument, or keep it on a Module",
-                line or _here(),
-            )
-            return None
-        source, tensor = found
-        kind = "arg" if isinstance(source, Arg) else "state"
-        return self._add_entry(kind, source, tensor, tensor._data)
-
-    def _add_entry(
-        self, kind: str, source: Source, tensor: Tensor, array: np.ndarray[Any, Any]
-    ) -> Entry:
-        name = self._name(source)
-        value = self.graph.add_input(plain_type(tensor._type), kind, name)
-        storage = tensor._storage
-        held = tensor if isinstance(source, (Arg, Captured, Grad)) else None
-        if isinstance(source, Captured) and source.item.kind == "array":
-            held = None  # the function made the tensor; only its memory is state
-        entry = Entry(
-            kind, source, value, storage, array, len(tensor._chain), held, tensor._node,
-            tensor.requires_grad,
-        )  # fmt: skip
-        self.entries.append(entry)
-        self._entry[storage] = entry
-        self._values[storage] = value
-        return entry
-
-    def _name(self, source: Source) -> str:
-        name = self.finder.name(source) or type(source).__name__.lower()
-        taken = {item.name for item in self.graph.inputs}
-        unique, n = name, 1
-        while unique in taken:
-            n += 1
-            unique = f"{name}#{n}"
-        return unique
-
-    def _suffix(self, x: Tensor, line: str) -> Any:
-        """The view ops from the graph's value of the storage to x."""
-        entry = self._entry.get(x._storage)
-        if entry is None or not entry.base:
-            return x._chain
-        assert entry.tensor is not None
-        base = entry.tensor._chain
-        if len(x._chain) < len(base) or any(
-            a is not b for a, b in zip(base, x._chain, strict=False)
-        ):
-            self.give_up("uses two tensors that show different parts of one storage", line)
-            return ()
-        return x._chain[len(base) :]
-
     def _stranger(self, owner: Tensor, what: str) -> None:
         self._strangers.append((weakref.ref(owner), what))
 
@@ -430,7 +244,7 @@ class Recorder:
         if self.reason:
             return None
         leaves, structure = flatten(result)
-        roots = _Roots(self)
+        roots = Roots(self)
         results = [self._result(x, roots) for x in leaves]
         rebinds: list[tuple[Owner, Any, Result | None]] = []
         for (_, key), (_, where, value) in self._rebinds.items():
@@ -461,7 +275,7 @@ class Recorder:
         return self._trace(structure, results, rebinds, roots, pair)
 
     def _differentiate(
-        self, roots: _Roots, recording: Callable[[], AbstractContextManager[Any]]
+        self, roots: Roots, recording: Callable[[], AbstractContextManager[Any]]
     ) -> Pair | None:
         """Records the backward of the results that are on the tape, without data."""
         graph, outputs = self.graph, roots.tensors
@@ -536,7 +350,7 @@ class Recorder:
         return [e for e in self.entries if id(e) in found]
 
     def _trace(
-        self, structure: Structure, results: Any, rebinds: Any, roots: _Roots, pair: Pair | None
+        self, structure: Structure, results: Any, rebinds: Any, roots: Roots, pair: Pair | None
     ) -> Trace:
         graph = self.graph
         in_results = {r.index for r in results if isinstance(r, FreshResult)}
@@ -575,7 +389,7 @@ class Recorder:
             pair,
         )
 
-    def _result(self, x: Any, roots: _Roots) -> Result:
+    def _result(self, x: Any, roots: Roots) -> Result:
         if isinstance(x, HostScalar):
             self.specialise(x)
             return ConstantResult(x.value)
@@ -676,60 +490,6 @@ class Recorder:
         return alive[0]
 
 
-class _Roots:
-    """The storages of results that are new memory, each once; and other values to be kept.
-
-    Attributes: `values`, what the run must give; `tensors`, the results on the tape, by slot;
-    `apart`, storages whose results on the tape got memory of their own.
-    """
-
-    def __init__(self, recorder: Recorder) -> None:
-        self.recorder = recorder
-        self.values: list[Value] = []
-        self.tensors: list[Tensor] = []
-        self.apart: list[Storage] = []
-        self._index: dict[Storage, int] = {}
-        self._numbers: dict[int, tuple[int, Tensor]] = {}
-
-    def add(self, storage: Storage) -> int:
-        if storage not in self._index:
-            self._index[storage] = self.add_value(self.recorder._values[storage])
-        return self._index[storage]
-
-    def add_value(self, value: Value) -> int:
-        self.values.append(value)
-        return len(self.values) - 1
-
-    def number(self, x: Tensor) -> int:
-        return self._numbers.setdefault(id(x), (len(self._numbers), x))[0]
-
-    def slot(self, x: Tensor) -> int:
-        for i, y in enumerate(self.tensors):
-            if x is y:
-                return i
-        self.tensors.append(x)
-        return len(self.tensors) - 1
-
-    def shared(self) -> bool:
-        """Whether a storage of `apart` has another result."""
-        return len(set(self.apart)) < len(self.apart) or any(s in self._index for s in self.apart)
-
-    def distinct(self) -> list[Value]:
-        """The values, copied where one is an input or stands for two storages."""
-        graph = self.recorder.graph
-        taken = {item.value for item in graph.inputs}
-        out = []
-        for v in self.values:
-            if v in taken:
-                v = graph.add(OPS["clone"], v)
-            taken.add(v)
-            out.append(v)
-        return out
-
-
-_NOTHING = Value(TensorType((), dtypes.float32))
-
-
 def leaves_of(scalar: HostScalar) -> list[HostScalar]:
     """The lifted numbers that an expression is made of."""
     found: dict[int, HostScalar] = {}
@@ -742,24 +502,3 @@ def leaves_of(scalar: HostScalar) -> list[HostScalar]:
         if x.expr is not None:
             stack.extend(o for o in x.expr[1] if isinstance(o, HostScalar))
     return [x for x in found.values() if x.expr is None]
-
-
-def plain_type(t: TensorType) -> TensorType:
-    """The type with a plain tuple and a plain str, as graphs have it."""
-    return TensorType(tuple(t.shape), t.dtype, str.__str__(t.device))
-
-
-def plain_attrs(attrs: dict[str, Any]) -> dict[str, Any]:
-    """Attributes with plain tuples and strs."""
-    out = {}
-    for name, value in attrs.items():
-        if type(value) is Size or type(value) is list:
-            value = tuple(value)
-        elif isinstance(value, str) and type(value) is not str:
-            value = str.__str__(value)
-        out[name] = value
-    return out
-
-
-def _here() -> str:
-    return user_line(3)

@@ -1,0 +1,490 @@
+"""Writes the Python source of a specialisation's `call(args, kwargs)`.
+
+The source checks arguments, modes and Python state, collects the arrays, runs the compiled graph,
+applies the effects and builds the results. Names in it: a0.. leaves of the arguments, i0.. what
+items of Python state hold, s0.. arrays of captured tensors, g0.. gradients, n0.. lifted numbers,
+k0.. constants, r the results of the run, t0.. tensors on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jitgrad.guards import Item, same
+from jitgrad.hostscalar import HostScalar
+from jitgrad.pair import CompiledNode, Pair, attach, keep, overwritten
+from jitgrad.pytree import Structure, children_of, rebuild
+from jitgrad.replay_support import (
+    MISS,
+    has_layout,
+    leaf,
+    make_alias,
+    make_view,
+    overlap,
+    set_slot,
+    signed,
+    touches,
+)
+from jitgrad.sources import (
+    AliasResult,
+    Arg,
+    Captured,
+    Constant,
+    ConstantResult,
+    Draw,
+    FreshResult,
+    Grad,
+    Number,
+    Result,
+    SameResult,
+    Seed,
+    Source,
+)
+from jitgrad.state import defaults, epoch, state
+from jitgrad.tensor import Tensor, intern_type, wrap
+from jitgrad.trace import leaves_of
+
+
+class Writer:
+    """Writes the source of `call`."""
+
+    def __init__(self, spec: Any) -> None:
+        self.spec = spec
+        self.trace, self.watch, self.guard = spec.trace, spec.watch, spec.guard
+        self.lines: list[str] = []
+        self.constants = 0
+        self.leaf_count = 0
+        self.grads: dict[Any, str] = {}
+        self.namespace: dict[str, Any] = {
+            "MISS": MISS, "Tensor": Tensor, "epoch": epoch, "state": state, "defaults": defaults,
+            "same": same, "refresh": spec.refresh, "stamp": spec.stamp, "hits": spec.hits,
+            "has_layout": has_layout, "make_view": make_view, "make_alias": make_alias,
+            "leaf": leaf, "wrap": wrap, "set_slot": set_slot, "rebuild": rebuild,
+            "array": np.array, "float64": np.float64, "int64": np.int64, "run": spec.first_run,
+            "overlap": overlap, "touches": touches, "spans": ([], []),
+            "children_of": children_of, "keep": keep, "attach": attach,
+            "CompiledNode": CompiledNode, "overwritten": overwritten,
+        }  # fmt: skip
+        for item in self.watch.items:
+            self.namespace[f"i{item.number}"] = item.now
+
+    def constant(self, value: Any, named: bool = False) -> str:
+        """The text of a constant: a literal, or a name in the namespace."""
+        if not named and (value is None or type(value) in (bool, int)):
+            return repr(value)
+        self.constants += 1
+        name = f"k{self.constants}"
+        self.namespace[name] = value
+        return name
+
+    def put(self, line: str, depth: int = 1) -> None:
+        self.lines.append("    " * depth + line)
+
+    def miss_if(self, condition: str) -> None:
+        self.put(f"if {condition}: return MISS")
+
+    def source(self) -> str:
+        self.lines = ["def call(args, kwargs):"]
+        self._arguments()
+        self._modes()
+        self._state()
+        self._grads()
+        self._run()
+        self._effects()
+        self._return()
+        return "\n".join(self.lines) + "\n"
+
+    # -- arguments -----------------------------------------------------------------------------
+    def _arguments(self) -> None:
+        positional, keywords = self.guard.structure.children
+        self.put("# arguments")
+        self._node("args", positional)
+        if keywords.context:
+            self.miss_if(f"len(kwargs) != {len(keywords.context)}")
+            for key, child in zip(keywords.context, keywords.children, strict=True):
+                name = self._fresh()
+                self.put(f"{name} = kwargs.get({key!r}, MISS)")
+                self._node(name, child)
+        else:
+            self.miss_if("kwargs")
+        tensors = [i for i, facts in enumerate(self.guard.facts) if facts is not None]
+        if self.guard.distinct:
+            for n, i in enumerate(tensors):
+                for j in tensors[:n]:
+                    self.miss_if(f"a{i}._storage is a{j}._storage")
+        else:
+            for i in tensors:
+                group = self.guard.groups[i]
+                chain = self.constant(self.guard.chains[i])
+                self.miss_if(f"a{i}._chain != {chain}")
+                for j in tensors:
+                    if j < i:
+                        op = "is not" if self.guard.groups[j] == group else "is"
+                        self.miss_if(f"a{i}._storage {op} a{j}._storage")
+                        if self.guard.groups[j] == group:
+                            self.miss_if(f"(a{i} is a{j}) is not {(i, j) in self.guard.same}")
+
+    def _fresh(self) -> str:
+        self.constants += 1
+        return f"v{self.constants}"
+
+    def _node(self, x: str, structure: Structure) -> None:
+        kind = structure.kind
+        if kind is None:
+            self._leaf(x)
+            return
+        count = len(structure.children)
+        names = [self._fresh() for _ in structure.children]
+        if x != "args":
+            self.miss_if(f"type({x}) is not {self.constant(kind)}")
+        if kind in (tuple, list) or issubclass(kind, tuple):
+            self.miss_if(f"len({x}) != {count}")
+            if names:
+                self.put(f"{', '.join(names)}{',' if count == 1 else ''} = {x}")
+        elif kind is dict:
+            self.miss_if(f"tuple({x}) != {self.constant(structure.context)}")
+            for name, key in zip(names, structure.context, strict=True):
+                self.put(f"{name} = {x}[{self.constant(key)}]")
+        else:
+            context = self._fresh()
+            self.put(f"{context} = children_of({x})")
+            self.miss_if(f"{context} is None or {context}[1] != {self.constant(structure.context)}")
+            self.miss_if(f"len({context}[0]) != {count}")
+            if names:
+                self.put(f"{', '.join(names)}{',' if count == 1 else ''} = {context}[0]")
+        for name, child in zip(names, structure.children, strict=True):
+            self._node(name, child)
+
+    def _leaf(self, x: str) -> None:
+        i = self.leaf_count
+        self.leaf_count += 1
+        a = f"a{i}"
+        self.put(f"{a} = {x}")
+        facts = self.guard.facts[i]
+        if facts is None:
+            if i in self.guard.lifted:
+                self.miss_if(f"type({a}) is not float")
+                if i in self.guard.special:
+                    self.miss_if(f"not same({a}, {self.constant(self.guard.special[i])})")
+                return
+            value = self.guard.leaves[i]
+            if value is None or isinstance(value, bool):
+                self.miss_if(f"{a} is not {value}")
+            else:
+                k = self.constant(value, named=True)
+                self.miss_if(f"{a} is not {k} and not same({a}, {k})")
+            return
+        cls, type_, requires_grad, is_leaf, strides = facts
+        self.miss_if(f"type({a}) is not {self.constant(cls)}")
+        t = self.constant(type_)
+        self.miss_if(f"{a}._type is not {t} and {a}._type != {t}")
+        self.miss_if(
+            f"({a}._requires_grad if {a}._view is None else {a}.requires_grad) "
+            f"is not {requires_grad}"
+        )
+        if requires_grad:
+            self.miss_if(f"({a}._node is None) is not {is_leaf}")
+            self.miss_if(f"{a}._hooks or {a}._post_hooks")
+        if strides is None:
+            self.miss_if(f"not {a}._data.flags.c_contiguous")
+        else:
+            self.miss_if(f"not has_layout({a}, {self.constant(strides)})")
+
+    # -- modes and Python state ----------------------------------------------------------------
+    def _modes(self) -> None:
+        modes = self.spec.modes
+        self.put("# modes")
+        self.miss_if(
+            f"state.grad_enabled is not {modes.grad_enabled} "
+            f"or state.inference is not {modes.inference} "
+            f"or state.anomaly is not {modes.anomaly} "
+            f"or defaults.dtype is not {self.constant(modes.dtype)}"
+        )
+
+    def _state(self) -> None:
+        self.put("# Python state: the epoch covers what Modules hold")
+        self.put("try:")
+        self.put("if (", 2)
+        self.put("epoch[0] != stamp[0]", 3)
+        for item in self.watch.items:
+            test = self._test(item)
+            if test:
+                self.put(f"or {test}  # {item.name}".replace("\n", " "), 3)
+        self.put("):", 2)
+        self.put("if not refresh(): return MISS", 3)
+        self.put("except (KeyError, IndexError, AttributeError, TypeError, ValueError):")
+        self.put("if not refresh(): return MISS", 2)
+        for group in self.watch.groups:
+            for i in (m for m in group if isinstance(m, int)):
+                for item in (m for m in group if isinstance(m, Item)):
+                    self.miss_if(f"a{i}._storage is not i{item.number}._storage")
+                    self.miss_if(f"a{i}._chain != {self.constant(self.watch.leaves[i]._chain)}")
+
+    def _test(self, item: Item) -> str:
+        """An expression that is true when the item may not hold what it held."""
+        if item.covered or item.parent is None or item.step == "created":
+            return ""
+        p, here = f"i{item.parent.number}", f"i{item.number}"
+        if item.step == "size":
+            if isinstance(item.parent.now, dict):
+                return f"len({p}) != len({here})"
+            if isinstance(item.parent.now, (set, frozenset)):
+                return f"{p} != {here}"
+            return f"len({p}) != {item.now}"
+        if item.step == "absent":
+            return f"{self.constant(item.key)} in {p}"
+        if item.step == "item":
+            read = f"{p}[{self.constant(item.key)}]"
+        elif item.step == "cell":
+            read = f"{p}.cell_contents"
+        elif item.step == "class":
+            read = f"{p}.__dict__[{self.constant(item.key)}]"
+        else:
+            read = f"{p}.{item.key}"
+        if item.kind == "lifted":
+            return ""
+        if item.kind == "value" and not isinstance(item.now, (bool, type(None))):
+            return f"{read} is not {here} and not same({read}, {here})"
+        if item.kind == "array" and item.facts is not None and len(item.facts) > 3:
+            return f"{read} is not {here} or {here}.tobytes() != {self.constant(item.facts[3])}"
+        return f"{read} is not {here}"
+
+    def _grads(self) -> None:
+        for owner, key, grad in self.trace.slots:
+            assert key == "grad"
+            base = f"a{owner.index}" if isinstance(owner, Arg) else f"i{owner.item.number}"
+            if grad is None:
+                self.miss_if(f"{base}._grad is not None")
+                continue
+            g = f"g{len(self.grads)}"
+            self.grads[owner] = g
+            cls, type_, requires_grad, is_leaf, strides = grad
+            self.put(f"{g} = {base}._grad")
+            t = self.constant(type_)
+            self.miss_if(
+                f"type({g}) is not {self.constant(cls)} "
+                f"or ({g}._type is not {t} and {g}._type != {t}) "
+                f"or {g}.requires_grad is not {requires_grad} "
+                f"or ({g}._node is None) is not {is_leaf} "
+                f"or not has_layout({g}, {self.constant(strides)})"
+            )
+
+    # -- running -------------------------------------------------------------------------------
+    def tensor(self, source: Source) -> str:
+        """An expression for the tensor (or owner) at a source."""
+        if isinstance(source, Arg):
+            return f"a{source.index}"
+        if isinstance(source, Grad):
+            return self.grads[source.owner]
+        assert isinstance(source, Captured)
+        if source.item.step == "created":
+            assert source.item.parent is not None
+            return f"i{source.item.parent.number}[{self.constant(source.item.key)}]"
+        return f"i{source.item.number}"
+
+    def _array(self, i: int, source: Source) -> str:
+        if isinstance(source, Constant):
+            return self.constant(source.array)
+        if isinstance(source, Captured):
+            held = source.item.now
+            self.namespace[f"s{i}"] = held._data if isinstance(held, Tensor) else held
+            return f"s{i}"
+        if isinstance(source, Number):
+            return f"array({self._number(source.scalar)}, float64)"
+        if isinstance(source, Seed):
+            return f"array(signed({self.constant(source.generator)}._seed), int64)"
+        if isinstance(source, Draw):
+            return f"array({self.draws[source.generator]} + {source.offset}, int64)"
+        return f"{self.tensor(source)}._data"
+
+    def _number(self, scalar: HostScalar) -> str:
+        if scalar.expr is None:
+            return self._leaf_number(scalar)
+        leaves = ", ".join(
+            f"{self.constant(x.name)}: {self._leaf_number(x)}" for x in leaves_of(scalar)
+        )
+        return f"{self.constant(scalar)}.evaluate({{{leaves}}})"
+
+    def _leaf_number(self, scalar: HostScalar) -> str:
+        where, key = scalar.name
+        if where == "arg":
+            return f"a{key}"
+        item = self.watch.number_item(scalar.name)
+        assert item is not None and item.parent is not None
+        name = f"n{item.number}"
+        return name
+
+    def _run(self) -> None:
+        trace = self.trace
+        self.put("# arrays")
+        special = {name: value for name, value in trace.special.items() if name[0] != "arg"}
+        for item in self.watch.items:
+            if item.kind == "lifted":
+                assert item.parent is not None
+                n = f"n{item.number}"
+                self.put(f"{n} = i{item.parent.number}[{self.constant(item.key)}]")
+                self.miss_if(f"type({n}) is not float")
+                for name, value in special.items():
+                    if self.watch.number_item(name) is item:
+                        k = self.constant(value)
+                        self.miss_if(f"{n} is not {k} and not same({n}, {k})")
+        written = set(self.spec._written)
+        for i in written:
+            source = trace.entries[i].source
+            if not isinstance(source, Captured):
+                self.miss_if(f"not {self.tensor(source)}._data.flags.writeable")
+        places = [e.source for e in trace.entries]
+        if written:
+            self._aliasing(written, places)
+        self.draws: dict[Any, str] = {}
+        for generator, count in trace.draws.items():
+            name = f"d{len(self.draws)}"
+            self.draws[generator] = name
+            self.put(f"{name} = {self.constant(generator)}.advance({count})")
+        self.namespace["signed"] = signed
+        arrays = [self._array(i, source) for i, source in enumerate(places)]
+        if self.trace.pair is None:
+            self.put(f"r = run([{', '.join(arrays)}])")
+        else:
+            self.put(f"x = [{', '.join(arrays)}]")
+            self.put("r = run(x)")
+
+    def _aliasing(self, written: set[int], places: Sequence[Source]) -> None:
+        """Storages that are passed, not captured, must not overlap what is written, or be it."""
+        passed = [i for i, s in enumerate(places) if isinstance(s, (Arg, Grad))]
+        if not passed:
+            return
+        held = {i for i, s in enumerate(places) if isinstance(s, Captured)}
+        arrays = {i: self._array(i, places[i]) for i in {*passed, *held}}
+        for i in passed:
+            others = {*passed, *held} if i in written else written - held
+            rest = ", ".join(arrays[j] for j in sorted(others - {i}))
+            if rest:
+                self.miss_if(f"overlap({arrays[i]}, ({rest},))")
+            if i not in written and written & held:
+                self.miss_if(f"touches({arrays[i]}, spans)")
+
+    # -- effects and results -------------------------------------------------------------------
+    def _effects(self) -> None:
+        self.put("# effects")
+        for i in self.spec._written:
+            entry = self.trace.entries[i]
+            if isinstance(entry.source, Captured) and entry.source.item.kind == "array":
+                continue
+            self.put(f"t = {self.tensor(entry.source)}._storage")
+            self.put(f"t.version += {entry.writes}")
+            if entry.hidden_writes:
+                self.put(f"t.hidden += {entry.hidden_writes}")
+        for item, key in self.watch.touched:
+            self.put(f"i{item.number}[{self.constant(key)}]")
+        self.roots: dict[int, str] = {}
+        self.tensors: dict[int, str] = {}
+        self.used: set[int] = set()
+        if self.trace.pair is not None:
+            self._pair(self.trace.pair)
+        for owner, key, result in self.trace.rebinds:
+            base = self.tensor(owner)
+            value = "None" if result is None else self.result(result)
+            if key == "grad" and self._is_tensor(owner):
+                self.put(f"{base}._grad = {value}")
+            else:
+                self.put(f"set_slot({base}, {self.constant(key)}, {value})")
+
+    def _is_tensor(self, owner: Source) -> bool:
+        if isinstance(owner, Arg):
+            return self.guard.facts[owner.index] is not None
+        return isinstance(owner, Captured) and isinstance(owner.item.now, Tensor)
+
+    def result(self, result: Result) -> str:
+        """An expression for a result."""
+        if isinstance(result, ConstantResult):
+            return self.constant(result.value)
+        if isinstance(result, SameResult):
+            return self.tensor(result.source)
+        if isinstance(result, AliasResult):
+            base, chain = self.tensor(result.source), self.constant(tuple(result.chain))
+            return f"make_alias({base}, {chain}, {result.requires_grad})"
+        assert isinstance(result, FreshResult)
+        name = self.tensors.get(result.number)
+        if name is not None:
+            return name
+        root = self._root(result.index)
+        if result.chain:
+            text = f"make_view({root}, {self.constant(tuple(result.chain))})"
+        elif result.index in self.used:
+            text = f"{root}.detach()"
+        else:
+            text = root
+            self.used.add(result.index)
+        if result.slot >= 0:
+            text = f"attach({text}, c, {result.slot})"
+        elif result.requires_grad:
+            text = f"leaf({text})"
+        name = self.tensors[result.number] = f"y{result.number}"
+        self.put(f"{name} = {text}")
+        return name
+
+    def _root(self, index: int) -> str:
+        """The name of the tensor on array `index` of the run."""
+        root = self.roots.get(index)
+        if root is None:
+            root = self.roots[index] = f"t{index}"
+            type_ = intern_type(self._root_type(index))
+            self.put(f"{root} = wrap(r[{index}], {self.constant(type_)})")
+        return root
+
+    def _pair(self, pair: Pair) -> None:
+        """The tape node of the results: what gets gradients, and what is kept for them."""
+        given = []
+        for i, entry in enumerate(self.trace.entries):
+            if i in self.spec._written:
+                given.append(f"overwritten(x[{i}])")
+                continue
+            owner = "None"
+            if isinstance(entry.source, (Arg, Captured, Grad)) and not (
+                isinstance(entry.source, Captured) and entry.source.item.kind == "array"
+            ):
+                owner = self.tensor(entry.source)
+            given.append(f"keep(x[{i}], {owner})")
+        self.put(f"x = [{', '.join(given)}]")
+        results = {r.index for r in self.trace.results if isinstance(r, FreshResult)}
+        kept = []
+        for kind, i in pair.kept:
+            if kind == "input":
+                kept.append(f"x[{i}]")
+            else:
+                owner = self._root(i) if i in results else "None"
+                kept.append(f"keep(r[{i}], {owner})")
+        tensors = ", ".join(self.tensor(source) for source in pair.sources)
+        self.put(f"c = CompiledNode({self.constant(pair)}, ({tensors},), [{', '.join(kept)}], x)")
+
+    def _root_type(self, index: int) -> Any:
+        graph = self.trace.graph
+        values = [*graph.outputs, *(r.value for r in graph.rebinds)]
+        value = values[index]
+        assert value is not None
+        return value.type
+
+    def _return(self) -> None:
+        remaining = iter(self.trace.results)
+
+        def build(structure: Structure) -> str:
+            kind = structure.kind
+            if kind is None:
+                name = self._fresh()
+                self.put(f"{name} = {self.result(next(remaining))}")
+                return name
+            parts = [build(c) for c in structure.children]
+            if kind is tuple:
+                return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
+            if kind is list:
+                return f"[{', '.join(parts)}]"
+            context = self.constant(structure.context)
+            return f"rebuild({self.constant(kind)}, {context}, [{', '.join(parts)}])"
+
+        text = build(self.trace.structure)
+        self.put("hits[0] += 1")
+        self.put(f"return {text}")

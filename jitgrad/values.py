@@ -1,0 +1,257 @@
+"""Which graph value a tensor has while a function is recorded.
+
+Owns the map from storages to values (never from tensors), views derived at each read, graph inputs
+added when a storage is first met, and GraphTensor, through which records build nodes. It does not
+listen to dispatch: trace.py does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from jitgrad.compiler.ir import Graph, Value
+from jitgrad.compiler.ops.record import OPS
+from jitgrad.compiler.types import TensorType
+from jitgrad.facts import layout
+from jitgrad.runtime import dtypes
+from jitgrad.sources import (
+    Arg,
+    Captured,
+    Grad,
+    Owner,
+    Source,
+)
+from jitgrad.storage import Storage
+from jitgrad.tensor import Size, Tensor
+from jitgrad.userline import user_line
+
+Found = tuple[Source, Tensor]
+"""Where a storage is reached, and the tensor that is there."""
+
+
+class Finder(Protocol):
+    """What the recorder asks of whoever knows arguments and Python state."""
+
+    def storage(self, storage: Storage) -> Found | None:
+        """A tensor on this storage that later calls will find, too."""
+
+    def owner(self, owner: Any) -> Owner | None:
+        """Where later calls find the object whose slot is read or rebound."""
+
+    def array(self, array: np.ndarray[Any, Any]) -> Source | None:
+        """Where a NumPy array is found."""
+
+    def number(self, owner: Any, key: Any) -> bool:
+        """Whether item `key` of dict `owner` can be read afresh at each call."""
+
+    def holds(self, owner: Owner, key: Any, source: Source) -> bool:
+        """Whether slot `key` of the owner is this very source."""
+
+    def name(self, source: Source) -> str:
+        """How users know the source; "" for what has no name."""
+
+    def is_known(self, value: Any) -> bool:
+        """Whether the guards make sure that this object is the same at each call."""
+
+
+@dataclass(eq=False)
+class Entry:
+    """A graph input: where it comes from, and what its tensor was when it was first seen.
+
+    base: how many view ops of the storage's chain lie below the graph input (the input is the
+    tensor found at the source, not the storage's root).
+    """
+
+    kind: str
+    source: Source
+    value: Value
+    storage: Storage
+    array: np.ndarray[Any, Any]
+    base: int = 0
+    tensor: Tensor | None = None
+    node: Any = None
+    requires_grad: bool = False
+    writes: int = 0
+    hidden_writes: int = 0
+    strides: tuple[int, ...] | None = None
+
+    def release(self) -> None:
+        """Lets go of the recorded call's tensor; its layout is kept."""
+        self.strides = layout(self.array)
+        self.tensor = self.storage = self.array = self.node = None  # type: ignore[assignment]
+
+
+class GraphTensor:
+    """A graph value with the face that records call (`_bind`, shape, dtype, device)."""
+
+    __slots__ = ("line", "recorder", "value")
+
+    def __init__(self, recorder: ValueMap, value: Value, line: str) -> None:
+        self.recorder, self.value, self.line = recorder, value, line
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        return self.value.type.shape
+
+    @property
+    def dtype(self) -> Any:
+        return self.value.type.dtype
+
+    @property
+    def device(self) -> str:
+        return self.value.type.device
+
+    @property
+    def ndim(self) -> int:
+        return len(self.value.type.shape)
+
+    def _bind(self, op: Any, operands: tuple[Any, ...], attrs: dict[str, Any]) -> Any:
+        add = self.recorder.graph.add_node
+        inputs = []
+        for x in operands:
+            if not isinstance(x, GraphTensor):
+                number = {"shape": (), "value": x, "dtype": self.dtype, "device": self.device}
+                x = GraphTensor(self.recorder, add(OPS["full"], (), number)[0], self.line)
+            inputs.append(x.value)
+        made = [
+            GraphTensor(self.recorder, v, self.line)
+            for v in add(op, inputs, plain_attrs(attrs), self.line)
+        ]
+        return made[0] if op.nout == 1 else tuple(made)
+
+
+class ValueMap:
+    """Which graph value each storage holds now, while a graph is recorded.
+
+    Attributes: `graph`; `entries`, what its inputs are; `reason` and `line`, why and where the
+    recording was given up ("" while it is good).
+    """
+
+    def __init__(self, name: str, finder: Finder) -> None:
+        self.graph = Graph(name=name)
+        self.finder = finder
+        self.reason = ""
+        self.line = ""
+        self.entries: list[Entry] = []
+        self._values: dict[Storage, Value] = {}
+        self._entry: dict[Storage, Entry] = {}
+        self._counts: dict[Storage, int] = {}
+        self._views: dict[Any, tuple[int, Any, Value]] = {}
+        self._grads: dict[Storage, Found] = {}
+
+    def give_up(self, reason: str, line: str = "") -> None:
+        """Ends the recording. The first reason stands."""
+        if not self.reason:
+            self.reason, self.line = reason, line
+
+    # -- values --------------------------------------------------------------------------------
+    def value_of(self, x: Tensor, line: str) -> Value:
+        """The graph value of a tensor now. After giving up, any value."""
+        value = self._root(x, line)
+        if value is None:
+            return _NOTHING
+        storage = x._storage
+        count = self._counts.get(storage, 0)
+        for n, step in enumerate(chain := self._suffix(x, line)):
+            key = (storage, tuple(map(id, chain[: n + 1])))
+            cached = self._views.get(key)
+            if cached is None or cached[0] != count:
+                op, attrs = step
+                value = self.graph.add(op, value, line=line, **plain_attrs(attrs))
+                cached = self._views[key] = (count, chain, value)
+            value = cached[2]
+        return value
+
+    def _root(self, x: Tensor, line: str) -> Value | None:
+        """The value of x's storage (as far as the graph knows it)."""
+        found = self._values.get(x._storage)
+        if found is None and not self.reason:
+            entry = self.entry_of(x, line)
+            return None if entry is None else entry.value
+        return found
+
+    def entry_of(self, x: Tensor, line: str = "") -> Entry | None:
+        """The graph input of x's storage, added when it is first met."""
+        storage = x._storage
+        entry = self._entry.get(storage)
+        if entry is not None or self.reason:
+            return entry
+        found = self._grads.get(storage) or self.finder.storage(storage)
+        if found is None:
+            self.give_up(
+                f"uses a tensor ({x._type}) that is reached in no way jit can follow; pass it as "
+                "an argument, or keep it on a Module",
+                line or here(),
+            )
+            return None
+        source, tensor = found
+        kind = "arg" if isinstance(source, Arg) else "state"
+        return self._add_entry(kind, source, tensor, tensor._data)
+
+    def _add_entry(
+        self, kind: str, source: Source, tensor: Tensor, array: np.ndarray[Any, Any]
+    ) -> Entry:
+        name = self._name(source)
+        value = self.graph.add_input(plain_type(tensor._type), kind, name)
+        storage = tensor._storage
+        held = tensor if isinstance(source, (Arg, Captured, Grad)) else None
+        if isinstance(source, Captured) and source.item.kind == "array":
+            held = None  # the function made the tensor; only its memory is state
+        entry = Entry(
+            kind, source, value, storage, array, len(tensor._chain), held, tensor._node,
+            tensor.requires_grad,
+        )  # fmt: skip
+        self.entries.append(entry)
+        self._entry[storage] = entry
+        self._values[storage] = value
+        return entry
+
+    def _name(self, source: Source) -> str:
+        name = self.finder.name(source) or type(source).__name__.lower()
+        taken = {item.name for item in self.graph.inputs}
+        unique, n = name, 1
+        while unique in taken:
+            n += 1
+            unique = f"{name}#{n}"
+        return unique
+
+    def _suffix(self, x: Tensor, line: str) -> Any:
+        """The view ops from the graph's value of the storage to x."""
+        entry = self._entry.get(x._storage)
+        if entry is None or not entry.base:
+            return x._chain
+        assert entry.tensor is not None
+        base = entry.tensor._chain
+        if len(x._chain) < len(base) or any(
+            a is not b for a, b in zip(base, x._chain, strict=False)
+        ):
+            self.give_up("uses two tensors that show different parts of one storage", line)
+            return ()
+        return x._chain[len(base) :]
+
+
+_NOTHING = Value(TensorType((), dtypes.float32))
+
+
+def plain_type(t: TensorType) -> TensorType:
+    """The type with a plain tuple and a plain str, as graphs have it."""
+    return TensorType(tuple(t.shape), t.dtype, str.__str__(t.device))
+
+
+def plain_attrs(attrs: dict[str, Any]) -> dict[str, Any]:
+    """Attributes with plain tuples and strs."""
+    out = {}
+    for name, value in attrs.items():
+        if type(value) is Size or type(value) is list:
+            value = tuple(value)
+        elif isinstance(value, str) and type(value) is not str:
+            value = str.__str__(value)
+        out[name] = value
+    return out
+
+
+def here() -> str:
+    return user_line(3)
