@@ -71,7 +71,7 @@ class _ConvNd(Module):
             init.uniform_fan_in_bias_(self.bias, self.weight)
 
     def forward(self, input: Tensor) -> Tensor:
-        padding = self.padding
+        padding: str | int | tuple[int, ...] = self.padding
         if self.padding_mode != "zeros":
             input = pad(input, self._sides(), _PADDING_MODES[self.padding_mode])
             padding = 0
@@ -84,7 +84,7 @@ class _ConvNd(Module):
         """The padding as nn.functional.pad wants it: the last dim first, low and high."""
         if self.padding == "valid":
             return [0] * (2 * self.spatial)
-        if self.padding == "same":
+        if isinstance(self.padding, str):  # "same"
             total = [d * (k - 1) for d, k in zip(self.dilation, self.kernel_size, strict=True)]
             return [side for t in reversed(total) for side in (t // 2, t - t // 2)]
         return [int(p) for p in reversed(self.padding) for _ in range(2)]

@@ -270,7 +270,7 @@ class Module:
             module = getattr(module, part)
             if not isinstance(module, Module):
                 raise AttributeError(f"[get_submodule] {part!r} in {target!r} is not a Module")
-        return module  # type: ignore[no-any-return]
+        return module
 
     def get_parameter(self, target: str) -> Parameter:
         path, _, name = target.rpartition(".")
@@ -380,7 +380,7 @@ class Module:
             for name, t in items:
                 if t is not None:
                     out[f"{path}.{name}" if path else name] = t if keep_vars else t.detach()
-        return out  # type: ignore[no-any-return]
+        return out
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from jitgrad.creation import zeros, zeros_like
-from jitgrad.functions import maximum, sqrt
 from jitgrad.optim.optimizer import Optimizer, Params, check_at_least
 from jitgrad.optim.sgd import has
 from jitgrad.runtime import dtypes
@@ -64,11 +63,11 @@ class Adam(Optimizer):
         second = v
         if h["amsgrad"]:
             second = state["max_exp_avg_sq"]
-            second.copy_(maximum(second, v))
+            second.copy_(second.maximum(v))
         t = step.to(dtypes.float64)
         step_size = lr / (1 - beta1**t)
-        scale = sqrt(1 - beta2**t)
-        p.sub_(m / (sqrt(second) / scale + h["eps"]) * step_size)
+        scale = (1 - beta2**t).sqrt()
+        p.sub_(m / (second.sqrt() / scale + h["eps"]) * step_size)
 
 
 class AdamW(Adam):

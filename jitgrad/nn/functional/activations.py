@@ -12,7 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 import jitgrad.functions as ops
-from jitgrad.nn.functional.args import expect_tensors, into
+from jitgrad.autograd.modes import is_grad_enabled
+from jitgrad.nn.functional.args import expect_tensors
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import DType
 from jitgrad.tensor import Tensor
@@ -31,11 +32,21 @@ def _activation(formula: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return function
 
 
+def _apply(formula: Callable[..., Tensor], input: Tensor, inplace: bool, *args: Any) -> Tensor:
+    """formula(input, *args); with `inplace`, written into the input, which is returned."""
+    if not inplace:
+        return formula(input, *args)
+    expect_tensors(formula.__name__.lstrip("_"), input=input)
+    # What the derivative needs is a copy: the write would invalidate the input itself.
+    kept = input.clone() if input.requires_grad and is_grad_enabled() else input
+    return input.copy_(formula(kept, *args))
+
+
 # -- piecewise linear ------------------------------------------------------------------------------
 def relu(input: Tensor, inplace: bool = False) -> Tensor:
     """max(x, 0); the derivative at 0 is 0."""
     expect_tensors("relu", input=input)
-    return into(input, ops.relu(input), inplace)
+    return _apply(ops.relu, input, inplace)
 
 
 @_activation
@@ -45,13 +56,17 @@ def _leaky_relu(x: Tensor, negative_slope: float) -> Tensor:
 
 def leaky_relu(input: Tensor, negative_slope: float = 0.01, inplace: bool = False) -> Tensor:
     """x where x > 0, else negative_slope * x."""
-    return into(input, _leaky_relu(input, negative_slope), inplace)
+    return _apply(_leaky_relu, input, inplace, negative_slope)
 
 
 def _between(x: Tensor, low: Any, high: Any, inside: Tensor) -> Tensor:
     """low for x <= low's bound ..., written so that NaN goes to `inside` (see the callers)."""
     (low_bound, low_value), (high_bound, high_value) = low, high
     return ops.where(x <= low_bound, low_value, ops.where(x >= high_bound, high_value, inside))
+
+
+def _hardtanh(x: Tensor, low: float, high: float) -> Tensor:
+    return _between(x, (low, low), (high, high), x).to(x.dtype)
 
 
 def hardtanh(
@@ -67,8 +82,7 @@ def hardtanh(
             f"[hardtanh] expected min_val <= max_val; got min_val={min_val}, max_val={max_val}; "
             "exchange them"
         )
-    result = _between(input, (min_val, min_val), (max_val, max_val), input)
-    return into(input, result.to(input.dtype), inplace)
+    return _apply(_hardtanh, input, inplace, min_val, max_val)
 
 
 def relu6(input: Tensor, inplace: bool = False) -> Tensor:
@@ -83,7 +97,7 @@ def _hardsigmoid(x: Tensor) -> Tensor:
 
 def hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
     """min(max(x + 3, 0), 6) / 6."""
-    return into(input, _hardsigmoid(input), inplace)
+    return _apply(_hardsigmoid, input, inplace)
 
 
 @_activation
@@ -93,7 +107,7 @@ def _hardswish(x: Tensor) -> Tensor:
 
 def hardswish(input: Tensor, inplace: bool = False) -> Tensor:
     """x * hardsigmoid(x) (Howard et al. 2019)."""
-    return into(input, _hardswish(input), inplace)
+    return _apply(_hardswish, input, inplace)
 
 
 # -- exponential -----------------------------------------------------------------------------------
@@ -105,13 +119,13 @@ def _elu(x: Tensor, alpha: float, scale: float) -> Tensor:
 
 def elu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
     """x where x > 0, else alpha * (exp(x) - 1) (Clevert, Unterthiner and Hochreiter 2016)."""
-    return into(input, _elu(input, alpha, 1), inplace)
+    return _apply(_elu, input, inplace, alpha, 1)
 
 
 def selu(input: Tensor, inplace: bool = False) -> Tensor:
     """scale * elu(x, alpha) with the constants of Klambauer et al. 2017."""
     alpha, scale = 1.6732632423543772848170429916717, 1.0507009873554804934193349852946
-    return into(input, _elu(input, alpha, scale), inplace)
+    return _apply(_elu, input, inplace, alpha, scale)
 
 
 @_activation
@@ -135,7 +149,7 @@ def _silu(x: Tensor) -> Tensor:
 
 def silu(input: Tensor, inplace: bool = False) -> Tensor:
     """x * sigmoid(x) (Elfwing, Uchibe and Doya 2018)."""
-    return into(input, _silu(input), inplace)
+    return _apply(_silu, input, inplace)
 
 
 @_activation
@@ -162,7 +176,7 @@ def _mish(x: Tensor) -> Tensor:
 
 def mish(input: Tensor, inplace: bool = False) -> Tensor:
     """x * tanh(softplus(x)) (Misra 2019)."""
-    return into(input, _mish(input), inplace)
+    return _apply(_mish, input, inplace)
 
 
 def sigmoid(input: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ def per_dim(value: IntOrInts, n: int, op: str, name: str) -> tuple[int, ...]:
     """
     items = tuple(value) if isinstance(value, (tuple, list)) else (value,)
     try:
-        out = tuple([operator.index(v) for v in items])  # type: ignore[arg-type]
+        out = tuple([operator.index(v) for v in items])
     except TypeError:
         raise TypeError(
             f"[{op}] expected {name} to be an int or {n} ints; got {value!r}; pass whole numbers"

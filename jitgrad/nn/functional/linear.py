@@ -47,7 +47,7 @@ def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None) -> 
         raise RuntimeError(f"[embedding] expected weight (V, D); got {tuple(weight.shape)}")
     rows = weight.index_select(0, input.reshape(-1)).reshape((*input.shape, weight.shape[1]))
     if padding_idx is None:
-        return rows  # type: ignore[no-any-return]
+        return rows
     count = int(weight.shape[0])
     if not -count <= padding_idx < count:
         raise AssertionError(

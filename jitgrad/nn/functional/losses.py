@@ -171,7 +171,7 @@ def kl_div(
         entropy = ops.where(zero, 0.0, target * ops.log(ops.where(zero, 1.0, target)))
         loss = entropy - target * input
     if reduction == "batchmean":
-        return loss.sum() / (input.shape[0] if input.dim() else 1)  # type: ignore[no-any-return]
+        return loss.sum() / (input.shape[0] if input.dim() else 1)
     return reduce_loss("kl_div", loss, reduction)
 
 
