@@ -274,6 +274,10 @@ def impure_value(x: Any) -> str:
 
     For what shows no call to a profiler: NumPy's random functions, and iterators.
     """
+    if owner_of_class(type(x)) == "user":  # whose attributes may be computed
+        if hasattr(type(x), "__next__"):
+            return f"reaches an iterator ({type(x).__name__}), whose position changes"
+        return ""
     own = getattr(x, "__self__", None)
     places = (
         getattr(type(x), "__module__", ""),

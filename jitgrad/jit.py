@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import MethodType
+from types import FrameType, MethodType
 from typing import Any
 
 from jitgrad.argument_guards import ArgumentGuard, Modes
@@ -93,6 +93,7 @@ class JitFunction:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if state.recorder is not None or not knobs.jit or state.abstract:
             return self.__wrapped__(*args, **kwargs)
+        first = True
         for spec in self.specialisations:
             try:
                 result = spec.call(args, kwargs)
@@ -100,8 +101,17 @@ class JitFunction:
                 self._drop(spec, error)
                 return self.__wrapped__(*args, **kwargs)
             if result is not MISS:
+                if not first:
+                    self._move_to_front(spec)
                 return result
+            first = False
         return self._miss(args, kwargs)
+
+    def _move_to_front(self, spec: Specialisation) -> None:
+        with self._lock:
+            rest = [s for s in self.specialisations if s is not spec]
+            if len(rest) < len(self.specialisations):
+                self.specialisations = [spec, *rest]
 
     # -- reports -------------------------------------------------------------------------------
     @property
@@ -217,7 +227,14 @@ class JitFunction:
             if not self._pure:
                 recorder.give_up(reason, line)
 
-        profile = Profile(watch.entered, impure, recorder.give_up, recorder.first_node)
+        def entered(frame: FrameType) -> None:
+            try:
+                watch.entered(frame)
+            except Exception as error:  # of a user's descriptor, __eq__, ...: no guard, no trace
+                what = f"{type(error).__name__}: {error}"
+                recorder.give_up(f"reaches an object that cannot be watched ({what})")
+
+        profile = Profile(entered, impure, recorder.give_up, recorder.first_node)
         with _recording(recorder, profile):
             return self.__wrapped__(*args, **kwargs), profile
 

@@ -22,7 +22,7 @@ from jitgrad.promotion import NUMBERS, can_cast, cast
 from jitgrad.random import Generator
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import DType
-from jitgrad.state import defaults, state
+from jitgrad.state import bump_epoch, defaults, state
 from jitgrad.tensor import Tensor
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {}
@@ -461,13 +461,16 @@ def _view_in_place(function: Callable[..., Tensor], name: str) -> Callable[..., 
     """squeeze_ and its kin: the tensor itself becomes the view."""
 
     def method(self: Tensor, *args: Any) -> Tensor:
-        if self._view is not None or self.requires_grad or state.recorder is not None:
+        if self._view is not None or self.requires_grad:
             raise RuntimeError(
                 f"[{name}] expected a tensor that is no view and does not require grad; use "
                 f"{name[:-1]}() instead (docs/limits.md)"
             )
         view = function(self, *args)
+        if state.recorder is not None:
+            state.recorder.rebind(self, "data", view)
         self._data, self._type, self._chain = view._data, view._type, view._chain
+        bump_epoch()
         return self
 
     return _named(method, name)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from jitgrad.guards import Item, same
+from jitgrad.guards import MISSING, Item, same
 from jitgrad.hostscalar import HostScalar
 from jitgrad.pair import CompiledNode, Pair, attach, keep, overwritten
 from jitgrad.pytree import Structure, children_of, rebuild
@@ -236,6 +236,8 @@ class Writer:
             return f"len({p}) != {item.now}"
         if item.step == "absent":
             return f"{self.constant(item.key)} in {p}"
+        if item.now is MISSING:
+            return f"hasattr({p}, {self.constant(item.key)})"
         if item.step == "item":
             read = f"{p}[{self.constant(item.key)}]"
         elif item.step == "cell":

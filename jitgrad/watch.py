@@ -127,7 +127,7 @@ class Watch(State):
         elif kind == "array":
             self._by_object.setdefault(id(value), item)
             item.facts = (value.dtype, value.shape, value.strides)
-        elif kind != "value" and id(value) not in self._by_object:
+        elif kind != "value" and value is not MISSING and id(value) not in self._by_object:
             self._by_object[id(value)] = item
             if len(self.items) <= _MAX_ITEMS:
                 self._expand(item, value)
@@ -241,8 +241,7 @@ class Watch(State):
                 self._field(item, fields, name, is_module(x))
             elif _is_slot(type(x), name):
                 value = getattr(x, name, MISSING)
-                if value is not MISSING:
-                    self.put(item, "get", name, value, f"{item.name}.{name}")
+                self.put(item, "get", name, value, f"{item.name}.{name}")
             else:
                 self._class_attribute(item, type(x), name)
 
@@ -296,8 +295,7 @@ class Watch(State):
             self.put(fields, "absent", name, False, f"{item.name}.{name}", module)
         if _is_slot(type(x), name):
             value = getattr(x, name, MISSING)
-            if value is not MISSING:
-                return self.put(item, "get", name, value, f"{item.name}.{name}")
+            return self.put(item, "get", name, value, f"{item.name}.{name}")
         return self._class_attribute(item, type(x), name)
 
     def _follow(self, item: Item | None, names: Iterable[str]) -> None:

@@ -4,6 +4,7 @@ read), never a stale answer; no change means a hit.
 
 from __future__ import annotations
 
+import collections
 import functools
 import math
 import types
@@ -37,7 +38,9 @@ def _strict() -> Any:
 def check(f: JitFunction, args: tuple[Any, ...], traces: int) -> None:
     """Two calls give what the plain function gives, and this many traces were made so far."""
     for _ in range(2):
-        np.testing.assert_allclose(f(*args).numpy(), f.__wrapped__(*args).numpy(), rtol=2e-6)
+        np.testing.assert_allclose(
+            f(*args).numpy(), f.__wrapped__(*args).numpy(), rtol=2e-6, atol=1e-6
+        )
     assert f.stats.traces == traces, f.explain_last_miss()
 
 
@@ -546,6 +549,128 @@ def test_numpy_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(globals(), "ARRAY", np.array([9.0], np.float32))
     check(shared, (X,), 1)
     check(copied, (X,), 3)
+
+
+class Slots:
+    __slots__ = ("v", "w")
+
+    def __init__(self) -> None:
+        self.v = 2.0
+
+
+def test_slots_and_a_slot_that_was_empty() -> None:
+    s = Slots()
+
+    @jit
+    def f(x: Any) -> Any:
+        return x * s.v if not hasattr(s, "w") else x * s.w
+
+    check(f, (X,), 1)
+    s.v = 3.0
+    check(f, (X,), 2)
+    s.w = 7.0
+    check(f, (X,), 3)
+
+
+def test_object_reached_through_a_method_result() -> None:
+    class Holder:
+        def __init__(self) -> None:
+            self.all = {"a": Slots()}
+
+        def get(self, name: str) -> Slots:
+            return self.all[name]
+
+    holder = Holder()
+
+    @jit
+    def f(x: Any) -> Any:
+        return x * holder.get("a").v
+
+    check(f, (X,), 1)
+    holder.all["a"].v = 9.0
+    check(f, (X,), 2)
+    holder.all["a"] = Slots()
+    check(f, (X,), 3)
+
+
+class Attributes(dict[str, Any]):
+    def __getattr__(self, name: str) -> Any:
+        return self[name]
+
+
+def test_other_containers() -> None:
+    queue = collections.deque([2.0])
+    counter = collections.Counter(a=2)
+    attributes = Attributes(k=2.0)
+
+    @jit
+    def f(x: Any) -> Any:
+        return x * queue[0] * counter["a"] * attributes.k
+
+    check(f, (X,), 1)
+    queue.appendleft(5.0)
+    check(f, (X,), 2)
+    counter["a"] += 1
+    check(f, (X,), 3)
+    attributes["k"] = 4.0
+    check(f, (X,), 4)
+
+
+def test_class_in_a_class_and_a_lambda_in_map(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Settings:
+        class Inner:
+            k = 2.0
+
+    @jit
+    def f(x: Any) -> Any:
+        return sum(map(lambda t: t * SCALE * Settings.Inner.k, [x, x]))  # noqa: C417
+
+    check(f, (X,), 1)
+    Settings.Inner.k = 4.0
+    check(f, (X,), 2)
+    monkeypatch.setitem(globals(), "SCALE", 11.0)
+    check(f, (X,), 3)
+
+
+def test_parameters_that_are_swapped_and_tied() -> None:
+    a, b = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    @jit
+    def f(x: Any) -> Any:
+        with jg.no_grad():
+            return a(x) * 4 + b(x)
+
+    check(f, (X,), 1)
+    a.weight, b.weight = b.weight, a.weight
+    check(f, (X,), 1)
+    b.weight = a.weight
+    check(f, (X,), 2)
+
+
+def test_captured_tensor_that_becomes_a_view_in_place() -> None:
+    w = jg.ones(1, 3)
+
+    @jit
+    def f(x: Any) -> Any:
+        return x * w
+
+    check(f, (jg.ones(3, 3),), 1)
+    w.t_()
+    check(f, (jg.ones(3, 3),), 2)
+
+
+def test_requires_grad_of_a_capture() -> None:
+    p = jg.ones(3)
+
+    @jit
+    def f(x: Any) -> Any:
+        return x * p
+
+    assert not f(X).requires_grad and not f(X).requires_grad
+    p.requires_grad_()
+    for _ in range(2):
+        assert f(X).requires_grad
+    assert f.stats.traces == 2
 
 
 def test_which_arguments_are_one_tensor() -> None:
