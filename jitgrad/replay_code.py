@@ -236,6 +236,8 @@ class Writer:
             return f"len({p}) != {item.now}"
         if item.step == "absent":
             return f"{self.constant(item.key)} in {p}"
+        if item.now is MISSING and item.step == "class":
+            return f"{self.constant(item.key)} in {p}.__dict__"
         if item.now is MISSING:
             return f"hasattr({p}, {self.constant(item.key)})"
         if item.step == "item":

@@ -251,10 +251,14 @@ class Watch(State):
         return self.put(fields, "item", name, fields.now[name], shown, covered)
 
     def _class_attribute(self, item: Item, cls: type, name: str) -> Item | None:
+        holder = next((c for c in cls.__mro__ if name in vars(c)), None)
+        if holder is None or owner_of_class(holder) != "user":
+            return None
         for c in cls.__mro__:
-            if name in vars(c):
-                if owner_of_class(c) != "user":
-                    return None
+            if c is not holder:  # a subclass that may override it later
+                owner = self.root(c, c.__name__)
+                self.put(owner, "class", name, MISSING, f"{c.__name__}.{name}")
+            else:
                 owner = self.root(c, c.__name__)
                 return self.put(owner, "class", name, vars(c)[name], f"{c.__name__}.{name}")
         return None

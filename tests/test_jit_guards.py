@@ -339,6 +339,21 @@ def test_instance_class_attribute_property_and_method(monkeypatch: pytest.Monkey
     check(f, (X,), 5)
 
 
+def test_subclass_that_begins_to_override(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Twice(Scale):
+        pass
+
+    scale = Twice(3)
+
+    @jit
+    def f(x: Any) -> Any:
+        return scale(x)
+
+    check(f, (X,), 1)
+    monkeypatch.setattr(Twice, "helper", lambda self, x: x - 1, raising=False)
+    check(f, (X,), 2)
+
+
 def test_method_under_jit_and_its_instances() -> None:
     class Model:
         def __init__(self, w: float) -> None:
