@@ -20,7 +20,7 @@ from jitgrad.runtime import abi
 
 # A cache line on every CPU that we compile for is 64 or 128 bytes; AVX-512 wants 64.
 ALIGNMENT = 128
-_WORTH_ALIGNING = 2**16
+_WORTH_ALIGNING = 2**20
 
 
 def round_up(nbytes: int, alignment: int = ALIGNMENT) -> int:
@@ -82,8 +82,8 @@ def empty_cache() -> None:
 def empty_array(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
     """An uninitialised contiguous array, for the outputs of compiled code.
 
-    From 64 KiB up its first element is 128-byte aligned, and its memory is reused after the last
-    array on it has died. Below that this costs more time (2 us) than it can save, and the array is
+    From 1 MiB up its first element is 128-byte aligned, and its memory is reused after the last
+    array on it has died. Below that this costs more time (7 us) than it can save, and the array is
     NumPy's own, aligned for its dtype.
     """
     global _idle_bytes

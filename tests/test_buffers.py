@@ -64,7 +64,7 @@ def test_empty_array(shape, dtype):
     array = buffers.empty_array(shape, dtype)
     assert array.shape == shape and array.dtype == np.dtype(dtype)
     assert array.flags.c_contiguous and array.flags.aligned and array.flags.writeable
-    if array.nbytes >= 2**16:
+    if array.nbytes >= 2**20:
         assert interface_address(array) % 128 == 0
     array[...] = 1
     assert (array == 1).all()
@@ -152,3 +152,23 @@ def test_statistics_from_many_threads():
         thread.join()
     gc.collect()
     assert statistics.current == 0
+
+
+def test_memory_of_results_is_reused_only_after_the_last_view_died() -> None:
+    buffers.empty_cache()
+    shape = (1 << 19,)
+    array = buffers.empty_array(shape, np.float32)
+    where = buffers.address(array)
+    assert where % buffers.ALIGNMENT == 0
+    view = array[10:20][::2]
+    del array
+    other = buffers.empty_array(shape, np.float32)
+    assert buffers.address(other) != where
+    view[:] = 7.0
+    other[:] = 1.0
+    assert (view == 7.0).all()
+    del view
+    again = buffers.empty_array(shape, np.float32)
+    assert buffers.address(again) == where
+    again[:] = 2.0
+    assert (other == 1.0).all()
