@@ -226,3 +226,18 @@ def attach(t: Tensor, node: CompiledNode, slot: int) -> Tensor:
     """The tensor, now result `slot` of the node."""
     t._node, t._out, t._requires_grad = node, slot, True
     return t
+
+
+class SpentNode(TapeNode):
+    """The node of a result whose graph backward() freed inside the compiled function."""
+
+    __slots__ = ()
+
+    def run(self, grads: Gradients) -> Gradients:
+        raise RuntimeError(RETAIN_ERROR + " (backward() ran inside the function under @jit)")
+
+
+def spent(t: Tensor) -> Tensor:
+    """The tensor, on the tape as eager code leaves it after backward()."""
+    op = SimpleNamespace(name="jit", nout=1, saves=())
+    return attach(t, SpentNode(op, {}, (), (), t._type), 0)  # type: ignore[arg-type]

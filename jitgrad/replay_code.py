@@ -15,7 +15,7 @@ import numpy as np
 
 from jitgrad.guards import MISSING, Item, same
 from jitgrad.hostscalar import HostScalar
-from jitgrad.pair import CompiledNode, Pair, attach, keep, overwritten
+from jitgrad.pair import CompiledNode, Pair, attach, keep, overwritten, spent
 from jitgrad.pytree import Structure, children_of, rebuild
 from jitgrad.replay_support import (
     MISS,
@@ -29,6 +29,7 @@ from jitgrad.replay_support import (
     touches,
 )
 from jitgrad.sources import (
+    SPENT,
     AliasResult,
     Arg,
     Captured,
@@ -65,7 +66,7 @@ class Writer:
             "leaf": leaf, "wrap": wrap, "set_slot": set_slot, "rebuild": rebuild,
             "array": np.array, "float64": np.float64, "int64": np.int64, "run": spec.first_run,
             "overlap": overlap, "touches": touches, "spans": ([], []),
-            "children_of": children_of, "keep": keep, "attach": attach,
+            "children_of": children_of, "keep": keep, "attach": attach, "spent": spent,
             "CompiledNode": CompiledNode, "overwritten": overwritten,
         }  # fmt: skip
         for item in self.watch.items:
@@ -425,6 +426,8 @@ class Writer:
             self.used.add(result.index)
         if result.slot >= 0:
             text = f"attach({text}, c, {result.slot})"
+        elif result.slot == SPENT:
+            text = f"spent({text})"
         elif result.requires_grad:
             text = f"leaf({text})"
         name = self.tensors[result.number] = f"y{result.number}"

@@ -95,12 +95,16 @@ class AliasResult:
     requires_grad: bool
 
 
+SPENT = -2
+
+
 @dataclass(frozen=True, eq=False)
 class FreshResult:
     """A result on new memory: array `index` of the run, then these view ops.
 
     number: which tensor it is (results that are one tensor have one number). slot: which output
-    of the compiled tape node it is, or -1.
+    of the compiled tape node it is, or -1; SPENT when backward() ran inside the function and
+    freed its graph.
     """
 
     index: int

@@ -27,6 +27,7 @@ from jitgrad.random import draw_tensors
 from jitgrad.results import Roots
 from jitgrad.runtime import dtypes
 from jitgrad.sources import (
+    SPENT,
     AliasResult,
     Captured,
     Constant,
@@ -428,6 +429,8 @@ class Recorder(ValueMap):
         number = roots.number(x)
         if x._node is None or not requires_grad:
             return FreshResult(roots.add(storage), chain, requires_grad, number)
+        if x._node.operands is None:  # backward() ran inside: as in eager, it cannot run again
+            return FreshResult(roots.add(storage), chain, True, number, SPENT)
         if chain:  # the compiled node makes what the view shows, on memory of its own
             index, chain = roots.add_value(self.value_of(x, "")), ()
             roots.apart.append(storage)

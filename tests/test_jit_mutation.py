@@ -477,3 +477,27 @@ def test_failed_compiled_call_changes_nothing() -> None:
         f(jg.tensor([1, 9]))
     assert count.item() == before
     same(f(jg.tensor([0, 4])), jg.tensor([0.0, 4.0]))
+
+
+def test_returns_the_loss_that_backward_has_freed() -> None:
+    """As most training loops do: the loss comes back on a tape that cannot run again."""
+    layer = nn.Linear(3, 1)
+
+    @jit(fallback="error")
+    def step(x: jg.Tensor) -> tuple[jg.Tensor, jg.Tensor]:
+        layer.zero_grad()
+        out = layer(x)
+        loss = (out * out).mean()
+        loss.backward()
+        return loss, out
+
+    for i in range(4):
+        x = jg.randn(4, 3)
+        loss, out = step(x)
+        with jg.no_grad():
+            want = layer(x)
+        assert abs(loss.item() - (want * want).mean().item()) < 1e-6
+        assert loss.requires_grad and loss.grad_fn is not None and out.requires_grad, i
+        with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+            loss.backward()
+    assert step.stats.fallbacks == 0 and step.stats.hits >= 2
