@@ -16,22 +16,26 @@ from jitgrad.tensor import Tensor
 
 
 class _BatchNorm(Module):
-    """Batch normalisation with running statistics; see nn.functional.batch_norm."""
+    """Batch normalisation with running statistics; see nn.functional.batch_norm.
+
+    weight and bias (C) start as 1 and 0; without `affine` there are none. Buffers: running_mean
+    (0), running_var (1), num_batches_tracked; momentum None makes a cumulative average.
+    """
 
     ranks: tuple[int, ...] = ()
 
     def __init__(
         self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1,
         affine: bool = True, track_running_stats: bool = True, device: Any = None,
-        dtype: Any = None,
+        dtype: Any = None, *, bias: bool = True,
     ) -> None:  # fmt: skip
         super().__init__()
         self.num_features, self.eps, self.momentum = num_features, eps, momentum
         self.affine, self.track_running_stats = affine, track_running_stats
         kind = {"device": device, "dtype": dtype}
-        for name, make in (("weight", ones), ("bias", zeros)):
-            param = Parameter(make(num_features, **kind)) if affine else None
-            self.register_parameter(name, param)
+        self.register_parameter("weight", Parameter(ones(num_features, **kind)) if affine else None)
+        shift = Parameter(zeros(num_features, **kind)) if affine and bias else None
+        self.register_parameter("bias", shift)
         tracked = track_running_stats
         self.register_buffer("running_mean", zeros(num_features, **kind) if tracked else None)
         self.register_buffer("running_var", ones(num_features, **kind) if tracked else None)
@@ -60,16 +64,20 @@ class _BatchNorm(Module):
             self.num_batches_tracked.add_(1)
             if momentum is None:  # a cumulative average
                 momentum = 1.0 / self.num_batches_tracked.to(dtypes.float64)
-        use_batch = self.training or not self.track_running_stats
+        # Running statistics are used, or moved, where there are any and they are asked for.
+        kept = self.track_running_stats or not self.training
+        mean, var = (self.running_mean, self.running_var) if kept else (None, None)
+        use_batch = self.training or self.running_mean is None
         return F.batch_norm(
-            input, self.running_mean, self.running_var, self.weight, self.bias, use_batch,
+            input, mean, var, self.weight, self.bias, use_batch,
             momentum if momentum is not None else 0.0, self.eps,
         )  # fmt: skip
 
     def extra_repr(self) -> str:
         return (
             f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, "
-            f"affine={self.affine}, track_running_stats={self.track_running_stats}"
+            f"affine={self.affine}, bias={self.bias is not None}, "
+            f"track_running_stats={self.track_running_stats}"
         )
 
 

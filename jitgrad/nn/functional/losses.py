@@ -58,10 +58,10 @@ def smooth_l1_loss(
 ) -> Tensor:
     """d**2 / (2 * beta) where d = |input - target| < beta, else d - beta / 2 (Girshick 2015).
 
-    Shapes broadcast, with a warning. Raises ValueError for a negative beta.
+    Shapes broadcast, with a warning. Raises RuntimeError for a negative beta.
     """
     if beta < 0:
-        raise ValueError(f"[smooth_l1_loss] expected beta of at least 0; got {beta}")
+        raise RuntimeError(f"[smooth_l1_loss] expected beta of at least 0; got {beta}")
     d = _difference("smooth_l1_loss", input, target).abs()
     if beta == 0:
         return reduce_loss("smooth_l1_loss", d, reduction)
@@ -74,10 +74,10 @@ def huber_loss(
 ) -> Tensor:
     """d**2 / 2 where d = |input - target| < delta, else delta * (d - delta / 2) (Huber 1964).
 
-    Shapes broadcast, with a warning. Raises ValueError unless delta > 0.
+    Shapes broadcast, with a warning. Raises RuntimeError unless delta > 0.
     """
     if delta <= 0:
-        raise ValueError(f"[huber_loss] expected delta above 0; got {delta}")
+        raise RuntimeError(f"[huber_loss] expected delta above 0; got {delta}")
     d = _difference("huber_loss", input, target).abs()
     loss = ops.where(d < delta, 0.5 * d * d, delta * (d - 0.5 * delta))
     return reduce_loss("huber_loss", loss, reduction)

@@ -55,8 +55,9 @@ def _order(size: int, low: int, high: int, mode: str) -> list[int]:
     places = range(-low, size + high)
     if not len(places):
         raise RuntimeError(f"[pad] padding ({low}, {high}) leaves nothing of a dim of size {size}")
-    if mode == "circular":
-        return [i % size for i in places]
+    if mode == "circular":  # what is left after cropping repeats
+        kept = range(max(-low, 0), size - max(-high, 0))
+        return [kept[(i - kept.start) % len(kept)] for i in places]
     if mode == "replicate":
         return [min(max(i, 0), size - 1) for i in places]
     return [size - 1 - abs(size - 1 - abs(i)) for i in places]
