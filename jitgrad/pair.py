@@ -239,5 +239,7 @@ class SpentNode(TapeNode):
 
 def spent(t: Tensor) -> Tensor:
     """The tensor, on the tape as eager code leaves it after backward()."""
+    leaf = wrap(None, t._type)  # something to want a gradient, so that the node would run
+    leaf._requires_grad = True
     op = SimpleNamespace(name="jit", nout=1, saves=())
-    return attach(t, SpentNode(op, {}, (), (), t._type), 0)  # type: ignore[arg-type]
+    return attach(t, SpentNode(op, {}, (leaf,), (0,), t._type), 0)  # type: ignore[arg-type]

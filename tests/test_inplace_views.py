@@ -279,7 +279,7 @@ def _view(x, kind, np_like):
     if kind == 4:
         return x[None]
     if kind == 5 and x.ndim and x.shape[0]:
-        return x[0]
+        return x[0, ...]  # of one dim, NumPy's x[0] would be a number and no view
     return x[...]
 
 
