@@ -12,6 +12,7 @@ from jitgrad.dispatch import apply
 from jitgrad.functions.args import one_axis
 from jitgrad.promotion import cast, constant, elementwise, plain_number
 from jitgrad.runtime import dtypes
+from jitgrad.state import state
 from jitgrad.tensor import Tensor, wrap_array
 
 
@@ -27,6 +28,28 @@ def _index(name: str, index: Tensor) -> Tensor:
             ".long()"
         )
     return cast(index, dtypes.int64)
+
+
+_NOWHERE = 2**62
+"""A position that no dim has."""
+
+
+def _from_start(name: str, index: Tensor) -> Tensor:
+    """The index, for records whose negative positions count from the end; here they are mistakes.
+
+    Raises IndexError for one. In a graph, a negative position becomes one that no dim has: the
+    kernel's own check finds it.
+    """
+    data = index._data
+    if data is not None and data.size and data.min() < 0:
+        raise IndexError(
+            f"[{name}] index out of range: expected positions of at least 0; got "
+            f"{int(data.min())} in index {index._type}; add the dim's size to negative ones"
+        )
+    if state.recorder is None and not state.abstract:
+        return index
+    negative = elementwise(OPS["lt"], index, 0)
+    return apply(OPS["where"], (negative, constant(_NOWHERE, index.dtype), index), {})
 
 
 def gather(input: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor:
@@ -143,7 +166,7 @@ def index_select(input: Tensor, dim: int, index: Tensor) -> Tensor:
     index = _index("index_select", index)
     if index.ndim > 1:
         raise IndexError(f"index_select(): Index is supposed to be a vector; got {index._type}")
-    index = index.reshape(-1)
+    index = _from_start("index_select", index.reshape(-1))
     if not input.ndim:
         return apply(OPS["index"], (input.reshape(1), index), {"dims": (0,)}).reshape(())
     return apply(OPS["index"], (input, index), {"dims": (axis,)})
@@ -153,7 +176,7 @@ def _put_along(
     name: str, input: Tensor, dim: int, index: Tensor, values: Tensor, accumulate: bool
 ) -> Tensor:
     axis = one_axis(name, input.ndim, dim)
-    index = _index(name, index).reshape(-1)
+    index = _from_start(name, _index(name, index).reshape(-1))
     attrs = {"dims": (axis,), "accumulate": accumulate}
     return apply(OPS["index_put"], (input, values, index), attrs)
 

@@ -390,14 +390,18 @@ class Module:
         Raises RuntimeError that lists every missing and unexpected key (with `strict`) and every
         shape mismatch; nothing has been changed then.
         """
+        if not isinstance(state_dict, Mapping):
+            raise TypeError(
+                f"[load_state_dict] Expected state_dict to be dict-like, got {type(state_dict)}."
+            )
         own = self.state_dict(keep_vars=True)
         missing = [k for k in own if k not in state_dict]
         unexpected = [k for k in state_dict if k not in own]
         problems = []
         if strict and unexpected:
-            problems.append(f"Unexpected key(s) in state_dict: {', '.join(map(repr, unexpected))}.")
+            problems.append(f"Unexpected key(s) in state_dict: {_quoted(unexpected)}.")
         if strict and missing:
-            problems.append(f"Missing key(s) in state_dict: {', '.join(map(repr, missing))}.")
+            problems.append(f"Missing key(s) in state_dict: {_quoted(missing)}.")
         for key, target in own.items():
             source = state_dict.get(key)
             if source is not None and tuple(source.shape) != tuple(target.shape):
@@ -470,6 +474,10 @@ def _add_hook(
         hooks.move_to_end(handle.id, last=False)
     bump_epoch()
     return handle
+
+
+def _quoted(names: list[str]) -> str:
+    return ", ".join(f'"{n}"' for n in names)
 
 
 def clear_grad(p: Tensor, set_to_none: bool) -> None:

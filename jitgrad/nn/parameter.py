@@ -13,6 +13,8 @@ class Parameter(Tensor):
     Args:
         data: a tensor of any shape; the parameter shares its storage and is a leaf.
         requires_grad: whether gradients accumulate in `.grad` (floating dtypes only).
+
+    Raises TypeError for what is no Tensor, RuntimeError for a gradient of another dtype.
     """
 
     def __new__(cls, data: Tensor, requires_grad: bool = True) -> Any:
@@ -20,6 +22,11 @@ class Parameter(Tensor):
             raise TypeError(
                 f"[Parameter] expected a Tensor; got {type(data).__name__}; "
                 "wrap numbers and lists with jitgrad.tensor(...) first"
+            )
+        if requires_grad and not (data.is_floating_point() or data.is_complex()):
+            raise RuntimeError(
+                "[Parameter] Only Tensors of floating point and complex dtype can require "
+                f"gradients; got {data.dtype} {tuple(data.shape)}; pass requires_grad=False"
             )
         return Tensor._make_subclass(cls, data.detach(), requires_grad)
 

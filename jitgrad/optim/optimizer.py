@@ -6,6 +6,7 @@ floats are lifted, so that a schedule changes an input of the compiled step, not
 
 from __future__ import annotations
 
+import copy
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -46,19 +47,37 @@ class Optimizer:
             self.add_param_group(group)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds a group; missing hyper-parameters come from the defaults."""
+        """Adds a group, {"params": tensors, ...}; missing hyper-parameters are the defaults.
+
+        Raises TypeError for what are no tensors in order, ValueError for tensors that are no leaves
+        or are there already.
+        """
+        name = type(self).__name__
+        if not isinstance(param_group, dict) or "params" not in param_group:
+            raise TypeError(f"[{name}] expected a dict with 'params'; got {param_group!r:.60}")
         group = dict(param_group)
         params = group["params"]
+        if isinstance(params, (set, frozenset)):
+            raise TypeError(
+                f"[{name}] expected parameters in an ordered collection; got a set, whose order "
+                "changes from run to run; pass a list"
+            )
         params = [params] if isinstance(params, Tensor) else list(params)
         params = [p[1] if isinstance(p, tuple) else p for p in params]
         for p in params:
             if not isinstance(p, Tensor):
-                raise TypeError(f"[{type(self).__name__}] expected tensors; got {type(p).__name__}")
+                raise TypeError(f"[{name}] expected tensors; got {type(p).__name__}")
             if not p.is_leaf:
-                raise ValueError("can't optimize a non-leaf Tensor")
+                raise ValueError(
+                    f"[{name}] can't optimize a non-leaf Tensor; got {p.dtype} {tuple(p.shape)}, "
+                    "the result of an op; pass the leaf, or .detach() it"
+                )
         known = {id(p) for g in self.param_groups for p in g["params"]}
         if any(id(p) in known for p in params) or len({id(p) for p in params}) != len(params):
-            raise ValueError("some parameters appear in more than one parameter group")
+            raise ValueError(
+                f"[{name}] some parameters appear in more than one parameter group, or twice in "
+                "one; pass each once"
+            )
         group["params"] = params
         for name, value in self.defaults.items():
             group.setdefault(name, value)
@@ -122,7 +141,8 @@ class Optimizer:
                 numbers.setdefault(id(p), len(numbers))
             packed = {k: v for k, v in group.items() if k != "params"}
             groups.append({**packed, "params": [numbers[id(p)] for p in group["params"]]})
-        state = {numbers[id(p)]: dict(s) for p, s in self.state.items() if id(p) in numbers}
+        # A parameter that has no state yet is left out.
+        state = {numbers[id(p)]: dict(s) for p, s in self.state.items() if s and id(p) in numbers}
         return {"state": state, "param_groups": groups}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -138,13 +158,15 @@ class Optimizer:
         numbers = [n for s in saved for n in s["params"]]
         params = [p for g in groups for p in g["params"]]
         by_number = dict(zip(numbers, params, strict=True))
+        if strange := set(state_dict["state"]) - set(by_number):
+            raise ValueError(f"loaded state dict has state of unknown parameters: {strange}")
         self.state.clear()
         for number, values in state_dict["state"].items():
             p = by_number[number]
             self.state[p] = {
                 k: self._loaded(k, v, p) if isinstance(v, Tensor) else v for k, v in values.items()
             }
-        for group, s in zip(groups, saved, strict=True):
+        for group, s in zip(groups, copy.deepcopy(saved), strict=True):
             group.update({k: v for k, v in s.items() if k != "params"})
 
     def _loaded(self, key: str, value: Tensor, p: Tensor) -> Tensor:
