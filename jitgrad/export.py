@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+import jitgrad
 from jitgrad.autograd.modes import no_grad
 from jitgrad.callable_module import make_callable
 from jitgrad.compiler.ir import Graph, Value
@@ -22,6 +23,7 @@ from jitgrad.compiler.types import TensorType
 from jitgrad.effects import is_module
 from jitgrad.jit import JitFunction
 from jitgrad.pytree import Structure, unflatten
+from jitgrad.random import get_rng_state, set_rng_state
 from jitgrad.runtime.errors import CompileError
 from jitgrad.sources import AliasResult, Arg, Captured, Constant, FreshResult, SameResult
 from jitgrad.tensor import Tensor, wrap_array
@@ -98,7 +100,13 @@ class Exported:
         from jitgrad.compiler.native import write_native
 
         return write_native(
-            self.graph, self.state, path, name=name, output_names=self.output_names, target=target
+            self.graph,
+            self.state,
+            path,
+            name=name,
+            output_names=self.output_names,
+            target=target,
+            creator=f"jitgrad {jitgrad.__version__}",
         )
 
     def __repr__(self) -> str:
@@ -131,7 +139,7 @@ def export(
         output_names: default "output", or "output0", "output1", ...
 
     Raises TypeError for what is no tensor, CompileError naming reason and line for what cannot be
-    exported.
+    exported; a Module's state and the random generator are then as they were.
     """
     for i, x in enumerate(example_inputs):
         if not isinstance(x, Tensor):
@@ -143,12 +151,41 @@ def export(
         raise TypeError(f"[export] expected a function or a Module; got {type(function).__name__}")
     inputs = [x.detach().clone() for x in example_inputs]
     recorded = JitFunction(function.__call__ if is_module(function) else function, fallback="error")
+    before = _Before(function)
     try:
         with no_grad():
             recorded(*inputs)
+        return _named(recorded.specialisations[0].trace, function, inputs, names, output_names)
     except CompileError as error:
-        raise CompileError(f"[export] cannot export {_name(function)}: {error}") from error
-    trace = recorded.specialisations[0].trace
+        before.restore()
+        text = str(error)
+        if text.startswith("[export]"):
+            raise
+        raise CompileError(f"[export] cannot export {_name(function)}: {text}") from error
+
+
+class _Before:
+    """What recording may change, as it was: a Module's parameters and buffers, the generator."""
+
+    def __init__(self, function: Any) -> None:
+        state = function.state_dict(keep_vars=True).values() if is_module(function) else ()
+        self.arrays = [(t, t.detach().numpy().copy()) for t in state]
+        self.generator = get_rng_state()
+
+    def restore(self) -> None:
+        for t, array in self.arrays:
+            np.copyto(t.detach().numpy(), array)
+        set_rng_state(self.generator)
+
+
+def _named(
+    trace: Trace,
+    function: Any,
+    inputs: Sequence[Tensor],
+    names: Sequence[str] | None,
+    output_names: Sequence[str] | None,
+) -> Exported:
+    """The trace of a function as Exported, its inputs and state named."""
     labels = list(names) if names is not None else _parameter_names(function, len(inputs))
     if len(labels) != len(inputs) or len(set(labels)) != len(labels):
         raise ValueError(f"[export] expected {len(inputs)} different names; got {labels}")

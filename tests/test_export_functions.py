@@ -70,8 +70,16 @@ def test_inputs_are_checked() -> None:
 
 def test_what_is_refused() -> None:
     x = torch.randn(2, 1, 4, 4)
+    net = _net()
+    before = {k: v.numpy().copy() for k, v in net.state_dict().items()}
+    torch.manual_seed(5)
     with pytest.raises(CompileError, match="cannot export Sequential"):
-        torch.export(_net(), x)  # batch statistics are written
+        torch.export(net, x)  # batch statistics are written
+    for k, v in net.state_dict().items():
+        np.testing.assert_array_equal(v.numpy(), before[k])
+    drawn = torch.rand(3).numpy()
+    torch.manual_seed(5)
+    np.testing.assert_array_equal(torch.rand(3).numpy(), drawn)
     with pytest.raises(CompileError, match=r"draws random numbers|cannot export"):
         torch.export(nn.Dropout(0.5), x)
     with pytest.raises(CompileError, match="writes to"):
