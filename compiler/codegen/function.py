@@ -163,14 +163,15 @@ class Function:
         for x in postorder(arms):
             if x.op == "const":
                 continue
-            if x in near or x.op in _INPUTS:
+            # Bools are computed again: they do not pass through memory.
+            if (x in near and x.dtype is not dtypes.bool_) or x.op in _INPUTS:
                 inputs[x] = None
             else:
                 body.append(x)
-        if any(x.dtype is dtypes.bool_ for x in (*inputs, *arms)):
-            raise InternalError("bools neither enter nor leave code that rarely runs")
         used = {a for x in body for a in x.args} | set(arms)
         needed = [x for x in inputs if x in used]
+        if any(x.dtype is dtypes.bool_ for x in (*needed, *arms)):
+            raise InternalError("bools neither enter nor leave code that rarely runs")
         module = self.function.module
         params = [PTR, I64] + [PTR] * (len(needed) + len(group))
         f = ir.Function(module, ir.FunctionType(VOID, params), f"cold_{len(self._cold)}")
