@@ -134,7 +134,7 @@ def train(
         loss = F.cross_entropy(model(images), labels)
         loss.backward()
         optimizer.step()
-        return loss.detach()
+        return loss
 
     run = Run(model, optimizer, wrap(step))
     dataset = TensorDataset(data.images, data.labels)
@@ -239,9 +239,15 @@ def check_runs(eager: Run, compiled: Run, claims: Claims) -> None:
         claims.check(run.accuracy >= 0.97, f"{name}: test accuracy {run.accuracy:.1%} >= 97 %")
     first = max(map(relative, compiled.losses[0], eager.losses[0]))
     claims.check(
-        first <= 1e-3,
+        first <= 1e-5,
         f"losses of the first {len(eager.losses[0])} steps: largest relative difference "
-        f"{first:.1e} <= 1e-03",
+        f"{first:.1e} <= 1e-05",
+    )
+    # From step to step training amplifies the rounding: a maximum or a ReLU may flip.
+    whole = max(map(relative, compiled.epoch_losses, eager.epoch_losses))
+    claims.check(
+        whole <= 1e-2,
+        f"losses of all epochs: largest relative difference {whole:.1e} <= 1e-02",
     )
     same = max(compiled.differences)
     claims.check(
@@ -249,8 +255,6 @@ def check_runs(eager: Run, compiled: Run, claims: Claims) -> None:
         f"one step from the same state, after each epoch: largest relative difference "
         f"{same:.1e} <= 1e-05",
     )
-    print("          (Training amplifies rounding: a maximum or a ReLU flips, and the runs drift")
-    print("          apart a little, as two eager runs on different machines would.)")
 
 
 def print_report(step: JitFunction) -> None:
@@ -263,8 +267,8 @@ def print_report(step: JitFunction) -> None:
         ("nodes recorded", f"{r.nodes}, {r.nodes_simplified} after simplification"),
         ("kernels after fusion", f"{r.kernels}, run by one native call"),
         ("bytes moved", f"{before} if each node ran by itself, {after} fused"),
-        ("planned memory", f"{peak}; sum of all buffers {total}"),
-        ("", f"{r.peak / r.lower_bound:.2f} x the lower bound"),
+        ("planned memory", f"{peak}, {r.peak / r.lower_bound:.2f} x the lower bound"),
+        ("", f"{total} is the sum of all buffers"),
         ("compile time", f"{r.compile_ms / 1e3:.2f} s, into an empty cache"),
         (
             "calls of the step",
