@@ -329,7 +329,9 @@ def strides_of(array: Array) -> tuple[Dim, ...]:
     """The strides of an array's memory, in elements (dense row-major unless stated)."""
     if array.strides is not None:
         return array.strides
-    return tuple(prod(array.shape[k + 1 :]) for k in range(array.ndim))
+    # An empty array has no elements to place; as NumPy does, its strides are those of dims of 1.
+    shape = [1 if not isinstance(d, Sym) and d == 0 else d for d in array.shape]
+    return tuple(prod(shape[k + 1 :]) for k in range(array.ndim))
 
 
 def offset(array: Array, index: Sequence[Expr], extents: Mapping[int, Dim]) -> Expr:

@@ -197,7 +197,7 @@ class _Loop:
 
     def _buffer_fits(self, m: Member) -> bool:
         inner = self.group.inner
-        if not is_static(inner):
+        if not inner or not is_static(inner):
             return False
         size = prod(inner) * m.array.dtype.itemsize
         return isinstance(size, int) and size <= ROW_BUFFER_BYTES
