@@ -33,7 +33,6 @@ import numpy as np
 import jitgrad as jg
 import jitgrad.nn.functional as F
 from jitgrad import nn, optim
-from jitgrad.compiler import picture
 from jitgrad.compiler.picture import readable_bytes
 from jitgrad.jit import JitFunction
 from jitgrad.runtime.knobs import knob
@@ -258,7 +257,7 @@ def check_runs(eager: Run, compiled: Run, claims: Claims) -> None:
 
 
 def print_report(step: JitFunction) -> None:
-    """What the compiler did with the training step."""
+    """What the compiler did with the training step, and its pictures."""
     compiled = step.specialisations[0].compiled  # the one that ran last
     r = compiled.report
     peak, total = readable_bytes(r.peak), readable_bytes(r.total)
@@ -276,18 +275,11 @@ def print_report(step: JitFunction) -> None:
             f"{step.stats.compiles} compilations",
         ),
     ]
+    step.explain().draw(OUT)
+    rows.append(("pictures", "examples/out/graph.svg, kernels.svg, memory.svg"))
     print("\nWhat the compiler made of the training step")
     for name, text in rows:
         print(f"  {name:22}{text}")
-
-
-def draw(step: JitFunction) -> None:
-    """Writes the pictures."""
-    stages = step.specialisations[0].compiled.stages
-    (OUT / "graph.svg").write_text(picture.graph_svg(stages.graph), encoding="utf-8")
-    (OUT / "kernels.svg").write_text(picture.kernels_svg(stages), encoding="utf-8")
-    (OUT / "memory.svg").write_text(picture.memory_svg(stages), encoding="utf-8")
-    print("  pictures              examples/out/graph.svg, kernels.svg, memory.svg")
 
 
 # -- leaving Python --------------------------------------------------------------------------------
@@ -344,7 +336,6 @@ def main() -> int:
     print_speed(eager, compiled)
     check_runs(eager, compiled, claims)
     print_report(compiled.step)
-    draw(compiled.step)
     export(compiled.model, data, claims)
     if claims.failed:
         print(f"\n{len(claims.failed)} of the claims did not hold", file=sys.stderr)

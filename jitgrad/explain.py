@@ -6,8 +6,10 @@ Owns the texts, the counts, and the comparison of compiled code with the referen
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -101,6 +103,23 @@ class Explanation:
                 f"(all buffers together: {r.total})"
             )
         return "\n".join(out)
+
+    def draw(self, folder: str | os.PathLike[str]) -> list[Path]:
+        """Writes graph.svg, kernels.svg and memory.svg of the specialisation that ran last.
+
+        graph: the nodes and what flows between them; kernels: what each reads and writes; memory:
+        where every buffer lies, over time. Raises RuntimeError when nothing is compiled yet.
+        """
+        from jitgrad.compiler.draw import draw
+
+        for spec in self.function.specialisations:
+            if spec.compiled is not None:
+                options = compile_options(spec.trace)
+                return draw(spec.trace.graph, options, folder, spec.compiled.stages)
+        raise RuntimeError(
+            f"[draw] expected a function that was compiled; {self.function.name} is not: call it "
+            "twice first, and see explain() for why it runs eagerly"
+        )
 
 
 # -- check ---------------------------------------------------------------------------------------

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from random_graphs import random_graph
 
+import jitgrad
+from jitgrad import jit
 from jitgrad.compiler.ir import Graph, Rebind, Write
 from jitgrad.compiler.layout import layered
 from jitgrad.compiler.loops import kernel_reads, kernel_writes
@@ -24,6 +27,7 @@ from jitgrad.compiler.pipeline import Stages
 from jitgrad.compiler.svg import Svg, shorten, text_width
 from jitgrad.compiler.types import TensorType
 from jitgrad.runtime import dtypes
+from jitgrad.runtime.knobs import knob
 
 F = dtypes.float32
 SVG = "{http://www.w3.org/2000/svg}"
@@ -210,3 +214,25 @@ def test_svg_escapes() -> None:
     root = parse(str(svg))
     assert tooltips(root) == ['x & "y"\nz']
     assert root.find(f".//{SVG}text").text == "<&>"  # type: ignore[union-attr]
+
+
+def test_draw_with_and_without_the_cache(tmp_path: Path) -> None:
+    @jit(fallback="error")
+    def f(x: jitgrad.Tensor) -> jitgrad.Tensor:
+        return (x.exp() @ x).tanh()
+
+    x = jitgrad.ones(8, 8)
+    with pytest.raises(RuntimeError, match=r"\[draw\] expected a function that was compiled"):
+        f.explain().draw(tmp_path)
+    with knob(cache_dir=str(tmp_path / "cache")):
+        texts = []
+        for k in range(2):  # the second time from the cache, which keeps no stages
+            f.clear()
+            f(x), f(x)
+            assert f.specialisations[0].compiled.report.cached == (k == 1)
+            paths = f.explain().draw(tmp_path / "a" / "b")
+            assert [p.name for p in paths] == ["graph.svg", "kernels.svg", "memory.svg"]
+            texts.append([p.read_text(encoding="utf-8") for p in paths])
+    assert texts[0] == texts[1]
+    for text in texts[0]:
+        parse(text)
