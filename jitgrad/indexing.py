@@ -62,7 +62,7 @@ def _parts(x: Tensor, index: Any) -> list[Any]:
                 try:
                     part = operator.index(part)
                 except TypeError:
-                    raise TypeError(
+                    raise IndexError(
                         "only integers, slices (`:`), ellipsis (`...`), None and long or byte "
                         f"Variables are valid indices (got {type(part).__name__})"
                     ) from None

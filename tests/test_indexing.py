@@ -180,7 +180,7 @@ def test_write_conversions_and_broadcast():
         ((..., ...), IndexError, "single ellipsis"),
         (slice(None, None, -1), ValueError, "step must be greater than zero"),
         (t.tensor([0.5]), IndexError, "long, int, byte or bool"),
-        ("a", TypeError, "only integers, slices"),
+        ("a", IndexError, "only integers, slices"),
         (t.tensor([7]), IndexError, "out of"),
         ((t.tensor([0, 1]), t.tensor([0, 1, 2])), IndexError, "could not be broadcast"),
     ],

@@ -82,14 +82,21 @@ class Embedding(Module):
 
     def __init__(
         self, num_embeddings: int, embedding_dim: int, padding_idx: int | None = None,
-        max_norm: float | None = None, device: Any = None, dtype: Any = None,
+        max_norm: float | None = None, norm_type: float = 2.0, scale_grad_by_freq: bool = False,
+        sparse: bool = False, *, device: Any = None, dtype: Any = None,
     ) -> None:  # fmt: skip
         super().__init__()
-        if max_norm is not None:
-            raise ValueError("[Embedding] max_norm is not supported (docs/limits.md)")
+        if max_norm is not None or norm_type != 2.0 or scale_grad_by_freq or sparse:
+            raise NotImplementedError(
+                "[Embedding] max_norm, norm_type, scale_grad_by_freq and sparse are not supported "
+                "(docs/limits.md); leave them out"
+            )
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
         if padding_idx is not None and not -num_embeddings <= padding_idx < num_embeddings:
-            raise AssertionError("Padding_idx must be within num_embeddings")
+            raise AssertionError(
+                f"[Embedding] expected padding_idx within num_embeddings={num_embeddings}; got "
+                f"{padding_idx}"
+            )
         self.padding_idx = padding_idx if padding_idx is None else padding_idx % num_embeddings
         self.weight = Parameter(empty(num_embeddings, embedding_dim, device=device, dtype=dtype))
         self.reset_parameters()

@@ -1,6 +1,6 @@
 """Datasets, samplers and loaders, by torch.utils.data's names."""
 
-from jitgrad.utils.data.dataloader import DataLoader, default_collate
+from jitgrad.utils.data.dataloader import DataLoader, default_collate, default_convert
 from jitgrad.utils.data.dataset import (
     ConcatDataset,
     Dataset,
@@ -9,9 +9,17 @@ from jitgrad.utils.data.dataset import (
     TensorDataset,
     random_split,
 )
-from jitgrad.utils.data.sampler import BatchSampler, RandomSampler, Sampler, SequentialSampler
+from jitgrad.utils.data.sampler import (
+    BatchSampler,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 __all__ = [
     "BatchSampler", "ConcatDataset", "DataLoader", "Dataset", "IterableDataset", "RandomSampler",
-    "Sampler", "SequentialSampler", "Subset", "TensorDataset", "default_collate", "random_split",
+    "Sampler", "SequentialSampler", "Subset", "SubsetRandomSampler", "TensorDataset",
+    "WeightedRandomSampler", "default_collate", "default_convert", "random_split",
 ]  # fmt: skip

@@ -36,7 +36,10 @@ class TensorDataset(Dataset[tuple[Tensor, ...]]):
 
     def __init__(self, *tensors: Tensor) -> None:
         if any(len(t) != len(tensors[0]) for t in tensors):
-            raise AssertionError("Size mismatch between tensors")
+            raise AssertionError(
+                "[TensorDataset] Size mismatch between tensors: expected one first dim; got "
+                f"{[tuple(t.shape) for t in tensors]}"
+            )
         self.tensors = tensors
 
     def __getitem__(self, index: Any) -> tuple[Tensor, ...]:
@@ -84,7 +87,13 @@ class ConcatDataset(Dataset[Any]):
 def random_split(
     dataset: Any, lengths: Sequence[float], generator: Generator | None = None
 ) -> list[Subset]:
-    """Splits into subsets of the given lengths, or of fractions that sum to 1, at random."""
+    """Splits into subsets of the given lengths, or of fractions that sum to 1, at random.
+
+    What fractions leave over goes one by one to the first subsets. Raises ValueError for lengths
+    that do not add up to the dataset's.
+    """
+    if any(x < 0 for x in lengths):
+        raise ValueError(f"[random_split] expected lengths of at least 0; got {list(lengths)}")
     sizes: list[int]
     if abs(sum(lengths) - 1) < 1e-9 and all(0 <= x <= 1 for x in lengths):
         sizes = [int(len(dataset) * x) for x in lengths]
@@ -93,7 +102,10 @@ def random_split(
     else:
         sizes = [int(x) for x in lengths]
     if sum(sizes) != len(dataset):
-        raise ValueError("Sum of input lengths does not equal the length of the input dataset!")
+        raise ValueError(
+            "[random_split] Sum of input lengths does not equal the length of the input dataset! "
+            f"got {list(lengths)} for {len(dataset)} samples"
+        )
     order = randperm(len(dataset), generator=generator).tolist()
     ends = list(itertools.accumulate(sizes))
     return [Subset(dataset, order[e - n : e]) for e, n in zip(ends, sizes, strict=True)]

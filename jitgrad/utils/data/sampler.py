@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator, Sequence, Sized
 from typing import Any
 
-from jitgrad.creation import randint, randperm
+from jitgrad.creation import as_tensor, multinomial, randint, randperm
 from jitgrad.random import Generator
+from jitgrad.runtime.dtypes import float64
 
 
 class Sampler:
@@ -36,6 +37,15 @@ class RandomSampler(Sampler):
         self, data_source: Sized, replacement: bool = False, num_samples: int | None = None,
         generator: Generator | None = None,
     ) -> None:  # fmt: skip
+        if not isinstance(replacement, bool):
+            raise TypeError(
+                f"[RandomSampler] expected replacement to be a bool; got {replacement!r}"
+            )
+        if num_samples is not None and (not isinstance(num_samples, int) or num_samples < 0):
+            raise ValueError(
+                "[RandomSampler] num_samples should be a non-negative integer; got "
+                f"num_samples={num_samples}"
+            )
         self.data_source, self.replacement = data_source, replacement
         self._num_samples, self.generator = num_samples, generator
 
@@ -53,6 +63,54 @@ class RandomSampler(Sampler):
         rest = self.num_samples % n if n else 0
         if rest:
             yield from randperm(n, generator=self.generator).tolist()[:rest]
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+
+class SubsetRandomSampler(Sampler):
+    """The given indices in random order."""
+
+    def __init__(self, indices: Sequence[int], generator: Generator | None = None) -> None:
+        self.indices, self.generator = indices, generator
+
+    def __iter__(self) -> Iterator[int]:
+        for i in randperm(len(self.indices), generator=self.generator).tolist():
+            yield self.indices[i]
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+
+class WeightedRandomSampler(Sampler):
+    """num_samples indices drawn with probabilities proportional to `weights`.
+
+    Without replacement, at most as many as there are weights. Raises ValueError for num_samples
+    that is no positive int, or weights that are no vector.
+    """
+
+    def __init__(
+        self, weights: Sequence[float], num_samples: int, replacement: bool = True,
+        generator: Generator | None = None,
+    ) -> None:  # fmt: skip
+        if not isinstance(num_samples, int) or isinstance(num_samples, bool) or num_samples <= 0:
+            raise ValueError(
+                "[WeightedRandomSampler] num_samples should be a positive integer; got "
+                f"num_samples={num_samples}"
+            )
+        self.weights = as_tensor(weights, dtype=float64)
+        if self.weights.dim() != 1:
+            raise ValueError(
+                "[WeightedRandomSampler] weights should be a 1d sequence; got "
+                f"{tuple(self.weights.shape)}"
+            )
+        self.num_samples, self.replacement = num_samples, replacement
+        self.generator = generator
+
+    def __iter__(self) -> Iterator[int]:
+        yield from multinomial(
+            self.weights, self.num_samples, self.replacement, generator=self.generator
+        ).tolist()
 
     def __len__(self) -> int:
         return self.num_samples
