@@ -46,7 +46,7 @@ def _collect() -> None:
 _TABLE: dict[Any, str] = {
     elementwise: "add sub rsub mul div pow float_power where masked_fill clamp clamp_min clamp_max "
     "square sgn frac signbit round logit lerp addcmul addcdiv hypot logaddexp logaddexp2 xlogy "
-    "sinc heaviside nan_to_num fmax fmin deg2rad rad2deg isposinf isneginf isreal positive isclose "
+    "heaviside nan_to_num fmax fmin deg2rad rad2deg isposinf isneginf isreal positive isclose "
     "allclose equal",
     reduce: "sum prod mean var std var_mean std_mean amax amin aminmax max min argmax argmin any "
     "all count_nonzero nansum nanmean logsumexp softmax log_softmax cumsum cumprod sort argsort "

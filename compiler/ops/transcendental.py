@@ -7,17 +7,14 @@ of functions that ONNX lacks are composed so that they stay precise where the fu
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from jitgrad.compiler.loops import Builder, Expr
+from jitgrad.compiler.loops import Builder, Expr, const, make, select
 from jitgrad.compiler.ops.elementwise import Unary
-from jitgrad.compiler.ops.record import (
-    OnnxContext,
-    op,
-)
+from jitgrad.compiler.ops.record import OnnxContext, Sample, op, scalar_like
 
 
 class Exp(Unary):
@@ -183,6 +180,49 @@ class Tan(Unary):
         return op.add(op.mul(out, out), 1.0)
 
 
+class Sinc(Unary):
+    """sin(pi x) / (pi x); 1 at 0 (torch.sinc).
+
+    The derivative (cos(pi x) - sinc(x)) / x loses all digits near 0: there it is a power series, so
+    that derivatives of every order are right at 0 (the second one is -pi^2 / 3).
+    """
+
+    name = "sinc"
+    saves = (0,)
+    numpy = np.sinc
+
+    def scalar(self, b: Builder, *x: Expr, **attrs: Any) -> Expr:
+        y = x[0] * math.pi
+        return select(x[0].eq(0), const(1, y.dtype), make("sin", y) / y)
+
+    def derivative(self, out: Any, x: Any) -> Any:
+        small = op.lt(op.abs(x), 0.25)
+        near = op.where(small, x, scalar_like(x, 0))
+        far = op.where(small, scalar_like(x, 1), x)
+        y = op.mul(near, math.pi)
+        t = op.mul(y, y)
+        series = scalar_like(x, _SINC_SLOPE[-1])
+        for c in reversed(_SINC_SLOPE[:-1]):
+            series = op.add(op.mul(series, t), c)
+        series = op.mul(op.mul(series, near), math.pi**2)
+        slope = op.div(op.sub(op.cos(op.mul(far, math.pi)), op.sinc(far)), far)
+        return op.where(small, series, slope)
+
+    def onnx(self, ctx: OnnxContext, inputs: Sequence[str], **attrs: Any) -> Any:
+        zero = ctx.node("Equal", [inputs[0], self.like(ctx, inputs[0], 0)])
+        y = ctx.node("Mul", [inputs[0], self.like(ctx, inputs[0], math.pi)])
+        ratio = ctx.node("Div", [ctx.node("Sin", [y]), y])
+        return ctx.node("Where", [zero, self.like(ctx, inputs[0], 1), ratio])
+
+    def samples(self) -> Iterable[Sample]:
+        yield from super().samples()
+        yield Sample((np.array([0.0, -0.0, 1e-9, 0.2499, 0.2501, -0.25]),), note="around 0")
+
+
+# The derivative of sinc over pi^2 x, in powers of (pi x)^2; float64's digits below 1/4.
+_SINC_SLOPE = [(-1) ** n * 2 * n / math.factorial(2 * n + 1) for n in range(1, 10)]
+
+
 class Asin(Unary):
     name, node, onnx_op = "asin", "asin", "Asin"
     saves = (0,)
@@ -320,6 +360,7 @@ class Erfc(Unary):
 exp, exp2, expm1 = Exp(), Exp2(), Expm1()
 log, log2, log10, log1p = Log(), Log2(), Log10(), Log1p()
 sqrt, rsqrt, reciprocal = Sqrt(), Rsqrt(), Reciprocal()
-sin, cos, tan, asin, acos, atan = Sin(), Cos(), Tan(), Asin(), Acos(), Atan()
+sin, cos, tan, sinc = Sin(), Cos(), Tan(), Sinc()
+asin, acos, atan = Asin(), Acos(), Atan()
 sinh, cosh, tanh, asinh, acosh, atanh = Sinh(), Cosh(), Tanh(), Asinh(), Acosh(), Atanh()
 sigmoid, erf, erfc = Sigmoid(), Erf(), Erfc()

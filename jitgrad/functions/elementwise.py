@@ -352,14 +352,6 @@ def xlogy(input: Any, other: Any) -> Tensor:
     return where(zero, 0.0, a * generated["log"](where(zero, 1.0, b)))
 
 
-def sinc(input: Tensor) -> Tensor:
-    """sin(pi x) / (pi x); 1 at 0."""
-    x = cast(input, floating(input.dtype)) * math.pi
-    zero = x == 0
-    safe = where(zero, 1.0, x)
-    return where(zero, 1.0, generated["sin"](safe) / safe)
-
-
 def heaviside(input: Tensor, values: Tensor) -> Tensor:
     """0 where input < 0, `values` where it is 0, 1 where it is greater."""
     one, zero = constant(1, input.dtype), constant(0, input.dtype)
