@@ -1,0 +1,276 @@
+"""Layers and losses: values against NumPy and SciPy, gradients against finite differences, compiled
+against eager, and what a Module promises. (Parity with PyTorch: tests/parity.)"""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+from scipy import special
+
+import jitgrad as t
+import jitgrad.nn.functional as F
+from jitgrad import nn
+from jitgrad.autograd import gradcheck, gradgradcheck
+from jitgrad.state import epoch
+
+
+def values(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape)
+
+
+def tensor(*shape, seed=0, grad=False):
+    x = t.from_numpy(values(*shape, seed=seed))
+    return x.requires_grad_() if grad else x
+
+
+FORMULAS = {
+    "relu": lambda x: np.maximum(x, 0),
+    "relu6": lambda x: np.clip(x, 0, 6),
+    "leaky_relu": lambda x: np.where(x > 0, x, 0.01 * x),
+    "elu": lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))),
+    "gelu": lambda x: x * special.ndtr(x),
+    "silu": lambda x: x * special.expit(x),
+    "softplus": lambda x: np.logaddexp(0, x),
+    "logsigmoid": lambda x: -np.logaddexp(0, -x),
+    "mish": lambda x: x * np.tanh(np.logaddexp(0, x)),
+    "hardtanh": lambda x: np.clip(x, -1, 1),
+    "hardsigmoid": lambda x: np.clip(x + 3, 0, 6) / 6,
+    "hardswish": lambda x: x * np.clip(x + 3, 0, 6) / 6,
+    "sigmoid": special.expit,
+    "tanh": np.tanh,
+}
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_activations_against_formulas(name):
+    x = np.concatenate([values(200) * 4, [0.0, -3.0, 3.0, 30.0, -30.0]])
+    got = getattr(F, name)(t.from_numpy(x)).numpy()
+    np.testing.assert_allclose(got, FORMULAS[name](x), rtol=1e-9, atol=1e-15)
+
+
+@pytest.mark.parametrize("name", [*FORMULAS, "selu"])
+def test_derivatives_of_activations(name):
+    x = tensor(30, grad=True, seed=3)  # no kink within a finite difference
+    assert gradcheck(getattr(F, name), (x,))
+    assert gradgradcheck(getattr(F, name), (x,))
+
+
+@pytest.mark.parametrize("name,at_zero", [("logsigmoid", 0.5), ("softplus", 0.5), ("relu", 0.0)])
+def test_derivative_at_zero(name, at_zero):
+    x = t.zeros(1, dtype=t.float64, requires_grad=True)
+    getattr(F, name)(x).sum().backward()
+    assert x.grad.item() == at_zero
+
+
+def test_derivative_of_logits_at_zero():
+    """What a network with zero weights starts from."""
+    x = t.zeros(2, dtype=t.float64, requires_grad=True)
+    F.binary_cross_entropy_with_logits(x, t.tensor([0.0, 1.0]).double(), reduction="sum").backward()
+    assert x.grad.tolist() == [0.5, -0.5]
+    assert gradgradcheck(F.logsigmoid, (x.detach().requires_grad_(),))
+
+
+# -- compiled against eager ------------------------------------------------------------------------
+LABELS = t.tensor([0, 2, 1, -100])
+COMPILED = {
+    **{name: lambda x, name=name: getattr(F, name)(x) for name in [*FORMULAS, "selu"]},
+    "softmax": lambda x: F.softmax(x, 1),
+    "layer_norm": lambda x: F.layer_norm(x, (3,)),
+    "batch_norm": lambda x: F.batch_norm(x, None, None, training=True),
+    "normalize": lambda x: F.normalize(x),
+    "reflect": lambda x: F.pad(x, (2, 1), "reflect"),
+    "cross_entropy": lambda x: F.cross_entropy(x, LABELS, label_smoothing=0.1),
+    "weighted": lambda x: F.cross_entropy(x, LABELS, weight=x[0].detach().abs()),
+    "bce": lambda x: F.binary_cross_entropy(x.sigmoid(), (x > 0).to(x.dtype)),
+    "bce logits": lambda x: F.binary_cross_entropy_with_logits(x, (x > 0).to(x.dtype)),
+    "kl_div": lambda x: F.kl_div(x, x.detach().softmax(1)),
+    "smooth_l1": lambda x: F.smooth_l1_loss(x, x.detach() * 0),
+    "huber": lambda x: F.huber_loss(x, x.detach() * 0, delta=0.5),
+    "max_pool": lambda x: F.max_pool1d(x, 2, padding=1),
+    "avg_pool": lambda x: F.avg_pool1d(x, 2, padding=1),
+    "embedding": lambda x: F.embedding(LABELS.abs() % 4, x, padding_idx=1),
+    "conv": lambda x: F.conv1d(x, x[:2, None, :2].expand(2, 4, 2), padding=1),
+    "linear": lambda x: F.linear(x, x[:2], x[2, :2]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.parametrize("dtype", [t.float32, t.float64])
+def test_compiled_is_eager(name, dtype):
+    """Value and gradient of each composite under @jit, with no fallback."""
+    leaf = tensor(4, 3, seed=1).to(dtype)
+
+    def step(x):
+        y = COMPILED[name](x)
+        (g,) = t.autograd.grad((y * y * y).sum(), x)
+        return y, g
+
+    compiled = t.jit(step, fallback="error")
+    for seed in (2, 3, 4):
+        x = (leaf * seed).requires_grad_()
+        for got, want in zip(compiled(x), step(x), strict=True):
+            scale = float(want.detach().abs().max())
+            tol = 2e-6 if dtype is t.float32 else 1e-14
+            np.testing.assert_allclose(
+                got.detach().numpy(), want.detach().numpy(), rtol=20 * tol, atol=tol * scale
+            )
+
+
+def test_compiled_class_out_of_range_raises():
+    compiled = t.jit(lambda x, y: F.cross_entropy(x, y), fallback="error")
+    x = tensor(3, 4)
+    good = t.tensor([0, 1, 2])
+    for _ in range(3):
+        assert compiled(x, good).item() == pytest.approx(F.cross_entropy(x, good).item())
+    for bad in ([0, 1, 4], [0, -1, 2]):
+        with pytest.raises(IndexError):
+            compiled(x, t.tensor(bad))
+
+
+def test_compiled_negative_embedding_index_raises():
+    compiled = t.jit(lambda i, w: F.embedding(i, w), fallback="error")
+    w = tensor(5, 2)
+    for _ in range(3):
+        compiled(t.tensor([0, 4]), w)
+    with pytest.raises(IndexError):
+        compiled(t.tensor([0, -1]), w)
+
+
+# -- layers ----------------------------------------------------------------------------------------
+def test_derivatives_of_layers():
+    x = tensor(2, 3, 5, 5, grad=True)
+    w = tensor(4, 3, 2, 2, seed=1, grad=True)
+    b = tensor(4, seed=2, grad=True)
+    assert gradcheck(lambda x, w, b: F.conv2d(x, w, b, 2, 1), (x, w, b))
+    assert gradcheck(lambda x: F.batch_norm(x, None, None, training=True), (x,))
+    assert gradcheck(lambda x: F.layer_norm(x, (5, 5)), (x,))
+    assert gradcheck(lambda x: F.max_pool2d(x, 2), (x,))
+    assert gradcheck(lambda x: F.avg_pool2d(x, 3, 2, 1), (x,))
+    assert gradcheck(lambda x: F.cross_entropy(x, t.zeros(2, 5, 5, dtype=t.int64)), (x,))
+
+
+def test_batch_norm_statistics():
+    m = nn.BatchNorm1d(2, momentum=0.25).double()
+    x = values(10, 2) * 3 + 1
+    y = m(t.from_numpy(x)).detach().numpy()
+    np.testing.assert_allclose(y.mean(0), 0, atol=1e-12)
+    np.testing.assert_allclose(m.running_mean.numpy(), 0.25 * x.mean(0))
+    np.testing.assert_allclose(m.running_var.numpy(), 0.75 + 0.25 * x.var(0, ddof=1))
+    assert m.num_batches_tracked.item() == 1
+    m.eval()
+    before = m.running_mean.clone()
+    m(t.from_numpy(x))
+    assert (m.running_mean == before).all() and m.num_batches_tracked.item() == 1
+    m.reset_running_stats()
+    assert m.running_mean.tolist() == [0, 0] and m.num_batches_tracked.item() == 0
+
+
+def test_dropout():
+    t.manual_seed(0)
+    m = nn.Dropout(0.3)
+    x = t.ones(100, 100, requires_grad=True)
+    y = m(x)
+    kept = (y != 0).double().mean().item()
+    assert 0.68 < kept < 0.72
+    assert y.max().item() == pytest.approx(1 / 0.7)
+    y.sum().backward()
+    assert (x.grad == y).all()
+    assert m.eval()(x) is x
+    assert not (F.dropout(x) == F.dropout(x)).all()
+
+
+def test_embedding_padding_row():
+    m = nn.Embedding(4, 3, padding_idx=-2)
+    assert m.padding_idx == 2 and (m.weight[2] == 0).all()
+    m(t.tensor([[0, 2], [2, 3]])).sum().backward()
+    assert m.weight.grad.sum(1).tolist() == [3, 0, 0, 3]
+
+
+def test_initialisation():
+    t.manual_seed(0)
+    w = t.empty(200, 300)
+    bound = np.sqrt(6 / 500)
+    nn.init.xavier_uniform_(w)
+    assert 0.98 * bound < w.abs().max().item() <= bound
+    nn.init.kaiming_normal_(w, nonlinearity="relu", mode="fan_out")
+    assert w.std().item() == pytest.approx(np.sqrt(2 / 200), rel=0.02)
+    nn.init.xavier_normal_(w, gain=2.0)
+    assert w.std().item() == pytest.approx(2 * np.sqrt(2 / 500), rel=0.02)
+    nn.init.trunc_normal_(w, 1.0, 2.0, 0.0, 3.0)
+    assert w.min().item() >= 0 and w.max().item() <= 3
+    assert w.mean().item() == pytest.approx(1.4016, abs=0.02)  # the truncated distribution's
+    nn.init.constant_(w, 3)
+    assert (w == 3).all()
+    assert nn.Linear(0, 3)(t.ones(2, 0)).shape == (2, 3)
+
+
+# -- Module ----------------------------------------------------------------------------------------
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(3, 4)
+        self.rest = nn.Sequential(nn.ReLU(), nn.BatchNorm1d(4), nn.Linear(4, 2))
+        self.counter = nn.Buffer(t.zeros(1))
+
+    def forward(self, x):
+        return self.rest(self.first(x))
+
+
+def test_state_goes_through_copy_and_pickle():
+    net = Net()
+    x = t.randn(5, 3)
+    net(x)
+    net.eval()
+    for other in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+        assert (other(x) == net(x)).all()
+        assert [n for n, _ in other.named_parameters()] == [n for n, _ in net.named_parameters()]
+        assert all(isinstance(p, nn.Parameter) and p.requires_grad for p in other.parameters())
+        assert not {id(p) for p in other.parameters()} & {id(p) for p in net.parameters()}
+
+
+def test_load_state_dict_is_all_or_nothing():
+    net = Net()
+    before = {k: v.clone() for k, v in net.state_dict().items()}
+    state = {k: v + 1 for k, v in before.items()}
+    state["rest.2.bias"] = t.zeros(7)
+    with pytest.raises(RuntimeError, match="size mismatch for rest.2.bias"):
+        net.load_state_dict(state)
+    assert all((net.state_dict()[k] == v).all() for k, v in before.items())
+    del state["rest.2.bias"]
+    keys = net.load_state_dict(state, strict=False)
+    assert keys.missing_keys == ["rest.2.bias"] and keys.unexpected_keys == []
+    assert (net.first.weight == before["first.weight"] + 1).all()
+
+
+def test_load_with_assign():
+    net, other = Net(), Net()
+    net.load_state_dict(other.state_dict(), assign=True)
+    assert isinstance(net.first.weight, nn.Parameter)
+    assert net.first.weight._storage is other.first.weight._storage
+
+
+def test_attribute_writes_bump_the_epoch():
+    net = Net()
+    for write in (
+        lambda: setattr(net, "k", 1),
+        lambda: setattr(net, "first", nn.Linear(3, 4)),
+        lambda: net.eval(),
+        lambda: net.register_buffer("b", t.ones(1)),
+        lambda: delattr(net, "b"),
+        lambda: net.rest.append(nn.ReLU()),
+        lambda: net.rest.pop(),
+        lambda: net.double(),
+        lambda: net.register_forward_hook(print).remove(),
+        lambda: net.load_state_dict(net.state_dict()),
+    ):
+        before = epoch[0]
+        write()
+        assert epoch[0] > before
+
+
+def test_reassigned_parameter_keeps_its_place():
+    m = nn.Linear(2, 2)
+    m.weight = nn.Parameter(t.zeros(2, 2))
+    assert list(m.state_dict()) == ["weight", "bias"]
+    assert [n for n, _ in m.named_parameters()] == ["weight", "bias"]
