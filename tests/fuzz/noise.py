@@ -1,0 +1,134 @@
+"""How much a program's results depend on rounding.
+
+Owns `noisy`: inside it, every op whose compiled form may round otherwise than its reference gives
+results off by a few units in the last place, at random. The spread of a result over several such
+runs says how far eager and compiled may be apart; what no noise reaches must be equal to the bit.
+Ops that choose, move, compare or round exactly (add, mul, sqrt, ...) get none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from jitgrad.compiler.ops.quiet import Quiet
+from jitgrad.compiler.ops.record import OPS
+from jitgrad.runtime.dtypes import from_numpy
+
+FUNCTIONS = frozenset(
+    [
+        "acos",
+        "acosh",
+        "asin",
+        "asinh",
+        "atan",
+        "atan2",
+        "atanh",
+        "cos",
+        "cosh",
+        "erf",
+        "erfc",
+        "exp",
+        "exp2",
+        "expm1",
+        "log",
+        "log10",
+        "log1p",
+        "log2",
+        "logsumexp",
+        "pow",
+        "rsqrt",
+        "sigmoid",
+        "sin",
+        "sinh",
+        "softmax",
+        "log_softmax",
+        "tan",
+        "tanh",
+        "prod",
+        "cumprod",
+    ]
+)
+"""Off by a few ulp of the result (and of the operands, where results may be near 0)."""
+
+SUMS = frozenset(
+    [
+        "avg_pool",
+        "avg_pool_grad",
+        "conv",
+        "conv_input_grad",
+        "conv_weight_grad",
+        "cumsum",
+        "fold",
+        "index_put",
+        "matmul",
+        "max_pool_grad",
+        "scatter_add",
+        "sum",
+    ]
+)
+"""Off by a few ulp of the sum of the terms' magnitudes."""
+
+NEAR_ZERO = frozenset({"logsumexp", "log_softmax"})
+ULPS = 6.0
+
+
+class Noise:
+    """The source of noise: off until entered. `used` says whether an inexact op ran."""
+
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(0)
+        self.used = False
+        self.silent = False
+
+
+def _magnitude(name: str, reference: Any, args: Any, attrs: Any, result: Any) -> Any:
+    wide = np.abs(result.astype(np.float64))
+    if name in SUMS:
+        size = [np.abs(a) if from_numpy(a.dtype).is_floating_point else a for a in args]
+        return np.abs(reference(*size, **attrs).astype(np.float64))
+    if name in NEAR_ZERO and args[0].size:
+        x = np.abs(args[0].astype(np.float64))
+        return np.maximum(wide, np.max(x[np.isfinite(x)], initial=1.0))
+    return wide
+
+
+def _wrapped(name: str, reference: Any, noise: Noise) -> Any:
+    def noisy_reference(*args: Any, **attrs: Any) -> Any:
+        result = reference(*args, **attrs)
+        if not from_numpy(result.dtype).is_floating_point:
+            return result
+        noise.used = True
+        if noise.silent:
+            return result
+        eps = {2: 2.0**-10, 4: 2.0**-23, 8: 2.0**-52}[result.dtype.itemsize]
+        if from_numpy(result.dtype).name == "bfloat16":
+            eps = 2.0**-7
+        ulps = ULPS if result.dtype.itemsize > 2 else 1.0
+        sign = noise.rng.choice([-1.0, 1.0], result.shape)
+        factor = sign * noise.rng.uniform(0.5, 1.0, result.shape) * ulps * eps
+        with Quiet():
+            scale = _magnitude(name, reference, args, attrs, result)
+            moved = result.astype(np.float64) + factor * scale
+            return np.asarray(np.where(np.isfinite(moved), moved, result)).astype(result.dtype)
+
+    return noisy_reference
+
+
+@contextmanager
+def noisy(seed: int | None) -> Iterator[Noise]:
+    """Adds noise of this seed to inexact ops; with None only notes whether any ran."""
+    noise = Noise()
+    noise.silent = seed is None
+    noise.rng = np.random.default_rng(seed)
+    names = sorted(FUNCTIONS | SUMS)
+    for name in names:
+        OPS[name].reference = _wrapped(name, OPS[name].reference, noise)  # type: ignore[method-assign]
+    try:
+        yield noise
+    finally:
+        for name in names:
+            del OPS[name].reference
