@@ -218,9 +218,11 @@ class Module:
                 yield from child.named_modules(memo, path, remove_duplicate)
 
     def modules(self) -> Iterator[Module]:
+        """This module and all below it, each once."""
         return (m for _, m in self.named_modules())
 
     def named_children(self) -> Iterator[tuple[str, Module]]:
+        """(name, module) of the modules right below, each once."""
         seen: set[Module] = set()
         for name, child in self._modules.items():
             if child is not None and child not in seen:
@@ -228,6 +230,7 @@ class Module:
                 yield name, child
 
     def children(self) -> Iterator[Module]:
+        """The modules right below, each once."""
         return (m for _, m in self.named_children())
 
     def _named(
@@ -253,14 +256,17 @@ class Module:
         return self._named("_parameters", prefix, recurse, remove_duplicate)
 
     def parameters(self, recurse: bool = True) -> Iterator[Parameter]:
+        """The parameters, shared ones once; without `recurse` this module's own."""
         return (p for _, p in self.named_parameters(recurse=recurse))
 
     def named_buffers(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Tensor]]:
+        """(path, buffer), shared ones once."""
         return self._named("_buffers", prefix, recurse, remove_duplicate)
 
     def buffers(self, recurse: bool = True) -> Iterator[Tensor]:
+        """The buffers, shared ones once; without `recurse` this module's own."""
         return (b for _, b in self.named_buffers(recurse=recurse))
 
     def get_submodule(self, target: str) -> Module:
@@ -273,6 +279,7 @@ class Module:
         return module
 
     def get_parameter(self, target: str) -> Parameter:
+        """The parameter at a dotted path. Raises AttributeError where there is none."""
         path, _, name = target.rpartition(".")
         found = self.get_submodule(path)._parameters.get(name)
         if found is None:
@@ -280,6 +287,7 @@ class Module:
         return found
 
     def get_buffer(self, target: str) -> Tensor:
+        """The buffer at a dotted path. Raises AttributeError where there is none."""
         path, _, name = target.rpartition(".")
         found = self.get_submodule(path)._buffers.get(name)
         if found is None:
@@ -303,9 +311,11 @@ class Module:
         return self
 
     def eval(self: T) -> T:
+        """Leaves training mode: train(False)."""
         return self.train(False)
 
     def requires_grad_(self: T, requires_grad: bool = True) -> T:
+        """Sets whether the parameters require gradients."""
         for p in self.parameters():
             p.requires_grad_(requires_grad)
         return self
@@ -351,21 +361,27 @@ class Module:
         return self._apply(convert)
 
     def float(self: T) -> T:
+        """Floating parameters and buffers become float32, in place."""
         return self._apply(lambda t: t.float() if t.is_floating_point() else t)
 
     def double(self: T) -> T:
+        """Floating parameters and buffers become float64, in place."""
         return self._apply(lambda t: t.double() if t.is_floating_point() else t)
 
     def half(self: T) -> T:
+        """Floating parameters and buffers become float16, in place."""
         return self._apply(lambda t: t.half() if t.is_floating_point() else t)
 
     def bfloat16(self: T) -> T:
+        """Floating parameters and buffers become bfloat16, in place."""
         return self._apply(lambda t: t.bfloat16() if t.is_floating_point() else t)
 
     def cpu(self: T) -> T:
+        """Moves to the CPU, in place."""
         return self._apply(lambda t: t.cpu())
 
     def type(self: T, dst_type: DType) -> T:
+        """Converts all parameters and buffers to a dtype, in place."""
         return self._apply(lambda t: t.to(dst_type))
 
     # -- state ---------------------------------------------------------------------------------

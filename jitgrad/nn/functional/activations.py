@@ -60,7 +60,10 @@ def leaky_relu(input: Tensor, negative_slope: float = 0.01, inplace: bool = Fals
 
 
 def _between(x: Tensor, low: Any, high: Any, inside: Tensor) -> Tensor:
-    """low for x <= low's bound ..., written so that NaN goes to `inside` (see the callers)."""
+    """inside, but low's value where x <= low's bound and high's where x >= high's.
+
+    Selects, so that NaN stays inside and the derivative at a bound is the outer one, as PyTorch's.
+    """
     (low_bound, low_value), (high_bound, high_value) = low, high
     return ops.where(x <= low_bound, low_value, ops.where(x >= high_bound, high_value, inside))
 
