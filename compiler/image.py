@@ -25,7 +25,6 @@ class Image:
     results: (shape, dtype name) of each fresh result.
     arena: {slot: byte offset}; arena_bytes.
     scratch: {slot: bytes for each worker}.
-    sites: number of the (simplified) graph's checked nodes that may flag a fault.
     report: figures for people: see Report in pipeline.py.
     """
 

@@ -85,7 +85,7 @@ class Stages:
 
 
 class _Runner:
-    """Times each step; dumps what JITGRAD_DUMP asks for, to stderr."""
+    """Times each step; prints what JITGRAD_LOG and JITGRAD_DUMP ask for, to stderr."""
 
     def __init__(self, report: Report) -> None:
         self.report = report
@@ -96,6 +96,8 @@ class _Runner:
         yield
         spent = (time.perf_counter() - start) * 1e3
         self.report.milliseconds[name] = self.report.milliseconds.get(name, 0.0) + spent
+        if "compile" in knobs.log:
+            print(f"[compile] {name}: {spent:.1f} ms", file=sys.stderr)
 
     def dump(self, what: str, text: Callable[[], str]) -> None:
         if what in knobs.dump:

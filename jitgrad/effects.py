@@ -2,7 +2,7 @@
 
 Owns the scan of bytecode (names and attribute paths; nothing is rewritten), the classes of code
 (ours, the standard library's, NumPy's, the user's), and the tables of pure and impure C functions.
-`Profile` watches one recorded call; what it finds goes to the guards (guards.py) or ends the
+`Profile` watches one recorded call; what it finds goes to the watch (watch.py) or ends the
 recording.
 """
 

@@ -1,8 +1,9 @@
 """@jit: a function runs eagerly once, is recorded and compiled; later calls run native code.
 
 Owns `JitFunction`: the list of specialisations, what happens at a miss, and falling back to eager.
-Recording is trace.py, guards are guards.py, the generated replay is replay.py, reports are
-explain.py. What jit promises is in docs/jit.md.
+Recording is trace.py; Python state is found by watch.py and guarded by guards.py; replay.py holds a
+specialisation, replay_code.py writes its call; reports are explain.py. What jit promises:
+docs/jit.md.
 """
 
 from __future__ import annotations

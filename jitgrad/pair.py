@@ -39,6 +39,7 @@ class Pair:
         out_types: types of the differentiable results.
         inputs, forward, reverse, cotangents, found: the joint graph: values of the forward's
             inputs, its nodes, the backward's nodes, cotangents, and gradients.
+        wanted: the numbers of the forward's inputs that get gradients, as `sources`.
         compiled: the compiled backward.
     """
 

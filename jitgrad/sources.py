@@ -1,7 +1,7 @@
 """Sources: where the inputs, owners and results of a recorded function are found at each call.
 
-Owns the descriptions only. What finds tensors while recording is guards.py (`Watch`); what turns
-sources into Python code for replay is replay.py.
+Owns the descriptions only. What finds tensors while recording is watch.py (`Watch`); what turns
+sources into Python code for replay is replay_code.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Recorder: what dispatch reports while a function runs eagerly becomes a Graph.
 
-Owns the map from storages to graph values, views derived at each read, writes through views,
-slots, and the description of results. It gives up (`reason`) where recording cannot say what a
-later call would do; the function has then simply run eagerly. Python state: see guards.py.
+Owns what each call of the protocol does to the graph: ops, writes through views, slots, draws,
+lifted numbers; the description of results, and recording their backward. Which value a storage has
+is values.py. It gives up (`reason`) where recording cannot say what a later call would do; the
+function has then simply run eagerly. Python state: see watch.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Watch: collects, while a function is recorded, the Python state that its code can read.
 
 Globals, closure cells, defaults, attributes, contents of containers, Modules: each gets an Item
-(guards.py) before the code that can read it runs. Answers the recorder's questions (trace.Finder):
+(guards.py) before the code that can read it runs. Answers the recorder's questions (values.Finder):
 where tensors, arrays and owners of slots will be found at later calls.
 """
 
@@ -41,7 +41,7 @@ _MODULE_SLOTS = (
 
 
 class Watch(State):
-    """Collects items while a function is recorded; answers the recorder (trace.Finder).
+    """Collects items while a function is recorded; answers the recorder (values.Finder).
 
     leaves: of the arguments; nodes: the containers that hold them. reasons: why something that
     was met cannot be guarded.

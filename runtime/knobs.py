@@ -121,7 +121,8 @@ TABLE = [
         "eager",
         one_of("auto", "numpy"),
         "auto",
-        "numpy: eager code uses the NumPy references only, no compiled kernel.",
+        "numpy: eager code uses the NumPy references only, no compiled kernel. "
+        "So does auto, so far.",
     ),
     Knob(
         "dump",
@@ -133,7 +134,7 @@ TABLE = [
         "log",
         some_of("recompiles", "compile"),
         frozenset(),
-        "Log why functions are compiled anew; what each pass does and how long it takes.",
+        "Log why functions are compiled anew; how long each step of a compilation takes.",
     ),
     Knob("verify", SWITCH, False, "Check the program after every pass of the compiler."),
     Knob("cache", SWITCH, True, "0: neither read nor write the disk cache of compiled code."),

@@ -1,1 +1,1 @@
-"""From loop kernels to code: LLVM for the CPU, Numba CUDA for the GPU."""
+"""From loop kernels to code: LLVM for the CPU."""

@@ -1,8 +1,8 @@
-"""Loop scheduling without LLVM: canonical operands, linear index analysis, collapsing of axes.
+"""Operands and indices of loop kernels, without LLVM: what a `Program` (program.py) is made with.
 
-Owns the form that LoopKernels take before code is emitted (`Plan`): every load has one index, its
-element offset; math is expanded; adjacent axes are one wherever every index allows it. Which loop
-is vectorised is decided in `nest.py`.
+Owns the numbers of operands, flat element offsets of loads and stores, the linear analysis of an
+offset along an axis, and `Space` with `collapse`: adjacent axes are one wherever every index allows
+it. Which loop is vectorised is decided in `nest.py`.
 """
 
 from __future__ import annotations
