@@ -106,7 +106,9 @@ class Maker:
             self.add("a = tensor('float32', (3, 4), 0)")
             self.pool.append("a")
             p.arguments["a"] = "a"
-        p.arguments["s"] = r.choice(["0.5", "0.5 + k * 0.25", "1.5 - k", "[0.5, 2.0, 0.5, -1.0][k]"])
+        p.arguments["s"] = r.choice(
+            ["0.5", "0.5 + k * 0.25", "1.5 - k", "[0.5, 2.0, 0.5, -1.0][k]"]
+        )
         p.arguments["n"] = r.choice(["2", "3", "2 + k % 2"])
         self.live["s"], self.live["n"] = 0.5, 2
         for name in [n for n in p.arguments if n not in "sn"]:
@@ -125,7 +127,9 @@ class Maker:
             self.pool.append("h")
         if r.random() < 0.3 and self.add(r.choice(["v = h[1:]", "v = h.t()", "v = h.reshape(-1)"])):
             self.pool.append("v")
-        self.program.cells = [n for n in ("w", "h", "v", "M") if n in self.live and r.random() < 0.4]
+        self.program.cells = [
+            n for n in ("w", "h", "v", "M") if n in self.live and r.random() < 0.4
+        ]
         for name in ("weight", "bias"):
             self.live[f"M.{name}"] = getattr(self.live["M"], name)
             self.leaves.append(f"M.{name}")
