@@ -99,14 +99,12 @@ def plan_blocks(kernel: ContractionKernel, target: Target) -> Plan:
     extents: dict[int, Dim] = dict(enumerate((*array.shape, *c.k)))
     depth = tuple(range(array.ndim, array.ndim + len(c.k)))
     m, n = tuple(c.m), tuple(c.n)
-    sizes = {g: prod(extents[a] for a in g) for g in (m, n, tuple(c.batch), depth)}
     swap = _swap(kernel, m, n, extents)
     rows, cols = (n, m) if swap else (m, n)
     a, b = (c.b, c.a) if swap else (c.a, c.b)
     M, N = prod(extents[x] for x in rows), prod(extents[x] for x in cols)
     K = prod(extents[x] for x in depth)
     count = prod(extents[x] for x in c.batch)
-    del sizes
     hm, hn, hk, hc = hint(M), hint(N), hint(K), hint(count)
     tile = choose_tile(target, c.acc, hm, hn)
     access = operand_access(b, (tuple(c.batch), cols, depth), extents)
