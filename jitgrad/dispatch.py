@@ -370,8 +370,10 @@ def check_inplace(target: Tensor, value_requires_grad: bool = False) -> None:
     """Raises RuntimeError, in PyTorch's words, where `target` may not be written in place."""
     data = target._data
     if data is not None:
-        if 0 in data.strides and data.size and any(
-            s == 0 and n > 1 for s, n in zip(data.strides, data.shape, strict=True)
+        if (
+            0 in data.strides
+            and data.size
+            and any(s == 0 and n > 1 for s, n in zip(data.strides, data.shape, strict=True))
         ):
             raise RuntimeError(
                 "unsupported operation: more than one element of the written-to tensor refers to "
