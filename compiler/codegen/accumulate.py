@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import llvmlite.ir as ir
 
-from jitgrad.compiler.codegen.code import I32, I64, vector_of
+from jitgrad.compiler.codegen.code import I32, I64, lanes, undefined, vector_of
 from jitgrad.compiler.codegen.emit import Ops, constant, register_type, width_of
 from jitgrad.compiler.codegen.function import Function
 from jitgrad.compiler.codegen.scope import Scope
@@ -216,6 +216,4 @@ def _part(b: ir.IRBuilder, v: ir.Value, start: int, count: int) -> ir.Value:
         raise InternalError("a part of a scalar")
     if count == 1:
         return b.extract_element(v, ir.Constant(I32, start))
-    lanes = [ir.Constant(I32, start + k) for k in range(count)]
-    mask = ir.Constant(ir.VectorType(I32, count), lanes)
-    return b.shuffle_vector(v, ir.Constant(v.type, ir.Undefined), mask)
+    return b.shuffle_vector(v, undefined(v.type), lanes(tuple(range(start, start + count))))

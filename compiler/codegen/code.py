@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import TypeAlias
 
 import llvmlite.ir as ir
@@ -35,6 +36,32 @@ def storage_type(dtype: DType) -> ir.Type:
 
 def vector_of(element: ir.Type, width: int) -> ir.Type:
     return element if width == 1 else ir.VectorType(element, width)
+
+
+class Literal(ir.Constant):
+    """A constant given by its text: llvmlite makes and prints vectors lane by lane, slowly."""
+
+    def __init__(self, kind: ir.Type, text: str) -> None:
+        self.type, self.constant, self._text = kind, ir.Undefined, text
+
+    def _get_reference(self) -> str:
+        return self._text
+
+
+def undefined(kind: ir.Type) -> ir.Constant:
+    return Literal(kind, "undef")
+
+
+def integers(element: ir.IntType, values: Sequence[int]) -> ir.Constant:
+    """A constant vector of integers."""
+    text = ", ".join(f"{element} {v}" for v in values)
+    return Literal(ir.VectorType(element, len(values)), f"<{text}>")
+
+
+@lru_cache(maxsize=256)
+def lanes(numbers: tuple[int, ...]) -> ir.Constant:
+    """The mask of a shuffle."""
+    return ir.Constant(ir.VectorType(I32, len(numbers)), list(numbers))
 
 
 class Code:
@@ -156,13 +183,11 @@ class Code:
         if width == 1:
             return x
         vt = ir.VectorType(x.type, width)
-        first = self.b.insert_element(ir.Constant(vt, ir.Undefined), x, ir.Constant(I32, 0))
-        zeros = ir.Constant(ir.VectorType(I32, width), [0] * width)
-        return self.b.shuffle_vector(first, ir.Constant(vt, ir.Undefined), zeros)
+        first = self.b.insert_element(undefined(vt), x, ir.Constant(I32, 0))
+        return self.b.shuffle_vector(first, undefined(vt), lanes((0,) * width))
 
-    def shuffle(self, x: ir.Value, y: ir.Value, lanes: Sequence[int]) -> ir.Value:
-        mask = ir.Constant(ir.VectorType(I32, len(lanes)), list(lanes))
-        return self.b.shuffle_vector(x, y, mask)
+    def shuffle(self, x: ir.Value, y: ir.Value, numbers: Sequence[int]) -> ir.Value:
+        return self.b.shuffle_vector(x, y, lanes(tuple(numbers)))
 
     def transpose(self, rows: Sequence[ir.Value]) -> list[ir.Value]:
         """Vectors of the columns of equally long rows; their number and length powers of two.
@@ -188,21 +213,21 @@ class Code:
             current = nxt
         # `current` read as one sequence is the columns, each len(rows) long.
         out = []
-        undefined = ir.Constant(current[0].type, ir.Undefined)
+        other = undefined(current[0].type)
         for c in range(width):
             first = c * n
             which, lane = divmod(first, width)
             if n == width:
                 out.append(current[which])
             else:
-                out.append(self.shuffle(current[which], undefined, range(lane, lane + n)))
+                out.append(self.shuffle(current[which], other, range(lane, lane + n)))
         return out
 
     def join(self, scalars: Sequence[ir.Value]) -> ir.Value:
         """A vector of scalars."""
         if len(scalars) == 1:
             return scalars[0]
-        v: ir.Value = ir.Constant(ir.VectorType(scalars[0].type, len(scalars)), ir.Undefined)
+        v: ir.Value = undefined(ir.VectorType(scalars[0].type, len(scalars)))
         for k, x in enumerate(scalars):
             v = self.b.insert_element(v, x, ir.Constant(I32, k))
         return v

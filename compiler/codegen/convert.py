@@ -12,7 +12,7 @@ import struct
 
 import llvmlite.ir as ir
 
-from jitgrad.compiler.codegen.code import vector_of
+from jitgrad.compiler.codegen.code import Literal, vector_of
 from jitgrad.compiler.codegen.target import Target
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import DType
@@ -38,20 +38,12 @@ def half_bits(value: float, dtype: DType) -> int:
     return (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
 
 
-class _Splat(ir.Constant):
-    """A vector constant in LLVM's short form, which is written and read many times faster."""
-
-    def __init__(self, one: ir.Constant, width: int) -> None:
-        super().__init__(ir.VectorType(one.type, width), ir.Undefined)
-        self._text = f"splat ({one.type} {one.get_reference()})"
-
-    def _get_reference(self) -> str:
-        return self._text
-
-
 def splat(one: ir.Constant, width: int) -> ir.Constant:
     """A constant in every lane."""
-    return one if width == 1 else _Splat(one, width)
+    if width == 1:
+        return one
+    text = f"splat ({one.type} {one.get_reference()})"
+    return Literal(ir.VectorType(one.type, width), text)
 
 
 class _Lanes:

@@ -8,7 +8,18 @@ from __future__ import annotations
 
 import llvmlite.ir as ir
 
-from jitgrad.compiler.codegen.code import I1, I32, I64, PTR, VOID, size_of
+from jitgrad.compiler.codegen.code import (
+    I1,
+    I32,
+    I64,
+    PTR,
+    VOID,
+    Literal,
+    integers,
+    lanes,
+    size_of,
+    undefined,
+)
 from jitgrad.compiler.codegen.emit import constant, mangle, width_of
 from jitgrad.compiler.loops import INDEX
 
@@ -35,9 +46,7 @@ class Access:
     def _pointers(self, b: ir.IRBuilder) -> ir.Value:
         at = self.at
         if self.stride is not None:
-            steps = ir.Constant(
-                ir.VectorType(I64, self.width), [k * self.stride for k in range(self.width)]
-            )
+            steps = integers(I64, [k * self.stride for k in range(self.width)])
             at = b.add(broadcast(b, at, self.width), steps)
         base = broadcast(b, self.base, self.width)
         at = b.mul(at, constant(size_of(self.kind), INDEX, self.width))
@@ -47,7 +56,7 @@ class Access:
     def _all(self) -> ir.Value:
         if self.mask is not None:
             return self.mask
-        return ir.Constant(ir.VectorType(I1, self.width), [ir.Constant(I1, 1)] * self.width)
+        return Literal(ir.VectorType(I1, self.width), "splat (i1 true)")
 
     def load(self, b: ir.IRBuilder, kind: ir.Type) -> ir.Value:
         vector = ir.VectorType(kind, self.width)
@@ -109,18 +118,15 @@ def broadcast(b: ir.IRBuilder, x: ir.Value, width: int) -> ir.Value:
     if width == 1 or width_of(x) == width:
         return x
     vt = ir.VectorType(x.type, width)
-    undefined = ir.Constant(vt, ir.Undefined)
-    first = b.insert_element(undefined, x, ir.Constant(I32, 0))
-    zeros = ir.Constant(ir.VectorType(I32, width), [ir.Constant(I32, 0)] * width)
-    return b.shuffle_vector(first, undefined, zeros)
+    first = b.insert_element(undefined(vt), x, ir.Constant(I32, 0))
+    return b.shuffle_vector(first, undefined(vt), lanes((0,) * width))
 
 
 def iota(width: int) -> ir.Constant:
     """0, 1, ..., width - 1 as i64 lanes."""
-    return ir.Constant(ir.VectorType(I64, width), [ir.Constant(I64, k) for k in range(width)])
+    return integers(I64, range(width))
 
 
 def _reverse(b: ir.IRBuilder, x: ir.Value) -> ir.Value:
     n = x.type.count
-    lanes = ir.Constant(ir.VectorType(I32, n), [ir.Constant(I32, n - 1 - k) for k in range(n)])
-    return b.shuffle_vector(x, ir.Constant(x.type, ir.Undefined), lanes)
+    return b.shuffle_vector(x, undefined(x.type), lanes(tuple(range(n - 1, -1, -1))))

@@ -492,10 +492,29 @@ class Nest:
         last = rows.last
         if last is None:
             last = -1
+        exact = rows.static_count is not None and rows.static_count % wide == 0 and wide > 1
+        in_registers = light and wide == least and wide > 1
+        whole_rows = in_registers and exact  # lanes stay in registers from row to row
         registers = [
-            [fn.slot(part.type) for part in a.start(wide)] if light and wide == least else None
-            for a in accs
+            [fn.slot(part.type) for part in a.start(wide)] if in_registers else None for a in accs
         ]
+
+        def fill(s: Scope) -> None:
+            """Lanes from memory to registers."""
+            for a, array, slots in zip(accs, arrays, registers, strict=True):
+                assert slots is not None
+                s.at_end()
+                for slot, part in zip(slots, a.get(fn.ops, array, _i64(0), 1, wide), strict=True):
+                    s.at_end().store(part, slot)
+
+        def spill(s: Scope) -> None:
+            """Lanes from registers to memory."""
+            for a, array, slots in zip(accs, arrays, registers, strict=True):
+                assert slots is not None
+                b = s.at_end()
+                kinds = [part.type for part in a.start(wide)]
+                state = [b.load(x, typ=k) for x, k in zip(slots, kinds, strict=True)]
+                a.put(fn.ops, array, _i64(0), 1, state)
 
         def values(s: Scope, i: ir.Value, row: ir.Value) -> list[list[ir.Value]]:
             news = []
@@ -520,17 +539,11 @@ class Nest:
                     lane = inner.at_end().and_(i, _i64(n - 1))
                     a.add_to(inner, array, lane, 1, new)
 
-            exact = rows.static_count is not None and rows.static_count % wide == 0 and wide > 1
-            if not light or wide != least or wide == 1:
+            if not in_registers:
                 self.sweep(s, last, e0, e1, wide, memory, exact)
                 return
-            for a, array, slots in zip(accs, arrays, registers, strict=True):
-                assert slots is not None
-                s.at_end()
-                for slot, part in zip(slots, a.get(fn.ops, array, _i64(0), 1, wide), strict=True):
-                    s.at_end().store(part, slot)
-            position = s.counter(e0)
-            with s.loop_from(position, e1, wide, whole=True) as (inner, i):
+
+            def step_wide(inner: Scope, i: ir.Value) -> None:
                 inner.bind_lanes(last, i, wide)
                 for a, slots, new in zip(accs, registers, values(inner, i, row), strict=True):
                     assert slots is not None
@@ -538,12 +551,17 @@ class Nest:
                     old = [b.load(x, typ=p.type) for x, p in zip(slots, new, strict=True)]
                     for slot, part in zip(slots, a.join(fn.ops, old, new), strict=True):
                         b.store(part, slot)
-            for a, array, slots in zip(accs, arrays, registers, strict=True):
-                assert slots is not None
-                b = s.at_end()
-                kinds = [part.type for part in a.start(wide)]
-                state = [b.load(x, typ=k) for x, k in zip(slots, kinds, strict=True)]
-                a.put(fn.ops, array, _i64(0), 1, state)
+
+            if whole_rows and rows.static_count == wide:  # a row is one step
+                step_wide(s.child(), _i64(0))
+                return
+            if not whole_rows:
+                fill(s)
+            position = s.counter(e0)
+            with s.loop_from(position, e1, wide, whole=True) as (inner, i):
+                step_wide(inner, i)
+            if not whole_rows:
+                spill(s)
             if not exact:
                 start = s.at_end().load(position, typ=I64)
                 self.sweep(s, last, start, e1, 1, memory)
@@ -551,8 +569,12 @@ class Nest:
         def block(s: Scope, r0: ir.Value, r1: ir.Value, e0: ir.Value, e1: ir.Value) -> None:
             for a, array, n in zip(accs, arrays, counts, strict=True):
                 a.clear(s, array, n)
+            if whole_rows:
+                fill(s)
             with s.loop(r0, r1, 1) as (row, r):
                 line(row, r, e0, e1)
+            if whole_rows:
+                spill(s)
 
         def trees(s: Scope) -> list[list[ir.Value]]:
             return [a.tree(s, x, n) for a, x, n in zip(accs, arrays, counts, strict=True)]
