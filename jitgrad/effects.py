@@ -8,14 +8,18 @@ recording.
 
 from __future__ import annotations
 
+import array
+import collections
 import dis
+import os
 import sys
 import sysconfig
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from pathlib import Path
-from types import CodeType, FrameType, ModuleType
+from types import CodeType, FrameType, MappingProxyType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -269,12 +273,21 @@ def is_random(x: Any) -> bool:
     return module.startswith("numpy.random") or any(c.__module__ == "_random" for c in kind.__mro__)
 
 
+# Standard-library objects that hold contents which code of theirs, or C code, reads.
+_UNGUARDED = (
+    type(os.environ), collections.UserDict, collections.UserList, collections.ChainMap,
+    MappingProxyType, weakref.ref, array.array, bytearray, memoryview,
+)  # fmt: skip
+
+
 def impure_value(x: Any) -> str:
     """Why a function that reaches this object is not pure; "" for most objects.
 
     For what shows no call to a profiler: NumPy's random functions, and iterators.
     """
-    if owner_of_class(type(x)) == "user":  # whose attributes may be computed
+    if owner_of_class(type(x)) == "user" and not isinstance(
+        x, _UNGUARDED
+    ):  # whose attributes may be computed
         if hasattr(type(x), "__next__"):
             return f"reaches an iterator ({type(x).__name__}), whose position changes"
         return ""
@@ -287,6 +300,11 @@ def impure_value(x: Any) -> str:
     if any(isinstance(p, str) and p.startswith("numpy.random") for p in places):
         name = getattr(x, "__name__", type(x).__name__).removeprefix("numpy.")
         return f"uses numpy.random ({name}); use jitgrad's random functions"
+    if isinstance(x, _UNGUARDED):
+        return (
+            f"reaches a {type(x).__name__}, whose contents cannot be guarded; use a dict, a list "
+            "or a tensor, or pass what it needs as an argument"
+        )
     if hasattr(type(x), "__next__") and not isinstance(x, type):
         return f"reaches an iterator ({type(x).__name__}), whose position changes"
     return ""
@@ -302,6 +320,8 @@ _LIBRARY_EFFECTS: dict[CodeType, str] = {
     hooks.register_post_accumulate_grad_hook.__code__: "registers a hook",
     hooks.retain_grad.__code__: "calls retain_grad()",
 }
+# Reads that show in the standard library's own code only.
+_ENVIRONMENT = {os.getenv.__code__, type(os.environ).__getitem__.__code__}
 _IMPORTLIB, _IMPORT = "<frozen importlib._bootstrap>", "_find_and_load"
 _RUN_NODE: CodeType = engine._run_node.__code__
 
@@ -349,6 +369,8 @@ class Profile:
                         )
                 elif code in _LIBRARY_EFFECTS:
                     self._impure(_LIBRARY_EFFECTS[code], _line(frame))
+            elif code in _ENVIRONMENT and not _for_us(frame):
+                self._impure("reads the environment (os.environ)", _line(frame))
         elif event == "c_call" and not self._importing:
             owner = owner_of(frame.f_code.co_filename)
             if owner != "jitgrad":

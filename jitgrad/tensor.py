@@ -357,6 +357,8 @@ class Tensor:
     @property
     def _version(self) -> int:
         """How many in-place writes the tape has seen on this storage."""
+        if state.recorder is not None:
+            state.recorder.raw_read(self, "_version")
         return self._storage.version - self._storage.hidden
 
     # -- tape ----------------------------------------------------------------------------------

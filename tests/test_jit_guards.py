@@ -721,3 +721,44 @@ def test_guards_print_and_explain() -> None:
     assert "# SCALE" in f.guards()
     text = str(f.explain())
     assert "mul(" in text and "1 hits" in text and "peak" in f.memory_plan()
+
+
+def test_state_that_cannot_be_guarded_is_read_at_every_call(monkeypatch: Any) -> None:
+    """Environment, wrappers of mappings, weak references, raw buffers, versions."""
+    import array
+    import collections
+    import os
+    import types
+    import weakref
+
+    class Box:
+        k = 1.0
+
+    base = {"k": 1.0}
+    box, user, chain = Box(), collections.UserDict(k=1.0), collections.ChainMap({}, base)
+    proxy, ref, raw, view = types.MappingProxyType(base), weakref.ref(box), array.array("d", [1]), 0
+    view = memoryview(raw)
+    w = jg.zeros(2)
+
+    def change(value: float) -> None:
+        monkeypatch.setenv("JG_TEST_VALUE", str(value))
+        base["k"] = user["k"] = box.k = raw[0] = value
+        w.add_(1)
+
+    programs = [
+        lambda x: x * float(os.environ["JG_TEST_VALUE"]),
+        lambda x: x * float(os.getenv("JG_TEST_VALUE") or 0),
+        lambda x: x * user["k"],
+        lambda x: x * chain["k"],
+        lambda x: x * proxy["k"],
+        lambda x: x * ref().k,
+        lambda x: x * raw[0],
+        lambda x: x * view[0],
+        lambda x: x * w._version,
+    ]
+    for number, program in enumerate(programs):
+        compiled = jit(program, fallback="silent")
+        for value in (1.0, 2.0, 3.0, 3.0):
+            change(value)
+            x = jg.ones(2)
+            assert compiled(x).tolist() == program(x).tolist(), number
