@@ -12,6 +12,8 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from jitgrad.state import state
 
 _OPS: dict[str, Callable[..., Any]] = {
@@ -156,20 +158,30 @@ class HostScalar:
     def __hash__(self) -> int:
         return hash(self.specialise())
 
-    def __eq__(self, other: object) -> bool:
-        return bool(self.specialise() == _value(other))
+    # With anything but a number, the other operand's comparison decides (a Tensor compares its
+    # elements with this number, which then stays lifted).
+    def _compare(self, compare: Callable[[Any, Any], Any], other: Any) -> Any:
+        if isinstance(other, (HostScalar, int, float, complex, np.generic, np.ndarray)):
+            return compare(self.specialise(), _value(other))
+        return NotImplemented
 
-    def __lt__(self, other: Any) -> bool:
-        return bool(self.specialise() < _value(other))
+    def __eq__(self, other: object) -> Any:
+        return self._compare(operator.eq, other)
 
-    def __le__(self, other: Any) -> bool:
-        return bool(self.specialise() <= _value(other))
+    def __ne__(self, other: object) -> Any:
+        return self._compare(operator.ne, other)
 
-    def __gt__(self, other: Any) -> bool:
-        return bool(self.specialise() > _value(other))
+    def __lt__(self, other: Any) -> Any:
+        return self._compare(operator.lt, other)
 
-    def __ge__(self, other: Any) -> bool:
-        return bool(self.specialise() >= _value(other))
+    def __le__(self, other: Any) -> Any:
+        return self._compare(operator.le, other)
+
+    def __gt__(self, other: Any) -> Any:
+        return self._compare(operator.gt, other)
+
+    def __ge__(self, other: Any) -> Any:
+        return self._compare(operator.ge, other)
 
     def __round__(self, digits: int | None = None) -> Any:
         return round(self.specialise(), digits)

@@ -43,9 +43,10 @@ from jitgrad.sources import (
     SameResult,
     Seed,
     Source,
+    is_array,
 )
 from jitgrad.state import defaults, epoch, state
-from jitgrad.tensor import Tensor, intern_type, wrap
+from jitgrad.tensor import Tensor, intern_type, wrap, wrap_array
 from jitgrad.trace import leaves_of
 
 
@@ -63,7 +64,8 @@ class Writer:
             "MISS": MISS, "Tensor": Tensor, "epoch": epoch, "state": state, "defaults": defaults,
             "same": same, "refresh": spec.refresh, "stamp": spec.stamp, "hits": spec.hits,
             "has_layout": has_layout, "make_view": make_view, "make_alias": make_alias,
-            "leaf": leaf, "wrap": wrap, "set_slot": set_slot, "rebuild": rebuild,
+            "leaf": leaf, "wrap": wrap, "wrap_array": wrap_array, "set_slot": set_slot,
+            "rebuild": rebuild,
             "array": np.array, "float64": np.float64, "int64": np.int64, "run": spec.first_run,
             "overlap": overlap, "touches": touches, "spans": ([], []),
             "children_of": children_of, "keep": keep, "attach": attach, "spent": spent,
@@ -375,9 +377,8 @@ class Writer:
     # -- effects and results -------------------------------------------------------------------
     def _effects(self) -> None:
         self.put("# effects")
-        for i in self.spec._written:
-            entry = self.trace.entries[i]
-            if isinstance(entry.source, Captured) and entry.source.item.kind == "array":
+        for entry in self.trace.entries:
+            if not entry.writes or isinstance(entry.source, Constant) or is_array(entry.source):
                 continue
             self.put(f"t = {self.tensor(entry.source)}._storage")
             self.put(f"t.version += {entry.writes}")
@@ -387,6 +388,7 @@ class Writer:
             self.put(f"i{item.number}[{self.constant(key)}]")
         self.roots: dict[int, str] = {}
         self.tensors: dict[int, str] = {}
+        self.arrays: set[str] = set()
         self.used: set[int] = set()
         if self.trace.pair is not None:
             self._pair(self.trace.pair)
@@ -410,8 +412,7 @@ class Writer:
         if isinstance(result, SameResult):
             return self.tensor(result.source)
         if isinstance(result, AliasResult):
-            base, chain = self.tensor(result.source), self.constant(tuple(result.chain))
-            return f"make_alias({base}, {chain}, {result.requires_grad})"
+            return self._alias(result)
         assert isinstance(result, FreshResult)
         name = self.tensors.get(result.number)
         if name is not None:
@@ -434,6 +435,27 @@ class Writer:
         self.put(f"{name} = {text}")
         return name
 
+    def _alias(self, result: AliasResult) -> str:
+        name = self.tensors.get(result.number)
+        if name is not None:
+            return name
+        base = self._memory(result.source) if is_array(result.source) else None
+        base, chain = base or self.tensor(result.source), self.constant(tuple(result.chain))
+        name = self.tensors[result.number] = f"y{result.number}"
+        self.put(f"{name} = make_alias({base}, {chain}, {result.requires_grad})")
+        return name
+
+    def _memory(self, source: Source) -> str:
+        """The name of a new tensor on a NumPy array that the function did not make."""
+        assert isinstance(source, Captured)
+        name = f"m{source.item.number}"
+        if name not in self.arrays:
+            self.arrays.add(name)
+            self.put(f"{name} = wrap_array(i{source.item.number})")
+            writes = [e.writes for e in self.trace.entries if e.source == source]
+            self.put(f"{name}._storage.version += {writes[0]}")
+        return name
+
     def _root(self, index: int) -> str:
         """The name of the tensor on array `index` of the run."""
         root = self.roots.get(index)
@@ -451,9 +473,7 @@ class Writer:
                 given.append(f"overwritten(x[{i}])")
                 continue
             owner = "None"
-            if isinstance(entry.source, (Arg, Captured, Grad)) and not (
-                isinstance(entry.source, Captured) and entry.source.item.kind == "array"
-            ):
+            if isinstance(entry.source, (Arg, Captured, Grad)) and not is_array(entry.source):
                 owner = self.tensor(entry.source)
             given.append(f"keep(x[{i}], {owner})")
         self.put(f"x = [{', '.join(given)}]")

@@ -29,6 +29,11 @@ class Captured:
     item: Any
 
 
+def is_array(source: Any) -> bool:
+    """Whether a source is a NumPy array that the function makes a tensor of."""
+    return isinstance(source, Captured) and source.item.kind == "array"
+
+
 @dataclass(frozen=True)
 class Grad:
     """`.grad` of a tensor, read afresh at each call."""
@@ -87,12 +92,14 @@ class SameResult:
 class AliasResult:
     """A result on the storage of an input: `source`'s tensor, then these view ops.
 
-    An empty chain is a new tensor on the same storage, off the tape (detach).
+    An empty chain is a new tensor on the same storage, off the tape (detach). number: which tensor
+    it is (results that are one tensor have one number).
     """
 
     source: Source
     chain: Chain
     requires_grad: bool
+    number: int
 
 
 SPENT = -2

@@ -30,7 +30,6 @@ from jitgrad.runtime import dtypes
 from jitgrad.sources import (
     SPENT,
     AliasResult,
-    Captured,
     Constant,
     ConstantResult,
     Draw,
@@ -42,6 +41,7 @@ from jitgrad.sources import (
     SameResult,
     Seed,
     Source,
+    is_array,
 )
 from jitgrad.state import abstract_mode
 from jitgrad.storage import Storage
@@ -424,9 +424,9 @@ class Recorder(ValueMap):
         if entry is not None and entry.kind != "scalar" and not isinstance(entry.source, Constant):
             if requires_grad and x._node is not None and not self._is_view_of(x, entry):
                 self.give_up("returns an input's memory, changed by operations on the tape")
-            if isinstance(entry.source, Captured) and entry.source.item.kind == "array":
-                self.give_up("returns a tensor on the memory of a NumPy array that it did not make")
-            return AliasResult(entry.source, chain, requires_grad)
+            if self._is_array_twice(entry):
+                self.give_up("returns a tensor on a NumPy array that it made a tensor twice")
+            return AliasResult(entry.source, chain, requires_grad, roots.number(x))
         number = roots.number(x)
         if x._node is None or not requires_grad:
             return FreshResult(roots.add(storage), chain, requires_grad, number)
@@ -438,6 +438,12 @@ class Recorder(ValueMap):
         else:
             index = roots.add(storage)
         return FreshResult(index, chain, False, number, roots.slot(x))
+
+    def _is_array_twice(self, entry: Entry) -> bool:
+        """Whether another storage, too, is on the NumPy array that the entry is on."""
+        return is_array(entry.source) and any(
+            e is not entry and e.source == entry.source for e in self.entries
+        )
 
     def _is_view_of(self, x: Tensor, entry: Entry) -> bool:
         """Whether the same views of the input, made anew, have x's place on the tape."""

@@ -83,7 +83,26 @@ def inline(program: Program) -> Bodies:
                 continue
         bodies[array] = roots
         staying.append(array)
-    return Bodies(staying, bodies, len(virtual))
+    return Bodies(_still_read(staying, bodies, program.results), bodies, len(virtual))
+
+
+def _still_read(
+    arrays: list[Array], bodies: dict[Array, tuple[Expr, ...]], results: list[Array]
+) -> list[Array]:
+    """The arrays that results need after substitution, in order. (Simplified indices may have
+    dropped the last load of one; both outputs of a sort stay.)"""
+    needed = set(results)
+    sorts: set[object] = set()
+    for array in reversed(arrays):
+        if array in needed or isinstance(array.define, Sort) and array.define.key in sorts:
+            needed.add(array)
+            needed.update(e.attr for e in loads(bodies[array]))
+            if isinstance(array.define, Sort):
+                sorts.add(array.define.key)
+    return [
+        a for a in arrays
+        if a in needed or (isinstance(a.define, Sort) and a.define.key in sorts)
+    ]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -168,7 +187,7 @@ def _at(body: Expr, index: tuple[Expr, ...], extents: dict[int, Dim]) -> Expr:
 def _goes_inline(
     array: Array, body: Expr, summary: _Summary, readers: list[tuple[Array, int]]
 ) -> bool:
-    if summary.work > MAX_WEIGHT:
+    if summary.work > MAX_WEIGHT or _drops_check(array, body, readers):
         return False
     if any(isinstance(r.define, Contraction) for r, _ in readers) and not _plain_load(body):
         return False
@@ -182,6 +201,19 @@ def _goes_inline(
     if len(readers) == 1 and factor <= 1.0:
         return True
     return summary.work * factor <= CHEAP and summary.reads <= 1
+
+
+def _drops_check(array: Array, body: Expr, readers: list[tuple[Array, int]]) -> bool:
+    """Whether substitution would lose the check of an index: the body does not use that axis."""
+    used = {e.attr for e in postorder([body]) if e.op == "axis"}
+    unused = [k for k in range(array.ndim) if k not in used]
+    return bool(unused) and any(
+        p.op == "check"
+        for r, _ in readers
+        for e in loads(definition_exprs(r))
+        if e.attr is array
+        for p in postorder([e.args[k] for k in unused])
+    )
 
 
 def _same_space(array: Array, reader: Array) -> bool:

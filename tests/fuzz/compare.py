@@ -5,6 +5,7 @@ Owns `picture` (everything observable of a step, copied) and `differences`.
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,10 +87,22 @@ def picture(step: Step) -> Picture:
             if x is y:
                 aliases.add((a, b, "same object"))
             elif m.size and n.size and np.shares_memory(m, n):
-                where = m.__array_interface__["data"][0] - n.__array_interface__["data"][0]
-                steps = [s for s, d in zip(m.strides, m.shape, strict=True) if d > 1]
-                aliases.add((a, b, f"one memory, {where} bytes apart, strides {steps}"))
+                aliases.add((a, b, f"one memory, elements {_shared(m, n)}"))
     return Picture(values, aliases, step.error)
+
+
+def _addresses(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    place = np.full(x.shape, x.__array_interface__["data"][0], np.int64)
+    for axis, step in enumerate(x.strides):
+        place += step * np.arange(x.shape[axis]).reshape(-1, *[1] * (x.ndim - axis - 1))
+    return place.ravel()
+
+
+def _shared(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> str:
+    """Which elements of two arrays are one, as a short text. (Layouts may differ.)"""
+    p, q = _addresses(a), _addresses(b)
+    pairs = [(int(i), int(j)) for i in range(p.size) for j in np.flatnonzero(q == p[i])[:2]]
+    return f"{len(pairs)}: {pairs[:6]} {zlib.crc32(repr(pairs).encode())}"
 
 
 def close(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any], exact: bool) -> bool:

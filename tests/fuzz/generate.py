@@ -198,9 +198,11 @@ class Maker:
         choice = self.made[-3:] + r.sample(self.made, min(len(self.made), r.randint(1, 4)))
         if r.random() < 0.3:
             choice.append(r.choice(self.pool))
+        taped = r.random() < 0.5
+        self.program.backward = taped
         for name in dict.fromkeys(choice):
-            keep = self.live[name].requires_grad and not self.live[name].is_leaf
-            self.program.results.append(f"{name}.detach()" if keep else name)
+            off = not taped and self.live[name].requires_grad and not self.live[name].is_leaf
+            self.program.results.append(f"{name}.detach()" if off else name)
         if r.random() < 0.1:
             self.program.results.append(r.choice(["s", "n", "None", "'text'", "(s * 2, n)"]))
         return self.program
