@@ -52,6 +52,7 @@ class Function:
         self.simplifier = Simplifier({})
         self.stored: set[Array] = set()  # stand-ins of arrays that the kernel writes
         self.rare: dict[Expr, list[Expr]] = {}  # condition -> the rare selects on it
+        self.unclamped: dict[Expr, Expr | None] = {}  # offsets by select, see guarded.py
         self._cold: dict[tuple[Expr, ...], Cold] = {}
         self.scratch_bytes = 0
         self._scratch_uses: list[ir.Instruction] = []

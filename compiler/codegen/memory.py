@@ -35,13 +35,16 @@ class Access:
         width: int,
         stride: int | None,
         mask: ir.Value | None,
+        inside: bool = True,
     ) -> None:
+        """inside: every address lies in the array, masked or not."""
         self.base, self.kind, self.at = base, kind, at
         self.width, self.stride, self.mask = width, stride, mask
+        self.inside = inside
 
     def pointer(self, b: ir.IRBuilder, back: int = 0) -> ir.Value:
         at = b.sub(self.at, ir.Constant(I64, back)) if back else self.at
-        return b.gep(self.base, [at], inbounds=True, source_etype=self.kind)
+        return b.gep(self.base, [at], inbounds=self.inside, source_etype=self.kind)
 
     def _pointers(self, b: ir.IRBuilder) -> ir.Value:
         at = self.at
@@ -72,11 +75,22 @@ class Access:
             )
             raw = _masked_call(b, f, [self.pointer(b, back), mask, zero], 0, size_of(kind))
             return raw if self.stride == 1 else _reverse(b, raw)
+        if self.stride == 2 and self.mask is None:
+            return self._every_second(b, vector)
         pointers = self._pointers(b)
         mask = self._all()
         name = f"llvm.masked.gather.{mangle(vector)}.v{self.width}p0"
         f = _intrinsic(b, name, vector, [pointers.type, mask.type, vector])
         return _masked_call(b, f, [pointers, mask, zero], 0, size_of(kind))
+
+    def _every_second(self, b: ir.IRBuilder, vector: ir.VectorType) -> ir.Value:
+        """Elements 0, 2, .., 2 (n - 1), from two loads that meet: [0, n) and [n - 1, 2 n - 1)."""
+        n, align = self.width, size_of(self.kind)
+        low = b.load(self.pointer(b), align=align, typ=vector)
+        high = b.load(self.pointer(b, 1 - n), align=align, typ=vector)
+        return b.shuffle_vector(
+            low, high, lanes(tuple(2 * k if 2 * k < n else 2 * k + 1 for k in range(n)))
+        )
 
     def store(self, b: ir.IRBuilder, value: ir.Value, kind: ir.Type) -> None:
         if self.stride in (1, -1):

@@ -37,7 +37,7 @@ from jitgrad.compiler.codegen.emit import Ops
 from jitgrad.compiler.codegen.target import Target
 from jitgrad.runtime.dtypes import DType
 
-_UNROLL = 4
+_UNROLL = 2  # more is no faster, and takes longer to compile
 _ROWS = 4  # rows that emit_row reads side by side
 
 

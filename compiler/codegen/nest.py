@@ -128,7 +128,7 @@ class Nest:
             if exact:
                 return
         masked = self.fn.target.has_masks and self.program.masks_pay(self.fn.target)
-        narrow = self.width if masked else 1
+        narrow = self.width if masked and not 1 < wide < self.width else 1
         with scope.loop_from(slot, stop, narrow) as (inner, i):
             inner.bind_lanes(v, i, narrow)
             if narrow > 1:
@@ -193,6 +193,8 @@ class Nest:
 
         if isinstance(outer.extents[-1], int) and outer.extents[-1] < wide:
             wide = self.width if outer.extents[-1] >= self.width else 1
+            if outer.extents[-1] in (2, 4, 8) and wide == 1:  # a row is one step
+                wide = min(outer.extents[-1], self.width)
         if len(outer.axes) == 1:
             self.sweep(top, v, fn.begin, fn.end, wide, body)
             return

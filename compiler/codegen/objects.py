@@ -26,7 +26,7 @@ from jitgrad.runtime.knobs import knobs
 
 # What an object may leave undefined. No libm: math is polynomials (compiler/math.py).
 ALLOWED_UNDEFINED = frozenset({"memcpy", "memset", "memmove"})
-VERSION = 2
+VERSION = 3
 
 _lock = threading.RLock()
 _objects: OrderedDict[str, bytes] = OrderedDict()  # most recent last

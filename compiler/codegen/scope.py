@@ -18,6 +18,7 @@ import llvmlite.ir as ir
 
 from jitgrad.compiler.codegen.code import I8, I64, size_of, storage_type, vector_of
 from jitgrad.compiler.codegen.emit import constant, register_type, width_of
+from jitgrad.compiler.codegen.guarded import unclamped
 from jitgrad.compiler.codegen.memory import Access, broadcast, iota
 from jitgrad.compiler.codegen.schedule import coefficient, constant_of
 from jitgrad.compiler.loops import INDEX, Array, Expr, axis
@@ -194,6 +195,8 @@ class Scope:
                     needs = [y for x in group for y in (x.args[0], x.args[2])]
                     needs += self.fn.cold_part(group).inputs
                     todo.extend((a, False) for a in needs)
+                elif e.op == "select" and self.unclamped(e) is not None:
+                    todo.extend((a, False) for a in (e.args[0], e.args[2]))
                 elif e.op != "load":
                     todo.extend((a, False) for a in e.args)
                 continue
@@ -233,12 +236,62 @@ class Scope:
             return self._check(e, home)
         if e.op == "select" and e.attr == "rare":
             return self._rare(e, home)
+        if e.op == "select":
+            offset = self.unclamped(e)
+            if offset is not None:
+                return self._guarded(e, offset, home)
         if self.varies(e):
             args = [self.vector(a) for a in e.args]
         else:
             args = [self.value(a) for a in e.args]
         home.at_end()
         return self.fn.ops.apply(e, args)
+
+    def unclamped(self, e: Expr) -> Expr | None:
+        """For a select between a load at a clamped index and something else: the plain offset.
+
+        None unless one masked load of neighbours can do it.
+        """
+        load = e.args[1]
+        if self.width == 1 or load.op != "load" or load.attr not in self.fn.operands.number:
+            return None
+        target = self.fn.target
+        size = load.attr.dtype.itemsize
+        if not target.has_masks or (size < 4 and not target.has_small_masks):
+            return None
+        if not self.varies(load) or not self.varies(e.args[0]):
+            return None
+        if e not in self.fn.unclamped:
+            self.fn.unclamped[e] = unclamped(e, self.fn.simplifier)
+        offset = self.fn.unclamped[e]
+        if offset is None or self._steps(load.args[0]) is not None:
+            return None
+        found = self._steps(offset)
+        return offset if found is not None and found[0] in (1, -1) else None
+
+    def _steps(self, offset: Expr) -> tuple[int, Expr] | None:
+        """(c, rest) where offset is c * the lanes' axis + rest, the same in all lanes."""
+        assert self.vector_axis is not None
+        v = axis(self.vector_axis)
+        poly = self.fn.simplifier.poly(offset)
+        stride = constant_of(coefficient(poly, v))
+        rest = self.fn.simplifier.expr({m: c for m, c in poly.items() if v not in m})
+        return None if stride is None or self.varies(rest) else (stride, rest)
+
+    def _guarded(self, e: Expr, offset: Expr, home: Scope) -> ir.Value:
+        """select(c, x[clamped], other) by a load of x[offset] in the lanes where c is true."""
+        condition, load, other = e.args
+        mask, instead = self.vector(condition), self.vector(other)
+        access = self.access(load.attr, offset, home)
+        b = home.at_end()
+        access.mask = mask if access.mask is None else b.and_(mask, access.mask)
+        access.inside = False
+        raw = access.load(b, access.kind)
+        if load.dtype is dtypes.bool_:
+            raw = b.icmp_unsigned("!=", raw, ir.Constant(raw.type, None))
+        if other.op == "const" and repr(other.attr) in ("0.0", "0", "False"):
+            return raw  # what a masked load gives in the other lanes
+        return b.select(mask, raw, instead)
 
     def _rare(self, e: Expr, home: Scope) -> ir.Value:
         """select(c, a, b) where a is computed, lane by lane out of line, only if some c is true.
@@ -361,13 +414,10 @@ class Scope:
             return Access(base, kind, b.mul(at, ir.Constant(I64, lanes)), lanes, 1, self.mask)
         assert self.vector_axis is not None
         if lanes == 1:
-            v = axis(self.vector_axis)
-            poly = self.fn.simplifier.poly(offset)
-            stride = constant_of(coefficient(poly, v))
-            rest = {m: c for m, c in poly.items() if v not in m}
-            rest_expr = self.fn.simplifier.expr(rest)
-            if stride is not None and not self.varies(rest_expr):
-                at = self.value(rest_expr)
+            found = self._steps(offset)
+            if found is not None:
+                stride, rest = found
+                at = self.value(rest)
                 b = home.at_end()
                 start = self.axes[self.vector_axis]
                 if stride != 1:
