@@ -17,7 +17,7 @@ from typing import Any
 import llvmlite.ir as ir
 
 from jitgrad.compiler.codegen import convert
-from jitgrad.compiler.codegen.code import I1, I64, vector_of
+from jitgrad.compiler.codegen.code import I1, I8, I64, vector_of
 from jitgrad.compiler.codegen.target import Target
 from jitgrad.compiler.loops import ARITHMETIC, COMPARE, INDEX, Expr, postorder
 from jitgrad.runtime import dtypes
@@ -56,6 +56,23 @@ def constant(value: Any, dtype: DType, width: int = 1) -> ir.Constant:
 
 def width_of(value: ir.Value) -> int:
     return value.type.count if isinstance(value.type, ir.VectorType) else 1
+
+
+def memory_type(dtype: DType) -> ir.Type:
+    """The LLVM type of a lane in the arrays that cold code reads and writes: bools are bytes."""
+    return I8 if dtype is dtypes.bool_ else register_type(dtype)
+
+
+def to_memory(b: ir.IRBuilder, value: ir.Value, dtype: DType) -> ir.Value:
+    """A value (of any width) as it lies in cold code's arrays."""
+    return b.zext(value, vector_of(I8, width_of(value))) if dtype is dtypes.bool_ else value
+
+
+def from_memory(b: ir.IRBuilder, value: ir.Value, dtype: DType) -> ir.Value:
+    """A value (of any width) from cold code's arrays."""
+    if dtype is not dtypes.bool_:
+        return value
+    return b.icmp_unsigned("!=", value, ir.Constant(value.type, None))
 
 
 class Ops:

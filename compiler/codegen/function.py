@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import llvmlite.ir as ir
 
 from jitgrad.compiler.codegen.code import I8, I64, PTR, VOID
-from jitgrad.compiler.codegen.emit import Ops, constant, register_type
+from jitgrad.compiler.codegen.emit import Ops, constant, from_memory, memory_type, to_memory
 from jitgrad.compiler.codegen.schedule import Operands
 from jitgrad.compiler.codegen.scope import Key, Scope
 from jitgrad.compiler.codegen.target import Target
@@ -20,7 +20,6 @@ from jitgrad.compiler.index import Simplifier
 from jitgrad.compiler.loops import Array, Expr, postorder
 from jitgrad.compiler.symbolic import Dim
 from jitgrad.runtime import abi, dtypes
-from jitgrad.runtime.errors import InternalError
 
 
 @dataclass
@@ -164,15 +163,13 @@ class Function:
         for x in postorder(arms):
             if x.op == "const":
                 continue
-            # Bools are computed again: they do not pass through memory.
+            # Bools are computed again where they can be: in memory they are bytes.
             if (x in near and x.dtype is not dtypes.bool_) or x.op in _INPUTS:
                 inputs[x] = None
             else:
                 body.append(x)
         used = {a for x in body for a in x.args} | set(arms)
         needed = [x for x in inputs if x in used]
-        if any(x.dtype is dtypes.bool_ for x in (*needed, *arms)):
-            raise InternalError("bools neither enter nor leave code that rarely runs")
         module = self.function.module
         params = [PTR, I64] + [PTR] * (len(needed) + len(group))
         f = ir.Function(module, ir.FunctionType(VOID, params), f"cold_{len(self._cold)}")
@@ -198,8 +195,9 @@ class Function:
         b.position_at_end(work)
         values: dict[Expr, ir.Value] = {}
         for x, base in zip(needed, rest, strict=False):
-            kind = register_type(x.dtype)
-            values[x] = b.load(b.gep(base, [k], source_etype=kind), typ=kind)
+            kind = memory_type(x.dtype)
+            found = b.load(b.gep(base, [k], source_etype=kind), typ=kind)
+            values[x] = from_memory(b, found, x.dtype)
 
         def value(x: Expr) -> ir.Value:
             return constant(x.attr, x.dtype) if x.op == "const" else values[x]
@@ -207,7 +205,7 @@ class Function:
         for x in body:
             values[x] = ops.apply(x, [value(a) for a in x.args])
         for arm, base in zip(arms, rest[len(needed) :], strict=True):
-            result = value(arm)
+            result = to_memory(b, value(arm), arm.dtype)
             b.store(result, b.gep(base, [k], source_etype=result.type))
         b.branch(step)
         b.position_at_end(step)

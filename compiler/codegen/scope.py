@@ -17,7 +17,13 @@ from typing import TYPE_CHECKING
 import llvmlite.ir as ir
 
 from jitgrad.compiler.codegen.code import I8, I64, size_of, storage_type, vector_of
-from jitgrad.compiler.codegen.emit import constant, register_type, width_of
+from jitgrad.compiler.codegen.emit import (
+    constant,
+    from_memory,
+    memory_type,
+    to_memory,
+    width_of,
+)
 from jitgrad.compiler.codegen.guarded import unclamped
 from jitgrad.compiler.codegen.memory import Access, broadcast, iota
 from jitgrad.compiler.codegen.schedule import coefficient, constant_of
@@ -305,12 +311,13 @@ class Scope:
         inputs = [self.vector(x) if wide else self.value(x) for x in cold.inputs]
         usual = [self.vector(x.args[2]) if wide else self.value(x.args[2]) for x in group]
         condition = self.vector(e.args[0]) if wide else self.value(e.args[0])
-        into = [self.fn.slot(vector_of(register_type(x.dtype), width)) for x in cold.inputs]
-        out = [self.fn.slot(v.type) for v in usual]
+        into = [self.fn.slot(vector_of(memory_type(x.dtype), width)) for x in cold.inputs]
+        out = [self.fn.slot(vector_of(memory_type(x.dtype), width_of(v)))
+               for x, v in zip(group, usual, strict=True)]  # fmt: skip
         flags = self.fn.slot(vector_of(I8, width))
         b = home.at_end()
-        for slot, v in zip(out, usual, strict=True):
-            b.store(v, slot)
+        for x, slot, v in zip(group, out, usual, strict=True):
+            b.store(to_memory(b, v, x.dtype), slot)
         some = condition
         if wide:
             bits = b.bitcast(condition, ir.IntType(width))
@@ -318,14 +325,15 @@ class Scope:
 
         def far(b: ir.IRBuilder) -> None:
             b.store(b.zext(condition, vector_of(I8, width)), flags)
-            for slot, v in zip(into, inputs, strict=True):
-                b.store(v, slot)
+            for x, slot, v in zip(cold.inputs, into, inputs, strict=True):
+                b.store(to_memory(b, v, x.dtype), slot)
             b.call(cold.function, [flags, ir.Constant(I64, width), *into, *out])
 
         home.branch_to(some, far)
         b = home.at_end()
         for x, slot, v in zip(group, out, usual, strict=True):
-            home.memo[x] = b.load(slot, typ=v.type)
+            kind = vector_of(memory_type(x.dtype), width_of(v))
+            home.memo[x] = from_memory(b, b.load(slot, typ=kind), x.dtype)
         return home.memo[e]
 
     def _check(self, e: Expr, home: Scope) -> ir.Value:

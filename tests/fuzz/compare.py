@@ -17,6 +17,13 @@ from jitgrad.pytree import flatten
 from jitgrad.runtime.dtypes import from_numpy
 
 QUICK_ULPS = 4
+PRECISION = {
+    "float16": (2.0**-10, 2.0**-24),
+    "bfloat16": (2.0**-7, 2.0**-133),
+    "float32": (2.0**-23, 2.0**-149),
+    "float64": (2.0**-52, 2.0**-1074),
+}
+"""Of each dtype, the relative size of a unit in the last place, and the least positive number."""
 
 
 @dataclass
@@ -115,11 +122,10 @@ def close(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any], exact: bool) -> bool
     equal = (x == y) | (np.isnan(x) & np.isnan(y))
     if exact or bool(np.all(equal)):
         return bool(np.all(equal))
-    eps = {2: 2.0**-10, 4: 2.0**-23, 8: 2.0**-52}[a.dtype.itemsize]
-    eps = 2.0**-7 if from_numpy(a.dtype).name == "bfloat16" else eps
+    eps, least = PRECISION[from_numpy(a.dtype).name]
     ulps = QUICK_ULPS if a.dtype.itemsize > 2 else 1
     with np.errstate(all="ignore"):
-        near = np.abs(x - y) <= ulps * eps * np.minimum(np.abs(x), np.abs(y))
+        near = np.abs(x - y) <= ulps * (eps * np.minimum(np.abs(x), np.abs(y)) + least)
     return bool(np.all(equal | near))
 
 

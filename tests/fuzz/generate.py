@@ -46,7 +46,7 @@ class Maker:
         return self.r.choice(SHAPES)
 
     def _pick(self, names: list[str]) -> str:
-        back = min(len(names) - 1, int(self.r.expovariate(0.25)))
+        back = min(len(names) - 1, int(12 * self.r.random() ** 3))  # mostly recent ones
         return names[-1 - back] if self.r.random() < 0.8 else self.r.choice(names)
 
     def any(self) -> str:
@@ -161,7 +161,7 @@ class Maker:
         self.program.setup.append(statement)
         return True
 
-    def body(self, text: str) -> bool:
+    def body(self, text: str, moderate: bool = True) -> bool:
         """Runs and keeps a line of the function, if it works and gives moderate numbers."""
         name = f"v{len(self.made)}"
         line = text[1:] if text.startswith("!") else f"{name} = {text}"
@@ -178,7 +178,7 @@ class Maker:
             self.program.body.append(line)
             return True
         value = self.live[name]
-        if not isinstance(value, jg.Tensor) or not self._moderate(value):
+        if not isinstance(value, jg.Tensor) or (moderate and not self._moderate(value)):
             return False
         self.made.append(name)
         self.pool.append(name)
@@ -225,7 +225,7 @@ def generate(r: random.Random, must: str | None = None, length: int | None = Non
     tries = 0
     while len(maker.program.body) < target and tries < 6 * target:
         if must is not None and len(maker.program.body) >= place:
-            maker.body(lines.record(maker, must, r.randrange(_SAMPLES[must])))
+            maker.body(lines.record(maker, must, r.randrange(_SAMPLES[must])), moderate=False)
             must = None
         tries += 1
         maker.body(r.choice(kinds)(maker))
