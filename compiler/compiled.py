@@ -15,6 +15,7 @@ from jitgrad.compiler.image import Image
 from jitgrad.compiler.ir import Graph, Node
 from jitgrad.compiler.symbolic import Sym, evaluate
 from jitgrad.runtime import buffers, launch
+from jitgrad.runtime.dtypes import BY_NAME
 from jitgrad.runtime.errors import InternalError
 
 Replan = Callable[[Mapping[str, int]], dict[int, int]]
@@ -47,9 +48,13 @@ class Compiled:
         values = graph.results()
         self._results = [v.type for v in (*values[:first], *values[first + writes :])]
         self._shapes = [(t.shape, t.dtype.np) for t in self._results]
+        # Of symbolic graphs the shapes differ from call to call: see _run_symbolic.
+        self._make = [
+            buffers.array_maker(tuple(shape), BY_NAME[dtype].np)
+            for shape, dtype in ([] if syms else image.results)
+        ]
         self._where = _find_dims(graph)
         self._arenas: dict[tuple[int, ...], launch.ArenaPlan] = {}
-        small = report.bytes_after < 1 << 16
         self.executable = launch.Executable(
             [library.address(key, symbol) for key, symbol in image.kernels],
             [
@@ -63,7 +68,7 @@ class Compiled:
             n_sizes=len(self.syms),
             sites={i: _fault(node) for i, node in enumerate(sites)},
             owners=(library,),
-            release_gil=not small,
+            release_gil=report.bytes_after >= launch.WORTH_RELEASING,
         )
 
     def run(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -72,8 +77,7 @@ class Compiled:
         has been written."""
         if self.syms:
             return self._run_symbolic(arrays)
-        empty = buffers.empty_array
-        results = [empty(shape, dtype) for shape, dtype in self._shapes]  # type: ignore[arg-type]
+        results = [make() for make in self._make]
         self.executable.run([*arrays, *results])
         return results
 

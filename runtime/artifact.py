@@ -11,9 +11,7 @@ outputs only. Libraries stay loaded until the process ends.
 from __future__ import annotations
 
 import ctypes
-import functools
 import json
-import math
 import os
 import platform
 import struct
@@ -28,16 +26,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from jitgrad.runtime import abi, buffers, dtypes, threads
+from jitgrad.runtime import abi, buffers, dtypes, launch, threads
 from jitgrad.runtime import artifact_format as fmt
 from jitgrad.runtime.errors import ArtifactError
 
 _MAX_IDLE = 8
 _MAX_THREADS = 1024
-# From here on a call is long enough to let other Python threads run meanwhile (some 50 ns).
-_WORTH_RELEASING = 2**16
-# Below, aligning a result to cache lines costs more than it saves.
-_WORTH_ALIGNING = 2**16
 
 # ELF's numbers for machines (e_machine) and what Python calls them.
 _MACHINES = {62: "x86_64", 183: "aarch64", 243: "riscv64", 3: "i386", 40: "arm", 21: "ppc64le"}
@@ -92,7 +86,7 @@ class Model:
         self.threads = min(threads, int(self.info["threads"]))
         self._expected = tuple((dtypes.BY_NAME[p.dtype].np, p.shape) for p in self.inputs)
         self._results = tuple((p.shape, dtypes.BY_NAME[p.dtype].np) for p in self.outputs)
-        self._make = tuple(_maker(shape, dtype) for shape, dtype in self._results)
+        self._make = tuple(buffers.array_maker(shape, dtype) for shape, dtype in self._results)
         self._count = len(self.inputs)
         self._single = len(self.outputs) == 1
         self._idle: list[_Instance] = [_Instance(self)]
@@ -222,7 +216,7 @@ class _Instance:
         self.words[abi.CALL_BUFS] = buffers.address(self.words) + 8 * abi.CALL_WORDS
         self.words[abi.CALL_NROWS] = n_inputs
         self.words[abi.CALL_NARGS] = n_arrays
-        release_gil = functions.info["bytes_moved"] >= _WORTH_RELEASING
+        release_gil = functions.info["bytes_moved"] >= launch.WORTH_RELEASING
         threads.fill_call_words(self.words, release_gil)
         self.call = functions.bind(self.words)
 
@@ -275,13 +269,6 @@ def _problem(
     if any(start < high and low < start + array.nbytes for low, high in spans):
         return ValueError("to overlap no input and no other output; it does")
     return None
-
-
-def _maker(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Callable[[], NDArray[Any]]:
-    """A function that makes an uninitialised array for a result."""
-    if math.prod(shape) * dtype.itemsize < _WORTH_ALIGNING:
-        return functools.partial(np.empty, shape, dtype)
-    return functools.partial(buffers.empty_array, shape, dtype)
 
 
 def _describe(array: NDArray[Any]) -> str:

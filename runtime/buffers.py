@@ -7,10 +7,12 @@ program (`runtime/launch.py`) nor devices other than the CPU.
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 import os
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -99,6 +101,13 @@ def empty_array(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
         raw = empty(nbytes)
     array = np.asarray(_Lease(raw, shape, dtype))
     return array if array.dtype == dtype else array.view(dtype)
+
+
+def array_maker(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Callable[[], NDArray[Any]]:
+    """A function that makes what empty_array(shape, dtype) makes; decides once how, for calls."""
+    if math.prod(shape) * dtype.itemsize < _WORTH_ALIGNING:
+        return functools.partial(np.empty, shape, dtype)
+    return functools.partial(empty_array, shape, dtype)
 
 
 def _address_by_interface(array: NDArray[Any]) -> int:
