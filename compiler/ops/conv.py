@@ -37,7 +37,7 @@ from jitgrad.compiler.ops.conv_geometry import (
     unfold_batch,
 )
 from jitgrad.compiler.ops.examples import integers, strided, uniform
-from jitgrad.compiler.ops.linalg import check_multiply, compute_dtype, sum_terms
+from jitgrad.compiler.ops.linalg import check_multiply, compute_dtype
 from jitgrad.compiler.ops.movement import align_batch
 from jitgrad.compiler.ops.record import OnnxContext, Sample, op
 from jitgrad.compiler.ops.regions import accumulator, in_last_dims, padded, span
@@ -49,7 +49,20 @@ Ints = tuple[int, ...]
 Shape = tuple[Dim, ...]
 
 
-class Conv(ConvBase):
+class ConvByWeight(ConvBase):
+    """conv and its input gradient: images by a weight. They map over a new axis alike: it goes to
+    the images, or, where the weight has it, to the channels as groups."""
+
+    def batch(self, operands: Sequence[Any], batched: Sequence[bool], **attrs: Any) -> Any:
+        x, w = operands
+        if not batched[1]:
+            return unfold_batch(self(fold_batch(x, 0), w, **attrs), 0, x.shape[0])
+        x, w = align_batch(operands, batched)
+        attrs["groups"] *= w.shape[0]
+        return unfold_batch(self(fold_batch(x, 1), fold_batch(w, 0), **attrs), 1, w.shape[0])
+
+
+class Conv(ConvByWeight):
     """conv(x, w; stride, padding, dilation, groups) -> (N, O, *output), a cross-correlation."""
 
     name = "conv"
@@ -92,21 +105,6 @@ class Conv(ConvBase):
             op.conv_input_grad(g, w, shape=x.shape[2:], **attrs),
             op.conv_weight_grad(x, g, kernel=w.shape[2:], **attrs),
         )
-
-    def jvp(self, tangents: tuple[Any, ...], out: Any, x: Any, w: Any, **attrs: Any) -> Any:
-        tx, tw = tangents
-        return sum_terms(
-            None if tx is None else op.conv(tx, w, **attrs),
-            None if tw is None else op.conv(x, tw, **attrs),
-        )
-
-    def batch(self, operands: Sequence[Any], batched: Sequence[bool], **attrs: Any) -> Any:
-        x, w = operands
-        if not batched[1]:
-            return unfold_batch(op.conv(fold_batch(x, 0), w, **attrs), 0, x.shape[0])
-        x, w = align_batch(operands, batched)
-        attrs["groups"] *= w.shape[0]
-        return unfold_batch(op.conv(fold_batch(x, 1), fold_batch(w, 0), **attrs), 1, w.shape[0])
 
     def lower(
         self,
@@ -160,7 +158,7 @@ class Conv(ConvBase):
         yield Sample(ints, attrs, "integers", grad=False)
 
 
-class ConvInputGrad(ConvBase):
+class ConvInputGrad(ConvByWeight):
     """conv_input_grad(y, w; shape, ...) -> (N, C, *shape): conv transposed in its input.
 
     `shape` holds the spatial sizes of conv's input (several share one output size). As a forward op
@@ -234,23 +232,6 @@ class ConvInputGrad(ConvBase):
         return (
             op.conv(g, w, **attrs),
             op.conv_weight_grad(g, y, kernel=w.shape[2:], **attrs),
-        )
-
-    def jvp(self, tangents: tuple[Any, ...], out: Any, y: Any, w: Any, **attrs: Any) -> Any:
-        ty, tw = tangents
-        return sum_terms(
-            None if ty is None else op.conv_input_grad(ty, w, **attrs),
-            None if tw is None else op.conv_input_grad(y, tw, **attrs),
-        )
-
-    def batch(self, operands: Sequence[Any], batched: Sequence[bool], **attrs: Any) -> Any:
-        y, w = operands
-        if not batched[1]:
-            return unfold_batch(op.conv_input_grad(fold_batch(y, 0), w, **attrs), 0, y.shape[0])
-        y, w = align_batch(operands, batched)
-        attrs["groups"] *= w.shape[0]
-        return unfold_batch(
-            op.conv_input_grad(fold_batch(y, 1), fold_batch(w, 0), **attrs), 1, w.shape[0]
         )
 
     def lower(
@@ -377,13 +358,6 @@ class ConvWeightGrad(ConvBase):
         return (
             op.conv_input_grad(y, g, shape=x.shape[2:], **attrs),
             op.conv(x, g, **attrs),
-        )
-
-    def jvp(self, tangents: tuple[Any, ...], out: Any, x: Any, y: Any, **attrs: Any) -> Any:
-        tx, ty = tangents
-        return sum_terms(
-            None if tx is None else op.conv_weight_grad(tx, y, **attrs),
-            None if ty is None else op.conv_weight_grad(x, ty, **attrs),
         )
 
     def batch(self, operands: Sequence[Any], batched: Sequence[bool], **attrs: Any) -> Any:

@@ -13,8 +13,8 @@ from numpy.lib.stride_tricks import as_strided
 
 from jitgrad.compiler.loops import Array, Builder, Expr, axis, dim, load
 from jitgrad.compiler.ops.examples import uniform
-from jitgrad.compiler.ops.linalg import check_multiply, compute_dtype
-from jitgrad.compiler.ops.record import Op, op
+from jitgrad.compiler.ops.linalg import Bilinear, check_multiply, compute_dtype
+from jitgrad.compiler.ops.record import op
 from jitgrad.compiler.ops.regions import in_last_dims, padded, span, zero_filled
 from jitgrad.compiler.symbolic import Dim, hint
 from jitgrad.compiler.types import TensorType
@@ -26,10 +26,8 @@ Shape = tuple[Dim, ...]
 _COLUMN_BYTES = 8 << 20  # columns are built for as many images at a time as stay near a cache
 
 
-class ConvBase(Op):
+class ConvBase(Bilinear):
     """What the three share: checks of attributes and of sizes, batching, ONNX attributes."""
-
-    saves = (0, 1)
 
     def check(
         self, x: TensorType, w: TensorType, stride: Ints, padding: Ints, dilation: Ints, groups: int

@@ -12,7 +12,7 @@ import numpy as np
 
 from jitgrad.compiler.loops import INDEX, Array, Builder, Expr, axis, const, load
 from jitgrad.compiler.ops.examples import integers, strided, uniform
-from jitgrad.compiler.ops.record import OnnxContext, Op, Sample, op, reduce_like
+from jitgrad.compiler.ops.record import OnnxContext, Op, Sample, align_ranks, op, reduce_like
 from jitgrad.compiler.ops.regions import accumulator, is_one
 from jitgrad.compiler.symbolic import Dim, prod
 from jitgrad.compiler.types import TensorType, broadcast_shapes
@@ -20,11 +20,23 @@ from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import DType
 
 
-class Matmul(Op):
+class Bilinear(Op):
+    """Ops of two operands that are linear in each: the tangent is the op of tangents."""
+
+    saves = (0, 1)
+
+    def jvp(self, tangents: tuple[Any, ...], out: Any, a: Any, b: Any, **attrs: Any) -> Any:
+        ta, tb = tangents
+        return sum_terms(
+            None if ta is None else self(ta, b, **attrs),
+            None if tb is None else self(a, tb, **attrs),
+        )
+
+
+class Matmul(Bilinear):
     """matmul(a, b): a (..., M, K) by b (..., K, N) gives (..., M, N); batch dims broadcast."""
 
     name = "matmul"
-    saves = (0, 1)
 
     def infer(self, a: TensorType, b: TensorType) -> TensorType:
         self.expect(
@@ -61,21 +73,8 @@ class Matmul(Op):
             gb = op.matmul(transpose(a), g)
         return reduce_like(ga, a), reduce_like(gb, b)
 
-    def jvp(self, tangents: tuple[Any, ...], out: Any, a: Any, b: Any) -> Any:
-        ta, tb = tangents
-        return sum_terms(
-            None if ta is None else op.matmul(ta, b), None if tb is None else op.matmul(a, tb)
-        )
-
     def batch(self, operands: Sequence[Any], batched: Sequence[bool]) -> Any:
-        rank = max(x.ndim - is_b for x, is_b in zip(operands, batched, strict=True))
-        aligned = []
-        for x, is_b in zip(operands, batched, strict=True):
-            missing = rank - (x.ndim - is_b)
-            if is_b and missing:
-                x = op.reshape(x, shape=(x.shape[0], *([1] * missing), *x.shape[1:]))
-            aligned.append(x)
-        return op.matmul(*aligned)
+        return self(*align_ranks(operands, batched))
 
     def lower(self, b: Builder, x: Array, y: Array) -> Array:
         batch = broadcast_shapes(x.shape[:-2], y.shape[:-2])

@@ -252,14 +252,20 @@ class Elementwise(Op):
         return b.pointwise(shape, dtype, body.cast(dtype) if is_half(dtype) else body)
 
     def batch(self, operands: Sequence[Any], batched: Sequence[bool], **attrs: Any) -> Any:
-        rank = max(x.ndim - is_b for x, is_b in zip(operands, batched, strict=True))
-        aligned = []
-        for x, is_b in zip(operands, batched, strict=True):
-            missing = rank - (x.ndim - is_b)
-            if is_b and missing:
-                x = op.reshape(x, shape=(x.shape[0], *([1] * missing), *x.shape[1:]))
-            aligned.append(x)
-        return self(*aligned, **attrs)
+        return self(*align_ranks(operands, batched), **attrs)
+
+
+def align_ranks(operands: Sequence[Any], batched: Sequence[bool]) -> list[Any]:
+    """Operands of ops that broadcast, with axes of size 1 behind a new leading axis, so that it
+    stays in front of every other operand's axes."""
+    rank = max(x.ndim - is_b for x, is_b in zip(operands, batched, strict=True))
+    aligned = []
+    for x, is_b in zip(operands, batched, strict=True):
+        missing = rank - (x.ndim - is_b)
+        if is_b and missing:
+            x = op.reshape(x, shape=(x.shape[0], *([1] * missing), *x.shape[1:]))
+        aligned.append(x)
+    return aligned
 
 
 def reduce_like(g: Any, like: Any) -> Any:
