@@ -19,6 +19,7 @@ from jitgrad.compiler.loops import (
     postorder,
 )
 from jitgrad.compiler.symbolic import hint, prod
+from jitgrad.compiler.types import TensorType
 
 _WEIGHT = {"div": 4, "sqrt": 4, "floordiv": 6, "mod": 6, "check": 3}
 _FREE = {"const", "axis", "size", "load", "cast", "bitcast"}
@@ -51,6 +52,6 @@ def points(array: Array) -> int:
     return n
 
 
-def nbytes(array: Array) -> int:
-    """Bytes of the array's elements."""
+def nbytes(array: Array | TensorType) -> int:
+    """Bytes of the elements of an array, or of a value of that type."""
     return hint(array.numel) * array.dtype.itemsize

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from jitgrad.compiler.codegen import canonical, host_runtime, llvm
 from jitgrad.compiler.codegen.kernelcode import Generated, Operand, Site
@@ -207,13 +206,7 @@ def _cached_image(key: str) -> Image | None:
 
 
 def _bytes_before(graph: Graph) -> int:
-    def size(v: Any) -> int:
-        n = 1
-        for d in v.type.shape:
-            n *= d.hint if isinstance(d, Sym) else d
-        return n * int(v.type.dtype.itemsize)
-
-    return sum(sum(map(size, (*n.inputs, *n.outputs))) for n in graph.nodes)
+    return sum(nbytes(v.type) for n in graph.nodes for v in (*n.inputs, *n.outputs))
 
 
 class _Slots:
@@ -298,10 +291,7 @@ def _replanner(stages: Stages, syms: list[Sym]) -> Callable[[Mapping[str, int]],
 
     def replan(dims: Mapping[str, int]) -> dict[int, int]:
         def size_of(a: Array) -> int:
-            n = a.dtype.itemsize
-            for d in a.shape:
-                n *= evaluate(d, dims)
-            return n
+            return evaluate(a.numel, dims) * a.dtype.itemsize
 
         plan = plan_memory(stages.schedule, fixed, workspace, size_of)
         offsets = {slots.temporaries[a]: offset for a, offset in plan.offsets.items()}

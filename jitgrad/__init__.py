@@ -53,7 +53,6 @@ from jitgrad.creation import (
 )
 from jitgrad.device import device
 from jitgrad.functions.linalg import chain_matmul, einsum
-from jitgrad.functions.select import one_hot as _one_hot  # noqa: F401 (nn.functional's)
 from jitgrad.functions.shape import (
     atleast_1d,
     atleast_2d,

@@ -10,9 +10,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from loop_interpreter import SCALAR
 
 from jitgrad.compiler.loops import (
     INDEX,
+    MATH,
     Array,
     Contraction,
     ContractionKernel,
@@ -25,40 +27,14 @@ from jitgrad.compiler.loops import (
     Sort,
     SpecialKernel,
     axis,
+    kernel_writes,
     load,
     postorder,
+    rewrite,
 )
 from jitgrad.compiler.lower import Program
 from jitgrad.compiler.passes.memory import Plan
 from jitgrad.compiler.passes.order import Schedule
-
-_MATH: dict[str, Any] = {
-    "rsqrt": lambda x: 1 / np.sqrt(x),
-    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
-    "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "atan2": np.arctan2,
-    "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh, "pow": np.power,
-}  # fmt: skip
-_PLAIN: dict[str, Any] = {
-    "add": np.add, "sub": np.subtract, "mul": np.multiply, "neg": np.negative, "abs": np.abs,
-    "floordiv": np.floor_divide, "mod": np.mod, "min": np.minimum, "max": np.maximum,
-    "fma": lambda a, b, c: a * b + c, "sqrt": np.sqrt, "floor": np.floor, "ceil": np.ceil,
-    "trunc": np.trunc, "rint": np.rint, "copysign": np.copysign, "and": np.bitwise_and,
-    "or": np.bitwise_or, "xor": np.bitwise_xor, "not": np.invert, "shl": np.left_shift,
-    "shr": np.right_shift, "lt": np.less, "le": np.less_equal, "eq": np.equal,
-    "ne": np.not_equal, "select": np.where,
-}  # fmt: skip
-
-
-def _erf(x: Any) -> Any:
-    from scipy.special import erf
-
-    return erf(x)
-
-
-def _erfc(x: Any) -> Any:
-    from scipy.special import erfc
-
-    return erfc(x)
 
 
 class Faults(set[Any]):
@@ -95,16 +71,12 @@ class Machine:
             if ((args[0] < 0) | (args[0] >= args[1])).any():
                 self.faults.add(e.attr)
             return np.clip(args[0], 0, np.maximum(args[1] - 1, 0))
-        if e.op == "div":
-            if not e.dtype.is_floating_point:
-                q = np.floor_divide(*args)
-                return q + ((q < 0) & (q * args[1] != args[0])).astype(dtype)  # truncates
-            return np.divide(args[0], args[1])
-        if e.op in _PLAIN:
-            return _PLAIN[e.op](*args)
-        f = {"erf": _erf, "erfc": _erfc}.get(e.op) or _MATH.get(e.op) or getattr(np, e.op)
-        wide = [np.asarray(a).astype(np.float64) for a in args]
-        return np.asarray(f(*wide)).astype(dtype)
+        if e.op == "select":
+            return np.where(*args)
+        if e.op in MATH:  # in double: what the ops themselves do is loop_interpreter's to check
+            wide = [np.asarray(a).astype(np.float64) for a in args]
+            return np.asarray(SCALAR[e.op](*wide)).astype(dtype)
+        return SCALAR[e.op](*map(np.asarray, args))
 
 
 def grid(extents: list[int]) -> dict[int, np.ndarray]:
@@ -162,12 +134,10 @@ def run_kernel(m: Machine, kernel: Kernel) -> None:
 def _run_loop(m: Machine, kernel: LoopKernel) -> None:
     outer = [int(d) for d in kernel.outer]
     p = len(outer)
-    rows: dict[Array, np.ndarray] = {}
     local = set(kernel.locals)
 
     def substitute(root: Expr) -> Expr:
         """Row locals get the outer axes in front of their index."""
-        from jitgrad.compiler.loops import rewrite
 
         def leaf(e: Expr) -> Expr | None:
             if e.op == "load" and e.attr in local:
@@ -199,7 +169,6 @@ def _run_loop(m: Machine, kernel: LoopKernel) -> None:
                 m.memory[t.array][tuple(index)] = v
         for r, v in reduces:
             m.memory[whole[r.array]][...] = combine(r.combine, v, len(s.inner))
-    rows.clear()
 
 
 def _contract(m: Machine, a: Array) -> np.ndarray:
@@ -269,7 +238,7 @@ def run_schedule(
         m.memory[a] = x
     for wave in schedule.waves:
         for kernel in wave:
-            for a in _stored(kernel):
+            for a in kernel_writes(kernel):
                 if a in m.memory:
                     continue
                 if a in schedule.home:
@@ -287,9 +256,3 @@ def run_schedule(
             with np.errstate(all="ignore"):
                 run_kernel(m, kernel)
     return [m.memory[a] for a in program.results], m.faults
-
-
-def _stored(kernel: Kernel) -> list[Array]:
-    from jitgrad.compiler.loops import kernel_writes
-
-    return kernel_writes(kernel)

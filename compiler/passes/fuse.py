@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from jitgrad.compiler.cost import nbytes, weight
 from jitgrad.compiler.loops import Array, Contraction, Expr, Pointwise, Reduction, loads
 from jitgrad.compiler.passes.inline import Bodies, axis_extents
+from jitgrad.compiler.passes.reach import must_follow
 from jitgrad.compiler.symbolic import Dim, Sym, hint, prod, same
 
 ROW_BYTES = 256 * 1024  # a row that later stages read again should stay in a core's cache
@@ -87,8 +88,8 @@ def fuse(bodies: Bodies) -> list[Group]:
         else:
             ranked = sorted(candidates, key=lambda g: (-candidates[g], -order[g]))
             for g in ranked[:8]:
-                if _reaches(g, producers - {g}):
-                    continue
+                if must_follow(producers - {g}, g, lambda p: p.after):
+                    continue  # joining would make a cycle
                 if _join(g, array, exprs):
                     joined = g
                     break
@@ -106,20 +107,6 @@ def fuse(bodies: Bodies) -> list[Group]:
             if joined not in known:
                 known.append(joined)
     return _topological(groups)
-
-
-def _reaches(group: Group, producers: set[Group]) -> bool:
-    """Whether one of the producers must run after `group`: joining would make a cycle."""
-    seen: set[Group] = set()
-    stack = list(producers)
-    while stack:
-        g = stack.pop()
-        if g is group:
-            return True
-        if g not in seen:
-            seen.add(g)
-            stack.extend(g.after)
-    return False
 
 
 def _topological(groups: list[Group]) -> list[Group]:

@@ -32,6 +32,7 @@ from jitgrad.compiler.loops import (
     postorder,
 )
 from jitgrad.compiler.lower import Program
+from jitgrad.compiler.passes.reach import must_follow
 
 
 @dataclass
@@ -106,21 +107,7 @@ def _in_place(
     if not reads_where_it_writes(k, target, value):
         return False
     must_precede = [r for r in readers.get(target, []) if r is not k] + faulty
-    return not any(_depends(r, k, before) for r in must_precede)
-
-
-def _depends(a: Kernel, b: Kernel, before: dict[Kernel, set[Kernel]]) -> bool:
-    """Whether a must run after b."""
-    seen: set[Kernel] = set()
-    stack = [a]
-    while stack:
-        k = stack.pop()
-        if k is b:
-            return True
-        if k not in seen:
-            seen.add(k)
-            stack.extend(before[k])
-    return False
+    return not must_follow(must_precede, k, before.__getitem__)
 
 
 def reads_where_it_writes(kernel: Kernel, source: Array, target: Array) -> bool:
