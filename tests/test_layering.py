@@ -51,7 +51,8 @@ THIRD_PARTY = {
     "jitgrad.compiler": HEAVY | {"numpy"},
     "jitgrad.runtime": frozenset({"numpy", "ml_dtypes"}),
 }
-IMPORT_LIMIT_MS = 150
+# 150 ms in all on a machine where NumPy takes 85 of them.
+IMPORT_LIMIT = 65 / 85
 
 
 def is_around(package: str, module: str) -> bool:
@@ -468,29 +469,33 @@ def test_import_leaves_heavy_dependencies_out() -> None:
     assert not loaded & HEAVY
 
 
-# Time on the CPU, not on the wall: on an idle machine they agree, and on a busy one this still
-# measures the import. Only the importing thread counts (NumPy's BLAS starts threads that spin), and
-# any process that it starts.
+# Time on the CPU, not on the wall, and that of NumPy in the same process: the machine is shared,
+# and what slows one import slows the other. Only the importing thread counts (NumPy's BLAS starts
+# threads that spin), and any process that it starts.
 MEASURE = """
 import resource, time
-began = time.thread_time()
+def spent():
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.thread_time() + children.ru_utime + children.ru_stime
+began = spent()
+import numpy
+middle = spent()
 import jitgrad
-own = time.thread_time() - began
-children = resource.getrusage(resource.RUSAGE_CHILDREN)
-print(own + children.ru_utime + children.ru_stime)
+print(middle - began, spent() - middle)
 """
 
 
 def test_import_time() -> None:
     # The best of many: what else the machine does can only add to it.
-    best = float("inf")
+    numpy = ours = float("inf")
     for _ in range(25):
-        best = min(best, float(run_python("-c", MEASURE).stdout) * 1000)
-        if best < IMPORT_LIMIT_MS:
+        times = [float(word) * 1000 for word in run_python("-c", MEASURE).stdout.split()]
+        numpy, ours = min(numpy, times[0]), min(ours, times[1])
+        if ours <= IMPORT_LIMIT * numpy:
             return
     pytest.fail(
-        f"import jitgrad takes {best:.0f} ms, the limit is {IMPORT_LIMIT_MS} ms.\n"
-        + slowest_imports()
+        f"import jitgrad takes {ours:.0f} ms beside NumPy's {numpy:.0f} ms; the limit is "
+        f"{IMPORT_LIMIT} of NumPy's.\n" + slowest_imports()
     )
 
 
