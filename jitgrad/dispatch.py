@@ -33,6 +33,7 @@ from jitgrad.compiler.symbolic import Sym, is_static
 from jitgrad.compiler.types import TensorType
 from jitgrad.runtime import dtypes
 from jitgrad.state import abstract_mode, bump_epoch, epoch, recording, state
+from jitgrad.storage import overlaps_itself
 from jitgrad.tape.node import (
     IdentityNode,
     Node,
@@ -370,15 +371,11 @@ def check_inplace(target: Tensor, value_requires_grad: bool = False) -> None:
     """Raises RuntimeError, in PyTorch's words, where `target` may not be written in place."""
     data = target._data
     if data is not None:
-        if (
-            0 in data.strides
-            and data.size
-            and any(s == 0 and n > 1 for s, n in zip(data.strides, data.shape, strict=True))
-        ):
+        if overlaps_itself(data):
             raise RuntimeError(
                 "unsupported operation: more than one element of the written-to tensor refers to "
                 "a single memory location. Please clone() the tensor before performing the "
-                f"operation. (The tensor is {target._type}, an expanded view.)"
+                f"operation. (The tensor is {target._type}, a view that shows elements twice.)"
             )
         if not data.flags.writeable:
             root = target._storage.array

@@ -13,6 +13,30 @@ import numpy as np
 from jitgrad.compiler.types import TensorType
 
 
+def overlaps_itself(array: np.ndarray[Any, Any]) -> bool:
+    """Whether two elements of a view show the same memory (an expanded view, windows that overlap).
+
+    Dims by growing stride: where each step goes past all that the smaller ones reach, nothing
+    repeats. Where that does not decide it, the elements' offsets are compared.
+    """
+    if array.flags.c_contiguous or array.size < 2:
+        return False
+    dims = [(abs(s), n) for s, n in zip(array.strides, array.shape, strict=True) if n > 1]
+    reach = 0
+    for stride, size in sorted(dims):
+        if stride <= reach:
+            break
+        reach += stride * (size - 1)
+    else:
+        return False
+    if any(stride == 0 for stride, _ in dims):
+        return True
+    offsets = np.zeros((), np.int64)
+    for stride, size in dims:
+        offsets = np.add.outer(offsets, np.arange(size) * stride)
+    return np.unique(offsets).size < array.size
+
+
 class Storage:
     """Memory of a root tensor.
 

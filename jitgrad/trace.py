@@ -133,7 +133,10 @@ class Recorder(ValueMap):
         if chain:
             assert old is not None
             update = GraphTensor(self, new, line)
-            new = put_chain(GraphTensor(self, old, line), chain, update).value
+            try:
+                new = put_chain(GraphTensor(self, old, line), chain, update).value
+            except RuntimeError as error:  # part of a view that shows elements twice
+                self.give_up(str(error))
         if self.reason:
             return
         self._values[storage] = new

@@ -28,6 +28,54 @@ def test_views_share_memory_and_versions():
     assert x.numpy()[0, 0] == 6
 
 
+@pytest.mark.parametrize(
+    ("view", "ok"),
+    [
+        (lambda x: x.unfold(0, 2, 1), False),
+        (lambda x: x.unfold(0, 2, 2), True),
+        (lambda x: x.unfold(1, 2, 1)[::2], False),
+        (lambda x: x.unfold(0, 2, 2)[:1], True),
+        (lambda x: x.t(), True),
+        (lambda x: x[1:, ::2], True),
+        (lambda x: x.expand(1, 4, 5), True),
+        (lambda x: x[:1].expand(1, 1, 5), True),
+        (lambda x: x[:1].expand(2, 5), False),
+        (lambda x: x.expand(3, 4, 5), False),
+    ],
+)
+def test_a_view_that_shows_elements_twice_is_not_written(view, ok):
+    """In eager code and when compiled: what the write would leave behind is not defined."""
+    base = np.arange(20.0).reshape(4, 5)
+
+    def f(x):
+        view(x).mul_(2)
+        return x + 1
+
+    for run in (f, t.jit(f, fallback="error")):
+        for _ in range(2):
+            x = t.tensor(base)
+            if ok:
+                run(x)
+                assert not np.array_equal(x.numpy(), base)
+                assert set((x.numpy() / np.where(base == 0, 1, base)).ravel()) <= {0, 1, 2}
+            else:
+                with pytest.raises(RuntimeError, match="more than one element"):
+                    run(x)
+                assert np.array_equal(x.numpy(), base)
+
+
+def test_part_of_windows_that_overlap_is_written_eagerly():
+    def f(x):
+        x.unfold(0, 3, 1)[:1].mul_(2)
+        return x + 1
+
+    g = t.jit(f)
+    x = t.ones(5)
+    with pytest.warns(UserWarning, match="unfold"):
+        got = [g(x).tolist() for _ in range(2)]
+    assert got == [[3, 3, 3, 2, 2], [5, 5, 5, 2, 2]]
+
+
 def test_copies_do_not_share():
     x = t.zeros(3, 4)
     for c in (x.clone(), x + 0, x.T.reshape(12), x.flip(0), x[[0, 1]], x.float() * 1, t.cat([x])):

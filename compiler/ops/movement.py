@@ -10,6 +10,7 @@ tuples of non-negative numbers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -229,6 +230,8 @@ class Expand(Op):
         return x.with_shape(tuple(shape))
 
     def reference(self, x: np.ndarray, *, shape: Sequence[int]) -> np.ndarray:
+        if math.prod(shape) == x.size > 0:  # nothing repeats: the view may be written
+            return x.reshape(shape)
         return np.broadcast_to(x, shape)
 
     def vjp(self, g: Any, out: Any, x: Any, *, shape: Shape) -> tuple[Any, ...]:
@@ -247,6 +250,9 @@ class Expand(Op):
         return b.pointwise(shape, x.dtype, b.broadcast_read(x, len(shape)))
 
     def put(self, base: Any, update: Any, *, shape: Shape) -> Any:
+        lead = len(shape) - base.ndim
+        if tuple(shape) == (1,) * lead + tuple(base.shape):  # nothing repeats
+            return op.reshape(update, shape=base.shape)
         raise RuntimeError(
             "[expand] unsupported operation: more than one element of the written-to tensor refers "
             "to a single memory location; clone() the tensor before writing to it"
