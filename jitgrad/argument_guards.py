@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from jitgrad.facts import FACTS, leaf_facts
-from jitgrad.guards import same, short
+from jitgrad.guards import admits, same, short
 from jitgrad.pytree import Structure
 from jitgrad.state import defaults, state
 from jitgrad.tensor import Tensor
@@ -41,7 +41,7 @@ class ArgumentGuard:
 
     def __init__(self, structure: Structure, leaves: Sequence[Any], lifted: set[int]) -> None:
         self.structure, self.leaves, self.lifted = structure, list(leaves), lifted
-        self.special: dict[int, float] = {}
+        self.special: dict[int, Any] = {}
         self.facts = [leaf_facts(x) for x in leaves]
         storages = [id(x._storage) for x in leaves if isinstance(x, Tensor)]
         self.distinct = len(set(storages)) == len(storages)
@@ -69,7 +69,7 @@ class ArgumentGuard:
         for i, x in enumerate(leaves):
             old, new = self.facts[i], leaf_facts(x)
             if i in self.lifted and type(x) is float:
-                if i in self.special and not same(self.special[i], x):
+                if i in self.special and not admits(self.special[i], x):
                     return f"{names[i]}: {self.special[i]!r} -> {x!r}"
                 continue
             if old is None:

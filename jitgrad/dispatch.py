@@ -15,6 +15,7 @@ The recorder's protocol (state.recorder, see jitgrad/trace.py for the one that j
     draw(generator) -> (seed, draw)          numbers a random draw: two 0-d int64 tensors
     lift(hostscalar) -> Tensor               a host number meets a tensor: 0-d float64
     specialise(hostscalar)                   Python looked at a host number
+    truth(hostscalar)                        Python asked whether a host number is zero
 
 Errors of infer and of references get the user's file and line here, once.
 """

@@ -22,6 +22,7 @@ from jitgrad.effects import (
     is_module,
 )
 from jitgrad.facts import FACTS, tensor_facts
+from jitgrad.hostscalar import Truth
 from jitgrad.runtime.dtypes import DType
 from jitgrad.storage import Storage
 from jitgrad.tensor import Tensor
@@ -54,6 +55,8 @@ class Item:
         now: what it holds; for "size" a copy of the keys.
         covered: unchanged as long as the epoch is, or as the parent is.
         name: how users know it.
+        facts: what guards require of a tensor or an array; of a container that another item leads
+            to as well, that item.
     """
 
     __slots__ = ("captured", "covered", "facts", "fresh", "key", "kind", "loads", "name", "now",
@@ -113,6 +116,11 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, Enum):
         return False
     return bool(a == b)
+
+
+def admits(wanted: Any, value: float) -> bool:
+    """Whether a number is what a trace was specialised on: a value, or a Truth."""
+    return bool(value) is wanted.nonzero if type(wanted) is Truth else same(wanted, value)
 
 
 def short(value: Any) -> str:
@@ -225,7 +233,7 @@ class State:
             if kind == "value":
                 ok = same(x, old)
             elif kind == "object":
-                ok = x is old or (isinstance(x, CONTAINERS) and self._by_object[id(old)].fresh is x)
+                ok = x is old or (item.facts is not None and item.facts.fresh is x)
             elif kind == "lifted":
                 ok = type(x) is float
             elif kind == "attributes":  # others than those that code names may come and go

@@ -3,7 +3,8 @@
 Owns the proxy and its expression. While a function is recorded, floats that arrive as arguments
 or are read from optimizer groups are lifted: arithmetic on them stays an expression, evaluated in
 double on the host at each call; meeting a tensor it becomes a 0-d input of the graph. Looking at
-the value (comparison, float(), bool(), hashing) tells the recorder to specialise on it.
+the value (comparison, float(), hashing) tells the recorder to specialise on it; bool() on whether
+it is zero.
 """
 
 from __future__ import annotations
@@ -69,8 +70,8 @@ class HostScalar:
 
     def lift(self) -> Any:
         """This number as a 0-d float64 tensor, an input of the graph that is being recorded."""
-        recorder = state.recorder if state.recorder is not None else None
-        if recorder is None or (self.recorder is not None and recorder is not self.recorder):
+        recorder = state.recorder
+        if recorder is None or (self.recorder is not None and not self._live()):
             raise RuntimeError(
                 "[HostScalar] expected to be used while its function is recorded; this number "
                 "was kept from a traced call; keep float(x) instead"
@@ -79,9 +80,16 @@ class HostScalar:
 
     def specialise(self) -> float:
         """The number, which the recorded function depends on from here on."""
-        if self.recorder is not None and state.recorder is self.recorder:
+        if self._live():
             self.recorder.specialise(self)
         return self.value
+
+    def _live(self) -> bool:
+        """Whether its recorder is recording now (maybe as the outer one of another)."""
+        recorder = state.recorder
+        while recorder is not None and recorder is not self.recorder:
+            recorder = getattr(recorder, "outer", None)
+        return recorder is not None
 
     def _apply(self, op: str, *operands: Any) -> Any:
         values = []
@@ -153,7 +161,11 @@ class HostScalar:
         return int(self.specialise())
 
     def __bool__(self) -> bool:
-        return bool(self.specialise())
+        """Whether it is not zero: that, not the value, is what the function depends on."""
+        if self.expr is not None or not self._live():
+            return bool(self.specialise())
+        self.recorder.truth(self)
+        return bool(self.value)
 
     def __hash__(self) -> int:
         return hash(self.specialise())
@@ -208,6 +220,18 @@ class HostScalar:
         return (float, (self.specialise(),))
 
 
+class Truth:
+    """Stands where a guard has a number's value, for all numbers that are (not) zero."""
+
+    __slots__ = ("nonzero",)
+
+    def __init__(self, nonzero: bool) -> None:
+        self.nonzero = nonzero
+
+    def __repr__(self) -> str:
+        return "not zero" if self.nonzero else "zero"
+
+
 def _value(x: Any) -> Any:
     return x.specialise() if isinstance(x, HostScalar) else x
 
@@ -215,9 +239,13 @@ def _value(x: Any) -> Any:
 def lift(value: Any, owner: Any, key: Any) -> Any:
     """`value` of slot `key` of `owner`, as the function that is being recorded shall see it.
 
-    Outside of recording, and for what is no float, the value itself. The recorder decides:
-    `recorder.lift_number(value, owner, key)` gives a HostScalar, or the value.
+    Outside of recording, and for what is no float and no tuple with floats, the value itself. The
+    recorder decides: `recorder.lift_number(value, owner, key)` gives a HostScalar, or the value.
     """
-    if state.recorder is None or type(value) is not float:
+    if state.recorder is None:
+        return value
+    if type(value) is tuple:
+        return tuple([lift(x, value, i) for i, x in enumerate(value)])
+    if type(value) is not float:
         return value
     return state.recorder.lift_number(value, owner, key)

@@ -14,7 +14,7 @@ import numpy as np
 
 from jitgrad.argument_guards import ArgumentGuard, Modes
 from jitgrad.facts import leaf_facts
-from jitgrad.guards import short
+from jitgrad.guards import admits, short
 from jitgrad.pytree import Structure
 from jitgrad.replay_code import Writer
 from jitgrad.replay_support import overlap, span
@@ -118,6 +118,10 @@ class Specialisation:
             reason = self.watch.mismatch()
         if reason:
             return reason
+        for name, wanted in self.trace.special.items():
+            item = None if name[0] == "arg" else self.watch.number_item(name)
+            if item is not None and not admits(wanted, item.fresh):
+                return f"{item.name}: {wanted!r} -> {item.fresh!r}"
         for owner, key, grad in self.trace.slots:
             holder = leaves[owner.index] if isinstance(owner, Arg) else owner.item.now
             now = holder._grad

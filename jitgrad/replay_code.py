@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from jitgrad.guards import MISSING, Item, same
-from jitgrad.hostscalar import HostScalar
+from jitgrad.hostscalar import HostScalar, Truth
 from jitgrad.pair import CompiledNode, Pair, attach, keep, overwritten, spent
 from jitgrad.pytree import Structure, children_of, rebuild
 from jitgrad.replay_support import (
@@ -171,7 +171,7 @@ class Writer:
             if i in self.guard.lifted:
                 self.miss_if(f"type({a}) is not float")
                 if i in self.guard.special:
-                    self.miss_if(f"not same({a}, {self.constant(self.guard.special[i])})")
+                    self._number_is(a, self.guard.special[i])
                 return
             value = self.guard.leaves[i]
             if value is None or isinstance(value, bool):
@@ -334,10 +334,9 @@ class Writer:
                 n = f"n{item.number}"
                 self.put(f"{n} = i{item.parent.number}[{self.constant(item.key)}]")
                 self.miss_if(f"type({n}) is not float")
-                for name, value in special.items():
+                for name, wanted in special.items():
                     if self.watch.number_item(name) is item:
-                        k = self.constant(value)
-                        self.miss_if(f"{n} is not {k} and not same({n}, {k})")
+                        self._number_is(n, wanted)
         written = set(self.spec._written)
         for i in written:
             source = trace.entries[i].source
@@ -358,6 +357,14 @@ class Writer:
         else:
             self.put(f"x = [{', '.join(arrays)}]")
             self.put("r = run(x)")
+
+    def _number_is(self, x: str, wanted: Any) -> None:
+        """A guard on a lifted number that Python looked at (see guards.admits)."""
+        if type(wanted) is Truth:
+            self.miss_if(f"{x} == 0.0" if wanted.nonzero else f"{x} != 0.0")
+        else:
+            k = self.constant(wanted)
+            self.miss_if(f"{x} is not {k} and not same({x}, {k})")
 
     def _aliasing(self, written: set[int], places: Sequence[Source]) -> None:
         """Storages that are passed, not captured, must not overlap what is written, or be it."""

@@ -21,7 +21,7 @@ from jitgrad.autograd.engine import grad
 from jitgrad.compiler.ir import Graph, Rebind, Value, Write
 from jitgrad.compiler.types import TensorType
 from jitgrad.facts import leaf_facts
-from jitgrad.hostscalar import HostScalar
+from jitgrad.hostscalar import HostScalar, Truth
 from jitgrad.pair import Pair, split
 from jitgrad.pytree import Structure, flatten
 from jitgrad.random import draw_tensors
@@ -64,8 +64,8 @@ class Trace:
     """What was recorded. `entries` are the graph's inputs, in order.
 
     rebinds: (owner, key, result or None). slots: (owner, key, facts of the tensor or None), read
-    before they were set. draws: per generator. special: names of lifted numbers whose value is
-    guarded.
+    before they were set. draws: per generator. special: lifted numbers, by name, whose value (or, by a Truth,
+    being zero) is guarded.
     """
 
     graph: Graph
@@ -75,7 +75,7 @@ class Trace:
     rebinds: list[tuple[Owner, Any, Result | None]]
     slots: list[tuple[Owner, str, Any]]
     draws: dict[Any, int]
-    special: dict[Any, float]
+    special: dict[Any, Any]
     pair: Pair | None = None
 
 
@@ -98,7 +98,7 @@ class Recorder(ValueMap):
         self._made: list[tuple[weakref.ref[Tensor], str]] = []
         self._strangers: list[tuple[weakref.ref[Tensor], str]] = []
         self._copies: list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = []
-        self.special: dict[Any, float] = {}
+        self.special: dict[Any, Any] = {}
         self.first_node = next_seq()
 
     # -- the protocol --------------------------------------------------------------------------
@@ -224,6 +224,9 @@ class Recorder(ValueMap):
     def specialise(self, scalar: HostScalar) -> None:
         for leaf in leaves_of(scalar):
             self.special[leaf.name] = leaf.value
+
+    def truth(self, scalar: HostScalar) -> None:
+        self.special.setdefault(scalar.name, Truth(bool(scalar.value)))
 
     def lift_number(self, value: float, owner: Any, key: Any) -> Any:
         if self.reason:

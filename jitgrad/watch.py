@@ -112,9 +112,11 @@ class Watch(State):
             kind = "container"
         else:
             kind = "object"
-        if id(value) in self._by_object and kind == "container":
+        first = self._by_object.get(id(value)) if kind == "container" else None
+        if first is not None:
             kind = "object"  # a second way to it: the items of the first say what it holds
         item = Item(parent, step, key, kind, value, name)
+        item.facts = first
         item.covered = covered
         self._by_key[where] = item
         self._append(item)

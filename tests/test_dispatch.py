@@ -15,6 +15,7 @@ class Log:
     def __init__(self):
         self.events = []
         self.specialised = []
+        self.truths = []
 
     def op(self, op, operands, attrs, outputs, line):
         assert isinstance(outputs, tuple) and "test_dispatch.py:" in line
@@ -49,6 +50,9 @@ class Log:
 
     def specialise(self, scalar):
         self.specialised.append(scalar.value)
+
+    def truth(self, scalar):
+        self.truths.append(bool(scalar.value))
 
 
 def names(log):
@@ -140,13 +144,17 @@ def test_host_scalars():
         assert abs(y[0]._data - (1 + value)) < 1e-6
         assert step.evaluate({("group", "lr"): 1.0}) == -1.5
         assert lr > 0 and log.specialised == [0.1]
-        float(lr), bool(lr), hash(lr), int(lr), f"{lr:.1f}"
-        assert len(log.specialised) == 6
+        float(lr), hash(lr), int(lr), f"{lr:.1f}"
+        assert len(log.specialised) == 5
+        assert lr and not lift(0.0, "group", "decay") and log.truths == [True, False]
+        assert lr - 0.1 == 0 and not (lr - lr) and len(log.specialised) == 7
+        betas = lift((0.9, 1, 0.99), "group", "betas")
+        assert [type(b) for b in betas] == [HostScalar, int, HostScalar]
         x.mul_(1 - lr)
         t.where(x > lr, x, lr)
         t.addcmul(x, x, x, value=lr)
         t.add(x, x, alpha=lr)
-    assert len(log.specialised) == 6
+    assert len(log.specialised) == 7
     assert lift(0.1, "group", "lr") == 0.1
     with pytest.raises(RuntimeError, match="kept from a traced call"):
         x + lr

@@ -762,3 +762,20 @@ def test_state_that_cannot_be_guarded_is_read_at_every_call(monkeypatch: Any) ->
             change(value)
             x = jg.ones(2)
             assert compiled(x).tolist() == program(x).tolist(), number
+
+
+def test_a_container_of_two_ways_is_replaced_again_and_again() -> None:
+    """The second way is guarded by being the first: each call may replace both."""
+    here: dict[str, Any] = {"a": [2], "b": None}
+    here["b"] = here["a"]
+
+    @jit
+    def f(x: Any) -> Any:
+        return x * here["a"][0] + here["b"][0]
+
+    for value in (2, 2, 2, 3):
+        here["a"] = here["b"] = [value]
+        assert f(X).equal(X * value + value)
+    assert f.stats.traces == 2
+    here["b"] = [3]
+    assert f(X).equal(X * 3 + 3) and f.stats.traces == 3

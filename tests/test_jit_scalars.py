@@ -77,7 +77,7 @@ def test_floats_in_tuples_and_keywords() -> None:
         lambda x, s: x * math.sqrt(s),
         lambda x, s: x * {0.1: 5, 0.2: 6}[s],
         lambda x, s: x * round(s, 1),
-        lambda x, s: x if s else x + 1,
+        lambda x, s: x if s - 0.05 else x + 1,
         lambda x, s: x * len(f"{s:.2f}"),
         lambda x, s: x * int(s * 10),
     ],
@@ -86,6 +86,16 @@ def test_looking_at_a_float_specialises(function: Any) -> None:
     fast = run(function, [(0.1,), (0.1,), (0.2,), (0.2,), (0.1,)])
     assert fast.stats.traces == 2, fast.explain_last_miss()
     assert fast.stats.hits == 3
+
+
+def test_whether_a_float_is_zero_is_guarded() -> None:
+    """Not its value: a weight decay that is scheduled is one trace, and another where it is off."""
+    fast = run(
+        lambda x, s: x * s if s else x + 1,
+        [(0.1,), (0.2,), (-0.3,), (0.0,), (-0.0,), (0.5,), (math.nan,)],
+    )
+    assert fast.stats.traces == 2, fast.explain_last_miss()
+    assert fast.explain_last_miss() == "0: s: not zero -> 0.0"
 
 
 @pytest.mark.parametrize("values", [(1, 2), (True, False), ("a", "bb"), (None, 3), (1, True)])
