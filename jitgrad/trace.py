@@ -64,8 +64,8 @@ class Trace:
     """What was recorded. `entries` are the graph's inputs, in order.
 
     rebinds: (owner, key, result or None). slots: (owner, key, facts of the tensor or None), read
-    before they were set. draws: per generator. special: lifted numbers, by name, whose value (or, by a Truth,
-    being zero) is guarded.
+    before they were set. draws: per generator. special: lifted numbers, by name, whose value (or,
+    by a Truth, being zero) is guarded.
     """
 
     graph: Graph
