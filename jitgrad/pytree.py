@@ -72,8 +72,10 @@ _DICTS = (dict, OrderedDict, defaultdict)
 
 
 def is_named_tuple(x: Any) -> bool:
-    """Whether x is an instance of a named tuple's class."""
-    return isinstance(x, tuple) and type(x) is not tuple and hasattr(type(x), "_fields")
+    """Whether x is an instance of a named tuple's class, one that is not registered."""
+    kind = type(x)
+    named = isinstance(x, tuple) and kind is not tuple and hasattr(kind, "_fields")
+    return named and kind not in _registry
 
 
 def children_of(x: Any) -> tuple[Sequence[Any], Any] | None:

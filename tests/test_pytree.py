@@ -90,6 +90,24 @@ def test_register() -> None:
         pytree.register(Box, lambda b: ((), None), lambda _, c: None)
 
 
+def test_registered_named_tuple() -> None:
+    """What is registered counts, not the fields: the context too is part of the structure."""
+
+    class Sized(namedtuple("Sized", "data")):
+        size = 0
+
+    def rebuild(size: int, children: Any) -> Sized:
+        out = Sized(*children)
+        out.size = size
+        return out
+
+    pytree.register(Sized, lambda x: (tuple(x), x.size), rebuild)
+    assert not pytree.is_named_tuple(Sized(1)) and pytree.is_named_tuple(Point(1, 2))
+    leaves, structure = pytree.flatten(rebuild(3, [1]))
+    assert pytree.unflatten(structure, leaves).size == 3
+    assert structure != pytree.flatten(rebuild(4, [1]))[1]
+
+
 def test_dataclass_with_more_state_is_a_leaf() -> None:
     batch = Batch(1)
     batch.extra = 2  # type: ignore[attr-defined]

@@ -2,6 +2,7 @@
 
 from jitgrad.nn import functional as functional
 from jitgrad.nn import init as init
+from jitgrad.nn import utils as utils
 from jitgrad.nn.activations import (
     ELU,
     GELU,
@@ -46,14 +47,17 @@ from jitgrad.nn.pooling import (
     MaxPool2d,
     MaxPool3d,
 )
+from jitgrad.nn.recurrent import GRU, LSTM, RNN, RNNBase
+from jitgrad.nn.recurrent_cells import GRUCell, LSTMCell, RNNCell, RNNCellBase
 
 __all__ = [
-    "ELU", "GELU", "SELU", "AvgPool1d", "AvgPool2d", "AvgPool3d", "BCELoss", "BCEWithLogitsLoss",
+    "ELU", "GELU", "GRU", "GRUCell", "LSTM", "LSTMCell", "RNN", "RNNBase", "RNNCell", "RNNCellBase",
+    "SELU", "AvgPool1d", "AvgPool2d", "AvgPool3d", "BCELoss", "BCEWithLogitsLoss",
     "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "Buffer", "Conv1d", "Conv2d", "Conv3d",
     "CrossEntropyLoss", "Dropout", "Embedding", "Flatten", "Hardsigmoid", "Hardswish", "Hardtanh",
     "HuberLoss", "Identity", "KLDivLoss", "L1Loss", "LayerNorm", "LeakyReLU", "Linear",
     "LogSigmoid", "LogSoftmax", "MSELoss", "MaxPool1d", "MaxPool2d", "MaxPool3d", "Mish", "Module",
     "ModuleDict", "ModuleList", "NLLLoss", "Parameter", "ParameterDict", "ParameterList", "ReLU",
     "ReLU6", "Sequential", "SiLU", "Sigmoid", "SmoothL1Loss", "Softmax", "Softplus", "Tanh",
-    "functional", "init",
+    "functional", "init", "utils",
 ]  # fmt: skip
