@@ -4,7 +4,7 @@ Owns `apply` (infer, run, put on the tape, tell the recorder) and `assign` (the 
 primitive). Three modes: eager; eager and recorded; abstract (types only). What operands an op gets
 (promotion, numbers) is decided before, in promotion.py and functions/.
 
-The recorder's protocol (state.recorder, see jitgrad/trace.py for the one that jit uses):
+The recorder's protocol (state.recorder, see jitgrad/recorder.py for the one that jit uses):
     op(op, operands, attrs, outputs, line)   an op was applied; outputs is always a tuple
     write(target, value, line)               target's elements became value's (called after)
     rebind(owner, key, value)                a slot is about to be set ("grad", "data", ...)

@@ -17,7 +17,7 @@ import numpy as np
 from jitgrad.compiler.interpret import interpret, interpret_all
 from jitgrad.compiler.ir import Graph
 from jitgrad.compiler.options import Options
-from jitgrad.trace import Trace
+from jitgrad.recorder import Trace
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """Export: a function or Module leaves Python as a pure graph with named inputs, outputs and state.
 
-Owns `export` and `Exported`. Recording is jit's (trace.py); files are made by
+Owns `export` and `Exported`. Recording is jit's (recorder.py); files are made by
 `compiler/native.py`. What cannot be exported (in-place writes to state, random draws, host
 numbers, results that are no tensors) is refused with the reason and the user's line.
 """
@@ -24,10 +24,10 @@ from jitgrad.effects import is_module
 from jitgrad.jit import JitFunction
 from jitgrad.pytree import Structure, unflatten
 from jitgrad.random import get_rng_state, set_rng_state
+from jitgrad.recorder import Entry, Trace, plain_attrs
 from jitgrad.runtime.errors import CompileError
 from jitgrad.sources import AliasResult, Arg, Captured, Constant, FreshResult, SameResult
 from jitgrad.tensor import Tensor, wrap_array
-from jitgrad.trace import Entry, Trace, plain_attrs
 
 if TYPE_CHECKING:
     from jitgrad.compiler.compiled import Compiled

@@ -1,8 +1,8 @@
 """@jit: a function runs eagerly once, is recorded and compiled; later calls run native code.
 
 Owns `JitFunction`: the list of specialisations, what happens at a miss, and falling back to eager.
-Recording is trace.py; Python state is found by watch.py and guarded by guards.py; replay.py holds a
-specialisation, replay_code.py writes its call; reports are explain.py. What jit promises:
+Recording is recorder.py; Python state is found by watch.py and guarded by guards.py; replay.py
+holds a specialisation, replay_code.py writes its call; reports are explain.py. What jit promises:
 docs/jit.md.
 """
 
@@ -25,6 +25,7 @@ from jitgrad.effects import Profile, is_module
 from jitgrad.explain import Explanation, Stats, check_run, compile_options, pair_options
 from jitgrad.hostscalar import HostScalar
 from jitgrad.pytree import Structure, flatten, is_named_tuple, nodes_of, tree_map
+from jitgrad.recorder import Recorder, Trace
 from jitgrad.replay import Specialisation
 from jitgrad.replay_support import MISS
 from jitgrad.runtime.errors import CompileError, FallbackWarning
@@ -32,7 +33,6 @@ from jitgrad.runtime.knobs import knob, knobs
 from jitgrad.sources import Captured
 from jitgrad.state import state
 from jitgrad.tensor import Tensor
-from jitgrad.trace import Recorder, Trace
 from jitgrad.watch import Watch
 
 MAX_SPECIALISATIONS = 32

@@ -2,7 +2,7 @@
 
 Owns the split of a joint graph in two (`split`), the tape node that runs the compiled backward
 (`CompiledNode`), and differentiating through it again (`joint_grads`: the joint graph, op by op on
-the tape). The backward itself is recorded in trace.py, by running the tape abstractly.
+the tape). The backward itself is recorded in recorder.py, by running the tape abstractly.
 
 Values of the forward that the backward reads are kept, but for those that cost nothing to make
 again: constants and views.

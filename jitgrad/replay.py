@@ -16,6 +16,7 @@ from jitgrad.argument_guards import ArgumentGuard, Modes
 from jitgrad.facts import leaf_facts
 from jitgrad.guards import admits, short
 from jitgrad.pytree import Structure
+from jitgrad.recorder import Trace
 from jitgrad.replay_code import Writer
 from jitgrad.replay_support import overlap, span
 from jitgrad.sources import (
@@ -24,7 +25,6 @@ from jitgrad.sources import (
 )
 from jitgrad.state import epoch
 from jitgrad.tensor import Tensor
-from jitgrad.trace import Trace
 from jitgrad.watch import Watch
 
 

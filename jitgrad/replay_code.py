@@ -17,6 +17,7 @@ from jitgrad.guards import MISSING, Item, same
 from jitgrad.hostscalar import HostScalar, Truth
 from jitgrad.pair import CompiledNode, Pair, attach, keep, overwritten, spent
 from jitgrad.pytree import Structure, children_of, rebuild
+from jitgrad.recorder import leaves_of
 from jitgrad.replay_support import (
     MISS,
     has_layout,
@@ -47,7 +48,6 @@ from jitgrad.sources import (
 )
 from jitgrad.state import defaults, epoch, state
 from jitgrad.tensor import Tensor, intern_type, wrap, wrap_array
-from jitgrad.trace import leaves_of
 
 
 class Writer:

@@ -2,7 +2,7 @@
 
 Owns the map from storages to values (never from tensors), views derived at each read, graph inputs
 added when a storage is first met, and GraphTensor, through which records build nodes. It does not
-listen to dispatch: trace.py does.
+listen to dispatch: recorder.py does.
 """
 
 from __future__ import annotations

@@ -511,3 +511,15 @@ def slowest_imports() -> str:
     lines = [f"{name}: {cumulative[name]:.1f} ms in all" for name in ("jitgrad", "numpy")]
     lines += [f"{name}: {own[name]:.1f} ms of its own" for name in reversed(ours[-10:])]
     return "python -X importtime says:\n" + "\n".join(lines)
+
+
+def test_no_module_hides_a_public_name() -> None:
+    """Importing a module sets its name on the package: it must not be a function's name."""
+    code = """
+import importlib, pkgutil, jitgrad
+before = {name: getattr(jitgrad, name) for name in jitgrad.__all__}
+for module in pkgutil.iter_modules(jitgrad.__path__, "jitgrad."):
+    importlib.import_module(module.name)
+print([name for name, value in before.items() if getattr(jitgrad, name) is not value])
+"""
+    assert run_python("-c", code).stdout.strip() == "[]"

@@ -1,0 +1,80 @@
+"""How much of PyTorch's op database jitgrad passes: python benchmarks/coverage.py [NAME ...].
+
+Needs PyTorch and expecttest. With names, runs those entries and prints what differs, by mode
+(tests/parity/op_database.py says what the modes are); without, runs all and prints the table of
+docs/coverage.md (--write puts it there). --samples N: how many of each entry's samples.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+os.environ["JITGRAD_FALLBACK"] = "error"
+
+from parity.op_database import MODES, Findings, entries, examine, label  # noqa: E402
+
+
+def table(found: list[Findings]) -> str:
+    """Markdown: totals, what is missing, and one line for each entry that differs."""
+    counts = Counter((mode, text is None) for f in found for mode, text in f.modes.items())
+    missing = [f.name for f in found if f.missing]
+    lines = [
+        "# What of PyTorch's functions is there",
+        "",
+        "Made by `python benchmarks/coverage.py --write`: PyTorch's own op database, run in both",
+        "libraries. A function counts for a mode when all samples tried agree (values, shapes,",
+        "dtypes; derivatives; the type of errors; compiled and eager).",
+        "",
+        f"{len(found)} entries, {len(missing)} of them not there yet.",
+        "",
+        "| mode | agree | differ |",
+        "| --- | --- | --- |",
+    ]
+    lines += [f"| {m} | {counts[m, True]} | {counts[m, False]} |" for m in MODES]
+    lines += ["", "| entry | " + " | ".join(MODES) + " |", "| --- |" + " --- |" * len(MODES)]
+    for f in sorted(found, key=lambda f: f.name):
+        if not f.missing:
+            marks = [_mark(f, mode) for mode in MODES]
+            lines.append(f"| {f.name} | " + " | ".join(marks) + " |")
+    lines += ["", "Not there yet: " + ", ".join(sorted(missing)) + "."]
+    return "\n".join(lines) + "\n"
+
+
+def _mark(found: Findings, mode: str) -> str:
+    if mode not in found.modes:
+        return ""
+    return "yes" if found.modes[mode] is None else "**no**"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Run PyTorch's op database against jitgrad.")
+    parser.add_argument("names", nargs="*", help="entries to run; all of them when none is named")
+    parser.add_argument("--samples", type=int, default=4, help="samples of each entry and mode")
+    parser.add_argument("--write", action="store_true", help="write docs/coverage.md")
+    options = parser.parse_args()
+    chosen = [
+        e
+        for e in entries()
+        if not options.names or e.name in options.names or label(e) in options.names
+    ]
+    found = [examine(e, options.samples) for e in chosen]
+    for f in found:
+        if f.missing and options.names:
+            print(f"{f.name}: missing")
+        for mode, text in f.failed().items():
+            print(f"{f.name} [{mode}] {' '.join(text.split())[:600]}")
+    if not options.names:
+        print(text := table(found))
+        if options.write:
+            (ROOT / "docs" / "coverage.md").write_text(text)
+    return int(any(f.missing or f.failed() for f in found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
