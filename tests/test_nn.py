@@ -39,6 +39,11 @@ FORMULAS = {
     "hardswish": lambda x: x * np.clip(x + 3, 0, 6) / 6,
     "sigmoid": special.expit,
     "tanh": np.tanh,
+    "celu": lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))),
+    "hardshrink": lambda x: np.where(np.abs(x) > 0.5, x, 0),
+    "softshrink": lambda x: np.sign(x) * np.maximum(np.abs(x) - 0.5, 0),
+    "softsign": lambda x: x / (1 + np.abs(x)),
+    "tanhshrink": lambda x: x - np.tanh(x),
 }
 
 
@@ -74,6 +79,13 @@ def test_derivative_of_logits_at_zero():
 # -- compiled against eager ------------------------------------------------------------------------
 LABELS = t.tensor([0, 2, 1, -100])
 COMPILED = {
+    "celu": lambda x: F.celu(x, 0.5),
+    "shrink": lambda x: F.hardshrink(x) + F.softshrink(x, 0.3) + F.tanhshrink(x),
+    "threshold": lambda x: F.threshold(x, 0.1, 2.0) + F.softsign(x),
+    "prelu": lambda x: F.prelu(x, x[0] * 0.1),
+    "glu": lambda x: F.glu(x, 0),
+    "softmin": lambda x: F.softmin(x, 1),
+    "rrelu": lambda x: F.rrelu(x),
     **{name: lambda x, name=name: getattr(F, name)(x) for name in [*FORMULAS, "selu"]},
     "softmax": lambda x: F.softmax(x, 1),
     "layer_norm": lambda x: F.layer_norm(x, (3,)),
@@ -115,6 +127,20 @@ def test_compiled_is_eager(name, dtype):
             np.testing.assert_allclose(
                 got.detach().numpy(), want.detach().numpy(), rtol=20 * tol, atol=tol * scale
             )
+
+
+def test_compiled_noise_is_eager_noise():
+    def noisy(x):
+        return F.rrelu(x, training=True), F.gumbel_softmax(x, hard=True), F.gumbel_softmax(x)
+
+    compiled = t.jit(noisy, fallback="error")
+    x = tensor(20, 5)
+    for f in (compiled, compiled, noisy):
+        t.manual_seed(1)
+        found = f(x)
+    t.manual_seed(1)
+    for a, b in zip(compiled(x), found, strict=True):
+        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-12, atol=1e-15)
 
 
 def test_compiled_class_out_of_range_raises():

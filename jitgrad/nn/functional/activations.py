@@ -19,7 +19,7 @@ from jitgrad.runtime.dtypes import DType
 from jitgrad.tensor import Tensor
 
 
-def _activation(formula: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def activation(formula: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """The formula on tensors only, with 16-bit dtypes computed in float32."""
 
     @functools.wraps(formula)
@@ -32,7 +32,7 @@ def _activation(formula: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return function
 
 
-def _apply(formula: Callable[..., Tensor], input: Tensor, inplace: bool, *args: Any) -> Tensor:
+def applied(formula: Callable[..., Tensor], input: Tensor, inplace: bool, *args: Any) -> Tensor:
     """formula(input, *args); with `inplace`, written into the input, which is returned."""
     if not inplace:
         return formula(input, *args)
@@ -46,17 +46,17 @@ def _apply(formula: Callable[..., Tensor], input: Tensor, inplace: bool, *args: 
 def relu(input: Tensor, inplace: bool = False) -> Tensor:
     """max(x, 0); the derivative at 0 is 0."""
     expect_tensors("relu", input=input)
-    return _apply(ops.relu, input, inplace)
+    return applied(ops.relu, input, inplace)
 
 
-@_activation
+@activation
 def _leaky_relu(x: Tensor, negative_slope: float) -> Tensor:
     return ops.where(x > 0, x, x * negative_slope)
 
 
 def leaky_relu(input: Tensor, negative_slope: float = 0.01, inplace: bool = False) -> Tensor:
     """x where x > 0, else negative_slope * x."""
-    return _apply(_leaky_relu, input, inplace, negative_slope)
+    return applied(_leaky_relu, input, inplace, negative_slope)
 
 
 def _between(x: Tensor, low: Any, high: Any, inside: Tensor) -> Tensor:
@@ -85,7 +85,7 @@ def hardtanh(
             f"[hardtanh] expected min_val <= max_val; got min_val={min_val}, max_val={max_val}; "
             "exchange them"
         )
-    return _apply(_hardtanh, input, inplace, min_val, max_val)
+    return applied(_hardtanh, input, inplace, min_val, max_val)
 
 
 def relu6(input: Tensor, inplace: bool = False) -> Tensor:
@@ -93,28 +93,56 @@ def relu6(input: Tensor, inplace: bool = False) -> Tensor:
     return hardtanh(input, 0, 6, inplace)
 
 
-@_activation
+@activation
 def _hardsigmoid(x: Tensor) -> Tensor:
     return _between(x, (-3, 0.0), (3, 1.0), (x + 3) / 6)
 
 
 def hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
     """min(max(x + 3, 0), 6) / 6."""
-    return _apply(_hardsigmoid, input, inplace)
+    return applied(_hardsigmoid, input, inplace)
 
 
-@_activation
+@activation
 def _hardswish(x: Tensor) -> Tensor:
     return _between(x, (-3, 0.0), (3, x), x * (x + 3) / 6)
 
 
 def hardswish(input: Tensor, inplace: bool = False) -> Tensor:
     """x * hardsigmoid(x) (Howard et al. 2019)."""
-    return _apply(_hardswish, input, inplace)
+    return applied(_hardswish, input, inplace)
+
+
+@activation
+def _threshold(x: Tensor, threshold: float, value: float) -> Tensor:
+    return ops.where(x <= threshold, value, x)
+
+
+def threshold(input: Tensor, threshold: float, value: float, inplace: bool = False) -> Tensor:
+    """x where x > threshold, else value."""
+    return applied(_threshold, input, inplace, threshold, value)
+
+
+@activation
+def hardshrink(input: Tensor, lambd: float = 0.5) -> Tensor:
+    """0 where |x| <= lambd, else x."""
+    return ops.where(ops.logical_and(input >= -lambd, input <= lambd), 0.0, input)
+
+
+@activation
+def softshrink(input: Tensor, lambd: float = 0.5) -> Tensor:
+    """x moved by lambd towards 0, where it stays once there.
+
+    Raises RuntimeError for a negative lambd.
+    """
+    if lambd < 0:
+        raise RuntimeError(f"[softshrink] lambda must be greater or equal to 0; got {lambd}")
+    inside = ops.where(ops.isnan(input), input, 0.0)
+    return ops.where(input > lambd, input - lambd, ops.where(input < -lambd, input + lambd, inside))
 
 
 # -- exponential -----------------------------------------------------------------------------------
-@_activation
+@activation
 def _elu(x: Tensor, alpha: float, scale: float) -> Tensor:
     positive = x if scale == 1 else x * scale
     return ops.where(x > 0, positive, ops.expm1(x.clamp(max=0)) * (alpha * scale))
@@ -122,16 +150,31 @@ def _elu(x: Tensor, alpha: float, scale: float) -> Tensor:
 
 def elu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
     """x where x > 0, else alpha * (exp(x) - 1) (Clevert, Unterthiner and Hochreiter 2016)."""
-    return _apply(_elu, input, inplace, alpha, 1)
+    return applied(_elu, input, inplace, alpha, 1)
 
 
 def selu(input: Tensor, inplace: bool = False) -> Tensor:
     """scale * elu(x, alpha) with the constants of Klambauer et al. 2017."""
     alpha, scale = 1.6732632423543772848170429916717, 1.0507009873554804934193349852946
-    return _apply(_elu, input, inplace, alpha, scale)
+    return applied(_elu, input, inplace, alpha, scale)
 
 
-@_activation
+@activation
+def _celu(x: Tensor, alpha: float) -> Tensor:
+    return ops.where(x > 0, x, ops.expm1(x.clamp(max=0) / alpha) * alpha)
+
+
+def celu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
+    """x where x > 0, else alpha * (exp(x / alpha) - 1) (Barron 2017).
+
+    Raises RuntimeError when alpha is 0.
+    """
+    if alpha == 0:
+        raise RuntimeError("[celu] expected alpha other than 0; got 0; a small alpha makes a relu")
+    return applied(_celu, input, inplace, alpha)
+
+
+@activation
 def gelu(input: Tensor, approximate: str = "none") -> Tensor:
     """x * Phi(x), Phi the normal distribution's; or its tanh form (Hendrycks and Gimpel 2016).
 
@@ -145,17 +188,17 @@ def gelu(input: Tensor, approximate: str = "none") -> Tensor:
     raise RuntimeError(f"[gelu] expected approximate to be 'none' or 'tanh'; got {approximate!r}")
 
 
-@_activation
+@activation
 def _silu(x: Tensor) -> Tensor:
     return x * ops.sigmoid(x)
 
 
 def silu(input: Tensor, inplace: bool = False) -> Tensor:
     """x * sigmoid(x) (Elfwing, Uchibe and Doya 2018)."""
-    return _apply(_silu, input, inplace)
+    return applied(_silu, input, inplace)
 
 
-@_activation
+@activation
 def softplus(input: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
     """log(1 + exp(beta * x)) / beta; x itself where beta * x > threshold."""
     scaled = input * beta
@@ -163,7 +206,7 @@ def softplus(input: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tenso
     return ops.where(scaled > threshold, input, soft)
 
 
-@_activation
+@activation
 def logsigmoid(input: Tensor) -> Tensor:
     """log(sigmoid(x)) = min(x, 0) - log(1 + exp(-|x|))."""
     # Selects, not min and abs: their derivatives at 0 would not add up to 1/2.
@@ -172,14 +215,26 @@ def logsigmoid(input: Tensor) -> Tensor:
     return ops.where(negative, input, 0.0) - tail
 
 
-@_activation
+@activation
 def _mish(x: Tensor) -> Tensor:
     return x * ops.tanh(softplus(x))
 
 
 def mish(input: Tensor, inplace: bool = False) -> Tensor:
     """x * tanh(softplus(x)) (Misra 2019)."""
-    return _apply(_mish, input, inplace)
+    return applied(_mish, input, inplace)
+
+
+@activation
+def softsign(input: Tensor) -> Tensor:
+    """x / (1 + |x|)."""
+    return input / (1 + input.abs())
+
+
+@activation
+def tanhshrink(input: Tensor) -> Tensor:
+    """x - tanh(x)."""
+    return input - ops.tanh(input)
 
 
 def sigmoid(input: Tensor) -> Tensor:
@@ -193,7 +248,9 @@ def tanh(input: Tensor) -> Tensor:
 
 
 # -- softmax ---------------------------------------------------------------------------------------
-def softmax(input: Tensor, dim: int | None = None, *, dtype: DType | None = None) -> Tensor:
+def softmax(
+    input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: DType | None = None
+) -> Tensor:
     """exp(x) / sum(exp(x)) along dim, of input's shape.
 
     dim None is PyTorch's old choice: 0 for 0-d, 1-d and 3-d inputs, else 1. dtype converts first.
@@ -202,11 +259,37 @@ def softmax(input: Tensor, dim: int | None = None, *, dtype: DType | None = None
     return ops.softmax(input, _softmax_dim("softmax", input, dim), dtype=dtype)
 
 
-def log_softmax(input: Tensor, dim: int | None = None, *, dtype: DType | None = None) -> Tensor:
+def log_softmax(
+    input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: DType | None = None
+) -> Tensor:
     """x - logsumexp(x) along dim; see softmax."""
     return ops.log_softmax(input, _softmax_dim("log_softmax", input, dim), dtype=dtype)
+
+
+def softmin(
+    input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: DType | None = None
+) -> Tensor:
+    """softmax(-x) along dim; see softmax."""
+    return ops.softmax(-input, _softmax_dim("softmin", input, dim), dtype=dtype)
 
 
 def _softmax_dim(op: str, input: Tensor, dim: int | None) -> int:
     expect_tensors(op, input=input)
     return (0 if input.dim() in (0, 1, 3) else 1) if dim is None else dim
+
+
+# -- in place --------------------------------------------------------------------------------------
+def in_place(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """`f_`: the function with inplace=True."""
+
+    @functools.wraps(function)
+    def method(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return function(input, *args, inplace=True, **kwargs)
+
+    method.__name__ = method.__qualname__ = f"{function.__name__}_"
+    method.__doc__ = f"`{function.__name__}` with the result written into input, which is returned."
+    return method
+
+
+relu_, leaky_relu_, threshold_ = in_place(relu), in_place(leaky_relu), in_place(threshold)
+hardtanh_, elu_, selu_, celu_ = in_place(hardtanh), in_place(elu), in_place(selu), in_place(celu)
