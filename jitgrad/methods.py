@@ -17,7 +17,7 @@ from jitgrad.autograd import engine, hooks
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.device import device as Device
 from jitgrad.dispatch import apply, assign, check_inplace
-from jitgrad.functions import elementwise, linalg, reduce, select, shape
+from jitgrad.functions import distance, elementwise, linalg, reduce, select, shape
 from jitgrad.promotion import NUMBERS, can_cast, cast
 from jitgrad.random import Generator
 from jitgrad.runtime import dtypes
@@ -56,6 +56,7 @@ _TABLE: dict[Any, str] = {
     "repeat_interleave roll rot90 tril triu diag diag_embed",
     linalg: "matmul mm bmm mv dot vdot inner outer ger addmm addmv addr baddbmm addbmm tensordot "
     "kron cross trace",
+    distance: "cdist cosine_similarity pairwise_distance pdist",
     select: "gather take_along_dim take scatter scatter_add scatter_reduce index_select index_add "
     "index_copy index_fill nonzero argwhere masked_select masked_scatter bincount unique "
     "searchsorted bucketize",
@@ -79,7 +80,8 @@ ONLY_METHODS: dict[str, Callable[..., Any]] = {
 NOT_METHODS = {
     "where": "self is the second argument", "cat": "", "stack": "", "hstack": "", "vstack": "",
     "bucketize": "", "searchsorted": "", "rsub": "", "concat": "", "concatenate": "",
-    "row_stack": "", "tensordot": "", "var_mean": "", "std_mean": "",
+    "row_stack": "", "tensordot": "", "var_mean": "", "std_mean": "", "cdist": "",
+    "cosine_similarity": "", "pairwise_distance": "", "pdist": "",
 }  # fmt: skip
 
 IN_PLACE = (

@@ -1,31 +1,27 @@
 """Losses. `reduction` is 'mean' (of all elements), 'sum', or 'none' (the loss of each element).
 
-Options follow `*`: PyTorch's deprecated size_average and reduce, which stand between them there,
-do not exist. Any other reduction raises ValueError.
+Any other reduction raises ValueError. size_average and reduce are PyTorch's deprecated flags
+(reduction.py). Losses by margins are in margin_losses.py, CTC in ctc.py.
 """
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import Any
 
 import jitgrad.functions as ops
-from jitgrad.creation import zeros_like
+from jitgrad.creation import ones_like, zeros_like
 from jitgrad.nn.functional.activations import logsigmoid
 from jitgrad.nn.functional.args import expect_dtype, expect_floating, expect_shape, expect_tensors
+from jitgrad.nn.functional.reduction import (
+    expect_weight,
+    legacy_reduction,
+    reduce_loss,
+    reduce_weighted,
+)
 from jitgrad.runtime import dtypes
 from jitgrad.tensor import Tensor
-
-
-def reduce_loss(op: str, loss: Tensor, reduction: str) -> Tensor:
-    """The mean, the sum, or the loss itself. Raises ValueError for another reduction."""
-    if reduction == "mean":
-        return loss.mean()
-    if reduction == "sum":
-        return loss.sum()
-    if reduction == "none":
-        return loss
-    raise ValueError(f"[{op}] expected reduction to be 'none', 'mean' or 'sum'; got {reduction!r}")
 
 
 # -- regression ------------------------------------------------------------------------------------
@@ -42,24 +38,35 @@ def _difference(op: str, input: Tensor, target: Tensor) -> Tensor:
     return input - target
 
 
-def mse_loss(input: Tensor, target: Tensor, *, reduction: str = "mean") -> Tensor:
-    """(input - target)**2. Shapes broadcast, with a warning."""
+def mse_loss(
+    input: Tensor, target: Tensor, size_average: bool | None = None, reduce: bool | None = None,
+    reduction: str = "mean", weight: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """(input - target)**2 * weight; the mean is weighted. Shapes broadcast, with a warning."""
+    reduction = legacy_reduction(size_average, reduce, reduction)
     d = _difference("mse_loss", input, target)
-    return reduce_loss("mse_loss", d * d, reduction)
+    return reduce_weighted("mse_loss", d * d, weight, reduction, input.shape)
 
 
-def l1_loss(input: Tensor, target: Tensor, *, reduction: str = "mean") -> Tensor:
-    """|input - target|. Shapes broadcast, with a warning."""
-    return reduce_loss("l1_loss", _difference("l1_loss", input, target).abs(), reduction)
+def l1_loss(
+    input: Tensor, target: Tensor, size_average: bool | None = None, reduce: bool | None = None,
+    reduction: str = "mean", weight: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """|input - target| * weight; the mean is weighted. Shapes broadcast, with a warning."""
+    reduction = legacy_reduction(size_average, reduce, reduction)
+    d = _difference("l1_loss", input, target).abs()
+    return reduce_weighted("l1_loss", d, weight, reduction, input.shape)
 
 
 def smooth_l1_loss(
-    input: Tensor, target: Tensor, *, reduction: str = "mean", beta: float = 1.0
-) -> Tensor:
+    input: Tensor, target: Tensor, size_average: bool | None = None, reduce: bool | None = None,
+    reduction: str = "mean", beta: float = 1.0,
+) -> Tensor:  # fmt: skip
     """d**2 / (2 * beta) where d = |input - target| < beta, else d - beta / 2 (Girshick 2015).
 
     Shapes broadcast, with a warning. Raises RuntimeError for a negative beta.
     """
+    reduction = legacy_reduction(size_average, reduce, reduction)
     if beta < 0:
         raise RuntimeError(f"[smooth_l1_loss] expected beta of at least 0; got {beta}")
     d = _difference("smooth_l1_loss", input, target).abs()
@@ -70,9 +77,11 @@ def smooth_l1_loss(
 
 
 def huber_loss(
-    input: Tensor, target: Tensor, *, reduction: str = "mean", delta: float = 1.0
-) -> Tensor:
-    """d**2 / 2 where d = |input - target| < delta, else delta * (d - delta / 2) (Huber 1964).
+    input: Tensor, target: Tensor, reduction: str = "mean", delta: float = 1.0,
+    weight: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """d**2 / 2 where d = |input - target| < delta, else delta * (d - delta / 2) (Huber 1964);
+    times weight, over which the mean is not weighted, as in PyTorch.
 
     Shapes broadcast, with a warning. Raises RuntimeError unless delta > 0.
     """
@@ -80,6 +89,9 @@ def huber_loss(
         raise RuntimeError(f"[huber_loss] expected delta above 0; got {delta}")
     d = _difference("huber_loss", input, target).abs()
     loss = ops.where(d < delta, 0.5 * d * d, delta * (d - 0.5 * delta))
+    if weight is not None:
+        expect_weight("huber_loss", weight, input.shape)
+        loss = loss * weight
     return reduce_loss("huber_loss", loss, reduction)
 
 
@@ -98,13 +110,15 @@ _FLAT = 1e-12
 
 
 def binary_cross_entropy(
-    input: Tensor, target: Tensor, weight: Tensor | None = None, *, reduction: str = "mean"
-) -> Tensor:
+    input: Tensor, target: Tensor, weight: Tensor | None = None, size_average: bool | None = None,
+    reduce: bool | None = None, reduction: str = "mean",
+) -> Tensor:  # fmt: skip
     """-(t log p + (1 - t) log(1 - p)) * weight, the logs at least -100, as in PyTorch.
 
     The derivative is (p - t) / max(p * (1 - p), 1e-12). Raises ValueError for shapes that differ,
     RuntimeError for probabilities outside [0, 1] (in eager mode).
     """
+    reduction = legacy_reduction(size_average, reduce, reduction)
     op = "binary_cross_entropy"
     _expect_same_shape(op, input, target)
     expect_floating(op, "input", input)
@@ -136,7 +150,8 @@ def binary_cross_entropy_with_logits(
     input: Tensor,
     target: Tensor,
     weight: Tensor | None = None,
-    *,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
     reduction: str = "mean",
     pos_weight: Tensor | None = None,
 ) -> Tensor:
@@ -145,6 +160,7 @@ def binary_cross_entropy_with_logits(
 
     weight and pos_weight broadcast. Raises ValueError for shapes of input and target that differ.
     """
+    reduction = legacy_reduction(size_average, reduce, reduction)
     op = "binary_cross_entropy_with_logits"
     _expect_same_shape(op, input, target)
     expect_floating(op, "input", input)
@@ -157,12 +173,14 @@ def binary_cross_entropy_with_logits(
 
 
 def kl_div(
-    input: Tensor, target: Tensor, *, reduction: str = "mean", log_target: bool = False
-) -> Tensor:
+    input: Tensor, target: Tensor, size_average: bool | None = None, reduce: bool | None = None,
+    reduction: str = "mean", log_target: bool = False,
+) -> Tensor:  # fmt: skip
     """t * (log t - x), x = input in log space; with log_target, t = exp(target).
 
     reduction 'batchmean' divides the sum by input's first size: the divergence's mean over a batch.
     """
+    reduction = legacy_reduction(size_average, reduce, reduction)
     expect_tensors("kl_div", input=input, target=target)
     if log_target:
         loss = ops.exp(target) * (target - input)
@@ -173,6 +191,66 @@ def kl_div(
     if reduction == "batchmean":
         return loss.sum() / (input.shape[0] if input.dim() else 1)
     return reduce_loss("kl_div", loss, reduction)
+
+
+def poisson_nll_loss(
+    input: Tensor, target: Tensor, log_input: bool = True, full: bool = False,
+    size_average: bool | None = None, eps: float = 1e-8, reduce: bool | None = None,
+    reduction: str = "mean",
+) -> Tensor:  # fmt: skip
+    """exp(x) - t * x, x = input the log of the rate; without log_input, x - t * log(x + eps).
+
+    `full` adds Stirling's approximation of log(t!) where t > 1: t log t - t + log(2 pi t) / 2.
+    """
+    op = "poisson_nll_loss"
+    reduction = legacy_reduction(size_average, reduce, reduction)
+    expect_tensors(op, input=input, target=target)
+    rate = ops.exp(input) if log_input else input
+    loss = rate - target * (input if log_input else ops.log(input + eps))
+    if full:
+        many = target > 1
+        t = ops.where(many, target, 1.0)
+        stirling = t * ops.log(t) - t + 0.5 * ops.log(2 * math.pi * t)
+        loss = loss + ops.where(many, stirling, 0.0)
+    return reduce_loss(op, loss, reduction)
+
+
+def gaussian_nll_loss(
+    input: Tensor, target: Tensor, var: Tensor | float, full: bool = False, eps: float = 1e-6,
+    reduction: str = "mean",
+) -> Tensor:  # fmt: skip
+    """(log v + (input - target)**2 / v) / 2, v = max(var, eps); `full` adds log(2 pi) / 2 (Nix and
+    Weigend 1994).
+
+    var is a number or a tensor of input's shape, or of that with the last size, or one size, 1.
+    v counts as var in the derivative. Raises ValueError for another shape, or a negative var (in
+    eager mode).
+    """
+    op = "gaussian_nll_loss"
+    expect_tensors(op, input=input, target=target)
+    if not isinstance(var, Tensor):
+        v = ones_like(input) * var
+        negative = var < 0
+    else:
+        v, data = var, var._data  # data for a check only: nothing of the result depends on it
+        negative = data is not None and bool((data < 0).any())
+    if negative:
+        raise ValueError(f"[{op}] expected var of at least 0; got var with negative entries")
+    shape, own = tuple(input.shape), tuple(v.shape)
+    if own != shape:
+        # The sizes of var where they differ from input's add up to 1: one of them, of size 1.
+        one_apart = len(own) == len(shape) and (
+            sum(b for a, b in zip(shape, own, strict=True) if a != b) == 1
+        )
+        if own == shape[:-1]:
+            v = v.unsqueeze(-1)
+        elif not one_apart:
+            raise ValueError(f"[{op}] expected var of input's shape {shape}; got {own}")
+    v = ops.where(v < eps, v - v.detach() + eps, v)
+    loss = 0.5 * (ops.log(v) + (input - target) ** 2 / v)
+    if full:
+        loss = loss + 0.5 * math.log(2 * math.pi)
+    return reduce_loss(op, loss, reduction)
 
 
 # -- classes ---------------------------------------------------------------------------------------
@@ -202,17 +280,19 @@ def _expect_classes(op: str, input: Tensor, target: Tensor) -> None:
         )
 
 
-def _expect_range(op: str, target: Tensor, ignore_index: int, classes: Any) -> None:
+def expect_class_range(op: str, target: Tensor, ignore_index: int | None, classes: Any) -> None:
     """Raises IndexError, naming the class, for one out of range. (In compiled code the kernel's
     own check stands for this.)"""
     data = target._data  # a check only: nothing of the result depends on it
     if data is None or not data.size:
         return
-    bad = data[((data < 0) | (data >= classes)) & (data != ignore_index)]
+    outside = (data < 0) | (data >= classes)
+    bad = data[outside if ignore_index is None else outside & (data != ignore_index)]
     if bad.size:
+        more = "" if ignore_index is None else f", or {ignore_index}, which is ignored"
         raise IndexError(
             f"[{op}] Target {int(bad.flat[0])} is out of bounds: expected classes from 0 to "
-            f"{int(classes) - 1}, or ignore_index {ignore_index}"
+            f"{int(classes) - 1}{more}"
         )
 
 
@@ -235,8 +315,9 @@ def nll_loss(
     input: Tensor,
     target: Tensor,
     weight: Tensor | None = None,
-    *,
+    size_average: bool | None = None,
     ignore_index: int = -100,
+    reduce: bool | None = None,
     reduction: str = "mean",
 ) -> Tensor:
     """-input[n, target[n]] * weight[target[n]]: input (N, C, ...) or (C) of log-probabilities,
@@ -246,9 +327,10 @@ def nll_loss(
     counts. Raises ValueError for shapes, RuntimeError for dtypes that do not fit, IndexError for a
     class out of range.
     """
+    reduction = legacy_reduction(size_average, reduce, reduction)
     dim = _class_dim("nll_loss", input, target, weight)
     _expect_classes("nll_loss", input, target)
-    _expect_range("nll_loss", target, ignore_index, input.shape[dim])
+    expect_class_range("nll_loss", target, ignore_index, input.shape[dim])
     loss, counted = _picked(input, target, weight, target == ignore_index, dim)
     if reduction == "mean":
         return loss.sum() / counted.sum()
@@ -259,8 +341,9 @@ def cross_entropy(
     input: Tensor,
     target: Tensor,
     weight: Tensor | None = None,
-    *,
+    size_average: bool | None = None,
     ignore_index: int = -100,
+    reduce: bool | None = None,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Tensor:
@@ -271,6 +354,7 @@ def cross_entropy(
     and the further dims for probabilities, weighted by weight[target] for classes, of which those
     equal to ignore_index count 0. Raises as nll_loss does.
     """
+    reduction = legacy_reduction(size_average, reduce, reduction)
     op = "cross_entropy"
     if not 0.0 <= label_smoothing <= 1.0:
         raise RuntimeError(f"[{op}] expected label_smoothing from 0 to 1; got {label_smoothing}")
@@ -291,7 +375,7 @@ def cross_entropy(
         loss = -(terms if by_class is None else terms * by_class).sum(dim)
         return reduce_loss(op, loss, reduction)
     _expect_classes(op, input, target)
-    _expect_range(op, target, ignore_index, classes)
+    expect_class_range(op, target, ignore_index, classes)
     ignored = target == ignore_index
     loss, counted = _picked(log_p, target, weight, ignored, dim)
     if label_smoothing:

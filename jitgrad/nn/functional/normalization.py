@@ -113,7 +113,10 @@ def layer_norm(
     return _affine(centred * ops.rsqrt(var + eps), weight, bias).to(input.dtype)
 
 
-def normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Tensor:
-    """x / max(norm(x, p, dim), eps), of input's shape."""
+def normalize(
+    input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: Tensor | None = None
+) -> Tensor:
+    """x / max(norm(x, p, dim), eps), of input's shape; written into `out`, if given."""
     expect_tensors("normalize", input=input)
-    return input / ops.norm(input, p, dim, keepdim=True).clamp(min=eps)
+    result = input / ops.norm(input, p, dim, keepdim=True).clamp(min=eps)
+    return result if out is None else out.copy_(result)

@@ -1,0 +1,105 @@
+"""Distances and similarities of vectors: pairwise_distance, cosine_similarity, cdist, pdist."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jitgrad import creation
+from jitgrad.functions import elementwise, linalg, reduce
+from jitgrad.functions.args import expect_tensor
+from jitgrad.functions.shape import broadcast_shapes_of
+from jitgrad.promotion import promote_types
+from jitgrad.tensor import Tensor
+
+_MANY_ROWS = 25
+"""From more rows than these on, cdist computes Euclidean distances by a matrix product."""
+
+
+def pairwise_distance(
+    x1: Tensor, x2: Tensor, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False
+) -> Tensor:
+    """The p-norm of x1 - x2 + eps over the last dim; shapes broadcast."""
+    expect_tensor("pairwise_distance", x1), expect_tensor("pairwise_distance", x2)
+    return reduce.vector_norm(x1 - x2 + eps, p, -1, keepdim)
+
+
+def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
+    """x1 . x2 / (max(|x1|, eps) * max(|x2|, eps)) along dim; shapes broadcast.
+
+    Raises RuntimeError unless the common dtype is floating.
+    """
+    expect_tensor("cosine_similarity", x1), expect_tensor("cosine_similarity", x2)
+    dtype = promote_types(x1.dtype, x2.dtype)
+    if not dtype.is_floating_point:
+        raise RuntimeError(
+            f"[cosine_similarity] expected common dtype to be floating point; got {dtype}; convert "
+            "with .float()"
+        )
+    shape = broadcast_shapes_of(x1.shape, x2.shape)
+    a, b = (x.to(dtype).expand(shape) for x in (x1, x2))
+    return (_unit(a, dim, eps) * _unit(b, dim, eps)).sum(dim)
+
+
+def _unit(x: Tensor, dim: int, eps: float) -> Tensor:
+    """x / max(|x|, eps), differentiated as if the norm were above eps."""
+    length = reduce.vector_norm(x, 2, dim, True)
+    return x / elementwise.where(length < eps, length - length.detach() + eps, length)
+
+
+def _expect_floating(name: str, *tensors: Tensor) -> None:
+    for x in tensors:
+        if not expect_tensor(name, x).dtype.is_floating_point:
+            raise RuntimeError(f"[{name}] expected a floating dtype; got {x._type}; use .float()")
+
+
+def cdist(
+    x1: Tensor, x2: Tensor, p: float = 2.0,
+    compute_mode: str | None = "use_mm_for_euclid_dist_if_necessary",
+) -> Tensor:  # fmt: skip
+    """The p-norm distances of all rows: x1 (*, P, M), x2 (*, R, M) -> (*, P, R); * broadcasts.
+
+    For p 2 and more than 25 rows, sqrt(|a|**2 + |b|**2 - 2 a.b), which is faster and less precise
+    for rows close to each other (compute_mode "donot_use_mm_for_euclid_dist" never does so,
+    "use_mm_for_euclid_dist" always). Raises RuntimeError for sizes that do not fit, a negative p.
+    """
+    _expect_floating("cdist", x1, x2)
+    if x1.dim() < 2 or x2.dim() < 2 or x1.shape[-1] != x2.shape[-1]:
+        raise RuntimeError(
+            "[cdist] expected x1 (*, P, M) and x2 (*, R, M): X1 and X2 must have the same number "
+            f"of columns; got {x1._type} and {x2._type}"
+        )
+    modes = (
+        None, "use_mm_for_euclid_dist_if_necessary", "use_mm_for_euclid_dist",
+        "donot_use_mm_for_euclid_dist",
+    )  # fmt: skip
+    if compute_mode not in modes:
+        raise ValueError(f"[cdist] {compute_mode} is not a valid value for compute_mode")
+    if p < 0:
+        raise RuntimeError(f"[cdist] only supports non-negative p values; got {p}")
+    many = max(x1.shape[-2], x2.shape[-2]) > _MANY_ROWS
+    if p == 2 and (compute_mode == modes[2] or (compute_mode in modes[:2] and many)):
+        return _by_product(x1, x2)
+    return reduce.vector_norm(x1.unsqueeze(-2) - x2.unsqueeze(-3), p, -1)
+
+
+def _by_product(x1: Tensor, x2: Tensor) -> Tensor:
+    squares = (x1 * x1).sum(-1, keepdim=True) + (x2 * x2).sum(-1).unsqueeze(-2)
+    squares = squares - 2 * linalg.matmul(x1, x2.transpose(-1, -2))
+    positive = squares > 0  # rounding may leave a little less than 0
+    root = elementwise.where(positive, squares, 1.0).sqrt()
+    return elementwise.where(positive, root, 0.0)
+
+
+def pdist(input: Tensor, p: float = 2.0) -> Tensor:
+    """The p-norm distances of all pairs of rows of (N, M), i < j in order: (N * (N - 1) / 2).
+
+    Raises RuntimeError for another rank or a negative p.
+    """
+    _expect_floating("pdist", input)
+    if input.dim() != 2:
+        raise RuntimeError(f"[pdist] only supports 2D tensors, got {input._type}")
+    if p < 0:
+        raise RuntimeError(f"[pdist] only supports non-negative p values; got {p}")
+    pairs = np.triu_indices(int(input.shape[0]), 1)
+    first, second = (input.index_select(0, creation.tensor(k)) for k in pairs)
+    return reduce.vector_norm(first - second, p, -1)
