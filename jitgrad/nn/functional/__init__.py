@@ -38,6 +38,10 @@ from jitgrad.nn.functional.activations import (
     threshold,
     threshold_,
 )
+from jitgrad.nn.functional.attention import (
+    multi_head_attention_forward,
+    scaled_dot_product_attention,
+)
 from jitgrad.nn.functional.convolution import conv1d, conv2d, conv3d
 from jitgrad.nn.functional.linear import dropout, embedding, linear, one_hot
 from jitgrad.nn.functional.losses import (
@@ -77,6 +81,7 @@ from jitgrad.nn.functional.pooling import (
 )
 
 __all__ = [
+    "multi_head_attention_forward", "scaled_dot_product_attention",
     "avg_pool1d", "avg_pool2d", "avg_pool3d", "batch_norm", "binary_cross_entropy",
     "binary_cross_entropy_with_logits", "celu", "celu_", "conv1d", "conv2d", "conv3d",
     "cosine_embedding_loss", "cosine_similarity", "cross_entropy", "dropout", "elu", "elu_",
