@@ -10,7 +10,7 @@ import importlib
 import math
 from typing import TYPE_CHECKING, Any
 
-from jitgrad import autograd, methods, random
+from jitgrad import autograd, methods, public, random
 from jitgrad.autograd import (
     enable_grad,
     inference_mode,
@@ -109,11 +109,11 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 methods.attach()
-globals().update(methods.FUNCTIONS)
+_PUBLIC = public.collect()
+globals().update(_PUBLIC)
 
 dtype = DType
 broadcast_shapes = _broadcast_shapes_of
-swapaxes = methods.FUNCTIONS["swapaxes"]
 half, double, short, long = float16, float64, int16, int64
 float = float32
 int = int32
@@ -144,7 +144,7 @@ def numel(input: Tensor) -> Any:
     return input.numel()
 
 
-_SUBMODULES = ("export", "jit", "nn", "optim", "utils")  # jit and export can be called
+_SUBMODULES = ("export", "jit", "nn", "optim", "special", "utils")  # jit and export can be called
 
 
 def __getattr__(name: str) -> Any:
@@ -174,5 +174,5 @@ __all__ = [
     "ones", "ones_like", "pi", "promote_types", "rand", "rand_like", "randint", "randint_like",
     "randn", "randn_like", "random", "randperm", "range", "result_type", "seed",
     "set_default_dtype", "set_grad_enabled", "set_printoptions", "set_rng_state", "short", "stack",
-    "tensor", "uint8", "vstack", "zeros", "zeros_like", *sorted(methods.FUNCTIONS),
+    "tensor", "uint8", "vstack", "zeros", "zeros_like", *sorted(_PUBLIC),
 ]  # fmt: skip

@@ -621,6 +621,19 @@ def wrap(array: np.ndarray[Any, Any] | None, type_: TensorType) -> Tensor:
     return t
 
 
+def root_of(storage: Storage) -> Tensor:
+    """A tensor on all of a storage, off the tape."""
+    t: Tensor = _new(Tensor)
+    t._data = storage.array
+    t._type = intern_type(storage.type)
+    t._storage = storage
+    t._chain = ()
+    t._node = None
+    t._out = 0
+    t._requires_grad = False
+    return t
+
+
 class AbsentTensor(Tensor):
     """A tensor whose data was not kept, as no wanted gradient reads it (tape/saves.py). An op
     on it gives absent tensors again."""

@@ -23,10 +23,12 @@ class _Eager:
 
     def __init__(self, data: np.ndarray) -> None:
         self.data = data
-        self.shape, self.ndim = data.shape, data.ndim
+        self.shape, self.ndim, self.device = data.shape, data.ndim, "cpu"
+        self.dtype = from_numpy(data.dtype)
 
-    def _bind(self, op: Op, operands: tuple[_Eager, ...], attrs: dict[str, object]) -> _Eager:
-        return _Eager(op.reference(*(x.data for x in operands), **attrs))
+    def _bind(self, op: Op, operands: tuple[object, ...], attrs: dict[str, object]) -> _Eager:
+        arrays = [x.data if isinstance(x, _Eager) else self.data.dtype.type(x) for x in operands]
+        return _Eager(op.reference(*arrays, **attrs))
 
 
 @pytest.mark.parametrize("op", VIEWS, ids=lambda op: op.name)
@@ -37,7 +39,7 @@ def test_reference_of_a_view_shares_memory_and_put_writes_through(op: Op) -> Non
             continue
         view = op.reference(base, **s.attrs)
         assert np.shares_memory(base, view) or view.size == 0
-        update = np.arange(view.size).reshape(view.shape).astype(base.dtype)
+        update = np.arange(view.size).reshape(view.shape).astype(view.dtype)
         writable = view.flags.writeable and len(set(_addresses(view))) == view.size
         if not writable:
             with pytest.raises(RuntimeError, match=r"more than one element.*clone\(\)"):

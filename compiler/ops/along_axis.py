@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from jitgrad.compiler.loops import INDEX, Array, Builder, Expr, const, dim, load, select
+from jitgrad.compiler.loops import INDEX, Array, Builder, Expr, const, dim, load, make, select
 from jitgrad.compiler.ops.examples import integers, strided, uniform
 from jitgrad.compiler.ops.movement import align_batch
 from jitgrad.compiler.ops.placing import (
@@ -40,6 +40,7 @@ from jitgrad.compiler.ops.regions import accumulator, all_of, rounded
 from jitgrad.compiler.symbolic import Dim, Sym, hint
 from jitgrad.compiler.types import TensorType
 from jitgrad.runtime import dtypes
+from jitgrad.runtime.dtypes import DType
 
 Shape = tuple[Dim, ...]
 Ints = tuple[int, ...]
@@ -96,7 +97,7 @@ class Gather(Along):
 
     def reference(self, x: np.ndarray, index: np.ndarray, *, axis: int) -> np.ndarray:
         check_range(self, index, x.shape[axis], axis)
-        return np.asarray(x[_along(index, axis)])
+        return np.asarray(x[along(index, axis)])
 
     def vjp(self, g: Any, out: Any, x: Any, index: Any, *, axis: int) -> tuple[Any, ...]:
         return op.scatter_add(zeros_of(g, x), index, g, axis=axis), None
@@ -122,7 +123,7 @@ class Gather(Along):
         return ctx.node("GatherElements", [data, inputs[1]], axis=axis)
 
     def samples(self) -> Iterable[Sample]:
-        for x, index, k, note in _along_cases():
+        for x, index, k, note in along_cases():
             yield Sample((x, index), {"axis": k}, note)
 
 
@@ -130,7 +131,7 @@ class Scatter(Along):
     """scatter(base, index, src; axis): base with src[i] written where gather would read i."""
 
     name = "scatter"
-    saves = (1,)
+    saves: tuple[int | str, ...] = (1,)
     combine = "set"
 
     def infer(
@@ -154,7 +155,7 @@ class Scatter(Along):
     ) -> np.ndarray:
         check_range(self, index, base.shape[axis], axis)
         out = np.array(base)
-        out[_along(index, axis)] = src[tuple(slice(n) for n in index.shape)]
+        out[along(index, axis)] = src[tuple(slice(n) for n in index.shape)]
         return out
 
     def vjp(
@@ -167,7 +168,7 @@ class Scatter(Along):
         places = full(g, base.shape, -1, dtypes.int64)
         winner = op.gather(op.scatter(places, index, number, axis=axis), index, axis=axis)
         g_src = op.where(op.eq(winner, number), op.gather(g, index, axis=axis), empty)
-        return g_base, None, _grow(g_src, src)
+        return g_base, None, grow(g_src, src)
 
     def jvp(
         self, tangents: tuple[Any, ...], out: Any, base: Any, index: Any, src: Any, *, axis: int
@@ -179,11 +180,21 @@ class Scatter(Along):
     def batch(self, operands: Sequence[Any], batched: Sequence[bool], *, axis: int) -> Any:
         return self(*align_batch(operands, batched), axis=axis + 1)
 
+    def wide(self, dtype: DType) -> DType:
+        """The dtype that writes are combined in."""
+        return accumulator(dtype) if self.combine in ("sum", "prod") else dtype
+
+    def join(self, old: Expr, new: Expr) -> Expr:
+        """What is at a place after a write."""
+        if self.combine == "set":
+            return new
+        return make({"sum": "add", "prod": "mul"}.get(self.combine, self.combine), old, new)
+
     def lower(self, b: Builder, base: Array, index: Array, src: Array, *, axis: int) -> Array:
         count = index.shape[axis]
         if not isinstance(count, Sym) and count <= UNROLL:
             return self.unrolled(b, base, index, src, axis, count)
-        acc = accumulator(base.dtype) if self.combine == "sum" else base.dtype
+        acc = self.wide(base.dtype)
         rank = base.ndim
         inner = b.axes(rank, start=rank)
         place = list(inner)
@@ -196,7 +207,7 @@ class Scatter(Along):
         self, b: Builder, base: Array, index: Array, src: Array, along: int, count: int
     ) -> Array:
         """Each element tests the few indices that may write to it, in their order."""
-        acc = accumulator(base.dtype) if self.combine == "sum" else base.dtype
+        acc = self.wide(base.dtype)
         at = b.axes(base.ndim)
         value = load(base, at).cast(acc)
         if any(hint(d) == 0 for d in index.shape):
@@ -213,7 +224,7 @@ class Scatter(Along):
             hit = at[along].eq(place)
             hit = hit if inside is None else inside & hit
             new = load(src, read).cast(acc)
-            value = select(hit, value + new if self.combine == "sum" else new, value)
+            value = select(hit, self.join(value, new), value)
         return b.pointwise(base.shape, base.dtype, value.cast(base.dtype))
 
     def onnx(self, ctx: OnnxContext, inputs: Sequence[str], *, axis: int) -> Any:
@@ -223,11 +234,12 @@ class Scatter(Along):
             axes = tuple(range(src.ndim))
             parts = [ctx.shape((0,) * src.ndim), ctx.shape(index.shape), ctx.shape(axes)]
             updates = ctx.node("Slice", [updates, *parts])
-        more: dict[str, Any] = {"reduction": "add"} if self.combine == "sum" else {}
+        kind = {"sum": "add", "prod": "mul"}.get(self.combine, self.combine)
+        more: dict[str, Any] = {} if kind == "set" else {"reduction": kind}
         return ctx.node("ScatterElements", [inputs[0], inputs[1], updates], axis=axis, **more)
 
     def samples(self) -> Iterable[Sample]:
-        for x, index, k, note in _along_cases():
+        for x, index, k, note in along_cases():
             src = uniform(index.shape, seed=2).astype(x.dtype)
             yield Sample((x, index, src), {"axis": k}, note)
         x, index = uniform((3, 4)), integers((2, 3), "int64", 0, 3)
@@ -253,12 +265,12 @@ class ScatterAdd(Scatter):
     ) -> np.ndarray:
         check_range(self, index, base.shape[axis], axis)
         part = src[tuple(slice(n) for n in index.shape)]
-        return add_at(base, _along(index, axis), part)
+        return add_at(base, along(index, axis), part)
 
     def vjp(
         self, g: Any, out: Any, base: Any, index: Any, src: Any, *, axis: int
     ) -> tuple[Any, ...]:
-        return g, None, _grow(op.gather(g, index, axis=axis), src)
+        return g, None, grow(op.gather(g, index, axis=axis), src)
 
 
 def _le(a: Dim, b: Dim) -> bool:
@@ -270,14 +282,14 @@ def _min(i: Expr, n: Dim) -> Expr:
     return select(i < from_end, i, from_end)
 
 
-def _along(index: np.ndarray, at: int) -> tuple[np.ndarray, ...]:
+def along(index: np.ndarray, at: int) -> tuple[np.ndarray, ...]:
     """The NumPy key of the places that `index` names along dim `at`."""
     grids: list[np.ndarray] = list(np.ogrid[tuple(slice(n) for n in index.shape)])
     grids[at] = index
     return tuple(grids)
 
 
-def _grow(g: Any, src: Any) -> Any:
+def grow(g: Any, src: Any) -> Any:
     """The gradient of the part of src that was read, padded to src's shape."""
     if same_shape(g.shape, src.shape):
         return g
@@ -286,7 +298,7 @@ def _grow(g: Any, src: Any) -> Any:
     return op.pad(g, low=none, high=high, interior=none, value=0)
 
 
-def _along_cases() -> Iterable[tuple[np.ndarray, np.ndarray, int, str]]:
+def along_cases() -> Iterable[tuple[np.ndarray, np.ndarray, int, str]]:
     yield uniform((3, 4)), integers((3, 2), "int64", 0, 4), 1, ""
     yield uniform((3, 4)), integers((5, 4), "int64", 0, 3), 0, "index longer than the dim"
     yield uniform((3, 4, 2)), integers((2, 4, 1), "int64", 0, 4), 1, "index smaller"

@@ -1,4 +1,5 @@
-"""Ops along one axis whose elements depend on earlier ones: cumsum, cumprod; and sort.
+"""Ops along one axis whose elements depend on earlier ones: cumsum, cumprod, cummax,
+cummin; and sort.
 
 Owns their records. `axis` is a non-negative axis number.
 """
@@ -179,6 +180,62 @@ class Cumprod(_Cumulative):
         yield Sample((zeros,), {"axis": 1}, "zeros among the elements")
 
 
+class _RunningExtreme(AlongAxis):
+    """cummax and cummin: the values only, NaN from the first NaN on. The public functions find the
+    indices, and take values (and derivatives) at them."""
+
+    differentiable = False
+    combine = ""
+    ufunc: Any
+
+    def infer(self, *types: TensorType, **attrs: Any) -> TensorType:
+        (x,) = types
+        self.check_axis(x, attrs["axis"])
+        self.expect(
+            x.dtype is not dtypes.bool_, f"expected a number; got {x}; use .to(dtype)", TypeError
+        )
+        return x
+
+    def reference(self, x: np.ndarray, axis: int) -> np.ndarray:
+        half = is_half(dtypes.from_numpy(x.dtype))
+        wide = x.astype(np.float32) if half else x
+        return np.asarray(self.ufunc.accumulate(wide, axis=axis)).astype(x.dtype, copy=False)
+
+    def lower(self, b: Builder, *operands: Array, **attrs: Any) -> Array:
+        (x,) = operands
+        half = is_half(x.dtype)
+        here = b.axes(x.ndim)
+        value = cast_expr(load(x, here), dtypes.float32) if half else load(x, here)
+        out = b.scan(x.shape, attrs["axis"], value, self.combine)
+        return b.pointwise(x.shape, x.dtype, cast_expr(load(out, here), x.dtype)) if half else out
+
+    def samples(self) -> Iterable[Sample]:
+        x = examples.uniform((2, 3, 4))
+        for k in range(3):
+            yield Sample((x,), {"axis": k})
+        y = examples.uniform((3, 5), dtype=np.float64)
+        yield Sample((examples.strided(y),), {"axis": 0}, "strided")
+        yield Sample((x[:0],), {"axis": 1}, "empty")
+        yield Sample((x[:, :0],), {"axis": 1}, "empty axis")
+        s = np.array([[1.0, np.nan, 2.0], [np.inf, -np.inf, 1.0], [-3.0, 0.0, np.inf]])
+        for dt in (np.float32, np.float16, dtypes.bfloat16.np):
+            yield Sample((s.astype(dt),), {"axis": 1}, f"special {dt}")
+        for dt in examples.INTS:
+            yield Sample((examples.integers((3, 4), dt),), {"axis": 1}, str(dt))
+
+
+class Cummax(_RunningExtreme):
+    """cummax(x; axis): the greatest element so far."""
+
+    name, combine, ufunc = "cummax", "max", np.maximum
+
+
+class Cummin(_RunningExtreme):
+    """cummin(x; axis): the least element so far."""
+
+    name, combine, ufunc = "cummin", "min", np.minimum
+
+
 def _is_zero(d: Dim) -> bool:
     return not isinstance(d, Sym) and d == 0
 
@@ -284,3 +341,4 @@ class Sort(AlongAxis):
 
 
 cumsum, cumprod, sort = Cumsum(), Cumprod(), Sort()
+cummax, cummin = Cummax(), Cummin()

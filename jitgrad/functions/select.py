@@ -81,6 +81,27 @@ def take(input: Tensor, index: Tensor) -> Tensor:
     return input.reshape(-1)[index]
 
 
+def put(input: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
+    """input with source's elements at positions of the flattened input (or added there).
+
+    Raises RuntimeError for another dtype or number of elements, IndexError out of range.
+    """
+    if source.dtype is not input.dtype:
+        raise RuntimeError(
+            f"put_(): self and source expected to have the same dtype, but got self {input._type} "
+            f"and source {source._type}"
+        )
+    if index.numel() != source.numel():
+        raise RuntimeError(
+            "put_(): Expected source and index to have the same number of elements; got "
+            f"{source._type} and {index._type}"
+        )
+    flat, where = input.reshape(-1), _index("put_", index).reshape(-1)
+    attrs = {"dims": (0,), "accumulate": accumulate}
+    out = apply(OPS["index_put"], (flat, source.reshape(-1), where), attrs)
+    return out.reshape(tuple(input._type.shape))
+
+
 def _source(input: Tensor, index: Tensor, src: Any) -> Tensor:
     """src of scatter: a tensor cropped to the index's shape, or a number filled to it."""
     if not isinstance(src, Tensor):

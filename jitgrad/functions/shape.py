@@ -17,7 +17,7 @@ from jitgrad.functions.args import as_dim, as_shape, expect_tensor, infer_minus_
 from jitgrad.promotion import cast, constant, result_type
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import DType
-from jitgrad.tensor import Tensor, wrap_array
+from jitgrad.tensor import Tensor, root_of, wrap_array
 
 
 # -- views ---------------------------------------------------------------------------------------
@@ -61,15 +61,11 @@ def _fits(x: Tensor, sizes: tuple[Any, ...]) -> bool:
 
 
 def view_dtype(input: Tensor, dtype: DType) -> Tensor:
-    """The bits read as another dtype of the same size (a copy here; not on the tape)."""
+    """The bits read as another dtype; a view, off the tape. Between sizes of elements the last dim
+    grows or shrinks by their ratio. Raises RuntimeError where it does not divide, or has gaps."""
     if dtype is input.dtype:
-        return input.detach()
-    if dtype.itemsize != input.dtype.itemsize:
-        raise RuntimeError(
-            f"[view] expected a dtype of {input.dtype.itemsize} bytes; got {dtype}; other sizes "
-            "are not supported (docs/limits.md)"
-        )
-    return wrap_array(input._array("view(dtype)").view(dtype.np).copy())
+        return alias(input)
+    return apply(OPS["bitcast"], (input,), {"dtype": dtype})
 
 
 def view_as(input: Tensor, other: Tensor) -> Tensor:
@@ -127,6 +123,45 @@ def t(input: Tensor) -> Tensor:
 def alias(input: Tensor) -> Tensor:
     """A view of all of it."""
     return _restructure(input, tuple(input._type.shape))
+
+
+def strides_known(x: Tensor) -> bool:
+    """Whether x's memory lies in its root's row-major order, so that strides can be spoken of."""
+    root = x._storage.array
+    if x._data is None or root is None:
+        return all(op.name == "reshape" for op, _ in x._chain)
+    return bool(root.flags.c_contiguous)
+
+
+def as_strided(
+    input: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: Any = None
+) -> Tensor:
+    """Element (i, j, ...) is what lies at storage_offset + i stride[0] + j stride[1] + ... in the
+    memory of input's base (offset by default input's own); a view.
+
+    Gradients go to the base. Raises RuntimeError past the memory's end, for negative strides, and
+    where the memory itself is not in row-major order (clone() it first).
+    """
+    if storage_offset is None:
+        storage_offset = input.storage_offset()
+    base = input if input._base is None else input._base
+    if not strides_known(input):
+        raise RuntimeError(
+            f"[as_strided] expected a tensor whose memory is in row-major order; got {input._type} "
+            f"with strides {input.stride()}; use .contiguous() first"
+        )
+    offset = as_dim(storage_offset)
+    if base._data is not None and base._chain:
+        # A base that shows a part (a detached view, say): seen from there if it is in one piece.
+        if base._data.flags.c_contiguous and (base.requires_grad or base._storage.array is None):
+            offset = offset - base.storage_offset()
+        else:
+            base = root_of(base._storage)
+    if base.dtype is not input.dtype:
+        base = view_dtype(base, input.dtype)
+    flat = apply(OPS["reshape"], (base,), {"shape": (base.numel(),)})
+    attrs = {"size": as_shape((tuple(size),)), "stride": as_shape((tuple(stride),))}
+    return apply(OPS["as_strided"], (flat,), {**attrs, "offset": offset})
 
 
 def movedim(input: Tensor, source: Any, destination: Any) -> Tensor:

@@ -1,0 +1,227 @@
+"""Conversions of a tensor to a dtype or device, tensors made like another, and the old typed names.
+
+Owns `to`, `type`, `new_*`, and the constructors FloatTensor, LongTensor, ... and Tensor(...).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from jitgrad import creation
+from jitgrad.device import device as Device
+from jitgrad.functions import shape
+from jitgrad.functions.args import as_shape
+from jitgrad.promotion import cast
+from jitgrad.runtime import dtypes
+from jitgrad.runtime.dtypes import DType
+from jitgrad.state import defaults, set_default_dtype
+from jitgrad.storage import Storage
+from jitgrad.tensor import Size, Tensor, root_of
+
+TYPE_NAMES = {
+    dtypes.float32: "FloatTensor", dtypes.float64: "DoubleTensor", dtypes.float16: "HalfTensor",
+    dtypes.bfloat16: "BFloat16Tensor", dtypes.int64: "LongTensor", dtypes.int32: "IntTensor",
+    dtypes.int16: "ShortTensor", dtypes.int8: "CharTensor", dtypes.uint8: "ByteTensor",
+    dtypes.bool_: "BoolTensor", dtypes.complex64: "ComplexFloatTensor",
+    dtypes.complex128: "ComplexDoubleTensor",
+}  # fmt: skip
+_BY_TYPE_NAME = {name: dtype for dtype, name in TYPE_NAMES.items()}
+
+CONVERSIONS = {
+    "float": dtypes.float32, "double": dtypes.float64, "half": dtypes.float16,
+    "bfloat16": dtypes.bfloat16, "long": dtypes.int64, "int": dtypes.int32, "short": dtypes.int16,
+    "char": dtypes.int8, "byte": dtypes.uint8, "bool": dtypes.bool_,
+}  # fmt: skip
+
+
+def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """To a dtype and/or device: x.to(dtype), x.to(device), x.to(device, dtype), x.to(other), each
+    with non_blocking and copy after. Itself if nothing changes (a copy with copy=True)."""
+    dtype, copy = kwargs.get("dtype"), kwargs.get("copy", False)
+    if kwargs.get("device") is not None:
+        Device(kwargs["device"])
+    flags = []
+    for arg in args:
+        if isinstance(arg, DType):
+            dtype = arg
+        elif isinstance(arg, Tensor):
+            dtype = arg.dtype
+        elif isinstance(arg, str):
+            Device(arg)
+        elif isinstance(arg, bool):
+            flags.append(arg)
+        elif arg is not None:
+            raise TypeError(
+                f"to(): expected a dtype, a device or a tensor; got {type(arg).__name__}"
+            )
+    if len(flags) > 1:
+        copy = flags[1]
+    if dtype is not None and dtype is not self._type.dtype:
+        return cast(self, dtype)
+    return shape.clone(self) if copy else self
+
+
+def type_(self: Tensor, dtype: Any = None, non_blocking: bool = False) -> Any:
+    """x.type(): its type's name as PyTorch spells it; x.type(dtype), with a dtype, a type's name or
+    FloatTensor and its kin: converted."""
+    if dtype is None:
+        return f"torch.{TYPE_NAMES[self.dtype]}"
+    return cast(self, _typed_dtype(dtype))
+
+
+def _typed_dtype(spec: Any) -> DType:
+    """A dtype from a dtype, "torch.LongTensor" or LongTensor."""
+    if isinstance(spec, DType):
+        return spec
+    if isinstance(spec, str):
+        found = _BY_TYPE_NAME.get(spec.rsplit(".", 1)[-1])
+        if found is not None and ".cuda." not in spec:
+            return found
+    if spec is Tensor:
+        return defaults.dtype
+    if isinstance(spec, TensorTypeMeta):
+        return spec.dtype
+    raise ValueError(f"invalid type: {spec!r}; expected a dtype or a name such as torch.LongTensor")
+
+
+def conversion(name: str, dtype: DType) -> Callable[..., Tensor]:
+    """The method `name` that converts to `dtype`."""
+
+    def method(self: Tensor, memory_format: Any = None) -> Tensor:
+        return cast(self, dtype)
+
+    method.__name__ = method.__qualname__ = name
+    method.__doc__ = f"Converted to {dtype}."
+    return method
+
+
+def type_as(self: Tensor, other: Tensor) -> Tensor:
+    """Converted to other's dtype."""
+    return cast(self, other.dtype)
+
+
+def cpu(self: Tensor, memory_format: Any = None) -> Tensor:
+    """This tensor: it is on the CPU."""
+    return self
+
+
+def cuda(self: Tensor, device: Any = None, non_blocking: bool = False, **more: Any) -> Tensor:
+    """Raises RuntimeError: there is no CUDA device (docs/limits.md)."""
+    Device("cuda")
+    return self
+
+
+def pin_memory(self: Tensor, device: Any = None) -> Tensor:
+    """This tensor: without a GPU there is nothing to pin for."""
+    return self
+
+
+# -- made like another ---------------------------------------------------------------------------
+def new_full_method(make: Any) -> Callable[..., Tensor]:
+    """new_zeros and its kin: `make` in this tensor's dtype."""
+
+    def method(self: Tensor, *size: Any, **kwargs: Any) -> Tensor:
+        if "size" in kwargs:
+            size = (kwargs.pop("size"), *size)
+        if kwargs.get("dtype") is None:
+            kwargs["dtype"] = self.dtype
+        return make(*size, **kwargs)
+
+    method.__name__ = method.__qualname__ = f"new_{make.__name__}"
+    method.__doc__ = f"`{make.__name__}` in this tensor's dtype."
+    return method
+
+
+def new_tensor(self: Tensor, data: Any, **kwargs: Any) -> Tensor:
+    """tensor(data) of this dtype: a copy."""
+    if kwargs.get("dtype") is None:
+        kwargs["dtype"] = self.dtype
+    if isinstance(data, Tensor):
+        copy = shape.clone(cast(data.detach(), kwargs["dtype"]))
+        return copy.requires_grad_() if kwargs.get("requires_grad") else copy
+    return creation.tensor(data, **kwargs)
+
+
+def new(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """The old constructor in this tensor's dtype: x.new(2, 3), x.new([1, 2]), x.new(size)."""
+    return legacy_tensor(self.dtype, args, kwargs)
+
+
+# -- the old typed constructors ------------------------------------------------------------------
+def legacy_tensor(dtype: DType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """What FloatTensor(...) and its kin give: of sizes (zeros), of a Size, of a sequence or array,
+    of a tensor (the same memory), of a storage. Raises TypeError for anything else."""
+    if kwargs.get("device") is not None:
+        Device(kwargs["device"])
+    if not args:
+        return creation.empty(0, dtype=dtype)
+    first = args[0]
+    if isinstance(first, Tensor):
+        if first.dtype is not dtype:
+            raise TypeError(
+                f"expected {TYPE_NAMES[dtype]} (got {type_(first)}); convert it with .to(dtype)"
+            )
+        return first.detach()
+    storage = getattr(first, "_untyped_storage", first)
+    if isinstance(storage, Storage):
+        return shape.view_dtype(root_of(storage).reshape(-1), dtype)
+    if isinstance(first, Size) or all(isinstance(a, int) for a in args):
+        return creation.empty(*as_shape(args), dtype=dtype)
+    if isinstance(first, (list, tuple, np.ndarray)):
+        return cast(creation.tensor(np.asarray(first) if len(first) else []), dtype)
+    raise TypeError(
+        f"new(): data must be a sequence (got {type(first).__name__}); use jitgrad.tensor(...)"
+    )
+
+
+def legacy_new(cls: type, *args: Any, **kwargs: Any) -> Any:
+    """Tensor(2, 3), Tensor([1.0, 2.0]), Tensor(other): in the default dtype."""
+    if len(args) == 1 and isinstance(args[0], Tensor) and cls is not Tensor:
+        made = args[0].detach()  # a subclass is made of any tensor
+    else:
+        made = legacy_tensor(defaults.dtype, args, kwargs)
+    return made if cls is Tensor else made._alias(cls)
+
+
+class TensorTypeMeta(type):
+    """The class of FloatTensor and its kin: calling one makes a Tensor, and isinstance looks at the
+    dtype."""
+
+    dtype: DType
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, Tensor) and instance.dtype is cls.dtype
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        return legacy_tensor(cls.dtype, args, kwargs)
+
+
+TENSOR_TYPES: dict[str, TensorTypeMeta] = {
+    name: TensorTypeMeta(name, (), {"dtype": dtype, "__doc__": f"Tensors of {dtype}.",
+                                    "__module__": "jitgrad"})
+    for dtype, name in TYPE_NAMES.items()
+}  # fmt: skip
+"""FloatTensor, LongTensor, ...: by name."""
+
+
+def set_default_tensor_type(t: Any) -> None:
+    """Sets the dtype that Python floats become, by a type's name or FloatTensor and its kin."""
+    set_default_dtype(_typed_dtype(t))
+
+
+METHODS: dict[str, Callable[..., Any]] = {
+    "to": to, "type": type_, "type_as": type_as, "cpu": cpu, "cuda": cuda,
+    "pin_memory": pin_memory, "new_tensor": new_tensor, "new": new,
+    "new_empty_strided": lambda self, size, stride, **kwargs: creation.empty_strided(
+        size, stride, **{"dtype": self.dtype, **kwargs}
+    ),
+    **{name: conversion(name, dtype) for name, dtype in CONVERSIONS.items()},
+    **{
+        f"new_{make.__name__}": new_full_method(make)
+        for make in (creation.zeros, creation.ones, creation.empty, creation.full)
+    },
+}  # fmt: skip
+"""The methods made here, by name."""

@@ -1,0 +1,280 @@
+"""In-place methods: values written to a tensor, and tensors that become another view.
+
+Owns `store` (the in-place form of a function), the plain writes (copy_, fill_, apply_, ...), and
+the methods that change what a tensor shows: transpose_ and its kin, set_, resize_, as_strided_.
+Random fills are in fills.py.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from jitgrad import creation
+from jitgrad.compiler.ops.record import OPS
+from jitgrad.dispatch import apply, assign
+from jitgrad.functions import select, shape
+from jitgrad.functions.args import as_shape
+from jitgrad.promotion import can_cast, cast, constant
+from jitgrad.state import bump_epoch, state
+from jitgrad.storage import Storage
+from jitgrad.tensor import Tensor, root_of, wrap_array
+
+
+# -- values --------------------------------------------------------------------------------------
+def store(target: Tensor, value: Tensor, name: str) -> Tensor:
+    """target's elements become value's: shapes equal, dtype castable. Returns target."""
+    if value._type.shape != target._type.shape:
+        raise RuntimeError(
+            f"output with shape {list(target.shape)} doesn't match the broadcast shape "
+            f"{list(value.shape)} (in {name})"
+        )
+    if value._type.dtype is not target._type.dtype:
+        if not can_cast(value.dtype, target.dtype):
+            raise RuntimeError(
+                f"result type {value.dtype} can't be cast to the desired output type "
+                f"{target.dtype} (in {name}); use the out-of-place form"
+            )
+        value = cast(value, target._type.dtype)
+    assign(target, value)
+    return target
+
+
+def in_place(function: Callable[..., Any], name: str) -> Callable[..., Tensor]:
+    """The method `name` that writes what `function` gives back into its first argument."""
+
+    @functools.wraps(function)
+    def method(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return store(self, function(self, *args, **kwargs), name)
+
+    method.__name__ = method.__qualname__ = name
+    method.__doc__ = f"In-place form of `{name[:-1]}`."
+    return method
+
+
+def copy_(self: Tensor, src: Any, non_blocking: bool = False) -> Tensor:
+    """Elements become src's, broadcast and converted to this dtype."""
+    if not isinstance(src, Tensor):
+        src = creation.as_tensor(src)
+    value = cast(src, self.dtype)
+    if tuple(value._type.shape) != tuple(self._type.shape):
+        value = value.expand(tuple(self._type.shape))
+    assign(self, value)
+    return self
+
+
+def fill_(self: Tensor, value: Any) -> Tensor:
+    """All elements become the value."""
+    assign(self, select.fill_values(self, value))
+    return self
+
+
+def zero_(self: Tensor) -> Tensor:
+    """All elements become 0."""
+    return fill_(self, 0)
+
+
+def fill_diagonal_(self: Tensor, fill_value: Any, wrap: bool = False) -> Tensor:
+    """The main diagonal becomes the value: of a matrix, or of a cube of any rank.
+
+    wrap: in a matrix with more rows than columns, the diagonal starts anew after each block of
+    columns + 1 rows. Raises RuntimeError for vectors, and for dims that differ past two.
+    """
+    sizes = self._type.shape
+    if len(sizes) < 2:
+        raise RuntimeError(f"dimensions must larger than 1; got {self._type}")
+    if len(sizes) > 2 and any(d != sizes[0] for d in sizes):
+        raise RuntimeError(f"all dimensions of input must be of equal length; got {self._type}")
+    step: Any = 0
+    for d in sizes:
+        step = step * d + 1  # a step of one along every dim
+    rows, columns = sizes[0], sizes[-1]
+    count = rows if rows < columns else columns
+    place = creation.arange(self.numel()).reshape(tuple(sizes))
+    on = place % step == 0
+    if not (wrap and len(sizes) == 2):
+        on = on & (place < count * step)
+    value = constant(fill_value, self.dtype)
+    assign(self, apply(OPS["where"], (on, value, self), {}))
+    return self
+
+
+def apply_(self: Tensor, callable: Callable[[Any], Any]) -> Tensor:
+    """Each element becomes callable(element), one call each. Ends a trace."""
+    return _mapped("apply_", self, (), callable)
+
+
+def map_(self: Tensor, tensor: Tensor, callable: Callable[[Any, Any], Any]) -> Tensor:
+    """Each element becomes callable(element, other element). Ends a trace."""
+    return _mapped("map_", self, (tensor,), callable)
+
+
+def map2_(self: Tensor, x: Tensor, y: Tensor, callable: Callable[[Any, Any, Any], Any]) -> Tensor:
+    """Each element becomes callable(element, x's element, y's element). Ends a trace."""
+    return _mapped("map2_", self, (x, y), callable)
+
+
+def _mapped(
+    name: str, self: Tensor, others: tuple[Tensor, ...], function: Callable[..., Any]
+) -> Tensor:
+    if any(x.requires_grad for x in (self, *others)):
+        raise TypeError(
+            f"Can't call {name} on Variable that requires grad. Use var.detach().{name}() instead."
+        )
+    for x in others:
+        if x.dtype is not self.dtype:
+            raise TypeError(f"[{name}] expected tensors of dtype {self.dtype}; got {x._type}")
+    flat = [x.expand(tuple(self._type.shape)).reshape(-1).tolist() for x in (self, *others)]
+    made = [function(*values) for values in zip(*flat, strict=True)]
+    self._array(name)
+    values = np.array(made, self.dtype.np if made else None).reshape(tuple(self._type.shape))
+    assign(self, cast(wrap_array(values), self.dtype))
+    return self
+
+
+# -- what a tensor shows -------------------------------------------------------------------------
+def _become(self: Tensor, view: Tensor) -> Tensor:
+    """self takes the place of `view` in all: type, memory, node, base."""
+    if state.recorder is not None:
+        state.recorder.rebind(self, "data", view)
+    self._data, self._type = view._data, view._type
+    self._storage, self._chain = view._storage, view._chain
+    self._node, self._out, self._requires_grad = view._node, view._out, view._requires_grad
+    self._view = view._view
+    bump_epoch()
+    return self
+
+
+def view_in_place(function: Callable[..., Tensor], name: str) -> Callable[..., Tensor]:
+    """squeeze_ and its kin: the tensor itself becomes the view. On the tape it is from then on the
+    result of the view op.
+
+    Raises RuntimeError for a leaf that requires grad, as any in-place operation does.
+    """
+
+    @functools.wraps(function)
+    def method(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if self.requires_grad and state.grad_enabled and self._node is None:
+            raise RuntimeError(
+                "a leaf Variable that requires grad is being used in an in-place operation."
+            )
+        leaf = self.requires_grad and self._node is None  # in no_grad mode: it stays a leaf
+        source = self
+        if self._view is None and not leaf:
+            # What it was stands for it among the bases; it becomes a view of that.
+            source = self._alias()
+            source._node, source._out = self._node, self._out
+            source._requires_grad = self._requires_grad
+        view = function(source, *args, **kwargs)
+        if leaf:
+            view = view.detach()
+            view._requires_grad, view._view = True, None
+        return _become(self, view)
+
+    method.__name__ = name
+    method.__qualname__ = f"Tensor.{name}"
+    method.__doc__ = f"In-place form of `{name[:-1]}`: this tensor becomes the view."
+    return method
+
+
+def set_(
+    self: Tensor,
+    source: Any = None,
+    storage_offset: int = 0,
+    size: Any = None,
+    stride: Any = None,
+) -> Tensor:
+    """Shares source's memory from here on: that of a tensor, or of a storage (with size, stride and
+    offset in elements). set_() makes it empty."""
+    if source is None:
+        self.data = creation.empty(0, dtype=self.dtype)
+        return self
+    if isinstance(source, Tensor):
+        if source.dtype is not self.dtype:
+            raise RuntimeError(
+                f"[set_] expected a source of dtype {self.dtype}; got {source._type}; convert it "
+                "with .to(dtype)"
+            )
+        if size is not None:
+            source = shape.as_strided(source.detach(), size, stride, storage_offset)
+        self.data = source
+        return self
+    storage = getattr(source, "_untyped_storage", source)
+    if not isinstance(storage, Storage):
+        raise TypeError(f"[set_] expected a Tensor or a storage; got {type(source).__name__}")
+    whole = shape.view_dtype(root_of(storage).reshape(-1), self.dtype)
+    if size is None:
+        size = (whole.numel() - storage_offset,)
+    size = as_shape((size,) if isinstance(size, int) else tuple(size))
+    self.data = shape.as_strided(whole, size, _strides(size) if stride is None else stride,
+                                 storage_offset)  # fmt: skip
+    return self
+
+
+def _strides(size: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Row-major strides, in elements."""
+    steps: list[Any] = []
+    step: Any = 1
+    for d in reversed(size):
+        steps.append(step)
+        step = step * d
+    return tuple(reversed(steps))
+
+
+def resize_(self: Tensor, *sizes: Any, memory_format: Any = None) -> Tensor:
+    """Becomes a row-major tensor of this shape on the same memory.
+
+    Where the memory is too small the tensor moves to new memory, its elements first and zeros
+    after, and shares it with no other tensor. Raises RuntimeError for a tensor that requires grad.
+    """
+    if self.requires_grad:
+        raise RuntimeError("cannot resize variables that require grad")
+    size = as_shape(sizes)
+    if tuple(size) == tuple(self._type.shape):
+        return self
+    count: Any = 1
+    for d in size:
+        if d < 0:
+            raise RuntimeError(f"[resize_] expected sizes of at least 0; got {list(size)}")
+        count = count * d
+    root = self._storage.type.numel if self._storage.type.dtype is self.dtype else self.numel()
+    offset = self.storage_offset()
+    if count + offset <= root and shape.strides_known(self):
+        return _become(self, shape.as_strided(self, size, _strides(size), offset))
+    old = self.detach().reshape(-1)
+    have = self.numel()
+    if have > count:
+        old = old.narrow(0, 0, count)
+    elif have < count:
+        old = shape.cat([old, creation.zeros(count - have, dtype=self.dtype)])
+    self.data = old.reshape(size).clone()
+    return self
+
+
+def resize_as_(self: Tensor, the_template: Tensor, *, memory_format: Any = None) -> Tensor:
+    """resize_ to the template's shape."""
+    return resize_(self, tuple(the_template._type.shape))
+
+
+def put_(self: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
+    """Elements of the flattened tensor at `index` become source's (or grow by them)."""
+    return store(self, select.put(self, index, source, accumulate), "put_")
+
+
+def share_memory_(self: Tensor) -> Tensor:
+    """This tensor. Processes get copies: through DataLoader workers, in shared memory."""
+    return self
+
+
+def record_stream(self: Tensor, stream: Any) -> None:
+    """Nothing: there are no streams on the CPU."""
+
+
+IN_PLACE: tuple[Callable[..., Any], ...] = (
+    copy_, fill_, zero_, fill_diagonal_, apply_, map_, map2_, set_, resize_, resize_as_, put_,
+    share_memory_, record_stream,
+)  # fmt: skip
+"""The methods made here."""

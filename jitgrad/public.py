@@ -1,0 +1,165 @@
+"""The functions of the top-level namespace: with out=, in-place forms, copies of views.
+
+Owns `collect`, what `jitgrad.name` is for every function that is made from a table: methods.py's
+functions and creation's with an `out` argument, `abs_` and its kin, `view_copy` and its kin, and
+the old typed constructors.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from jitgrad import conversions, creation, inplace
+from jitgrad.dispatch import assign
+from jitgrad.functions import linalg, shape
+from jitgrad.methods import FUNCTIONS
+from jitgrad.promotion import can_cast, cast
+from jitgrad.state import state
+from jitgrad.tensor import Tensor
+
+
+# -- out= ----------------------------------------------------------------------------------------
+def with_out(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` with an argument `out`: the tensor (or tensors) that get its results.
+
+    An `out` of another shape is resized; one of a dtype that cannot hold the result raises
+    RuntimeError, and so does one that needs a gradient.
+    """
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, out: Any = None, **kwargs: Any) -> Any:
+        if out is None:
+            return function(*args, **kwargs)
+        return _into(function, out, args, kwargs)
+
+    return wrapper
+
+
+def _into(
+    function: Callable[..., Any], out: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    name = function.__name__
+    outs = out if isinstance(out, (tuple, list)) else (out,)
+    for x in outs:
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name}(): argument 'out' must be Tensor, not {type(x).__name__}")
+    if state.grad_enabled and any(_needs_grad(x) for x in (*outs, *args, *kwargs.values())):
+        raise RuntimeError(
+            f"{name}(): functions with out=... arguments don't support automatic differentiation, "
+            "but one of the arguments requires grad."
+        )
+    if kwargs.get("dtype") is None and "dtype" in _arguments(function):
+        kwargs["dtype"] = outs[0].dtype
+    result = function(*args, **kwargs)
+    results = result if isinstance(result, (tuple, list)) else (result,)
+    if len(results) != len(outs):
+        raise TypeError(
+            f"{name}(): argument 'out' must be a tuple of {len(results)} Tensors, not {len(outs)}"
+        )
+    for target, value in zip(outs, results, strict=True):
+        _write(name, target, value)
+    return out if isinstance(out, Tensor) else type(result)(*out) if _named(result) else tuple(out)
+
+
+def _named(result: Any) -> bool:
+    return hasattr(result, "_fields")
+
+
+def _needs_grad(x: Any) -> bool:
+    if isinstance(x, (tuple, list)):
+        return any(_needs_grad(y) for y in x)
+    return isinstance(x, Tensor) and x.requires_grad
+
+
+def _arguments(function: Any) -> tuple[str, ...]:
+    """The names of a function's arguments ("dtype" among them, for what makes tensors)."""
+    code = function.__code__
+    return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+
+
+def _write(name: str, out: Tensor, value: Tensor) -> None:
+    if not can_cast(value.dtype, out.dtype):
+        raise RuntimeError(
+            f"result type {value.dtype} can't be cast to the desired output type {out.dtype} (in "
+            f"{name}(out=...))"
+        )
+    if tuple(out._type.shape) != tuple(value._type.shape):
+        if out.numel() != 0:
+            warnings.warn(
+                f"An output with one or more elements was resized since it had shape "
+                f"{list(out.shape)}, which does not match the required output shape "
+                f"{list(value.shape)} ({name}); resize it to 0 elements with out.resize_(0) first.",
+                stacklevel=4,
+            )
+        inplace.resize_(out, tuple(value._type.shape))
+    assign(out, cast(value, out.dtype))
+
+
+_NO_OUT = """allclose argwhere as_strided broadcast_to chunk diagonal equal flatten fliplr flipud
+    isclose isfinite isreal moveaxis movedim narrow permute positive ravel reshape select split
+    squeeze swapaxes swapdims t tensor_split tile transpose unbind unflatten unique unsqueeze
+    unique_consecutive hsplit vsplit dsplit split_with_sizes cov corrcoef diagflat resolve_conj
+    resolve_neg adjoint is_nonzero is_same_size histogram unravel_index detach"""
+
+_MAKERS: tuple[Callable[..., Any], ...] = (
+    creation.arange, creation.bernoulli, creation.empty, creation.eye, creation.full,
+    creation.full_like, creation.linspace, creation.logspace, creation.multinomial,
+    creation.normal, creation.ones, creation.ones_like, creation.empty_like, creation.zeros_like,
+    creation.rand, creation.randint, creation.randn, creation.randperm, creation.range,
+    creation.zeros, shape.cat, shape.column_stack, shape.dstack, shape.hstack, shape.stack,
+    shape.vstack, linalg.chain_matmul,
+)  # fmt: skip
+
+# -- in-place forms and copies of views ------------------------------------------------------------
+_IN_PLACE = """abs acos acosh addmv arccos arccosh arcsin arcsinh arctan arctanh as_strided asin
+    asinh atan atanh ceil clamp clamp_max clamp_min clip cos cosh deg2rad detach erf erfc exp2 exp
+    expm1 fill fix floor frac gcd i0 index_put lcm ldexp log10 log1p log2 log logit nan_to_num neg
+    negative rad2deg reciprocal relu resize_as round rsqrt sigmoid sin sinc sinh sqrt square tan
+    tanh trunc xlogy zero"""
+
+_COPIES = """as_strided detach diagonal expand narrow permute select split split_with_sizes squeeze
+    t transpose unbind unfold unsqueeze view"""
+
+
+def _copying(view: Callable[..., Any], name: str) -> Callable[..., Any]:
+    @functools.wraps(view)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        made = view(*args, **kwargs)
+        if isinstance(made, Tensor):
+            return shape.clone(made)
+        return tuple(shape.clone(x) for x in made)
+
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = f"`{name[: -len('_copy')]}`, as a copy."
+    return function
+
+
+def _method(name: str) -> Callable[..., Any]:
+    return getattr(Tensor, name)
+
+
+def collect() -> dict[str, Any]:
+    """What `jitgrad.name` is, for the names that tables give. Called after methods.attach()."""
+    without = frozenset(_NO_OUT.split())
+    names: dict[str, Any] = {
+        name: function if name in without else with_out(function)
+        for name, function in FUNCTIONS.items()
+    }
+    for make in _MAKERS:
+        names[make.__name__] = with_out(make)
+    for name in _IN_PLACE.split():
+        if hasattr(Tensor, name + "_"):
+            names[name + "_"] = _method(name + "_")
+    for name in _COPIES.split():
+        if hasattr(Tensor, name):
+            names[name + "_copy"] = with_out(_copying(_method(name), name + "_copy"))
+    names["alias_copy"] = with_out(_copying(shape.alias, "alias_copy"))
+    for name in ("detach", "fill", "put", "is_signed", "is_inference", "get_device"):
+        if hasattr(Tensor, name):
+            names.setdefault(name, _method(name))
+    names.update(conversions.TENSOR_TYPES)
+    names["set_default_tensor_type"] = conversions.set_default_tensor_type
+    return names
