@@ -129,7 +129,7 @@ def ours(entry: Any) -> Callable[..., Any] | None:
 # -- conversion ----------------------------------------------------------------------------------
 def array_of(x: Any) -> np.ndarray:
     x = x.detach().resolve_conj().resolve_neg()
-    return (x.float() if x.dtype is torch.bfloat16 else x).numpy()
+    return (x.float() if x.dtype is torch.bfloat16 else x).numpy(force=True)
 
 
 def convert(x: Any, strided: bool = False) -> Any:
@@ -315,6 +315,8 @@ def _backward(lib: Any, result: Any) -> bool:
 
 def _gradient(entry: Any, mine: Any, limit: int) -> None:
     for sample in samples_of(entry, torch.float64, True, limit):
+        for y in _differentiable((sample.input, sample.args, sample.kwargs)):
+            y.grad = None  # samples may share tensors
         arguments = convert((sample.input, sample.args, sample.kwargs))
         result = mine(arguments[0], *arguments[1], **arguments[2])
         expected = _theirs(entry.op, sample)
