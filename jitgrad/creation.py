@@ -367,6 +367,8 @@ def arange(
     start, end, step = [float(v) if isinstance(v, HostScalar) else v for v in values]
     if step == 0:
         raise RuntimeError("step must be nonzero")
+    if any(isinstance(v, float) and not math.isfinite(v) for v in (start, end)):
+        raise RuntimeError(f"unsupported range: {start} -> {end}")
     if (end < start) if step > 0 else (end > start):
         raise RuntimeError(
             "upper bound and lower bound inconsistent with step sign; got "
@@ -404,6 +406,8 @@ def linspace(
 ) -> Tensor:
     """`steps` numbers from start to end, both included. Symmetric in start and end."""
     _check_device(device)
+    if isinstance(steps, (float, complex)):
+        raise TypeError(f"linspace(): argument 'steps' must be int, not {type(steps).__name__}")
     if steps < 0:
         raise RuntimeError(f"number of steps must be non-negative; got {steps}")
     start, end = (x.item() if isinstance(x, Tensor) else float(x) for x in (start, end))
@@ -444,6 +448,9 @@ def eye(
 ) -> Tensor:
     """A matrix with ones on the diagonal, zeros elsewhere."""
     _check_device(device)
+    for what, size in (("n", n), ("m", n if m is None else m)):
+        if size < 0:
+            raise RuntimeError(f"{what} must be greater or equal to 0, got {size}")
     columns = _iota(n if m is None else m, 0, 1, dtypes.int64)
     on = columns == _iota(n, 0, 1, dtypes.int64).unsqueeze(1)
     return _finish(cast(on, dtype or defaults.dtype), requires_grad)
@@ -544,16 +551,19 @@ def randperm(
 
 def normal(
     mean: Any = 0.0, std: Any = 1.0, size: Any = None, *, generator: Generator | None = None,
-    dtype: DType | None = None,
+    dtype: DType | None = None, layout: Any = None, device: Any = None,
+    pin_memory: bool = False, requires_grad: bool = False,
 ) -> Tensor:  # fmt: skip
     """Normal numbers with these means and standard deviations (tensors or numbers)."""
+    _check_device(device)
     if size is None:
         like = mean if isinstance(mean, Tensor) else std
         shape = (mean + std)._type.shape if isinstance(like, Tensor) else ()
         dtype = dtype or (like.dtype if isinstance(like, Tensor) else None)
     else:
         shape = _shape("normal", (tuple(size),))
-    return draw("normal", tuple(shape), dtype or defaults.dtype, generator) * std + mean
+    drawn = draw("normal", tuple(shape), dtype or defaults.dtype, generator)
+    return _finish(drawn * std + mean, requires_grad)
 
 
 def bernoulli(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jitgrad import pytree
 from jitgrad.compiler.symbolic import is_static, prod
 from jitgrad.compiler.types import TensorType
 from jitgrad.device import CPU, device
@@ -39,6 +40,8 @@ class Size(tuple[Any, ...]):
     def __repr__(self) -> str:
         return f"jitgrad.Size([{', '.join(map(str, self))}])"
 
+
+pytree.register(Size, lambda size: (size, None), lambda _, sizes: Size(sizes))
 
 _TYPES: dict[Any, TensorType] = {}
 _MAX_TYPES = 16384

@@ -242,10 +242,9 @@ def _python_quotient_reference(n: np.ndarray, d: np.ndarray) -> np.ndarray:
 
 
 class FloorDivide(_Division):
-    """floor(a / b), exact for floats too (Python's //)."""
+    """floor(a / b), exact for floats too (Python's //). Its derivative is zero."""
 
     name = "floor_divide"
-    differentiable = False
     numpy = _python_quotient_reference
 
     def floating(self, n: Expr, d: Expr) -> Expr:
@@ -256,6 +255,9 @@ class FloorDivide(_Division):
 
     def by_minus_one(self, n: Expr) -> Expr:
         return make("neg", n)
+
+    def partials(self, t0: Any, t1: Any, out: Any, a: Any, b: Any) -> tuple[Any, Any]:
+        return tuple(None if t is None else zeros_like(t) for t in (t0, t1))  # type: ignore[return-value]
 
     def onnx(self, ctx: OnnxContext, inputs: Sequence[str], **attrs: Any) -> Any:
         a, b = inputs

@@ -436,6 +436,9 @@ def isclose(
     """Where |input - other| <= atol + rtol * |other| (and equal infinities)."""
     if input.dtype is not other.dtype:
         raise RuntimeError(f"{input.dtype} did not match {other.dtype}")
+    for what, bound in (("rtol", rtol), ("atol", atol)):
+        if bound < 0:
+            raise RuntimeError(f"{what} must be greater than or equal to zero, but got {bound}")
     close = input == other
     if input.dtype.category >= Category.FLOAT:
         if equal_nan:

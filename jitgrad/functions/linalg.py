@@ -149,7 +149,8 @@ def addbmm(
     input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Any = 1, alpha: Any = 1
 ) -> Tensor:
     """beta * input + alpha * the sum of bmm(batch1, batch2) over the batch."""
-    return _blend(input, bmm(batch1, batch2).sum(0), beta, alpha)
+    total = bmm(batch1, batch2).sum(0)
+    return _blend(input, cast(total, batch1.dtype), beta, alpha)
 
 
 def tensordot(a: Tensor, b: Tensor, dims: Any = 2) -> Tensor:
@@ -161,6 +162,10 @@ def tensordot(a: Tensor, b: Tensor, dims: Any = 2) -> Tensor:
         left, right = ([d] if isinstance(d, int) else list(d) for d in dims)
     left, right = [d % a.ndim for d in left], [d % b.ndim for d in right]
     for p, q in zip(left, right, strict=True):
+        one_of_them = [x._type.shape[d] for x, d in ((a, p), (b, q))]
+        if one_of_them[0] != one_of_them[1] and 1 in one_of_them:  # sums to size 1
+            a = a.sum(p, keepdim=True) if one_of_them[0] != 1 else a
+            b = b.sum(q, keepdim=True) if one_of_them[1] != 1 else b
         if a._type.shape[p] != b._type.shape[q]:
             raise RuntimeError(
                 f"contracted dimensions need to match, but first has size {a._type.shape[p]} in dim"

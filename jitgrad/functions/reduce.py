@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from jitgrad.compiler.ops.record import OPS
+from jitgrad.compiler.symbolic import Sym
 from jitgrad.compiler.symbolic import prod as dims_product
 from jitgrad.dispatch import apply
 from jitgrad.functions.args import all_axes, one_axis
@@ -151,6 +152,11 @@ def amin(input: Tensor, dim: Any = (), keepdim: bool = False) -> Tensor:
 
 
 def _filled(name: str, input: Tensor, dim: Any) -> tuple[int, ...]:
+    if dim in ((), [], None) and 0 in [d for d in input._type.shape if not isinstance(d, Sym)]:
+        raise RuntimeError(
+            f"[{name}] expected at least one element to reduce over all dims; got {input._type}, "
+            "and there is no identity; check numel() first"
+        )
     return all_axes(name, input.ndim, dim)
 
 
@@ -390,8 +396,8 @@ def vector_norm(
         return _reduce("amax", x.abs(), axes, keepdim)
     if ord == -math.inf:
         return _reduce("amin", x.abs(), axes, keepdim)
-    if ord == 0:
-        return cast(_reduce("sum", x != 0, axes, keepdim), x.dtype)
+    if ord == 0:  # its derivative is zero, not absent
+        return _reduce("sum", x.sign().masked_fill(x != 0, 1.0), axes, keepdim)
     if ord == 1:
         return _reduce("sum", x.abs(), axes, keepdim)
     wide = cast(x, dtypes.float32) if x.dtype.itemsize == 2 else x
@@ -417,6 +423,10 @@ def diff(
     input: Tensor, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = None
 ) -> Tensor:
     """Differences of neighbours along `dim`, n times."""
+    if n < 0:
+        raise RuntimeError(f"order must be non-negative but got {n}")
+    if not input.ndim:
+        raise RuntimeError("diff expects input to be at least one-dimensional")
     axis = one_axis("diff", input.ndim, dim)
     parts: Sequence[Tensor] = [t for t in (prepend, input, append) if t is not None]
     if len(parts) > 1:

@@ -9,6 +9,7 @@ import numpy as np
 
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.dispatch import apply
+from jitgrad.functions import shape
 from jitgrad.functions.args import one_axis
 from jitgrad.promotion import cast, constant, elementwise, plain_number
 from jitgrad.runtime import dtypes
@@ -22,7 +23,7 @@ def _index(name: str, index: Tensor) -> Tensor:
         raise TypeError(f"{name}(): argument 'index' must be Tensor, not {type(index).__name__}")
     if index.dtype is dtypes.int64:
         return index
-    if index.dtype is not dtypes.int32:
+    if index.dtype is not dtypes.int32 and (index.numel() or index.dtype.is_floating_point):
         raise RuntimeError(
             f"{name}(): Expected dtype int32/int64 for index; got {index._type}; convert it with "
             ".long()"
@@ -199,6 +200,9 @@ def _put_along(
     axis = one_axis(name, input.ndim, dim)
     index = _from_start(name, _index(name, index).reshape(-1))
     attrs = {"dims": (axis,), "accumulate": accumulate}
+    if not input.ndim:
+        parts = (input.reshape(1), values.reshape(1).expand(index._type.shape), index)
+        return apply(OPS["index_put"], parts, attrs).reshape(())
     return apply(OPS["index_put"], (input, values, index), attrs)
 
 
@@ -227,7 +231,8 @@ def index_fill(input: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
     """input with a number written at the indices along dim."""
     axis = one_axis("index_fill", input.ndim, dim)
     shape = list(input._type.shape)
-    shape[axis] = index.numel()
+    if shape:
+        shape[axis] = index.numel()
     fill = cast(value, input.dtype) if isinstance(value, Tensor) else constant(value, input.dtype)
     return _put_along("index_fill", input, dim, index, fill.expand(tuple(shape)), False)
 
@@ -258,7 +263,9 @@ def masked_select(input: Tensor, mask: Tensor) -> Tensor:
 
 def masked_scatter(input: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     """input with the first elements of source, in order, where the mask holds. Ends a trace."""
-    mask = mask.expand(tuple(input._type.shape))
+    if mask.dtype is not dtypes.bool_:
+        raise RuntimeError(f"masked_scatter_ only supports boolean masks, but got {mask._type}")
+    input, mask = shape.broadcast_tensors(input, mask)
     where = nonzero(mask.reshape(-1)).reshape(-1)
     if source.numel() < where.numel():
         raise RuntimeError(
@@ -326,9 +333,17 @@ def unique(
 
 def searchsorted(
     sorted_sequence: Tensor, input: Any, *, out_int32: bool = False, right: bool = False,
-    side: str | None = None,
+    side: str | None = None, sorter: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Where to insert values into a sorted last dim, to keep it sorted."""
+    """Where to insert values into a sorted last dim, to keep it sorted. `sorter` (int64, of
+    sorted_sequence's shape) is the order in which an unsorted one is read."""
+    if sorter is not None:
+        if tuple(sorter.shape) != tuple(sorted_sequence.shape) or sorter.dtype is not dtypes.int64:
+            raise RuntimeError(
+                "torch.searchsorted(): boundary and sorter must have the same size, and sorter "
+                f"must be int64; got {sorted_sequence._type} and {sorter._type}"
+            )
+        sorted_sequence = gather(sorted_sequence, -1, sorter)
     if not isinstance(input, Tensor):
         input = constant(input, sorted_sequence.dtype)
     right = right or side == "right"
@@ -349,7 +364,9 @@ def searchsorted(
 def bucketize(
     input: Any, boundaries: Tensor, *, out_int32: bool = False, right: bool = False
 ) -> Tensor:
-    """The number of the bucket that each value falls in."""
+    """The number of the bucket that each value falls in. boundaries: sorted, of one dim."""
+    if boundaries.ndim != 1:
+        raise RuntimeError(f"boundaries tensor must be 1 dimension, but got {boundaries._type}")
     return searchsorted(boundaries, input, out_int32=out_int32, right=right)
 
 

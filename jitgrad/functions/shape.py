@@ -17,7 +17,7 @@ from jitgrad.functions.args import as_dim, as_shape, expect_tensor, infer_minus_
 from jitgrad.promotion import cast, constant, result_type
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import DType
-from jitgrad.tensor import Tensor, root_of, wrap_array
+from jitgrad.tensor import Size, Tensor, root_of, wrap_array
 
 
 # -- views ---------------------------------------------------------------------------------------
@@ -32,21 +32,23 @@ def _viewable(x: Tensor, shape: tuple[Any, ...]) -> bool:
     return bool(OPS["reshape"].can_view(data.shape, data.strides, shape))  # type: ignore[attr-defined]
 
 
-def reshape(input: Tensor, *shape: Any) -> Tensor:
+def reshape(input: Tensor, *positional: Any, shape: Any = None) -> Tensor:
     """The elements in row-major order under another shape (one size may be -1): a view where the
     memory allows it, else a copy."""
-    sizes = infer_minus_one("reshape", as_shape(shape), input.numel())
+    given = as_shape(positional if shape is None else (shape,))
+    sizes = infer_minus_one("reshape", given, input.numel())
     if not _viewable(input, sizes):
         input = apply(OPS["clone"], (input,), {})
     return apply(OPS["reshape"], (input,), {"shape": sizes})
 
 
-def view(input: Tensor, *shape: Any) -> Tensor:
+def view(input: Tensor, *positional: Any, size: Any = None) -> Tensor:
     """reshape that never copies: raises RuntimeError where the memory does not allow it. With a
     dtype: see view_dtype."""
-    if len(shape) == 1 and isinstance(shape[0], DType):
-        return view_dtype(input, shape[0])
-    sizes = infer_minus_one("view", as_shape(shape), input.numel())
+    if len(positional) == 1 and isinstance(positional[0], DType):
+        return view_dtype(input, positional[0])
+    given = as_shape(positional if size is None else (size,))
+    sizes = infer_minus_one("view", given, input.numel())
     if input._data is not None and not _viewable(input, sizes) and _fits(input, sizes):
         raise RuntimeError(
             "view size is not compatible with input tensor's size and stride (at least one "
@@ -83,9 +85,9 @@ def _restructure(input: Tensor, shape: tuple[Any, ...]) -> Tensor:
     return apply(OPS["reshape"], (input,), {"shape": shape})
 
 
-def permute(input: Tensor, *dims: Any) -> Tensor:
+def permute(input: Tensor, *positional: Any, dims: Any = None) -> Tensor:
     """The dims in another order; a view."""
-    order = as_shape(dims)
+    order = as_shape(positional if dims is None else (dims,))
     rank = input.ndim
     if len(order) != rank:
         raise RuntimeError(
@@ -176,6 +178,9 @@ def movedim(input: Tensor, source: Any, destination: Any) -> Tensor:
         )
     sources = [one_axis("movedim", rank, d) for d in sources]
     places = [one_axis("movedim", rank, d) for d in places]
+    for what, dims in (("source", sources), ("destination", places)):
+        if len(set(dims)) != len(dims):
+            raise RuntimeError(f"movedim: repeated dim in `{what}` ({dims})")
     order: list[int | None] = [None] * rank
     for s, d in zip(sources, places, strict=True):
         order[d] = s
@@ -240,9 +245,9 @@ def unsqueeze(input: Tensor, dim: int) -> Tensor:
     return _restructure(input, (*shape[:axis], 1, *shape[axis:]))
 
 
-def expand(input: Tensor, *sizes: Any) -> Tensor:
+def expand(input: Tensor, *positional: Any, size: Any = None) -> Tensor:
     """Dims of size 1 repeated, without a copy; -1 keeps a size; new dims may come in front."""
-    shape = as_shape(sizes)
+    shape = as_shape(positional if size is None else (size,))
     lead = len(shape) - input.ndim
     if lead < 0:
         raise RuntimeError(
@@ -286,7 +291,7 @@ def broadcast_tensors(*tensors: Tensor) -> tuple[Tensor, ...]:
 def broadcast_shapes_of(*shapes: Any) -> tuple[Any, ...]:
     """The shape that these broadcast to (torch.broadcast_shapes)."""
     try:
-        return broadcast_shapes(*((s,) if isinstance(s, int) else tuple(s) for s in shapes))
+        return Size(broadcast_shapes(*((s,) if isinstance(s, int) else tuple(s) for s in shapes)))
     except ValueError as error:
         raise RuntimeError(
             "Shape mismatch: objects cannot be broadcast to a single shape; got "
@@ -306,6 +311,8 @@ def diagonal_view(input: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) 
 def unfold(input: Tensor, dimension: int, size: int, step: int) -> Tensor:
     """All windows of `size`, `step` apart, along a dim; the window is the last dim. A view."""
     axis = one_axis("unfold", input.ndim, dimension)
+    if not input.ndim:  # a 0-d tensor is windowed as a vector of one element
+        return unfold(input.reshape(1), 0, size, step).reshape(size) if size else input.new_zeros(0)
     attrs = {"axis": axis, "size": size, "step": step}
     return apply(OPS["unfold"], (input,), attrs)
 
@@ -328,6 +335,8 @@ def narrow(input: Tensor, dim: int, start: Any, length: Any) -> Tensor:
     if not input.ndim:
         raise RuntimeError("narrow() cannot be applied to a 0-dim tensor.")
     size = input._type.shape[axis]
+    if isinstance(start, Tensor) and (start.ndim or not start.dtype.is_integer):
+        raise RuntimeError(f"[narrow] start must be an 0-dim integral Tensor; got {start._type}")
     start = as_dim(start)
     if start < 0:
         start = start + size
@@ -367,7 +376,7 @@ def unbind(input: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
     """All slices along a dim."""
     axis = one_axis("unbind", input.ndim, dim)
     if not input.ndim:
-        raise RuntimeError("Dimension specified as 0 but tensor has no dimensions")
+        raise IndexError("Dimension specified as 0 but tensor has no dimensions")
     return tuple(select(input, axis, i) for i in range(operator.index(input._type.shape[axis])))
 
 
@@ -412,9 +421,22 @@ def chunk(input: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
 def tensor_split(input: Tensor, indices_or_sections: Any, dim: int = 0) -> tuple[Tensor, ...]:
     """Parts along a dim: a number of nearly equal ones, or cut at the indices given."""
     axis = one_axis("tensor_split", input.ndim, dim)
+    if not input.ndim:
+        raise RuntimeError(
+            "tensor_split expected at least a 1-dimensional tensor, but got a tensor with 0 dims"
+        )
     total = operator.index(input._type.shape[axis])
+    if isinstance(indices_or_sections, Tensor):
+        if indices_or_sections.dtype is not dtypes.int64 or indices_or_sections.ndim > 1:
+            raise RuntimeError(
+                "tensor_split expected tensor_indices_or_sections to be int64, of zero or one dim, "
+                f"but got {indices_or_sections._type}"
+            )
+        indices_or_sections = indices_or_sections.tolist()
     if isinstance(indices_or_sections, int):
         n = indices_or_sections
+        if n <= 0:
+            raise RuntimeError(f"number of sections must be larger than 0, got {n}")
         sizes = [total // n + (1 if i < total % n else 0) for i in range(n)]
         return split(input, sizes, axis)
     cuts = [min(max(c + total if c < 0 else c, 0), total) for c in indices_or_sections]
@@ -445,19 +467,26 @@ def _dense(input: Tensor) -> Tensor:
     return out
 
 
-def flip(input: Tensor, *dims: Any) -> Tensor:
+def flip(input: Tensor, *positional: Any, dims: Any = None) -> Tensor:
     """The order of elements reversed along dims; a copy."""
-    axes = tuple(sorted(one_axis("flip", input.ndim, d) for d in as_shape(dims)))
+    given = as_shape(positional if dims is None else (dims,))
+    axes = tuple(sorted(one_axis("flip", input.ndim, d) for d in given))
     if len(set(axes)) != len(axes):
-        raise RuntimeError(f"dim appears multiple times in the list of dims: {dims}")
+        raise RuntimeError(f"dim appears multiple times in the list of dims: {axes}")
     return apply(OPS["flip"], (input,), {"axes": axes if input.ndim else ()})
 
 
 def fliplr(input: Tensor) -> Tensor:
+    """flip along dim 1. Raises RuntimeError for less than two dims."""
+    if input.ndim < 2:
+        raise RuntimeError(f"[fliplr] Input must be >= 2-d; got {input._type}")
     return flip(input, 1)
 
 
 def flipud(input: Tensor) -> Tensor:
+    """flip along dim 0. Raises RuntimeError for a 0-d tensor."""
+    if input.ndim < 1:
+        raise RuntimeError(f"[flipud] Input must be >= 1-d; got {input._type}")
     return flip(input, 0)
 
 
@@ -465,7 +494,7 @@ def cat(tensors: Sequence[Tensor], dim: int = 0, *, axis: int | None = None) -> 
     """Tensors joined along a dim. Dtypes promote; empty tensors of one dim are skipped."""
     parts = list(tensors)
     if not parts:
-        raise RuntimeError("torch.cat(): expected a non-empty list of Tensors")
+        raise ValueError("torch.cat(): expected a non-empty list of Tensors")
     for i, x in enumerate(parts):
         if not isinstance(x, Tensor):
             raise TypeError(
@@ -530,20 +559,26 @@ def _at_least(tensors: tuple[Any, ...], grow: Any) -> Any:
     return tuple(grow(x) for x in many)
 
 
+def _some(name: str, tensors: Sequence[Tensor]) -> list[Tensor]:
+    if not tensors:
+        raise RuntimeError(f"{name} expects a non-empty TensorList")
+    return list(tensors)
+
+
 def hstack(tensors: Sequence[Tensor]) -> Tensor:
     """Joined along dim 1 (dim 0 for vectors)."""
-    parts = [atleast_1d(x) for x in tensors]
+    parts = [atleast_1d(x) for x in _some("hstack", tensors)]
     return cat(parts, 0 if parts[0].ndim == 1 else 1)
 
 
 def vstack(tensors: Sequence[Tensor]) -> Tensor:
     """Joined along dim 0, at least matrices."""
-    return cat([atleast_2d(x) for x in tensors], 0)
+    return cat([atleast_2d(x) for x in _some("vstack", tensors)], 0)
 
 
 def dstack(tensors: Sequence[Tensor]) -> Tensor:
     """Joined along dim 2, at least of 3 dims."""
-    return cat([atleast_3d(x) for x in tensors], 2)
+    return cat([atleast_3d(x) for x in _some("dstack", tensors)], 2)
 
 
 def column_stack(tensors: Sequence[Tensor]) -> Tensor:
@@ -551,9 +586,9 @@ def column_stack(tensors: Sequence[Tensor]) -> Tensor:
     return cat([x.reshape(-1, 1) if x.ndim <= 1 else x for x in tensors], 1)
 
 
-def repeat(input: Tensor, *sizes: Any) -> Tensor:
+def repeat(input: Tensor, *positional: Any, repeats: Any = None) -> Tensor:
     """The tensor repeated so many times along each dim (new dims in front)."""
-    counts = as_shape(sizes)
+    counts = as_shape(positional if repeats is None else (repeats,))
     lead = len(counts) - input.ndim
     if lead < 0:
         raise RuntimeError(
@@ -575,9 +610,9 @@ def repeat(input: Tensor, *sizes: Any) -> Tensor:
     return apply(OPS["reshape"], (copy,), {"shape": merged})
 
 
-def tile(input: Tensor, *dims: Any) -> Tensor:
+def tile(input: Tensor, *positional: Any, dims: Any = None) -> Tensor:
     """repeat, with missing counts in front taken as 1."""
-    counts = as_shape(dims)
+    counts = as_shape(positional if dims is None else (dims,))
     return repeat(input, (1,) * (input.ndim - len(counts)) + counts)
 
 
@@ -635,7 +670,15 @@ def roll(input: Tensor, shifts: Any, dims: Any = None) -> Tensor:
 
 def rot90(input: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
     """Rotated by 90 degrees k times in the plane of two dims."""
-    a, b = dims
+    if len(dims) != 2:
+        raise RuntimeError(f"expected total rotation dims == 2, but got dims = {len(dims)}")
+    if input.ndim < 2:
+        raise RuntimeError(f"expected total dims >= 2, but got {input._type}")
+    a, b = one_axis("rot90", input.ndim, dims[0]), one_axis("rot90", input.ndim, dims[1])
+    if a == b:
+        raise RuntimeError(
+            f"expected rotation dims to be different, but got dim0 = {dims[0]} and dim1 = {dims[1]}"
+        )
     k %= 4
     if k == 0:
         return clone(input)
