@@ -97,7 +97,10 @@ def lookup(name: str) -> Callable[..., Any] | None:
     """Our function of a name in PyTorch's namespace: a function, or a Tensor method."""
     found: Any = jitgrad
     for part in name.split("."):
-        found = getattr(found, part, None)
+        try:
+            found = getattr(found, part, None)
+        except ImportError:
+            found = None
         if found is None:
             return getattr(jitgrad.Tensor, name, None) if "." not in name else None
     return found
