@@ -1,5 +1,27 @@
 """Utilities for networks, as torch.nn.utils."""
 
+from jitgrad.nn.utils import parametrizations as parametrizations
+from jitgrad.nn.utils import parametrize as parametrize
 from jitgrad.nn.utils import rnn as rnn
+from jitgrad.nn.utils.clip_grad import (
+    clip_grad_norm,
+    clip_grad_norm_,
+    clip_grad_value_,
+    clip_grads_with_norm_,
+    get_total_norm,
+)
+from jitgrad.nn.utils.convert_parameters import parameters_to_vector, vector_to_parameters
+from jitgrad.nn.utils.fusion import (
+    fuse_conv_bn_eval,
+    fuse_conv_bn_weights,
+    fuse_linear_bn_eval,
+    fuse_linear_bn_weights,
+)
+from jitgrad.nn.utils.init import skip_init
 
-__all__ = ["rnn"]
+__all__ = [
+    "clip_grad_norm", "clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_",
+    "fuse_conv_bn_eval", "fuse_conv_bn_weights", "fuse_linear_bn_eval", "fuse_linear_bn_weights",
+    "get_total_norm", "parameters_to_vector", "parametrizations", "parametrize", "rnn", "skip_init",
+    "vector_to_parameters",
+]  # fmt: skip
