@@ -98,9 +98,11 @@ from jitgrad.state import get_default_dtype, set_default_dtype
 from jitgrad.tensor import Size, Tensor
 
 if TYPE_CHECKING:
+    from jitgrad import func as func
     from jitgrad import nn as nn
     from jitgrad import optim as optim
     from jitgrad import utils as utils
+    from jitgrad.func import vmap as vmap
     from jitgrad.jit import disable_jit as disable_jit
     from jitgrad.jit import jit as jit
 
@@ -144,7 +146,7 @@ def numel(input: Tensor) -> Any:
     return input.numel()
 
 
-_SUBMODULES = ("export", "jit", "nn", "optim", "special", "utils")  # jit and export can be called
+_SUBMODULES = ("export", "func", "jit", "nn", "optim", "special", "utils")  # jit and export can be called
 
 
 def __getattr__(name: str) -> Any:
@@ -152,6 +154,8 @@ def __getattr__(name: str) -> Any:
     if name in ("compile", "disable_jit"):
         module = importlib.import_module("jitgrad.jit")
         return module.jit if name == "compile" else module.disable_jit
+    if name == "vmap":
+        return importlib.import_module("jitgrad.func").vmap
     if name in _SUBMODULES:
         return importlib.import_module(f"jitgrad.{name}")
     raise AttributeError(

@@ -14,10 +14,11 @@ from jitgrad import creation
 from jitgrad.device import device as Device
 from jitgrad.functions import shape
 from jitgrad.functions.args import as_shape
+from jitgrad.levels import examples_like
 from jitgrad.promotion import cast
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import DType
-from jitgrad.state import defaults, set_default_dtype
+from jitgrad.state import defaults, set_default_dtype, state
 from jitgrad.storage import Storage
 from jitgrad.tensor import Size, Tensor, root_of
 
@@ -128,7 +129,8 @@ def new_full_method(make: Any) -> Callable[..., Tensor]:
             size = (kwargs.pop("size"), *size)
         if kwargs.get("dtype") is None:
             kwargs["dtype"] = self.dtype
-        return make(*size, **kwargs)
+        out = make(*size, **kwargs)
+        return examples_like(self, out) if state.levels else out
 
     method.__name__ = method.__qualname__ = f"new_{make.__name__}"
     method.__doc__ = f"`{make.__name__}` in this tensor's dtype."

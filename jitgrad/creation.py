@@ -15,6 +15,7 @@ from jitgrad.dispatch import apply
 from jitgrad.dispatch import full as _full
 from jitgrad.functions.args import as_shape
 from jitgrad.hostscalar import HostScalar
+from jitgrad.levels import draw_for_examples, examples_like
 from jitgrad.promotion import cast, plain_number
 from jitgrad.random import Generator, next_draw
 from jitgrad.runtime import dtypes
@@ -316,7 +317,7 @@ def _like(make: Any) -> Any:
         wanted = input.dtype if dtype is None else dtype
         out: Tensor = make(tuple(input._type.shape), dtype=wanted, device=device,
                            requires_grad=requires_grad)  # fmt: skip
-        return out
+        return examples_like(input, out) if state.levels else out
 
     like.__name__ = like.__qualname__ = f"{make.__name__}_like"
     like.__doc__ = f"`{make.__name__}` of input's shape and dtype."
@@ -337,8 +338,9 @@ def full_like(
     memory_format: Any = None,
 ) -> Tensor:
     """A tensor of one value, of input's shape and dtype."""
-    return full(tuple(input._type.shape), fill_value, dtype=dtype or input.dtype,
-                requires_grad=requires_grad)  # fmt: skip
+    out = full(tuple(input._type.shape), fill_value, dtype=dtype or input.dtype,
+               requires_grad=requires_grad)  # fmt: skip
+    return examples_like(input, out) if state.levels else out
 
 
 def empty_strided(
@@ -459,8 +461,13 @@ def eye(
 # -- random --------------------------------------------------------------------------------------
 def draw(name: str, shape: tuple[Any, ...], dtype: DType, generator: Generator | None) -> Tensor:
     """One draw of a random record ("uniform", "normal", "random_bits")."""
-    attrs = {"shape": shape, "dtype": dtype, "device": "cpu"}
-    return apply(OPS[name], next_draw(generator), attrs)
+
+    def make(shape: tuple[Any, ...]) -> Tensor:
+        attrs = {"shape": shape, "dtype": dtype, "device": "cpu"}
+        out: Tensor = apply(OPS[name], next_draw(generator), attrs)
+        return out
+
+    return draw_for_examples(make, shape) if state.levels else make(shape)
 
 
 def _random(name: str, record: str, doc: str) -> Any:

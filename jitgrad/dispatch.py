@@ -4,6 +4,9 @@ Owns `apply` (infer, run, put on the tape, tell the recorder) and `assign` (the 
 primitive). Three modes: eager; eager and recorded; abstract (types only). What operands an op gets
 (promotion, numbers) is decided before, in promotion.py and functions/.
 
+Inside vmap, tensors have no data but a level (LevelStorage, see levels.py): such operands leave the
+fast path where data is asked for, and the level applies the op.
+
 The recorder's protocol (state.recorder, see jitgrad/recorder.py for the one that jit uses):
     op(op, operands, attrs, outputs, line)   an op was applied; outputs is always a tuple
     write(target, value, line)               target's elements became value's (called after)
@@ -34,7 +37,7 @@ from jitgrad.compiler.symbolic import Sym, is_static
 from jitgrad.compiler.types import TensorType
 from jitgrad.runtime import dtypes
 from jitgrad.state import abstract_mode, bump_epoch, epoch, recording, state
-from jitgrad.storage import overlaps_itself
+from jitgrad.storage import LevelStorage, overlaps_itself
 from jitgrad.tape.node import (
     IdentityNode,
     Node,
@@ -131,24 +134,26 @@ def apply(op: Any, operands: tuple[Tensor, ...], attrs: dict[str, Any]) -> Any:
     types = plan.types
     current = state
     if op.view:
-        outputs: Any = _apply_view(op, operands[0], attrs, types)
-        if type(outputs) is AbsentTensor:
+        outputs: Any = _apply_view(op, operands[0], attrs, plan)
+        if outputs._data is None and (
+            type(outputs) is AbsentTensor or type(outputs._storage) is LevelStorage
+        ):
             return outputs
     elif current.abstract:
         for x in operands:
-            if type(x) is AbsentTensor:
-                return _absent(op, types)
+            if type(x) is AbsentTensor or type(x._storage) is LevelStorage:
+                return _without_data(op, operands, attrs, plan)
         outputs = wrap(None, types) if op.nout == 1 else tuple([wrap(None, t) for t in types])
     else:
         if count == 2:  # the commonest case, without loops over operands
             left, right = a._data, b._data
             if left is None or right is None:
-                return _without_data(op, operands, types)
+                return _without_data(op, operands, attrs, plan)
         else:
             arrays = [x._data for x in operands]
             for array in arrays:
                 if array is None:
-                    return _without_data(op, operands, types)
+                    return _without_data(op, operands, attrs, plan)
         token = hush()
         try:
             if count == 2:
@@ -172,7 +177,7 @@ def apply(op: Any, operands: tuple[Tensor, ...], attrs: dict[str, Any]) -> Any:
     if plan.taped and current.grad_enabled:
         for x in operands:
             if x._requires_grad or (x._view is not None and x.requires_grad):
-                _put_on_tape(op, operands, attrs, plan, outputs)
+                put_on_tape(op, operands, attrs, plan, outputs)
                 break
     if current.recorder is not None:
         many = outputs if op.nout > 1 else (outputs,)
@@ -217,14 +222,15 @@ def _owned(result: np.ndarray[Any, Any], operands: tuple[Tensor, ...]) -> np.nda
     return result
 
 
-def _apply_view(op: Any, x: Tensor, attrs: dict[str, Any], type_: TensorType) -> Tensor:
+def _apply_view(op: Any, x: Tensor, attrs: dict[str, Any], plan: Plan) -> Tensor:
     """A view op: shares x's storage where the reference could give a view, else a fresh result."""
     data = None
-    if type(x) is AbsentTensor:
-        return absent(type_)
+    type_ = plan.types
+    if x._data is None and (
+        not state.abstract or type(x) is AbsentTensor or type(x._storage) is LevelStorage
+    ):
+        return _without_data(op, (x,), attrs, plan)
     if not state.abstract:
-        if x._data is None:
-            return _without_data(op, (x,), type_)
         try:
             data = op.reference(x._data, **attrs)
         except Exception as error:
@@ -235,9 +241,18 @@ def _apply_view(op: Any, x: Tensor, attrs: dict[str, Any], type_: TensorType) ->
             base is not source and base is not source.base and not np.shares_memory(data, source)
         ):
             return wrap(data, type_)
+    return as_view(op, x, attrs, data, type_)
+
+
+def as_view(op: Any, x: Tensor, attrs: dict[str, Any], data: Any, type_: TensorType) -> Tensor:
+    """A view of x by one more view op, that follows writes to x's base."""
     out = new_view(x, data, type_, (op, attrs))
     storage = x._storage
     info = x._view
+    if not op.differentiable:  # detach: nothing to follow
+        if info is not None and info.hidden:
+            out._view = info.detached()
+        return out
     if info is None:
         base, hidden, tracked = x, False, True
     else:
@@ -252,7 +267,7 @@ def _apply_view(op: Any, x: Tensor, attrs: dict[str, Any], type_: TensorType) ->
 _new_node = Node.__new__
 
 
-def _put_on_tape(
+def put_on_tape(
     op: Any, operands: tuple[Tensor, ...], attrs: dict[str, Any], plan: Plan, outputs: Any
 ) -> None:
     """Makes the op's node, field by field (Node.__init__ and Node.save cost as much again)."""
@@ -353,11 +368,15 @@ def _absent(op: Any, types: Any) -> Any:
     return absent(types) if op.nout == 1 else tuple(absent(t) for t in types)
 
 
-def _without_data(op: Any, operands: tuple[Tensor, ...], types: Any) -> Any:
-    """The result when an operand has no data though ops are run: absent, or the user's error."""
+def _without_data(op: Any, operands: tuple[Tensor, ...], attrs: dict[str, Any], plan: Plan) -> Any:
+    """The result when an operand has no data of its own: absent, what the level of an operand
+    inside vmap makes of it, or the user's error."""
     for x in operands:
         if type(x) is AbsentTensor:
-            return _absent(op, types)
+            return _absent(op, plan.types)
+    level = level_of(operands)
+    if level is not None:
+        return level.apply(op, operands, attrs, plan)
     x = next(x for x in operands if x._data is None)
     raise _with_line(
         RuntimeError(
@@ -365,6 +384,16 @@ def _without_data(op: Any, operands: tuple[Tensor, ...], types: Any) -> Any:
             "tracing from shapes alone); use it inside the traced function only"
         )
     )
+
+
+def level_of(tensors: Sequence[Tensor]) -> Any:
+    """The innermost vmap that one of the tensors belongs to; None when there is none."""
+    found = None
+    for x in tensors:
+        storage = x._storage
+        if type(storage) is LevelStorage and (found is None or storage.level.number > found.number):
+            found = storage.level
+    return found
 
 
 # -- in-place ---------------------------------------------------------------------------------
@@ -421,17 +450,27 @@ def assign(target: Tensor, value: Tensor) -> None:
             f"[assign] expected a value of type {target._type}; got {value._type}; expand it and "
             "convert it to the target's dtype first"
         )
+    level = None
+    if target._data is None or value._data is None:
+        level = level_of((target, value))
+        if level is not None:
+            value = level.prepare_write(target, value)
+            if value is None:
+                return
     taped = state.grad_enabled and (value.requires_grad or target.requires_grad)
     check_inplace(target, value._requires_grad)
     storage = target._storage
     if taped and value._node is not None:
         value._node.protect(storage, _snapshot)
-    if target._data is not None and value._data is not None:
-        np.copyto(target._data, value._data)
-    storage.version += 1
     info = target._view
-    if info is not None and info.hidden:
-        storage.hidden += 1
+    if level is not None:
+        level.write(target, value)
+    else:
+        if target._data is not None and value._data is not None:
+            np.copyto(target._data, value._data)
+        storage.version += 1
+        if info is not None and info.hidden:
+            storage.hidden += 1
     if taped:
         if info is not None and info.base is not None:
             rebase(target, value)

@@ -24,6 +24,7 @@ class State(threading.local):
         abstract: ops are inferred only; results have no data.
         recorder: what is told of every op, write, rebind and raw read; or None.
         anomaly: backward checks every gradient for NaN (detect_anomaly).
+        levels: the vmaps and forward modes that are being run, innermost last (levels.py).
     """
 
     grad_enabled: bool = True
@@ -31,6 +32,7 @@ class State(threading.local):
     abstract: bool = False
     recorder: Any = None
     anomaly: bool = False
+    levels: tuple[Any, ...] = ()
 
 
 state = State()

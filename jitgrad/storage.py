@@ -71,3 +71,32 @@ class Storage:
 
     def __len__(self) -> int:
         return self.nbytes()
+
+
+class LevelStorage(Storage):
+    """What a tensor inside vmap lies on: another tensor, that holds the values of all examples.
+
+    It has no array of its own; `type` is that of one example. Reading, writing and applying ops is
+    the level's business (levels.py).
+
+    Attributes:
+        value: the tensor below, (B, *shape) where `batched`, else (*shape).
+        level: the vmap that it belongs to.
+    """
+
+    __slots__ = ("batched", "level", "value")
+
+    def __init__(self, value: Any, type: TensorType, level: Any, batched: bool) -> None:
+        self.array = None
+        self.type = type
+        self.value = value
+        self.level = level
+        self.batched = batched
+
+    @property
+    def version(self) -> int:  # type: ignore[override]
+        return self.value._storage.version
+
+    @property
+    def hidden(self) -> int:  # type: ignore[override]
+        return self.value._storage.hidden

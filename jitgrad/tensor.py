@@ -15,17 +15,25 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jitgrad import pytree
+from jitgrad.compiler.ops.record import OPS
 from jitgrad.compiler.symbolic import is_static, prod
 from jitgrad.compiler.types import TensorType
 from jitgrad.device import CPU, device
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import DType
 from jitgrad.state import bump_epoch, state
-from jitgrad.storage import Storage
+from jitgrad.storage import LevelStorage, Storage
 
 if TYPE_CHECKING:
     from jitgrad.tape.node import Node
     from jitgrad.tape.views import ViewInfo
+
+
+_READS = {
+    "item": ".item() on a Tensor, or using it in Python control flow",
+    "bool": "a Tensor in data-dependent control flow (if, while, and, or)",
+}
+"""What users did who read the data of a tensor inside vmap."""
 
 
 class Size(tuple[Any, ...]):
@@ -248,6 +256,12 @@ class Tensor:
     # -- memory --------------------------------------------------------------------------------
     def _array(self, what: str) -> np.ndarray[Any, Any]:
         """The data, told to the recorder: from here on it has left the graph."""
+        if type(self._storage) is LevelStorage:
+            raise RuntimeError(
+                f"vmap: It looks like you're calling {_READS.get(what, what + '()')}. The tensor, "
+                f"{self._type} for each of {self._storage.level.size} examples, has no single "
+                "value here: use tensor operations such as where(), or do it outside of vmap"
+            )
         if state.recorder is not None:
             state.recorder.raw_read(self, what)
         data = self._data
@@ -313,6 +327,8 @@ class Tensor:
 
     def detach(self) -> Tensor:
         """This tensor, off the tape: shares memory and version counter."""
+        if state.levels:  # examples, tangents: every level detaches
+            return Tensor._bind(OPS["detach"], (self,), {})
         out: Tensor = self._alias()
         if self._view is not None and self._view.hidden:
             out._view = self._view.detached()
@@ -331,7 +347,7 @@ class Tensor:
     @property
     def data(self) -> Tensor:
         """This tensor, off the tape: shares memory; writes to it are not seen by the tape."""
-        out: Tensor = self._alias()
+        out: Tensor = self.detach() if state.levels else self._alias()
         out._view = _hidden_view()
         return out
 

@@ -1,7 +1,7 @@
-"""Movement ops: reshape, permute, expand, flip, concatenate.
+"""Movement ops: reshape, permute, expand, detach, flip, concatenate.
 
-They change where an element is, never what it is. reshape, permute and expand are views: their
-reference returns a NumPy view of the operand, and `put` writes through it. pad is in pad.py,
+They change where an element is, never what it is. reshape, permute, expand and detach are views:
+their reference returns a NumPy view of the operand, and `put` writes through it. pad is in pad.py,
 slices and diagonals in slicing.py, sliding windows in windows.py.
 
 Sizes of -1, negative dims and defaults are resolved by the public layer: attributes here are full
@@ -268,6 +268,41 @@ class Expand(Op):
         yield Sample((uniform((1, 3)),), {"shape": (0, 3)}, "to an empty tensor")
 
 
+class Detach(Op):
+    """detach(x): x itself, its derivative zero in both modes; a view of all of it.
+
+    Inside vmap and forward mode, what `Tensor.detach()` is; elsewhere that is an alias, and no op.
+    """
+
+    name = "detach"
+    noop = True
+    view = True
+    differentiable = False
+
+    def infer(self, x: TensorType, **_: Any) -> TensorType:
+        return x
+
+    def reference(self, x: np.ndarray, **_: Any) -> np.ndarray:
+        return x.view()
+
+    def batch(self, operands: Sequence[Any], batched: Sequence[bool], **_: Any) -> Any:
+        return op.detach(operands[0])
+
+    def lower(self, b: Builder, x: Array, **_: Any) -> Array:
+        return b.pointwise(x.shape, x.dtype, load(x, b.axes(len(x.shape))))
+
+    def put(self, base: Any, update: Any, **_: Any) -> Any:
+        return update
+
+    def onnx(self, ctx: OnnxContext, inputs: Sequence[str], **_: Any) -> Any:
+        return ctx.node("Identity", inputs)
+
+    def samples(self) -> Iterable[Sample]:
+        yield Sample((uniform((2, 3)),), grad=False)
+        yield Sample((uniform(()),), {}, "0-d", grad=False)
+        yield Sample((uniform((3, 5))[:, ::2],), {}, "strided", grad=False)
+
+
 class Flip(Op):
     """flip(x; axes): the order of elements reversed along axes; a copy, as in PyTorch."""
 
@@ -422,5 +457,6 @@ def shape_text(shape: Sequence[Dim]) -> str:
 reshape = Reshape()
 permute = Permute()
 expand = Expand()
+detach = Detach()
 flip = Flip()
 concatenate = Concatenate()

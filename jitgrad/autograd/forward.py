@@ -1,53 +1,93 @@
 """Forward mode: derivatives along a direction, by each op's jvp.
 
-Owns `jvp`. A function is run with every op recorded; each op's tangent follows from its record.
+Owns `Tangents`, the level of `state.levels` that pushes tangents forward as ops are recorded, and
+`jvp`. The public faces are func.jvp and autograd.forward_ad.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from jitgrad.random import draw_tensors
-from jitgrad.state import recording, state
+from jitgrad.levels import Relay, lifted_to_current
+from jitgrad.state import state
 from jitgrad.tape.node import zeros_of
+from jitgrad.tape.views import put_chain
 from jitgrad.tensor import Tensor
 
 Tangent = Tensor | None
 
 
-class _Tangents:
-    """A recorder that pushes tangents forward. Passes all it is told on to the recorder before it.
+class Tangents(Relay):
+    """A recorder that pushes tangents forward.
 
-    Tangents are held by storage, for the storage's root; a view's is its chain applied to that.
+    Tangents are held by storage, for the storage's root; a view's is its chain applied to that. So
+    tensors that the tape saved have theirs, too: forward over reverse needs nothing more.
     """
 
-    def __init__(self, outer: Any) -> None:
-        self.outer = outer
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.number = 0
         self.roots: dict[int, Tangent] = {}
         self.keep: list[Any] = []
 
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """Pushes tangents through what the block does."""
+        before = (state.recorder, state.levels)
+        self.outer = before[0]
+        self.number = 1 + max((level.number for level in before[1]), default=0)
+        state.recorder, state.levels = self, (*before[1], self)
+        try:
+            yield
+        finally:
+            state.recorder, state.levels = before
+
+    @contextmanager
+    def outside(self) -> Iterator[None]:
+        """Runs a block that this level does not see."""
+        before = (state.recorder, state.levels)
+        state.recorder = self.outer
+        if self in before[1]:
+            state.levels = before[1][: before[1].index(self)]
+        try:
+            yield
+        finally:
+            state.recorder, state.levels = before
+
     def get(self, x: Tensor) -> Tangent:
+        """The tangent of a tensor; None where it is zero."""
         root = self.roots.get(id(x._storage))
         if root is None:
             return None
         for op, attrs in x._chain:
+            if not op.differentiable:
+                return None
             root = op(root, **attrs)
         return root
 
     def set(self, x: Tensor, tangent: Tangent) -> None:
+        """Sets the tangent of the root of x's storage."""
         self.keep.append(x._storage)
         self.roots[id(x._storage)] = tangent
 
+    def start(self, x: Tensor, tangent: Tensor) -> Tensor:
+        """x with a tangent: on a storage of its own, on the tape where x is."""
+        if x._type.shape != tangent._type.shape or x._type.dtype is not tangent._type.dtype:
+            raise RuntimeError(f"[jvp] expected a tangent of type {x._type}; got {tangent._type}")
+        out: Tensor = lifted_to_current(x).clone()
+        self.set(out, tangent)
+        return out
+
     # The recorder's protocol.
     def op(self, op: Any, operands: Any, attrs: Any, outputs: Any, line: str) -> None:
-        with recording(self.outer):
-            if self.outer is not None:
-                self.outer.op(op, operands, attrs, outputs, line)
-            if not op.differentiable or all(
-                y._storage is x._storage for x in operands[:1] for y in outputs
-            ):
-                return
+        super().op(op, operands, attrs, outputs, line)
+        if not op.differentiable or all(
+            y._storage is x._storage for x in operands[:1] for y in outputs
+        ):
+            return
+        with self.outside():
             tangents = tuple(self.get(x) for x in operands)
             if all(t is None for t in tangents):
                 return
@@ -57,13 +97,19 @@ class _Tangents:
                 self.set(y, t)
 
     def write(self, target: Tensor, value: Tensor, line: str) -> None:
-        with recording(self.outer):
-            if self.outer is not None:
-                self.outer.write(target, value, line)
+        super().write(target, value, line)
+        with self.outside():
             root = self.roots.get(id(target._storage))
             tangent = self.get(value)
             if root is None and tangent is None:
                 return
+            if any(not op.differentiable for op, _ in target._chain):
+                if tangent is not None:
+                    raise RuntimeError(
+                        "[jvp] expected a target that is not detached for values with a tangent; "
+                        f"got {target._type}, from detach() or .data; write to a clone() of it"
+                    )
+                return  # what was detached is no longer this tensor's value, its tangent stays
             if tangent is None:
                 tangent = zeros_of(value._type)
             if not target._chain:
@@ -71,43 +117,7 @@ class _Tangents:
                 return
             if root is None:
                 root = zeros_of(target._storage.type)
-            steps = [root]
-            for op, attrs in target._chain[:-1]:
-                steps.append(op(steps[-1], **attrs))
-            for (op, attrs), step in zip(reversed(target._chain), reversed(steps), strict=True):
-                tangent = op.put(step, tangent, **attrs)
-            self.set(target, tangent)
-
-    def raw_read(self, tensor: Tensor, what: str) -> None:
-        if self.outer is not None:
-            self.outer.raw_read(tensor, what)
-
-    def rebind(self, owner: Any, key: str, value: Any) -> None:
-        if self.outer is not None:
-            self.outer.rebind(owner, key, value)
-
-    def slot_read(self, owner: Any, key: str) -> None:
-        if self.outer is not None:
-            self.outer.slot_read(owner, key)
-
-    def constant(self, tensor: Tensor, source: Any) -> None:
-        if self.outer is not None:
-            self.outer.constant(tensor, source)
-
-    def draw(self, generator: Any) -> Any:
-        if self.outer is not None:
-            return self.outer.draw(generator)
-        return draw_tensors(generator.initial_seed(), generator.advance())
-
-    def lift(self, scalar: Any) -> Any:
-        return self.outer.lift(scalar)
-
-    def lift_number(self, value: Any, owner: Any, key: Any) -> Any:
-        return value if self.outer is None else self.outer.lift_number(value, owner, key)
-
-    def specialise(self, scalar: Any) -> None:
-        if self.outer is not None:
-            self.outer.specialise(scalar)
+            self.set(target, put_chain(root, target._chain, tangent))
 
 
 def jvp(
@@ -124,23 +134,16 @@ def jvp(
     ts = [tangents] if isinstance(tangents, Tensor) else list(tangents)
     if len(xs) != len(ts):
         raise RuntimeError(f"[jvp] expected a tangent for each primal; got {len(xs)} and {len(ts)}")
-    outer = state.recorder
-    tape = _Tangents(outer)
-    fresh = []
-    for x, t in zip(xs, ts, strict=True):
-        if x._type != t._type:
-            raise RuntimeError(f"[jvp] expected a tangent of type {x._type}; got {t._type}")
-        # A clone is the root of a storage of its own.
-        y = x.clone()
-        tape.set(y, t)
-        fresh.append(y)
-    with recording(tape):
-        out = function(*fresh)
+    level = Tangents()
+    starts = [level.start(x, t) for x, t in zip(xs, ts, strict=True)]
+    with level.inside():
+        out = function(*starts)
     many = out if isinstance(out, (tuple, list)) else (out,)
-    found = []
-    for y in many:
-        along = tape.get(y) if isinstance(y, Tensor) else None
-        if along is None and isinstance(y, Tensor):
-            along = zeros_of(y._type)
-        found.append(along)
+    found = [tangent_of(level, y) if isinstance(y, Tensor) else None for y in many]
     return (out, tuple(found)) if isinstance(out, (tuple, list)) else (out, found[0])
+
+
+def tangent_of(level: Tangents, y: Tensor) -> Tensor:
+    """The tangent of an output; zeros where it has none."""
+    along = level.get(y)
+    return zeros_of(y._type) if along is None else along

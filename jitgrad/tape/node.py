@@ -269,6 +269,24 @@ class LeafNode(IdentityNode):
         super().__init__(leaf, 0, leaf._type)
 
 
+class StartNode(Node):
+    """Where a function that is differentiated (func.grad, func.vjp) starts: its argument.
+
+    Leads to the argument itself where that requires grad outside, else nowhere.
+    """
+
+    __slots__ = ()
+    _op = _Named("argument")
+
+    def __init__(self, x: Tensor, edge: Node | Tensor | None, slot: int) -> None:
+        super().__init__(
+            self._op, {}, () if edge is None else (edge,), () if edge is None else (slot,), x._type
+        )
+
+    def run(self, grads: Gradients) -> Gradients:
+        return grads
+
+
 class AccumulateGrad:
     """A leaf as its users' `next_functions` show it."""
 

@@ -1,0 +1,26 @@
+"""Function transforms: the public names of `torch.func`.
+
+grad, vjp and their kin are the tape, jvp and its kin forward mode, vmap a level
+(jitgrad/levels.py). They nest with each other, with backward(), and with `@jit`.
+"""
+
+from __future__ import annotations
+
+from jitgrad.func.forward import jacfwd, jvp
+from jitgrad.func.mapping import vmap
+from jitgrad.func.reverse import grad, grad_and_value, hessian, jacrev, linearize, vjp
+from jitgrad.func.stateless import functional_call, stack_module_state
+
+__all__ = [
+    "functional_call",
+    "grad",
+    "grad_and_value",
+    "hessian",
+    "jacfwd",
+    "jacrev",
+    "jvp",
+    "linearize",
+    "stack_module_state",
+    "vjp",
+    "vmap",
+]
