@@ -146,7 +146,8 @@ def numel(input: Tensor) -> Any:
     return input.numel()
 
 
-_SUBMODULES = ("export", "func", "jit", "nn", "optim", "special", "utils")  # jit and export can be called
+# export and jit can be called
+_SUBMODULES = ("export", "func", "jit", "nn", "optim", "special", "utils")
 
 
 def __getattr__(name: str) -> Any:
