@@ -1,6 +1,8 @@
-"""Convolution of images, signals and volumes. Owns argument checks, named padding and the bias.
+"""Convolution of images, signals and volumes, and its transpose. Owns argument checks, named
+padding, output padding and the bias.
 
-The op `conv` (compiler/ops/conv.py) does the rest, for any number of spatial dims.
+The ops `conv` and `conv_input_grad` (compiler/ops/conv.py) do the rest, for any number of spatial
+dims: a transposed convolution is what conv sends back to its input.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ def convolution(
 ) -> Tensor:
     """conv1d, conv2d or conv3d, by the number n of spatial dims."""
     op = f"conv{n}d"
-    _check(op, n, input, weight, bias)
+    _check(op, n, input, weight)
+    _check_bias(op, input, bias, weight, weight.shape[0])
     unbatched = input.dim() == n + 1
     strides = per_dim(stride, n, op, "stride")
     dilations = per_dim(dilation, n, op, "dilation")
@@ -34,22 +37,92 @@ def convolution(
         pads = per_dim(padding, n, op, "padding")
     attrs = {"stride": strides, "padding": pads, "dilation": dilations, "groups": int(groups)}
     out: Tensor = OPS["conv"](x, weight, **attrs)
+    return _finish(n, out, bias, unbatched)
+
+
+def _finish(n: int, out: Tensor, bias: Tensor | None, unbatched: bool) -> Tensor:
     if bias is not None:
         out = out + bias.reshape((1, -1) + (1,) * n)
     return out.squeeze(0) if unbatched else out
 
 
-def _check(op: str, n: int, input: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+def transposed_convolution(
+    n: int,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: IntOrInts = 1,
+    padding: IntOrInts = 0,
+    output_padding: IntOrInts = 0,
+    groups: int = 1,
+    dilation: IntOrInts = 1,
+) -> Tensor:
+    """conv_transpose1d, 2d or 3d, by the number n of spatial dims."""
+    op = f"conv_transpose{n}d"
+    _check(op, n, input, weight)
+    groups = int(groups)
+    if groups <= 0 or weight.shape[0] % groups:
+        raise RuntimeError(
+            f"[{op}] expected groups > 0 that divides dim 0 of weight; got groups={groups}, weight "
+            f"{tuple(weight.shape)}"
+        )
+    channels = input.shape[input.dim() - n - 1]
+    if channels != weight.shape[0]:
+        raise RuntimeError(
+            f"[{op}] expected input of {weight.shape[0]} channels for weight "
+            f"{tuple(weight.shape)}; got {channels} in input {tuple(input.shape)}"
+        )
+    _check_bias(op, input, bias, weight, weight.shape[1] * groups)
+    s = per_dim(stride, n, op, "stride")
+    d = per_dim(dilation, n, op, "dilation")
+    pads = per_dim(padding, n, op, "padding")
+    extra = per_dim(output_padding, n, op, "output_padding")
+    if min(*s, *d) <= 0:
+        raise RuntimeError(f"[{op}] expected stride and dilation above 0; got {s} and {d}")
+    if any(not 0 <= e < max(a, b) for e, a, b in zip(extra, s, d, strict=True)):
+        raise RuntimeError(
+            f"[{op}] expected output_padding of at least 0 and less than stride or dilation; got "
+            f"output_padding {extra}, stride {s}, dilation {d}"
+        )
+    unbatched = input.dim() == n + 1
+    x = input.unsqueeze(0) if unbatched else input
+    if any(q == 0 for q in x.shape[2:]):
+        raise RuntimeError(
+            f"[{op}] expected an input with no empty spatial dim; got {tuple(input.shape)}"
+        )
+    shape = tuple(
+        (q - 1) * a - 2 * p + b * (k - 1) + e + 1
+        for q, a, p, b, k, e in zip(x.shape[2:], s, pads, d, weight.shape[2:], extra, strict=True)
+    )
+    if any(size < 0 for size in shape):
+        raise RuntimeError(
+            f"[{op}] expected an output with no negative size; got {shape} for input "
+            f"{tuple(input.shape)}, weight {tuple(weight.shape)}, padding {pads}"
+        )
+    # Output padding of a stride or more is room for more windows, which see zeros.
+    more = [e // a for e, a in zip(extra, s, strict=True)]
+    if any(more):
+        x = pad(x, [side for m in reversed(more) for side in (0, m)])
+    attrs = {"stride": s, "padding": pads, "dilation": d, "groups": groups}
+    out: Tensor = OPS["conv_input_grad"](x, weight, shape=shape, **attrs)
+    return _finish(n, out, bias, unbatched)
+
+
+def _check(op: str, n: int, input: Tensor, weight: Tensor) -> None:
     expect_tensors(op, input=input, weight=weight)
     if input.dim() not in (n + 1, n + 2) or weight.dim() != n + 2:
         raise RuntimeError(
             f"[{op}] expected input of {n + 1} (unbatched) or {n + 2} dims and weight of {n + 2}; "
             f"got input {tuple(input.shape)}, weight {tuple(weight.shape)}"
         )
-    expect_dtype(op, input.dtype, weight=weight, bias=bias)
-    if bias is not None and tuple(bias.shape) != (weight.shape[0],):
+    expect_dtype(op, input.dtype, weight=weight)
+
+
+def _check_bias(op: str, input: Tensor, bias: Tensor | None, weight: Tensor, channels: int) -> None:
+    expect_dtype(op, input.dtype, bias=bias)
+    if bias is not None and tuple(bias.shape) != (channels,):
         raise RuntimeError(
-            f"[{op}] expected bias of shape {(weight.shape[0],)} for weight "
+            f"[{op}] expected bias of shape {(channels,)} for weight "
             f"{tuple(weight.shape)}; got {tuple(bias.shape)}"
         )
 
@@ -108,3 +181,43 @@ def conv3d(
 ) -> Tensor:  # fmt: skip
     """Convolution of (N, C, D, H, W) or (C, D, H, W) with (O, C/groups, KD, KH, KW); see conv2d."""
     return convolution(3, input, weight, bias, stride, padding, dilation, groups)
+
+
+def conv_transpose1d(
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: IntOrInts = 1,
+    padding: IntOrInts = 0, output_padding: IntOrInts = 0, groups: int = 1,
+    dilation: IntOrInts = 1,
+) -> Tensor:  # fmt: skip
+    """Transposed convolution of (N, C, L) or (C, L) with (C, O/groups, K); see conv_transpose2d."""
+    return transposed_convolution(
+        1, input, weight, bias, stride, padding, output_padding, groups, dilation
+    )
+
+
+def conv_transpose2d(
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: IntOrInts = 1,
+    padding: IntOrInts = 0, output_padding: IntOrInts = 0, groups: int = 1,
+    dilation: IntOrInts = 1,
+) -> Tensor:  # fmt: skip
+    """The transpose of conv2d in its input: (N, C, H, W) or (C, H, W) with (C, O/groups, KH, KW).
+
+    Output (N, O, OH, OW), OH = (H-1)*stride - 2*padding + dilation*(KH-1) + output_padding + 1.
+    All tensors are of one dtype. Raises RuntimeError for shapes or dtypes that do not fit, an
+    output_padding that is neither less than stride nor than dilation, or channels that groups does
+    not divide.
+    """
+    return transposed_convolution(
+        2, input, weight, bias, stride, padding, output_padding, groups, dilation
+    )
+
+
+def conv_transpose3d(
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: IntOrInts = 1,
+    padding: IntOrInts = 0, output_padding: IntOrInts = 0, groups: int = 1,
+    dilation: IntOrInts = 1,
+) -> Tensor:  # fmt: skip
+    """Transposed convolution of (N, C, D, H, W) or (C, D, H, W) with (C, O/groups, KD, KH, KW); see
+    conv_transpose2d."""
+    return transposed_convolution(
+        3, input, weight, bias, stride, padding, output_padding, groups, dilation
+    )

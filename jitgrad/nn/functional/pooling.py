@@ -1,9 +1,11 @@
-"""Maxima and means over windows. Owns argument checks; the ops are in compiler/ops."""
+"""Maxima, means and p-norms over windows. Owns argument checks; the ops are in compiler/ops."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import jitgrad.functions as ops
 from jitgrad.compiler.ops import OPS
 from jitgrad.nn.functional.args import IntOrInts, expect_tensors, per_dim
 from jitgrad.tensor import Tensor
@@ -133,3 +135,51 @@ def avg_pool3d(
     return avg_pool(
         3, input, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override
     )
+
+
+def lp_pool(
+    n: int, input: Tensor, norm_type: float, kernel_size: IntOrInts,
+    stride: IntOrInts | None = None, ceil_mode: bool = False,
+) -> Tensor:  # fmt: skip
+    """lp_pool1d, lp_pool2d or lp_pool3d, by the number n of spatial dims."""
+    op = f"lp_pool{n}d"
+    expect_tensors(op, input=input)
+    if norm_type == 0:
+        raise ZeroDivisionError(f"[{op}] expected norm_type not to be 0; got {norm_type}")
+    if abs(norm_type) == math.inf:
+        top = max_pool(n, abs(input) if norm_type > 0 else -abs(input), kernel_size, stride, 0, 1,
+                       ceil_mode)  # fmt: skip
+        return top if norm_type > 0 else -top
+    area = math.prod(per_dim(kernel_size, n, op, "kernel_size"))
+    total = avg_pool(n, input**norm_type, kernel_size, stride, 0, ceil_mode)
+    # sign * relu(abs) is the sum itself, but has the derivative 0 where it is 0
+    total = total.sign() * ops.relu(total.abs()) * area
+    return total ** (1.0 / norm_type)
+
+
+def lp_pool1d(
+    input: Tensor, norm_type: float, kernel_size: IntOrInts, stride: IntOrInts | None = None,
+    ceil_mode: bool = False,
+) -> Tensor:  # fmt: skip
+    """(sum of x^p)^(1/p) over windows of (N, C, L) or (C, L); see lp_pool2d."""
+    return lp_pool(1, input, norm_type, kernel_size, stride, ceil_mode)
+
+
+def lp_pool2d(
+    input: Tensor, norm_type: float, kernel_size: IntOrInts, stride: IntOrInts | None = None,
+    ceil_mode: bool = False,
+) -> Tensor:  # fmt: skip
+    """(sum of x^p)^(1/p), p = norm_type, over windows of (N, C, H, W) or (C, H, W).
+
+    stride defaults to kernel_size. A sum of 0 has the derivative 0; a negative one (odd p) gives
+    NaN. p = infinity is the maximum of abs(x). Raises ZeroDivisionError for p = 0.
+    """
+    return lp_pool(2, input, norm_type, kernel_size, stride, ceil_mode)
+
+
+def lp_pool3d(
+    input: Tensor, norm_type: float, kernel_size: IntOrInts, stride: IntOrInts | None = None,
+    ceil_mode: bool = False,
+) -> Tensor:  # fmt: skip
+    """(sum of x^p)^(1/p) over windows of (N, C, D, H, W) or (C, D, H, W); see lp_pool2d."""
+    return lp_pool(3, input, norm_type, kernel_size, stride, ceil_mode)

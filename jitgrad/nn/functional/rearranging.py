@@ -1,0 +1,172 @@
+"""Channels and space exchanged: pixel_shuffle and its kin. Windows as columns: unfold and fold."""
+
+from __future__ import annotations
+
+from jitgrad.compiler.ops import OPS
+from jitgrad.nn.functional.args import IntOrInts, expect_tensors, per_dim
+from jitgrad.nn.functional.padding import pad
+from jitgrad.tensor import Tensor
+
+
+# -- channels --------------------------------------------------------------------------------------
+def pixel_shuffle(input: Tensor, upscale_factor: int) -> Tensor:
+    """(..., C r^2, H, W) to (..., C, H r, W r) (Shi et al. 2016).
+
+    Raises RuntimeError for fewer than 3 dims, r < 1, or channels that r^2 does not divide.
+    """
+    op, r = "pixel_shuffle", int(upscale_factor)
+    _check_shuffle(op, input, r)
+    *lead, channels, height, width = input.shape
+    if channels % (r * r):
+        raise RuntimeError(f"[{op}] expected channels that {r}^2 divides; got {tuple(input.shape)}")
+    n = len(lead)
+    x = input.reshape((*lead, channels // (r * r), r, r, height, width))
+    x = x.permute((*range(n), n, n + 3, n + 1, n + 4, n + 2))
+    return x.reshape((*lead, channels // (r * r), height * r, width * r))
+
+
+def pixel_unshuffle(input: Tensor, downscale_factor: int) -> Tensor:
+    """(..., C, H r, W r) to (..., C r^2, H, W): pixel_shuffle undone.
+
+    Raises RuntimeError for fewer than 3 dims, r < 1, or heights and widths that r does not divide.
+    """
+    op, r = "pixel_unshuffle", int(downscale_factor)
+    _check_shuffle(op, input, r)
+    *lead, channels, height, width = input.shape
+    if height % r or width % r:
+        raise RuntimeError(
+            f"[{op}] expected height and width that {r} divides; got {tuple(input.shape)}"
+        )
+    n = len(lead)
+    x = input.reshape((*lead, channels, height // r, r, width // r, r))
+    x = x.permute((*range(n), n, n + 2, n + 4, n + 1, n + 3))
+    return x.reshape((*lead, channels * r * r, height // r, width // r))
+
+
+def _check_shuffle(op: str, input: Tensor, r: int) -> None:
+    expect_tensors(op, input=input)
+    if input.dim() < 3 or r < 1:
+        raise RuntimeError(
+            f"[{op}] expected at least 3 dims and a positive factor; got {tuple(input.shape)} and "
+            f"{r}"
+        )
+
+
+def channel_shuffle(input: Tensor, groups: int) -> Tensor:
+    """Channels (N, C, ...), seen as (groups, C / groups), transposed (Zhang et al. 2018).
+
+    Raises RuntimeError for fewer than 3 dims or channels that groups does not divide.
+    """
+    op = "channel_shuffle"
+    expect_tensors(op, input=input)
+    if input.dim() < 3 or groups <= 0 or input.shape[1] % groups:
+        raise RuntimeError(
+            f"[{op}] expected at least 3 dims and channels that groups, above 0, divides; got "
+            f"{tuple(input.shape)} and groups={groups}"
+        )
+    batch, channels, *spatial = input.shape
+    x = input.reshape((batch, groups, channels // groups, *spatial))
+    return x.transpose(1, 2).reshape(tuple(input.shape))
+
+
+# -- windows as columns ----------------------------------------------------------------------------
+class _Windows:
+    """Sliding windows over two dims: their arguments, checked, and their numbers."""
+
+    def __init__(
+        self, op: str, kernel_size: IntOrInts, dilation: IntOrInts, padding: IntOrInts,
+        stride: IntOrInts,
+    ) -> None:  # fmt: skip
+        self.kernel = per_dim(kernel_size, 2, op, "kernel_size")
+        self.dilation = per_dim(dilation, 2, op, "dilation")
+        self.padding = per_dim(padding, 2, op, "padding")
+        self.stride = per_dim(stride, 2, op, "stride")
+        if min(*self.kernel, *self.dilation, *self.stride) < 1 or min(self.padding) < 0:
+            raise RuntimeError(
+                f"[{op}] expected kernel_size, dilation and stride above 0 and padding of at least "
+                f"0; got {self.kernel}, {self.dilation}, {self.stride}, {self.padding}"
+            )
+        self.spans = [d * (k - 1) + 1 for k, d in zip(self.kernel, self.dilation, strict=True)]
+
+    def counts(self, op: str, sizes: tuple[int, int], what: str) -> list[int]:
+        counts = [
+            (n + 2 * p - span) // s + 1
+            for n, p, span, s in zip(sizes, self.padding, self.spans, self.stride, strict=True)
+        ]
+        if min(counts) < 1:
+            raise RuntimeError(
+                f"[{op}] expected windows no larger than {what}, padded; got {what} {sizes}, "
+                f"kernel_size {self.kernel}, dilation {self.dilation}, padding {self.padding}"
+            )
+        return counts
+
+
+def unfold(
+    input: Tensor, kernel_size: IntOrInts, dilation: IntOrInts = 1, padding: IntOrInts = 0,
+    stride: IntOrInts = 1,
+) -> Tensor:  # fmt: skip
+    """The windows of (N, C, H, W) or (C, H, W), as columns: (N, C KH KW, L), L windows in row-major
+    order (im2col).
+
+    Raises RuntimeError for windows larger than the padded input.
+    """
+    op = "unfold"
+    expect_tensors(op, input=input)
+    windows = _Windows(op, kernel_size, dilation, padding, stride)
+    if input.dim() not in (3, 4) or 0 in input.shape[-3:]:
+        raise RuntimeError(
+            f"[{op}] expected input (N, C, H, W) or (C, H, W), empty in the batch at most; got "
+            f"{tuple(input.shape)}"
+        )
+    x = input if input.dim() == 4 else input.unsqueeze(0)
+    counts = windows.counts(op, (int(x.shape[2]), int(x.shape[3])), "input")
+    if any(windows.padding):
+        x = pad(x, [p for p in reversed(windows.padding) for _ in range(2)])
+    for k in range(2):  # (N, C, OH, OW, KH, KW)
+        x = x.unfold(2 + k, windows.spans[k], windows.stride[k])
+        if windows.dilation[k] > 1:
+            x = x[..., :: windows.dilation[k]]
+    rows = x.shape[1] * windows.kernel[0] * windows.kernel[1]
+    out = x.permute((0, 1, 4, 5, 2, 3)).reshape((x.shape[0], rows, counts[0] * counts[1]))
+    return out if input.dim() == 4 else out.squeeze(0)
+
+
+def fold(
+    input: Tensor, output_size: IntOrInts, kernel_size: IntOrInts, dilation: IntOrInts = 1,
+    padding: IntOrInts = 0, stride: IntOrInts = 1,
+) -> Tensor:  # fmt: skip
+    """unfold transposed: columns (N, C KH KW, L) or (C KH KW, L), added up where windows of an
+    image (N, C, *output_size) overlap (col2im).
+
+    Raises RuntimeError for columns that are not those of the windows.
+    """
+    op = "fold"
+    expect_tensors(op, input=input)
+    windows = _Windows(op, kernel_size, dilation, padding, stride)
+    sizes = per_dim(output_size, 2, op, "output_size")
+    if input.dim() not in (2, 3) or 0 in input.shape[-2:]:
+        raise RuntimeError(
+            f"[{op}] expected input (N, C KH KW, L) or (C KH KW, L), empty in the batch at most; "
+            f"got {tuple(input.shape)}"
+        )
+    counts = windows.counts(op, (sizes[0], sizes[1]), "output_size")
+    x = input if input.dim() == 3 else input.unsqueeze(0)
+    area = windows.kernel[0] * windows.kernel[1]
+    if x.shape[1] % area or x.shape[2] != counts[0] * counts[1]:
+        raise RuntimeError(
+            f"[{op}] expected rows that {area} divides, and {counts[0]} x {counts[1]} columns; got "
+            f"{tuple(input.shape)} for output_size {sizes}, kernel_size {windows.kernel}"
+        )
+    x = x.reshape((x.shape[0], x.shape[1] // area, *windows.kernel, *counts))
+    x = x.permute((0, 1, 4, 5, 2, 3))
+    for k in (1, 0):
+        d = windows.dilation[k]
+        if d > 1:  # the gaps of a window hold zeros
+            rank = x.dim()
+            attrs = {"low": (0,) * rank, "high": (0,) * rank, "value": 0}
+            x = OPS["pad"](x, interior=(*([0] * (rank - 1)), d - 1), **attrs)
+        n = sizes[k] + 2 * windows.padding[k]
+        x = OPS["fold"](x, axis=2 + k, n=n, size=windows.spans[k], step=windows.stride[k])
+    if any(windows.padding):
+        x = pad(x, [-p for p in reversed(windows.padding) for _ in range(2)])
+    return x if input.dim() == 3 else x.squeeze(0)
