@@ -78,6 +78,7 @@ def test_derivative_of_logits_at_zero():
 
 # -- compiled against eager ------------------------------------------------------------------------
 LABELS = t.tensor([0, 2, 1, -100])
+BAGGED, OFFSETS = t.tensor([0, 3, 1, 3, 2]), t.tensor([0, 2, 2])
 COMPILED = {
     "celu": lambda x: F.celu(x, 0.5),
     "shrink": lambda x: F.hardshrink(x) + F.softshrink(x, 0.3) + F.tanhshrink(x),
@@ -110,6 +111,15 @@ COMPILED = {
     "similarity": lambda x: F.cosine_similarity(x, x.flip(0)) + F.pairwise_distance(x, x.flip(1)),
     "max_pool": lambda x: F.max_pool1d(x, 2, padding=1),
     "avg_pool": lambda x: F.avg_pool1d(x, 2, padding=1),
+    "group_norm": lambda x: F.group_norm(x.reshape(2, 6, 1), 2, x[0, :1].expand(6)),
+    "instance_norm": lambda x: F.instance_norm(x.reshape(2, 2, 3)),
+    "rms_norm": lambda x: F.rms_norm(x, (3,), x[0]),
+    "lrn": lambda x: F.local_response_norm(x.unsqueeze(-1), 2, 0.5),
+    "bilinear": lambda x: F.bilinear(x[:2], x[2:], x[:3, :, None].expand(3, 3, 3), x[0]),
+    "bags": lambda x: F.embedding_bag(BAGGED, x, OFFSETS, mode="sum", padding_idx=1),
+    "mean bags": lambda x: F.embedding_bag(BAGGED, x, OFFSETS, scale_grad_by_freq=True),
+    "max bags": lambda x: F.embedding_bag(BAGGED, x, OFFSETS, mode="max"),
+    "frequency": lambda x: F.embedding(BAGGED, x, scale_grad_by_freq=True),
     "embedding": lambda x: F.embedding(LABELS.abs() % 4, x, padding_idx=1),
     "conv": lambda x: F.conv1d(x, x[:2, None, :2].expand(2, 4, 2), padding=1),
     "linear": lambda x: F.linear(x, x[:2], x[2, :2]),
@@ -220,6 +230,39 @@ def test_embedding_padding_row():
     assert m.padding_idx == 2 and (m.weight[2] == 0).all()
     m(t.tensor([[0, 2], [2, 3]])).sum().backward()
     assert m.weight.grad.sum(1).tolist() == [3, 0, 0, 3]
+
+
+def test_gradient_scaled_by_frequency():
+    index = t.tensor([[0, 2, 2], [2, 1, 0]])
+    for bag in (False, True):
+        table = (nn.EmbeddingBag if bag else nn.Embedding)(4, 1, scale_grad_by_freq=True)
+        weights = t.tensor([[1.0], [10.0]]) if bag else t.tensor([[1.0, 2, 4], [8, 16, 32]])
+        (table(index).squeeze(-1) * (weights.squeeze(-1) if bag else weights)).sum().backward()
+        got = table.weight.grad.squeeze(1)
+        want = [11 / 6, 10 / 3, (2 + 10) / 9, 0] if bag else [33 / 2, 16, 14 / 3, 0]
+        np.testing.assert_allclose(got.numpy(), want, rtol=1e-6)
+    assert F.embedding_bag(t.zeros(2, 0, dtype=t.int64), t.ones(3, 4)).tolist() == [[0.0] * 4] * 2
+
+
+@pytest.mark.parametrize("make", [
+    lambda: nn.InstanceNorm1d(3, track_running_stats=True), lambda: nn.Dropout1d(0.4),
+    lambda: nn.AlphaDropout(0.4), lambda: nn.FeatureAlphaDropout(0.4),
+    lambda: nn.Sequential(nn.Dropout2d(0.3, inplace=True), nn.GroupNorm(3, 3)),
+])  # fmt: skip
+@pytest.mark.filterwarnings("ignore:.*dropout2d.*:UserWarning")
+def test_compiled_layers_keep_state_and_noise(make):
+    t.manual_seed(0)
+    ours, eager = make(), make()
+    compiled = t.jit(ours, fallback="error")
+    for seed in range(3):
+        x = tensor(2, 3, 5, seed=seed).float()
+        found = []
+        for m in (compiled, eager):
+            t.manual_seed(seed)
+            found.append(m(x * 1).detach().numpy())
+        np.testing.assert_allclose(*found, rtol=1e-5, atol=1e-6)
+    for a, b in zip(ours.buffers(), eager.buffers(), strict=True):
+        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-5, atol=1e-6)
 
 
 def test_initialisation():

@@ -1,8 +1,9 @@
-"""Layers on features: Identity, Flatten, Linear, Embedding, Dropout."""
+"""Layers on features: Identity, Flatten, Unflatten, Linear, Bilinear."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from jitgrad.creation import empty
@@ -35,6 +36,25 @@ class Flatten(Module):
 
     def extra_repr(self) -> str:
         return f"start_dim={self.start_dim}, end_dim={self.end_dim}"
+
+
+class Unflatten(Module):
+    """Makes dims of these sizes of one dim. Raises TypeError for sizes that are no ints."""
+
+    def __init__(self, dim: int, unflattened_size: Sequence[int]) -> None:
+        super().__init__()
+        is_sequence = isinstance(unflattened_size, (tuple, list))
+        if not is_sequence or not all(isinstance(d, int) for d in unflattened_size):
+            raise TypeError(
+                f"[Unflatten] unflattened_size must be a tuple of ints; got {unflattened_size!r}"
+            )
+        self.dim, self.unflattened_size = dim, unflattened_size
+
+    def forward(self, input: Tensor) -> Tensor:
+        return input.unflatten(self.dim, self.unflattened_size)
+
+    def extra_repr(self) -> str:
+        return f"dim={self.dim}, unflattened_size={self.unflattened_size}"
 
 
 class Linear(Module):
@@ -73,58 +93,41 @@ class Linear(Module):
         )
 
 
-class Embedding(Module):
-    """A table (num_embeddings, embedding_dim) of rows, looked up by int64 index.
+class Bilinear(Module):
+    """y[k] = x1' weight[k] x2 + bias[k]: x1 (*, in1), x2 (*, in2) -> (*, out).
 
-    The row of padding_idx starts as zeros and gets no gradient. Raises IndexError for an index out
-    of range.
+    weight (out, in1, in2) and bias (out) start as U(-1/sqrt(in1), 1/sqrt(in1)).
     """
 
     def __init__(
-        self, num_embeddings: int, embedding_dim: int, padding_idx: int | None = None,
-        max_norm: float | None = None, norm_type: float = 2.0, scale_grad_by_freq: bool = False,
-        sparse: bool = False, *, device: Any = None, dtype: Any = None,
+        self, in1_features: int, in2_features: int, out_features: int, bias: bool = True,
+        device: Any = None, dtype: Any = None,
     ) -> None:  # fmt: skip
         super().__init__()
-        if max_norm is not None or norm_type != 2.0 or scale_grad_by_freq or sparse:
-            raise NotImplementedError(
-                "[Embedding] max_norm, norm_type, scale_grad_by_freq and sparse are not supported "
-                "(docs/limits.md); leave them out"
-            )
-        self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
-        if padding_idx is not None and not -num_embeddings <= padding_idx < num_embeddings:
-            raise AssertionError(
-                f"[Embedding] expected padding_idx within num_embeddings={num_embeddings}; got "
-                f"{padding_idx}"
-            )
-        self.padding_idx = padding_idx if padding_idx is None else padding_idx % num_embeddings
-        self.weight = Parameter(empty(num_embeddings, embedding_dim, device=device, dtype=dtype))
+        if in1_features <= 0:
+            raise ValueError(f"[Bilinear] in1_features must be > 0, but got {in1_features}")
+        self.in1_features, self.in2_features = in1_features, in2_features
+        self.out_features = out_features
+        kind = {"device": device, "dtype": dtype}
+        self.weight = Parameter(empty(out_features, in1_features, in2_features, **kind))
+        self.bias: Parameter | None
+        if bias:
+            self.bias = Parameter(empty(out_features, **kind))
+        else:
+            self.register_parameter("bias", None)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        init.normal_(self.weight)
-        if self.padding_idx is not None:
-            self.weight.data[self.padding_idx] = 0
+        bound = 1 / math.sqrt(self.in1_features)
+        init.uniform_(self.weight, -bound, bound)
+        if self.bias is not None:
+            init.uniform_(self.bias, -bound, bound)
 
-    def forward(self, input: Tensor) -> Tensor:
-        return F.embedding(input, self.weight, self.padding_idx)
-
-    def extra_repr(self) -> str:
-        pad = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
-        return f"{self.num_embeddings}, {self.embedding_dim}{pad}"
-
-
-class Dropout(Module):
-    """Zeroes elements with probability p when training; see nn.functional.dropout."""
-
-    def __init__(self, p: float = 0.5, inplace: bool = False) -> None:
-        super().__init__()
-        if not 0.0 <= p <= 1.0:
-            raise ValueError(f"[Dropout] expected a probability from 0 to 1; got {p}")
-        self.p, self.inplace = p, inplace
-
-    def forward(self, input: Tensor) -> Tensor:
-        return F.dropout(input, self.p, self.training, self.inplace)
+    def forward(self, input1: Tensor, input2: Tensor) -> Tensor:
+        return F.bilinear(input1, input2, self.weight, self.bias)
 
     def extra_repr(self) -> str:
-        return f"p={self.p}, inplace={self.inplace}"
+        return (
+            f"in1_features={self.in1_features}, in2_features={self.in2_features}, "
+            f"out_features={self.out_features}, bias={self.bias is not None}"
+        )

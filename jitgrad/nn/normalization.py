@@ -1,4 +1,5 @@
-"""Normalisation layers: BatchNorm1d, BatchNorm2d, BatchNorm3d, LayerNorm."""
+"""Normalisation layers with no running statistics: LayerNorm, RMSNorm, GroupNorm, and those
+across channels. Those with them: batchnorm.py."""
 
 from __future__ import annotations
 
@@ -6,97 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from jitgrad.creation import ones, zeros
-from jitgrad.creation import tensor as make_tensor
 from jitgrad.nn import functional as F
 from jitgrad.nn.functional.args import IntOrInts
+from jitgrad.nn.functional.normalization import across_channels
 from jitgrad.nn.module import Module
 from jitgrad.nn.parameter import Parameter
-from jitgrad.runtime import dtypes
 from jitgrad.tensor import Tensor
-
-
-class _BatchNorm(Module):
-    """Batch normalisation with running statistics; see nn.functional.batch_norm.
-
-    weight and bias (C) start as 1 and 0; without `affine` there are none. Buffers: running_mean
-    (0), running_var (1), num_batches_tracked; momentum None makes a cumulative average.
-    """
-
-    ranks: tuple[int, ...] = ()
-
-    def __init__(
-        self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1,
-        affine: bool = True, track_running_stats: bool = True, device: Any = None,
-        dtype: Any = None, *, bias: bool = True,
-    ) -> None:  # fmt: skip
-        super().__init__()
-        self.num_features, self.eps, self.momentum = num_features, eps, momentum
-        self.affine, self.track_running_stats = affine, track_running_stats
-        kind = {"device": device, "dtype": dtype}
-        self.register_parameter("weight", Parameter(ones(num_features, **kind)) if affine else None)
-        shift = Parameter(zeros(num_features, **kind)) if affine and bias else None
-        self.register_parameter("bias", shift)
-        tracked = track_running_stats
-        self.register_buffer("running_mean", zeros(num_features, **kind) if tracked else None)
-        self.register_buffer("running_var", ones(num_features, **kind) if tracked else None)
-        batches = make_tensor(0, dtype=dtypes.int64) if tracked else None
-        self.register_buffer("num_batches_tracked", batches)
-
-    def reset_running_stats(self) -> None:
-        if self.track_running_stats:
-            self.running_mean.zero_()
-            self.running_var.fill_(1)
-            self.num_batches_tracked.zero_()
-
-    def forward(self, input: Tensor) -> Tensor:
-        if input.dim() not in self.ranks:
-            raise ValueError(
-                f"[{type(self).__name__}] expected {' or '.join(map(str, self.ranks))} dims; "
-                f"got {tuple(input.shape)}"
-            )
-        if input.shape[1] != self.num_features:
-            raise RuntimeError(
-                f"[{type(self).__name__}] expected {self.num_features} channels; got input "
-                f"{tuple(input.shape)}"
-            )
-        momentum: Any = self.momentum
-        if self.training and self.track_running_stats:
-            self.num_batches_tracked.add_(1)
-            if momentum is None:  # a cumulative average
-                momentum = 1.0 / self.num_batches_tracked.to(dtypes.float64)
-        # Running statistics are used, or moved, where there are any and they are asked for.
-        kept = self.track_running_stats or not self.training
-        mean, var = (self.running_mean, self.running_var) if kept else (None, None)
-        use_batch = self.training or self.running_mean is None
-        return F.batch_norm(
-            input, mean, var, self.weight, self.bias, use_batch,
-            momentum if momentum is not None else 0.0, self.eps,
-        )  # fmt: skip
-
-    def extra_repr(self) -> str:
-        return (
-            f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, "
-            f"affine={self.affine}, bias={self.bias is not None}, "
-            f"track_running_stats={self.track_running_stats}"
-        )
-
-
-class BatchNorm1d(_BatchNorm):
-    """Batch normalisation of (N, C) or (N, C, L)."""
-
-    ranks = (2, 3)
-
-
-class BatchNorm2d(_BatchNorm):
-    """Batch normalisation of (N, C, H, W)."""
-
-    ranks = (4,)
-
-
-class BatchNorm3d(_BatchNorm):
-    """Batch normalisation of (N, C, D, H, W)."""
-
-    ranks = (5,)
 
 
 class LayerNorm(Module):
@@ -125,3 +41,105 @@ class LayerNorm(Module):
             f"{self.normalized_shape}, eps={self.eps}, "
             f"elementwise_affine={self.elementwise_affine}, bias={self.bias is not None}"
         )
+
+    def reset_parameters(self) -> None:
+        reset_affine(self)
+
+
+def reset_affine(module: Any) -> None:
+    """weight becomes 1 and bias 0, where there are any."""
+    if module.weight is not None:
+        module.weight.data.fill_(1)
+    if getattr(module, "bias", None) is not None:
+        module.bias.data.zero_()
+
+
+class RMSNorm(Module):
+    """Divides by the root mean square over the last dims; see nn.functional.rms_norm."""
+
+    def __init__(
+        self, normalized_shape: IntOrInts, eps: float | None = None,
+        elementwise_affine: bool = True, device: Any = None, dtype: Any = None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        shape = (normalized_shape,) if isinstance(normalized_shape, int) else normalized_shape
+        self.normalized_shape: Sequence[int] = tuple(shape)
+        self.eps, self.elementwise_affine = eps, elementwise_affine
+        kind = {"device": device, "dtype": dtype}
+        weight = Parameter(ones(*self.normalized_shape, **kind)) if elementwise_affine else None
+        self.register_parameter("weight", weight)
+
+    def reset_parameters(self) -> None:
+        reset_affine(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.normalized_shape, self.weight, self.eps)
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}"
+        )
+
+
+class GroupNorm(Module):
+    """Normalises groups of channels of (N, C, ...); see nn.functional.group_norm.
+
+    Raises ValueError unless num_groups divides num_channels.
+    """
+
+    def __init__(
+        self, num_groups: int, num_channels: int, eps: float = 1e-5, affine: bool = True,
+        device: Any = None, dtype: Any = None, *, bias: bool = True,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        if num_groups <= 0 or num_channels % num_groups:
+            raise ValueError(
+                f"[GroupNorm] num_channels ({num_channels}) must be divisible by num_groups "
+                f"({num_groups})"
+            )
+        self.num_groups, self.num_channels = num_groups, num_channels
+        self.eps, self.affine = eps, affine
+        kind = {"device": device, "dtype": dtype}
+        self.register_parameter("weight", Parameter(ones(num_channels, **kind)) if affine else None)
+        shift = Parameter(zeros(num_channels, **kind)) if affine and bias else None
+        self.register_parameter("bias", shift)
+
+    def reset_parameters(self) -> None:
+        reset_affine(self)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.num_groups}, {self.num_channels}, eps={self.eps}, affine={self.affine}, "
+            f"bias={self.bias is not None}"
+        )
+
+
+class LocalResponseNorm(Module):
+    """Divides by the mean square of nearby channels; see nn.functional.local_response_norm."""
+
+    def __init__(self, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0) -> None:
+        super().__init__()
+        self.size, self.alpha, self.beta, self.k = size, alpha, beta, k
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.local_response_norm(input, self.size, self.alpha, self.beta, self.k)
+
+    def extra_repr(self) -> str:
+        return f"{self.size}, alpha={self.alpha}, beta={self.beta}, k={self.k}"
+
+
+class CrossMapLRN2d(LocalResponseNorm):
+    """LocalResponseNorm of (N, C, H, W) over a symmetric window, which for an even `size` is one
+    channel shorter. (PyTorch's has channel 0 in the window of all later channels.)"""
+
+    def __init__(self, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1) -> None:
+        super().__init__(size, alpha, beta, k)
+
+    def forward(self, input: Tensor) -> Tensor:
+        if input.dim() != 4:
+            raise ValueError(f"[CrossMapLRN2d] expected (N, C, H, W); got {tuple(input.shape)}")
+        reach = (self.size - 1) // 2
+        return across_channels(input, (reach, reach), self.size, self.alpha, self.beta, self.k)

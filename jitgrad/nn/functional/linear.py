@@ -1,12 +1,9 @@
-"""Linear maps, tables of rows, dropout."""
+"""Linear and bilinear maps."""
 
 from __future__ import annotations
 
 import jitgrad.functions as ops
-from jitgrad.creation import rand_like, zeros_like
-from jitgrad.functions.select import one_hot as one_hot
-from jitgrad.nn.functional.args import expect_dtype, expect_tensors, into
-from jitgrad.runtime import dtypes
+from jitgrad.nn.functional.args import expect_dtype, expect_shape, expect_tensors
 from jitgrad.tensor import Tensor
 
 
@@ -31,44 +28,25 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return out if bias is None else out + bias
 
 
-def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None) -> Tensor:
-    """Rows of weight (V, D) by index: input (*) of int64 or int32 -> (*, D).
+def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x1' W[k] x2 + bias[k]: input1 (*, in1), input2 (*, in2), weight (out, in1, in2), bias (out)
+    -> (*, out).
 
-    Rows of padding_idx get no gradient. Raises RuntimeError for other dtypes and a weight that is
-    no matrix, AssertionError for padding_idx out of range, IndexError for an index out of range.
+    Raises RuntimeError for sizes or dtypes that differ.
     """
-    expect_tensors("embedding", input=input, weight=weight)
-    if input.dtype not in (dtypes.int64, dtypes.int32):
+    op = "bilinear"
+    expect_tensors(op, input1=input1, input2=input2, weight=weight)
+    expect_dtype(op, input1.dtype, input2=input2, weight=weight, bias=bias)
+    fits = weight.dim() == 3 and input1.dim() == input2.dim() >= 1
+    fits = fits and tuple(input1.shape[:-1]) == tuple(input2.shape[:-1])
+    if not fits or (input1.shape[-1], input2.shape[-1]) != tuple(weight.shape[1:]):
         raise RuntimeError(
-            f"[embedding] expected indices of int64 or int32; got {input.dtype} "
-            f"{tuple(input.shape)}; convert them with .long()"
+            f"[{op}] expected input1 (*, in1), input2 (*, in2) and weight (out, in1, in2); got "
+            f"{tuple(input1.shape)}, {tuple(input2.shape)} and weight {tuple(weight.shape)}"
         )
-    if weight.dim() != 2:
-        raise RuntimeError(f"[embedding] expected weight (V, D); got {tuple(weight.shape)}")
-    rows = weight.index_select(0, input.reshape(-1)).reshape((*input.shape, weight.shape[1]))
-    if padding_idx is None:
-        return rows
-    count = int(weight.shape[0])
-    if not -count <= padding_idx < count:
-        raise AssertionError(
-            f"[embedding] expected padding_idx within the {count} rows of weight; got {padding_idx}"
-        )
-    return ops.where((input == padding_idx % count).unsqueeze(-1), rows.detach(), rows)
-
-
-def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """When training: zeroes elements with probability p, divides the others by 1 - p (Srivastava
-    et al. 2014). Else the input.
-
-    Draws from the default generator. Raises ValueError unless 0 <= p <= 1.
-    """
-    expect_tensors("dropout", input=input)
-    if not 0.0 <= p <= 1.0:
-        raise ValueError(f"[dropout] expected a probability from 0 to 1; got {p}")
-    if not training or p == 0.0:
-        return input
-    if p == 1.0:
-        return into(input, input * 0.0, inplace)
-    dtype = input.dtype if input.dtype in (dtypes.float32, dtypes.float64) else dtypes.float32
-    keep = rand_like(input.detach(), dtype=dtype) >= p
-    return into(input, ops.where(keep, input * (1.0 / (1.0 - p)), zeros_like(input)), inplace)
+    out, in1, in2 = weight.shape
+    expect_shape(op, (out,), bias=bias)
+    half = ops.matmul(input1, weight.permute(1, 0, 2).reshape(in1, out * in2))
+    half = half.reshape((*input1.shape[:-1], out, in2))
+    result = (half * input2.unsqueeze(-2)).sum(-1)
+    return result if bias is None else result + bias

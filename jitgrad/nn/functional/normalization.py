@@ -10,7 +10,9 @@ from collections.abc import Sequence
 
 import jitgrad.functions as ops
 from jitgrad.autograd.modes import no_grad
+from jitgrad.info import finfo
 from jitgrad.nn.functional.args import expect_floating, expect_shape, expect_tensors
+from jitgrad.nn.functional.padding import pad
 from jitgrad.runtime import dtypes
 from jitgrad.tensor import Tensor
 
@@ -30,6 +32,13 @@ def _centre(x: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
     mean = x.mean(dims, keepdim=True)
     centred = x - mean
     return mean, centred, (centred * centred).mean(dims, keepdim=True)
+
+
+def _per_channel(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """x * weight + bias for x (N, C, ...), weight and bias (C)."""
+    shape = (1, -1) + (1,) * (x.dim() - 2)
+    scale, shift = (None if p is None else p.reshape(shape) for p in (weight, bias))
+    return _affine(x, scale, shift)
 
 
 def batch_norm(
@@ -83,8 +92,7 @@ def batch_norm(
         centred = x - running_mean.reshape(shape)
         var = running_var.reshape(shape)
     scaled = centred * ops.rsqrt(_wide(var) + eps)
-    scale, shift = (None if p is None else p.reshape(shape) for p in (weight, bias))
-    return _affine(scaled, scale, shift).to(input.dtype)
+    return _per_channel(scaled, weight, bias).to(input.dtype)
 
 
 def layer_norm(
@@ -99,18 +107,146 @@ def layer_norm(
 
     Raises RuntimeError for shapes that do not fit, or an input that is not floating.
     """
-    expect_tensors("layer_norm", input=input)
-    expect_floating("layer_norm", "input", input)
     shape = tuple(normalized_shape)
-    if not shape or tuple(input.shape[-len(shape) :]) != shape:
-        raise RuntimeError(
-            f"[layer_norm] expected input (..., {', '.join(map(str, shape))}) for normalized_shape "
-            f"{shape}; got {tuple(input.shape)}"
-        )
-    expect_shape("layer_norm", shape, weight=weight, bias=bias)
+    _expect_last_dims("layer_norm", input, shape, weight=weight, bias=bias)
     dims = tuple(range(-len(shape), 0))
     _, centred, var = _centre(_wide(input), dims)
     return _affine(centred * ops.rsqrt(var + eps), weight, bias).to(input.dtype)
+
+
+def _expect_last_dims(
+    op: str, input: Tensor, normalized_shape: Sequence[int], **affine: Tensor | None
+) -> None:
+    expect_tensors(op, input=input)
+    expect_floating(op, "input", input)
+    shape = tuple(normalized_shape)
+    if not shape or tuple(input.shape[-len(shape) :]) != shape:
+        raise RuntimeError(
+            f"[{op}] expected input (..., {', '.join(map(str, shape))}) for normalized_shape "
+            f"{shape}; got {tuple(input.shape)}"
+        )
+    expect_shape(op, shape, **affine)
+
+
+def group_norm(
+    input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:  # fmt: skip
+    """(x - mean) / sqrt(var + eps) * weight + bias over each group of channels of (N, C, ...), for
+    each sample; weight and bias (C) (Wu and He 2018).
+
+    Raises RuntimeError for shapes that do not fit, ValueError for one value in all.
+    """
+    op = "group_norm"
+    expect_tensors(op, input=input)
+    expect_floating(op, "input", input)
+    if input.dim() < 2 or num_groups <= 0 or input.shape[1] % num_groups:
+        raise RuntimeError(
+            f"[{op}] expected input (N, C, ...), C divisible by num_groups={num_groups}; got "
+            f"{tuple(input.shape)}"
+        )
+    n, channels = input.shape[:2]
+    expect_shape(op, (channels,), weight=weight, bias=bias)
+    if n * (channels // num_groups) * math.prod(input.shape[2:]) == 1:
+        raise ValueError(
+            f"[{op}] Expected more than 1 value per channel when training, got input size "
+            f"{tuple(input.shape)}"
+        )
+    if input.numel() == 0:
+        return _per_channel(input, weight, bias)
+    _, centred, var = _centre(_wide(input).reshape(n, num_groups, -1), (2,))
+    scaled = (centred * ops.rsqrt(var + eps)).reshape(input.shape)
+    return _per_channel(scaled, weight, bias).to(input.dtype)
+
+
+def instance_norm(
+    input: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """batch_norm for each sample by itself: statistics over the dims of (N, C, ...) after C
+    (Ulyanov, Vedaldi and Lempitsky 2016). All others are (C,).
+
+    The running statistics, if given, move towards the mean over N of the samples' ones. Without
+    use_input_stats they are used. Raises ValueError for one spatial element, RuntimeError for
+    missing statistics and for shapes that do not fit.
+    """
+    op = "instance_norm"
+    expect_tensors(op, input=input)
+    expect_floating(op, "input", input)
+    if not use_input_stats:
+        if running_mean is None or running_var is None:
+            raise RuntimeError(
+                f"[{op}] expected running_mean and running_var without use_input_stats; got None"
+            )
+        return batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
+    count = math.prod(int(d) for d in input.shape[2:])
+    if input.dim() < 2 or count == 1:
+        raise ValueError(
+            f"[{op}] Expected more than 1 spatial element when training, got input size "
+            f"{tuple(input.shape)}"
+        )
+    given = {"running_mean": running_mean, "running_var": running_var}
+    expect_shape(op, (input.shape[1],), weight=weight, bias=bias, **given)
+    mean, centred, var = _centre(_wide(input), tuple(range(2, input.dim())))
+    if running_mean is not None and running_var is not None:
+        with no_grad():
+            new_mean = mean.detach().mean(0).reshape(-1)
+            new_var = var.detach().mean(0).reshape(-1) * (count / (count - 1))
+            for running, new in ((running_mean, new_mean), (running_var, new_var)):
+                running.copy_(_wide(running) * (1 - momentum) + new * momentum)
+    return _per_channel(centred * ops.rsqrt(var + eps), weight, bias).to(input.dtype)
+
+
+def rms_norm(
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None,
+    eps: float | None = None,
+) -> Tensor:  # fmt: skip
+    """x / sqrt(mean(x**2) + eps) * weight over the last dims, which are of the sizes
+    normalized_shape, as weight is (Zhang and Sennrich 2019). eps None is the dtype's.
+
+    Raises RuntimeError for shapes that do not fit, or an input that is not floating.
+    """
+    _expect_last_dims("rms_norm", input, normalized_shape, weight=weight)
+    x = _wide(input)
+    small = finfo(x.dtype).eps if eps is None else eps
+    dims = tuple(range(-len(tuple(normalized_shape)), 0))
+    scaled = (x * ops.rsqrt((x * x).mean(dims, keepdim=True) + small)).to(input.dtype)
+    return _affine(scaled, weight, None)
+
+
+def local_response_norm(
+    input: Tensor, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
+) -> Tensor:
+    """x / (k + alpha * m)**beta, m the mean of x**2 over `size` neighbouring channels of
+    (N, C, ...), zeros beyond the ends (Krizhevsky, Sutskever and Hinton 2012).
+
+    Raises ValueError for fewer than 3 dims.
+    """
+    expect_tensors("local_response_norm", input=input)
+    if input.dim() < 3:
+        raise ValueError(
+            "[local_response_norm] Expected 3D or higher dimensionality input (got "
+            f"{input.dim()} dimensions)"
+        )
+    return across_channels(input, (size // 2, (size - 1) // 2), size, alpha, beta, k)
+
+
+def across_channels(
+    input: Tensor, reach: tuple[int, int], size: int, alpha: float, beta: float, k: float
+) -> Tensor:
+    """x / (k + alpha / size * s)**beta, s the sum of x**2 over the channels from reach[0] below to
+    reach[1] above."""
+    if input.numel() == 0:
+        return input
+    pads = [0, 0] * (input.dim() - 2) + list(reach)
+    squares = pad(input * input, pads).unfold(1, sum(reach) + 1, 1)
+    return input / (squares.sum(-1) * (alpha / size) + k) ** beta
 
 
 def normalize(

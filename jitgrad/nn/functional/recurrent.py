@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import jitgrad.functions as ops
 from jitgrad.functions.shape import cat
-from jitgrad.nn.functional.linear import dropout as drop
+from jitgrad.nn.functional.dropout import dropout as drop
 from jitgrad.nn.functional.linear import linear
 from jitgrad.tensor import Tensor
 
