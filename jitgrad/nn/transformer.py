@@ -11,7 +11,8 @@ from jitgrad.nn import functional as F
 from jitgrad.nn import init
 from jitgrad.nn.attention import MultiheadAttention
 from jitgrad.nn.containers import ModuleList
-from jitgrad.nn.layers import Dropout, Linear
+from jitgrad.nn.dropout import Dropout
+from jitgrad.nn.layers import Linear
 from jitgrad.nn.module import Module
 from jitgrad.nn.normalization import LayerNorm
 from jitgrad.tensor import Tensor

@@ -13,7 +13,8 @@ import jitgrad.functions as ops
 from jitgrad.creation import ones, zeros
 from jitgrad.functions.shape import cat
 from jitgrad.nn.functional.args import expect_tensors
-from jitgrad.nn.functional.linear import dropout, linear
+from jitgrad.nn.functional.dropout import dropout
+from jitgrad.nn.functional.linear import linear
 from jitgrad.runtime import dtypes
 from jitgrad.tensor import Tensor
 
