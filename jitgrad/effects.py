@@ -61,14 +61,17 @@ class Reads:
 
     globals, locals, cells: paths from a global, an argument that is not reassigned, a free
     variable. The last name of a path may be stored to. loose: attributes of anything else.
-    stored: globals that it sets. every: it may read attributes whose names it computes.
+    asked: those of them that may be absent (hasattr, getattr, try). stored: globals that it sets.
+    imports: (module, level). every: it may read attributes whose names it computes.
     """
 
     globals: set[Path_] = field(default_factory=set)
     locals: set[Path_] = field(default_factory=set)
     cells: set[Path_] = field(default_factory=set)
     loose: set[str] = field(default_factory=set)
+    asked: set[str] = field(default_factory=set)
     stored: set[str] = field(default_factory=set)
+    imports: set[tuple[str, int]] = field(default_factory=set)
     every: bool = False
 
 
@@ -115,6 +118,7 @@ def reads_of(code: CodeType) -> Reads:
             arguments -= set(stored[:1] if i.opname == "STORE_FAST_LOAD_FAST" else stored)
     path: Path_ = ()
     into: set[Path_] | None = None
+    constants: list[Any] = []
 
     def end() -> None:
         if into is not None and path:
@@ -122,6 +126,8 @@ def reads_of(code: CodeType) -> Reads:
 
     for i in instructions:
         op = i.opname
+        if op.startswith("LOAD_CONST") or op == "LOAD_SMALL_INT":
+            constants.append(i.argval)
         if op.startswith(("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR")):
             if into is not None:
                 path = (*path, i.argval)
@@ -149,12 +155,22 @@ def reads_of(code: CodeType) -> Reads:
                 path, into = (name,), out.locals
         elif op in ("LOAD_SUPER_ATTR", "LOAD_SUPER_METHOD", "IMPORT_FROM"):
             out.loose.add(i.argval)
+        elif op == "IMPORT_NAME":
+            out.imports.add((i.argval, constants[-2]))  # level and names come before
+        elif op == "MATCH_CLASS":
+            keywords = set(constants[-1])
+            out.loose |= keywords | {"__match_args__"}
+            out.asked |= keywords
+            out.every = out.every or bool(i.arg)  # names from __match_args__
     end()
     used = {p[0] for p in out.globals} | out.loose
     used |= {n for paths in (out.globals, out.locals, out.cells) for p in paths for n in p[1:]}
-    out.every = bool(used & _ALL_NAMES) or _computes_names(instructions)
+    out.every = out.every or bool(used & _ALL_NAMES) or _computes_names(instructions)
     if used & _DYNAMIC:
-        out.loose |= {c for c in code.co_consts if isinstance(c, str) and c.isidentifier()}
+        out.asked |= {c for c in code.co_consts if isinstance(c, str) and c.isidentifier()}
+        out.loose |= out.asked
+    if code.co_exceptiontable:  # which may catch that an attribute is absent
+        out.asked |= out.loose
     return out
 
 
@@ -231,6 +247,7 @@ _PURE_SELF: tuple[type, ...] = (
     range, type, np.ndarray, np.generic, np.ufunc, np.dtype, type(None), type({}.keys()),
     type({}.values()), type({}.items()),
 )  # fmt: skip
+_PURE_OWNERS = ("collections", "functools", "itertools")
 _IMPURE_ARRAY = {"fill", "sort", "put", "itemset", "resize", "partition", "setfield", "setflags",
                  "tofile", "dump", "byteswap"}  # fmt: skip
 
@@ -259,7 +276,7 @@ def impure_call(function: Any, caller: str) -> str:
         return f"calls {name}() of {kind.__name__}"
     if isinstance(own, np.ndarray) and name in _IMPURE_ARRAY:
         return f"changes a NumPy array in place ({name})"
-    if caller != "user" or issubclass(kind, _PURE_SELF) or owner in ("collections", "functools"):
+    if caller != "user" or issubclass(kind, _PURE_SELF) or owner in _PURE_OWNERS:
         return ""
     if isinstance(own, type) and name in ("fromkeys", "__new__", "__subclasses__", "mro"):
         return ""
@@ -291,7 +308,7 @@ def impure_value(x: Any) -> str:
         if hasattr(type(x), "__next__"):
             return f"reaches an iterator ({type(x).__name__}), whose position changes"
         return ""
-    own = getattr(x, "__self__", None)
+    own = None if isinstance(x, ModuleType) else getattr(x, "__self__", None)
     places = (
         getattr(type(x), "__module__", ""),
         getattr(type(own), "__module__", ""),
@@ -313,8 +330,10 @@ def impure_value(x: Any) -> str:
 _LIBRARY_EFFECTS: dict[CodeType, str] = {
     jitgrad_random.Generator.manual_seed.__code__: "seeds a random generator",
     jitgrad_random.Generator.set_state.__code__: "sets the state of a random generator",
-    jitgrad_random.Generator.get_state.__code__: "reads the state of a random generator",
-    jitgrad_random.Generator.clone_state.__code__: "reads the state of a random generator",
+    **dict.fromkeys(
+        (getattr(f, "fget", f).__code__ for f in jitgrad_random.READS),
+        "reads the state of a random generator",
+    ),
     set_default_dtype.__code__: "sets the default dtype",
     hooks.register_hook.__code__: "registers a hook",
     hooks.register_post_accumulate_grad_hook.__code__: "registers a hook",
@@ -329,8 +348,9 @@ _RUN_NODE: CodeType = engine._run_node.__code__
 class Profile:
     """A profile function (sys.setprofile) for one recorded call.
 
-    entered: told of each frame of the user's that is entered. impure: told of each effect, with
-    the user's line. first_node: tape nodes with smaller numbers are older than the recording.
+    entered: told of each frame of the user's that is entered. imported: told of each module that is
+    imported by name and was not loaded, or is imported by a function. impure: told of each effect,
+    with the user's line. first_node: tape nodes with smaller numbers are older than the recording.
     """
 
     def __init__(
@@ -338,9 +358,11 @@ class Profile:
         entered: Callable[[FrameType], None],
         impure: Callable[[str, str], None],
         foreign: Callable[[str, str], None],
+        imported: Callable[[str], None],
         first_node: int,
     ) -> None:
         self._entered = entered
+        self._imported = imported
         self._impure = impure
         self._foreign = foreign
         self._first_node = first_node
@@ -350,6 +372,8 @@ class Profile:
         if event == "return":
             if frame.f_code.co_filename == _IMPORTLIB and frame.f_code.co_name == _IMPORT:
                 self._importing -= 1
+                if not self._importing:
+                    self._imported(frame.f_locals["name"])
             return
         if event == "call":
             code = frame.f_code

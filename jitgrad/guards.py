@@ -22,7 +22,7 @@ from jitgrad.effects import (
     is_module,
 )
 from jitgrad.facts import FACTS, tensor_facts
-from jitgrad.hostscalar import Truth
+from jitgrad.hostscalar import HostScalar, Truth
 from jitgrad.runtime.dtypes import DType
 from jitgrad.storage import Storage
 from jitgrad.tensor import Tensor
@@ -30,6 +30,7 @@ from jitgrad.tensor import Tensor
 SCALARS = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), slice, range, DType,
            device, Enum, np.generic, np.dtype)  # fmt: skip
 CONTAINERS = (list, tuple, dict, set, frozenset, deque)
+_BY_VALUE = ("value", "lifted", "attributes")
 _MAX_ARRAY_BYTES = 4096
 
 
@@ -46,12 +47,14 @@ class Item:
 
     Attributes:
         step, key, parent: how it is read: "item" parent[key]; "get" getattr(parent, key);
-            "cell"; "class" the class's own dict; "root" an object held by the guard; "size" the
-            keys (or the length) of the parent; "absent" key is not in the parent; "created" a
-            dict that the first access makes.
+            "cell"; "class" the class's own dict; "names" the names in it; "root" an object held
+            by the guard; "size" the keys, elements (in their order) or length of the parent;
+            "absent" key is not in the parent; "created" a dict that the first access makes;
+            "cache" how often a functools.cache was filled.
         kind: "value" (equal, same type), "object" (the very object), "container" (its items say
             what it must hold), "tensor", "array", "lifted" (a float, read at each call),
-            "attributes" (the names of an object's attributes).
+            "attributes" (the names of an object's attributes, or of a class's; facts: those that
+            the library's own code names).
         now: what it holds; for "size" a copy of the keys.
         covered: unchanged as long as the epoch is, or as the parent is.
         name: how users know it.
@@ -87,10 +90,13 @@ class Item:
             if step == "class":
                 return vars(parent).get(self.key, MISSING)
             if step == "size":
-                keyed = isinstance(parent, (dict, set))
-                return frozenset(parent) if keyed else len(parent)
+                return keys_of(parent)
+            if step == "names":
+                return tuple(vars(parent))
             if step == "absent":
                 return self.key in parent
+            if step == "cache":
+                return parent.cache_info()[1::2]
         except (KeyError, IndexError, ValueError, TypeError, AttributeError):
             return MISSING
         return self.now
@@ -103,8 +109,19 @@ def _has(parent: Any, key: Any) -> bool:
     return key in parent if isinstance(parent, dict) else key < len(parent)
 
 
+def keys_of(container: Any) -> Any:
+    """The keys or elements in their order; of a list, tuple or deque the length."""
+    if isinstance(container, (dict, set, frozenset)):
+        return tuple(container)
+    return len(container)
+
+
 def same(a: Any, b: Any) -> bool:
-    """Whether two scalars are the same value of the same type (NaN is NaN, 0.0 is not -0.0)."""
+    """Whether two scalars are the same value of the same type (NaN is NaN, 0.0 is not -0.0).
+
+    Tuples of keys are the same when their elements are: in order, scalars by value, other objects
+    by identity.
+    """
     if a is b:
         return True
     if type(a) is not type(b):
@@ -113,7 +130,9 @@ def same(a: Any, b: Any) -> bool:
         return True
     if isinstance(a, (float, complex, np.generic)):
         return repr(a) == repr(b)
-    if isinstance(a, Enum):
+    if isinstance(a, (tuple, frozenset)):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, Enum) or not isinstance(a, SCALARS):
         return False
     return bool(a == b)
 
@@ -149,7 +168,7 @@ class State:
         self.leaves = leaves
         self._twins: list[tuple[Item, Item]] = []
         self._by_object: dict[int, Item] = {}
-        self._loose: set[str] = set()
+        self._named: set[str] = set()
         self._every = False
 
     # -- afterwards ----------------------------------------------------------------------------
@@ -168,16 +187,22 @@ class State:
                 skip.add(item.number)
                 continue
             x = item.read(parent.now)
-            if x is item.now or (item.kind in ("value", "lifted") and same(x, item.now)):
+            if x is item.now or (item.kind in _BY_VALUE and same(x, item.now)):
+                continue
+            if item.step == "cache":  # filled by the function's own calls
+                item.now = x
                 continue
             if item.step == "size" and isinstance(parent.now, dict):
-                new = {k for k in x ^ item.now if (id(parent.now), k) not in allowed}
-                if isinstance(parent.now, defaultdict) and item.now <= x:
+                old, now = set(item.now), set(x)
+                new = {k for k in old ^ now if (id(parent.now), k) not in allowed}
+                if isinstance(parent.now, defaultdict) and old <= now:
                     # Keys that a look-up made; replay looks them up, too.
                     empty = {k for k in new if not parent.now[k] and parent.now[k] is not None}
                     self.touched += [(parent, k) for k in empty]
                     new -= empty
-                if all(k in parent.now and id(parent.now[k]) in owners for k in new):
+                if same(tuple(k for k in x if k in old), item.now) and all(
+                    k in parent.now and id(parent.now[k]) in owners for k in new
+                ):
                     continue
             elif (id(parent.now), item.key) in allowed:
                 skip.add(item.number)
@@ -237,11 +262,9 @@ class State:
             elif kind == "lifted":
                 ok = type(x) is float
             elif kind == "attributes":  # others than those that code names may come and go
-                ok = x is not MISSING and not (
-                    (x ^ old) if self._every else (x ^ old) & self._loose
-                )
+                ok = x is not MISSING and self._same_names(item, x)
             elif kind == "container":
-                ok = type(x) is type(old) and (not isinstance(x, frozenset) or x is old or x == old)
+                ok = type(x) is type(old)
             elif kind == "tensor":
                 if not isinstance(x, Tensor):
                     return f"{item.name}: {short(old)} -> {short(x)}"
@@ -262,6 +285,15 @@ class State:
                 return f"{item.name}: {short(old)} -> {short(x)}"
             item.fresh = x
         return self._sharing()
+
+    def _same_names(self, item: Item, names: tuple[str, ...]) -> bool:
+        if names == item.now:
+            return True
+        changed = set(names) ^ set(item.now)
+        return not self._every and not any(
+            n in self._named or n in item.facts or (item.step == "names" and n.startswith("__"))
+            for n in changed
+        )
 
     def _sharing(self) -> str:
         seen: set[int] = set()
@@ -293,7 +325,7 @@ def _facts_text(old: tuple[Any, ...], new: tuple[Any, ...]) -> str:
 
 def _restore_number(item: Item, x: Any) -> None:
     """A lifted number that the function stored becomes the plain float it stands for."""
-    if type(x).__name__ != "HostScalar" or item.parent is None:
+    if type(x) is not HostScalar or item.parent is None:
         return
     if item.step == "item" and isinstance(item.parent.now, (dict, list)):
         item.parent.now[item.key] = float(x.value)

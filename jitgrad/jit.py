@@ -197,6 +197,7 @@ class JitFunction:
         new_args = tuple([lifter.lift(x) for x in args])
         new_kwargs = {k: lifter.lift(kwargs[k]) for k in sorted(kwargs)}
         new_kwargs = {k: new_kwargs[k] for k in kwargs}
+        watch.ignore(nodes_of((new_args, new_kwargs)))
         guard = ArgumentGuard(structure, leaves, lifter.lifted(structure, leaves, args, kwargs))
         lifter.name_leaves(structure, args, kwargs)
         modes = Modes()
@@ -235,7 +236,9 @@ class JitFunction:
                 what = f"{type(error).__name__}: {error}"
                 recorder.give_up(f"reaches an object that cannot be watched ({what})")
 
-        profile = Profile(entered, impure, recorder.give_up, recorder.first_node)
+        profile = Profile(
+            entered, impure, recorder.give_up, watch.imported_now, recorder.first_node
+        )
         with _recording(recorder, profile):
             return self.__wrapped__(*args, **kwargs), profile
 

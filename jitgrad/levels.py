@@ -64,7 +64,7 @@ class Relay:
     def draw(self, generator: Any) -> Any:
         if self.outer is not None:
             return self.outer.draw(generator)
-        return draw_tensors(generator.initial_seed(), generator.advance())
+        return draw_tensors(generator._seed, generator.advance())
 
     def lift(self, scalar: Any) -> Any:
         return self.outer.lift(scalar)

@@ -95,6 +95,12 @@ class Generator:
         return f"<jitgrad.Generator seed {self._seed}, draw {self._draws}>"
 
 
+# What tells users a generator's seed or state. Drawing goes around these: jit notices their calls.
+READS: tuple[Any, ...] = (
+    Generator.initial_seed, Generator.draws, Generator.get_state, Generator.clone_state,
+    Generator.__getstate__, Generator.__repr__,
+)  # fmt: skip
+
 default_generator = Generator()
 
 
@@ -103,7 +109,7 @@ def next_draw(generator: Generator | None = None) -> tuple[Tensor, Tensor]:
     generator = default_generator if generator is None else generator
     if state.recorder is not None:
         return state.recorder.draw(generator)
-    return draw_tensors(generator.initial_seed(), generator.advance())
+    return draw_tensors(generator._seed, generator.advance())
 
 
 def draw_tensors(seed: int, draw: int) -> tuple[Tensor, Tensor]:
@@ -120,7 +126,7 @@ def manual_seed(seed: int) -> Generator:
 
 def initial_seed() -> int:
     """The default generator's seed."""
-    return default_generator.initial_seed()
+    return default_generator._seed
 
 
 def seed() -> int:

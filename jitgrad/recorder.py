@@ -197,7 +197,7 @@ class Recorder(ValueMap):
             self._add_entry("state", source, tensor, data)
 
     def draw(self, generator: Any) -> tuple[Tensor, Tensor]:
-        seed, number = draw_tensors(generator.initial_seed(), generator.advance())
+        seed, number = draw_tensors(generator._seed, generator.advance())
         if self.reason:
             return seed, number
         offset = self._draws.get(generator, 0)

@@ -9,6 +9,7 @@ k0.. constants, r the results of the run, t0.. tensors on them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import is_not
 from typing import Any
 
 import numpy as np
@@ -68,7 +69,8 @@ class Writer:
             "rebuild": rebuild,
             "array": np.array, "float64": np.float64, "int64": np.int64, "run": spec.first_run,
             "overlap": overlap, "touches": touches, "spans": ([], []),
-            "children_of": children_of, "keep": keep, "attach": attach, "spent": spent,
+            "children_of": children_of, "is_not": is_not, "keep": keep, "attach": attach,
+            "spent": spent,
             "CompiledNode": CompiledNode, "overwritten": overwritten,
         }  # fmt: skip
         for item in self.watch.items:
@@ -232,11 +234,15 @@ class Writer:
             return ""
         p, here = f"i{item.parent.number}", f"i{item.number}"
         if item.step == "size":
-            if isinstance(item.parent.now, dict):
-                return f"len({p}) != len({here})"
-            if isinstance(item.parent.now, (set, frozenset)):
-                return f"{p} != {here}"
+            if item.kind == "attributes":
+                return f"(*{p},) != {here}"
+            if isinstance(item.now, tuple):
+                return f"len({p}) != len({here}) or any(map(is_not, {p}, {here}))"
             return f"len({p}) != {item.now}"
+        if item.step == "names":
+            return f"(*{p}.__dict__,) != {here}"
+        if item.step == "cache":
+            return f"{p}.cache_info()[1::2] != {here}"
         if item.step == "absent":
             return f"{self.constant(item.key)} in {p}"
         if item.now is MISSING and item.step == "class":

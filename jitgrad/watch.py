@@ -10,14 +10,27 @@ from __future__ import annotations
 import builtins
 import functools
 import gc
+import importlib.util
+import operator
+import sys
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable
-from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
+from enum import EnumMeta
+from types import (
+    CodeType,
+    FrameType,
+    FunctionType,
+    GeneratorType,
+    MethodType,
+    ModuleType,
+    TracebackType,
+)
 from typing import Any
 
 import numpy as np
 
 from jitgrad.effects import (
+    Reads,
     attribute_names,
     impure_value,
     is_module,
@@ -27,7 +40,8 @@ from jitgrad.effects import (
     reads_of,
 )
 from jitgrad.facts import tensor_facts
-from jitgrad.guards import CONTAINERS, MISSING, SCALARS, Item, State, short
+from jitgrad.guards import CONTAINERS, MISSING, SCALARS, Item, State, keys_of, short
+from jitgrad.hostscalar import HostScalar
 from jitgrad.random import Generator
 from jitgrad.sources import Arg, Captured, Grad, Owner, Source
 from jitgrad.storage import Storage
@@ -35,6 +49,7 @@ from jitgrad.tensor import Tensor
 
 _MAX_ITEMS = 20000
 _MAX_CONTAINER = 5000
+_CACHED = type(functools.cache(len))
 _MODULE_SLOTS = (
     "training", "_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks",
 )  # fmt: skip
@@ -57,7 +72,11 @@ class Watch(State):
         self._scanned: set[tuple[CodeType, int]] = set()
         self._entered: set[CodeType] = set()
         self._plain: list[Item] = []
-        self._made: dict[int, Any] = {id(x): x for x in nodes}
+        self._sparse: list[Item] = []
+        self._loose: set[str] = set()
+        self._asked: set[str] = set()
+        self._made: dict[int, Any] = {}
+        self.ignore(nodes)
         self._builtins: Item | None = None
         self.leaf_names = names
         self._arg_storage: dict[Storage, int] = {}
@@ -85,6 +104,10 @@ class Watch(State):
         self._expand(item, x)
         return item
 
+    def ignore(self, nodes: Iterable[Any]) -> None:
+        """Containers that exist for this call only."""
+        self._made.update((id(x), x) for x in nodes)
+
     def _append(self, item: Item) -> None:
         item.number = len(self.items)
         self.items.append(item)
@@ -102,7 +125,9 @@ class Watch(State):
         found = self._by_key.get(where)
         if found is not None:
             return found
-        if step in ("size", "absent") or isinstance(value, SCALARS):
+        if type(value) is HostScalar:
+            self.reasons.append(f"keeps a number computed from an argument in {name}")
+        if step in ("size", "absent", "cache") or isinstance(value, SCALARS):
             kind = "value"
         elif isinstance(value, Tensor):
             kind = "tensor"
@@ -120,9 +145,14 @@ class Watch(State):
         item.covered = covered
         self._by_key[where] = item
         self._append(item)
+        if (
+            kind == "value" and step != "cache" and _is_users(value)
+        ):  # an Enum's member, a subclass of int, ...
+            self._expand_instance(item, value)
         if kind == "tensor":
             item.facts = tensor_facts(value)
             self._by_object.setdefault(id(value), item)
+            self._expand_sparse(item)
             have = self._storages.get(value._storage)
             if have is None or len(have.now._chain) > len(value._chain):
                 self._storages[value._storage] = item
@@ -155,8 +185,26 @@ class Watch(State):
                 self.put(item, "get", "fget", x.fget, item.name, covered=True)
         elif isinstance(x, (staticmethod, classmethod)):
             self.put(item, "get", "__func__", x.__func__, item.name, covered=True)
-        elif isinstance(x, (type, ModuleType, Generator)):
-            pass  # by the names that code asks of them
+        elif isinstance(x, type):
+            if owner_of_class(x) == "user":
+                self._identity(item, "__mro__", x.__mro__, f"bases of {item.name}")
+                names = tuple(vars(x))
+                made = self._only(item, "names", None, "attributes", names, f"names in {item.name}")
+                made.facts = attribute_names(x)
+                self._expand_sparse(item)
+        elif isinstance(x, ModuleType):
+            if owner_of_module(x) == "user":
+                self._expand_sparse(item)
+        elif isinstance(x, Generator):
+            pass  # what reads its seed or its state is noticed (effects.py)
+        elif isinstance(x, (operator.attrgetter, operator.methodcaller)):
+            asked = [n for n in x.__reduce__()[1] if isinstance(n, str)]
+            self._learn(Reads(loose={name for n in asked for name in n.split(".")}))
+        elif isinstance(x, _CACHED):
+            self.put(item, "cache", None, x.cache_info()[1::2], f"cache of {item.name}")
+            self.put(item, "get", "__wrapped__", x.__wrapped__, item.name, covered=True)
+            if isinstance(x.__wrapped__, FunctionType):  # which a filled cache does not enter
+                self._scan(x.__wrapped__.__code__, x.__wrapped__.__globals__)
         elif getattr(type(x), "is_jit_function", False):
             self.put(item, "get", "__wrapped__", x.__wrapped__, item.name, covered=True)
         else:
@@ -170,17 +218,19 @@ class Watch(State):
             )
             return
         fixed = isinstance(x, (tuple, frozenset))
+        if not isinstance(x, tuple):
+            keyed = isinstance(x, (dict, set, frozenset))
+            what = "keys of" if isinstance(x, dict) else "elements of" if keyed else "length of"
+            covered = item.covered or fixed
+            self.put(item, "size", None, keys_of(x), f"{what} {item.name}", covered)
+            for key in x if keyed else ():  # guarded by identity, so what it holds is state
+                if not isinstance(key, (*SCALARS, Tensor)) or _is_users(key):
+                    self.root(key, f"<{type(key).__name__}> in {item.name}")
         if isinstance(x, (set, frozenset)):
-            if not fixed:
-                self.put(item, "size", None, frozenset(x), f"elements of {item.name}")
             return
-        if not fixed:
-            size = frozenset(x) if isinstance(x, dict) else len(x)
-            what = "keys of" if isinstance(x, dict) else "length of"
-            self.put(item, "size", None, size, f"{what} {item.name}", item.covered)
         covered = fixed or (item.covered and item.step == "item" and item.key in _MODULE_SLOTS)
         pairs: Iterable[tuple[Any, Any]] = x.items() if isinstance(x, dict) else enumerate(x)
-        for key, value in pairs:
+        for key, value in list(pairs):
             text = short(key) if isinstance(key, (str, int)) else f"<{type(key).__name__}>"
             self.put(item, "item", key, value, f"{item.name}[{text}]", covered)
         if type(x) not in (list, tuple, dict, OrderedDict, defaultdict, deque) and hasattr(
@@ -198,6 +248,20 @@ class Watch(State):
         self.put(item, "get", "__defaults__", f.__defaults__, f"defaults of {item.name}")
         self.put(item, "get", "__kwdefaults__", f.__kwdefaults__, f"defaults of {item.name}")
         self._functions.setdefault(f.__code__, []).append(item)
+        self._expand_sparse(item)
+
+    def _only(self, parent: Item, step: str, key: Any, kind: str, value: Any, name: str) -> Item:
+        """The item of a place whose contents are watched by other items, or do not matter."""
+        where = (id(parent.now), step, key)
+        found = self._by_key.get(where)
+        if found is None:
+            found = self._by_key[where] = Item(parent, step, key, kind, value, name)
+            self._append(found)
+        return found
+
+    def _identity(self, parent: Item, key: str, value: Any, name: str) -> Item:
+        """The item of an attribute that must stay the very object."""
+        return self._only(parent, "get", key, "object", value, name)
 
     def _vars(self, item: Item) -> Item | None:
         fields = getattr(item.now, "__dict__", None)
@@ -214,13 +278,17 @@ class Watch(State):
         self._append(made)
         covered = is_module(item.now)
         if not isinstance(item.now, (ModuleType, type)):
-            size = self.put(made, "size", None, frozenset(fields), made.name, covered)
+            size = self.put(made, "size", None, tuple(fields), made.name, covered)
             size.kind = "attributes"
+            cls: Any = type(item.now)
+            size.facts = attribute_names(cls)
         return made
 
     def _expand_instance(self, item: Item, x: Any) -> None:
         self._plain.append(item)
         fields = self._vars(item)
+        cls: Any = type(x)
+        self.put(item, "get", "__class__", cls, f"class of {item.name}", is_module(x))
         if is_module(x):
             assert fields is not None
             for name in _MODULE_SLOTS:
@@ -230,8 +298,7 @@ class Watch(State):
                 if "forward" in vars(c):
                     self._class_attribute(item, type(x), "forward")
                     break
-        cls: Any = type(x)
-        names = self._loose | attribute_names(cls)
+        names = self._loose | attribute_names(cls) | {"_value_"}  # of an Enum's member
         self._expand_names(item, names | _own_names(x) if self._every else names)
 
     def _expand_names(self, item: Item, names: Iterable[str]) -> None:
@@ -247,6 +314,21 @@ class Watch(State):
             else:
                 self._class_attribute(item, type(x), name)
 
+    def _expand_sparse(self, item: Item) -> None:
+        """Of an object that has many attributes, of which few are state of the function."""
+        self._sparse.append(item)
+        self._expand_present(item, self._loose)
+
+    def _expand_present(self, item: Item, names: Iterable[str]) -> None:
+        """Items for those of these names that the object has, or that code asks whether it has."""
+        x = item.now
+        own = getattr(x, "__dict__", ())
+        if isinstance(x, type):
+            own = {n for c in x.__mro__ if owner_of_class(c) == "user" for n in vars(c)}
+        for name in names:
+            if name in own or name in self._asked:
+                self._attribute(item, name)
+
     def _field(self, item: Item, fields: Item, name: str, covered: bool) -> Item:
         where = "" if name in ("_parameters", "_buffers", "_modules") else f".{name}"
         shown = f"{item.name}{where}" if where or item.name else item.name
@@ -256,21 +338,23 @@ class Watch(State):
         holder = next((c for c in cls.__mro__ if name in vars(c)), None)
         if holder is None or owner_of_class(holder) != "user":
             return None
-        for c in cls.__mro__:
-            if c is not holder:  # a subclass that may override it later
-                owner = self.root(c, c.__name__)
-                self.put(owner, "class", name, MISSING, f"{c.__name__}.{name}")
-            else:
-                owner = self.root(c, c.__name__)
-                return self.put(owner, "class", name, vars(c)[name], f"{c.__name__}.{name}")
-        return None
+        self._named.add(name)  # so that a subclass that begins to override it is noticed
+        self.root(cls, cls.__name__)
+        owner = self.root(holder, holder.__name__)
+        return self.put(owner, "class", name, vars(holder)[name], f"{holder.__name__}.{name}")
 
     def _attribute(self, item: Item, name: str) -> Item | None:
         """The item of an attribute that code names, of the object of `item`."""
         x = item.now
         item = self._by_object.get(id(x), item)
-        if isinstance(x, (*SCALARS, *CONTAINERS, Tensor, np.ndarray)) or id(x) in self._made:
+        if isinstance(x, (*SCALARS, *CONTAINERS, np.ndarray)) and not _is_users(x):
             return None
+        if id(x) in self._made:
+            return None
+        if isinstance(x, (Tensor, FunctionType)):
+            if hasattr(type(x), name):
+                return None
+            return self.put(item, "get", name, vars(x).get(name, MISSING), f"{item.name}.{name}")
         if isinstance(x, ModuleType):
             if owner_of_module(x) == "numpy":  # whose submodules are loaded when they are named
                 value = getattr(x, name, MISSING)
@@ -284,9 +368,16 @@ class Watch(State):
             fields = self._vars(item)
             assert fields is not None
             if value is MISSING:
+                if "__getattr__" in fields.now:  # PEP 562
+                    self._field(item, fields, "__getattr__", False)
                 return self.put(fields, "absent", name, False, f"{item.name}.{name}")
             return self._field(item, fields, name, False)
         if isinstance(x, type):
+            meta: Any = type(x)
+            if owner_of_class(meta) == "user":
+                self._class_attribute(item, meta, name)
+            if isinstance(x, EnumMeta) and name in x.__members__:
+                return self.root(x.__members__[name], f"{item.name}.{name}")
             return self._class_attribute(item, x, name)
         fields = self._vars(item)
         module = is_module(x)
@@ -326,32 +417,75 @@ class Watch(State):
             self._every = True
             for item in list(self._plain):
                 self._expand_names(item, _own_names(item.now))
-        new = reads.loose - self._loose
-        if new:
-            self._loose |= new
-            for item in list(self._plain):
-                self._expand_names(item, new)
+        self._learn(reads)
         if code not in self._functions and code not in self._entered:
             self._find_function(code, fields)
         self._entered.add(code)
         self._entered.update(c for c in code.co_consts if isinstance(c, CodeType))
-        where = (code, id(frame.f_globals))
-        if where not in self._scanned:
-            self._scanned.add(where)
-            names = frame.f_globals
-            owner = self.root_namespace(names, names.get("__name__", "?"))
-            for path in reads.globals:
-                self._follow(self._global(owner, path[0]), path[1:])
-            for name in reads.stored:
-                self._global(owner, name)
+        self._scan(code, frame.f_globals)
         for path in reads.locals:
             x = fields.get(path[0], MISSING)
-            if x is MISSING or len(path) == 1 or isinstance(x, (*SCALARS, *CONTAINERS, Tensor)):
+            if x is MISSING or len(path) == 1 or _has_no_state(x):
                 continue
             if not self._is_new(x):
                 self._follow(self.root(x, path[0]), path[1:])
         if reads.cells:
             self._cells(code, reads.cells, fields)
+
+    def _learn(self, reads: Reads) -> None:
+        """Names that code asks of objects reached in any way."""
+        new = (reads.loose - self._loose) | (reads.asked - self._asked)
+        self._loose |= reads.loose
+        self._asked |= reads.asked
+        self._named |= reads.loose
+        for paths in (reads.globals, reads.locals, reads.cells):
+            self._named.update(n for path in paths for n in path[1:])
+        if new:
+            for item in list(self._plain):
+                self._expand_names(item, new)
+            for item in list(self._sparse):
+                self._expand_present(item, new)
+
+    def _scan(self, code: CodeType, names: dict[str, Any]) -> None:
+        """Adds items for the globals that code reads and the modules that it imports."""
+        where = (code, id(names))
+        if where in self._scanned:
+            return
+        self._scanned.add(where)
+        reads = reads_of(code)
+        owner = self.root_namespace(names, names.get("__name__", "?"))
+        for path in reads.globals:
+            self._follow(self._global(owner, path[0]), path[1:])
+        for name in reads.stored:
+            self._global(owner, name)
+        for name, level in reads.imports:
+            if level:
+                package = names.get("__package__") or ""
+                name = importlib.util.resolve_name("." * level + name, package)
+            self.imported(name, reads)
+
+    def imported(self, name: str, reads: Reads | None = None) -> None:
+        """Adds items for a module that code imports by name; it may not be loaded yet.
+
+        reads: of the code that imports it, None where that is not known.
+        """
+        owner = self.root_namespace(sys.modules, "sys.modules")
+        while name:
+            module = sys.modules.get(name)
+            if isinstance(module, ModuleType):
+                item = self.put(owner, "item", name, module, name)
+                if reads is not None and owner_of_module(module) != "user":
+                    for attribute in reads.loose:
+                        self._attribute(item, attribute)
+            name = name.rpartition(".")[0]
+
+    def imported_now(self, name: str) -> None:
+        """Adds items for a module that was just asked for by name, loaded or not."""
+        if name in sys.modules:
+            self.imported(name)
+        else:
+            owner = self.root_namespace(sys.modules, "sys.modules")
+            self.put(owner, "absent", name, False, f"module {name}")
 
     def _is_new(self, x: Any) -> bool:
         """Whether an object that code holds in a variable was made while recording."""
@@ -401,7 +535,7 @@ class Watch(State):
                 self._follow(self.put(holder, "cell", None, value, name), path[1:])
             elif name in fields and name != "__class__":
                 x = fields[name]
-                if not isinstance(x, (*SCALARS, *CONTAINERS, Tensor)) and not self._is_new(x):
+                if not _has_no_state(x) and not self._is_new(x):
                     self._follow(self.root(x, name), path[1:])
 
     def _closure_of(self, code: CodeType, fields: dict[str, Any]) -> Item | None:
@@ -514,6 +648,16 @@ class Watch(State):
         self.groups = [[m for m in group if isinstance(m, Item)] for group in self.groups]
 
 
+def _is_users(x: Any) -> bool:
+    """Whether an object is of a class that users wrote."""
+    return owner_of_class(type(x)) == "user"
+
+
+def _has_no_state(x: Any) -> bool:
+    """Whether an object in a variable has no attributes that could be state."""
+    return isinstance(x, (*SCALARS, *CONTAINERS, Tensor)) and not _is_users(x)
+
+
 def _own_names(x: Any) -> set[str]:
     """The names of an instance's own attributes, and of those of its class that users wrote."""
     names = set(getattr(x, "__dict__", ()))
@@ -536,6 +680,6 @@ def _is_slot(cls: type, name: str) -> bool:
 
 def _is_transient(x: Any) -> bool:
     """Objects that only exist while code runs: no state that could be watched."""
-    return type(x).__name__ in ("HostScalar", "generator", "frame", "traceback") or isinstance(
-        x, BaseException
+    return isinstance(x, (BaseException, GeneratorType, FrameType, TracebackType)) or (
+        type(x) is HostScalar
     )

@@ -27,6 +27,44 @@ class IncompatibleKeys(NamedTuple):
     unexpected_keys: list[str]
 
 
+class Slots(dict[str, Any]):
+    """Parameters, buffers or children by name. Writing to it, too, bumps the epoch."""
+
+    __slots__ = ()
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        bump_epoch()
+        super().__setitem__(key, value)
+
+    def __delitem__(self, key: str) -> None:
+        bump_epoch()
+        super().__delitem__(key)
+
+    def __ior__(self, other: Any) -> Slots:  # type: ignore[override,misc]
+        self.update(other)
+        return self
+
+    def pop(self, *args: Any) -> Any:
+        bump_epoch()
+        return super().pop(*args)
+
+    def popitem(self) -> tuple[str, Any]:
+        bump_epoch()
+        return super().popitem()
+
+    def clear(self) -> None:
+        bump_epoch()
+        super().clear()
+
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        bump_epoch()
+        super().update(*args, **kwargs)
+
+    def setdefault(self, key: str, default: Any = None) -> Any:
+        bump_epoch()
+        return super().setdefault(key, default)
+
+
 class RemovableHandle:
     """Removes a hook: `handle.remove()`."""
 
@@ -53,10 +91,10 @@ class Module:
     def __init__(self) -> None:
         put = object.__setattr__
         put(self, "training", True)
-        put(self, "_parameters", {})
-        put(self, "_buffers", {})
+        put(self, "_parameters", Slots())
+        put(self, "_buffers", Slots())
         put(self, "_non_persistent", set())
-        put(self, "_modules", {})
+        put(self, "_modules", Slots())
         put(self, "_forward_hooks", OrderedDict())
         put(self, "_forward_pre_hooks", OrderedDict())
 
