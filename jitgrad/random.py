@@ -126,7 +126,7 @@ def manual_seed(seed: int) -> Generator:
 
 def initial_seed() -> int:
     """The default generator's seed."""
-    return default_generator._seed
+    return default_generator.initial_seed()
 
 
 def seed() -> int:
