@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from jitgrad.compiler.image import Image
+from jitgrad.compiler.interpret import first_fault, unknown_fault
 from jitgrad.compiler.ir import Graph, Node
 from jitgrad.compiler.symbolic import Sym, evaluate
 from jitgrad.runtime import buffers, launch
@@ -73,12 +74,15 @@ class Compiled:
 
     def run(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Runs on arrays for the graph's inputs, in order, of the very dtypes, shapes and strides
-        that were compiled for. Raises what a checked op's record makes of a fault; then no input
-        has been written."""
+        that were compiled for. Raises what eager code would have
+        raised of a bad element; then no input has been written."""
         if self.syms:
             return self._run_symbolic(arrays)
         results = [make() for make in self._make]
-        self.executable.run([*arrays, *results])
+        try:
+            self.executable.run([*arrays, *results])
+        except _Fault as fault:
+            raise self._error(fault, arrays, {}) from None
         return results
 
     def _run_symbolic(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -88,8 +92,18 @@ class Compiled:
             buffers.empty_array(tuple(evaluate(d, dims) for d in shape), dtype)
             for shape, dtype in self._shapes
         ]
-        self.executable.run([*arrays, *results], sizes)
+        try:
+            self.executable.run([*arrays, *results], sizes)
+        except _Fault as fault:
+            raise self._error(fault, arrays, dims) from None
         return results
+
+    def _error(
+        self, fault: _Fault, arrays: Sequence[np.ndarray], dims: Mapping[str, int]
+    ) -> Exception:
+        """What eager code would have raised; nothing has been written, so the arrays still say."""
+        found = first_fault(self.graph, arrays, dims)
+        return unknown_fault(fault.node) if found is None else found
 
     def _arena(self, sizes: tuple[int, ...]) -> launch.ArenaPlan:
         if sizes not in self._arenas:
@@ -120,8 +134,13 @@ def _find_dims(graph: Graph) -> dict[str, tuple[int, int]]:
     return where
 
 
-def _fault(node: Node) -> Callable[[], BaseException]:
-    def make() -> BaseException:
-        return node.op.fault([v.type for v in node.inputs], node.attr, node.line)
+class _Fault(Exception):
+    """A kernel flagged the site of a node."""
 
-    return make
+    def __init__(self, node: Node) -> None:
+        super().__init__()
+        self.node = node
+
+
+def _fault(node: Node) -> Callable[[], BaseException]:
+    return lambda: _Fault(node)

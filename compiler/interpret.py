@@ -1,16 +1,21 @@
 """interpret: runs a graph node by node with the records' references. Slow, and obviously right.
 
-The oracle of `jit(check=True)` and of tests; it compiles nothing and changes none of its inputs.
+The oracle of `jit(check=True)` and of tests, and what finds the words for a fault that compiled code
+flagged; it compiles nothing and changes none of its inputs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from jitgrad.compiler.ir import Graph, Value
+from jitgrad.compiler.ir import Graph, Node, Value
 from jitgrad.compiler.ops.quiet import Quiet
+from jitgrad.compiler.ops.record import Check
+from jitgrad.compiler.symbolic import Sym, evaluate
 from jitgrad.runtime.errors import InternalError
 
 
@@ -34,3 +39,55 @@ def interpret_all(graph: Graph, arrays: Sequence[np.ndarray]) -> dict[Value, np.
             many = found if isinstance(found, tuple) else (found,)
             values.update(zip(node.outputs, many, strict=True))
     return values
+
+
+def first_fault(
+    graph: Graph, arrays: Sequence[np.ndarray], dims: Mapping[str, int] | None = None
+) -> Exception | None:
+    """The error that eager code would have raised: of the first node whose check an element fails.
+
+    Runs only what checked operands need. dims: the values of symbolic dims. None when all hold.
+    """
+    needed: set[Value] = set()
+    useful: set[Node] = set()
+    for node in reversed(graph.nodes):
+        if any(v in needed for v in node.outputs):
+            useful.add(node)
+            needed.update(node.inputs)
+        needed.update(node.inputs[c.operand] for c in node_checks(node))
+    values = {item.value: array for item, array in zip(graph.inputs, arrays, strict=True)}
+    known = dims or {}
+    with Quiet():
+        for node in graph.nodes:
+            for c in node_checks(node):
+                c = replace(c, low=_concrete(c.low, known), high=_concrete(c.high, known))
+                value = c.first(values[node.inputs[c.operand]])
+                if value is not None:
+                    return _with_line(node.op.failed(c, value, node.attr), node)
+            if node in useful:
+                attrs = {k: _concrete(v, known) for k, v in node.attr.items()}
+                found = node.op.reference(*(values[v] for v in node.inputs), **attrs)
+                many = found if isinstance(found, tuple) else (found,)
+                values.update(zip(node.outputs, many, strict=True))
+    return None
+
+
+def unknown_fault(node: Node) -> Exception:
+    """The error of a node of whose elements one failed a check, it is not known which."""
+    errors = [node.op.failed(c, None, node.attr) for c in node_checks(node)]
+    return _with_line(type(errors[0])(" or ".join(map(str, errors))), node)
+
+
+def _concrete(x: Any, dims: Mapping[str, int]) -> Any:
+    if isinstance(x, tuple):
+        return tuple(_concrete(y, dims) for y in x)
+    return evaluate(x, dims) if isinstance(x, Sym) else x
+
+
+def _with_line(error: Exception, node: Node) -> Exception:
+    return type(error)(f"{error} (at {node.line})") if node.line else error
+
+
+def node_checks(node: Node) -> Sequence[Check]:
+    """What a node asks of its operands' elements."""
+    return node.op.checks([v.type for v in node.inputs], node.attr) if node.op.checked else ()

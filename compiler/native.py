@@ -22,6 +22,7 @@ import numpy as np
 from jitgrad.compiler.codegen import capi, features, objects, pool
 from jitgrad.compiler.codegen.target import Target, host, llvm_binding
 from jitgrad.compiler.header import c_header
+from jitgrad.compiler.interpret import unknown_fault
 from jitgrad.compiler.ir import Graph, Node
 from jitgrad.compiler.link import link_shared
 from jitgrad.compiler.pipeline import Options, assemble, stages_of
@@ -199,7 +200,8 @@ def _fault_text(node: Node) -> str:
     """What a faulty index or the like says; of the source line the file's name only."""
     file, _, line = node.line.rpartition(":")
     where = f"{os.path.basename(file)}:{line}" if file else node.line
-    return str(node.op.fault([v.type for v in node.inputs], node.attr, where))
+    operands = ", ".join(str(v.type) for v in node.inputs)
+    return f"{unknown_fault(node)}; operands {operands}".replace(node.line or "\0", where)
 
 
 def _missing_text(feature: str) -> str:

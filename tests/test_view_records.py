@@ -90,6 +90,14 @@ FAULTS = [
         "index -4 .* dimension 0 with size 3",
     ),
 ]
+_RANGE = {"low": 0, "high": 3, "error": "IndexError", "text": "[expect_range] value {value}"}
+FAULTS += [
+    ("expect_range", (np.array([1, 4]),), _RANGE, "value 4"),
+    ("expect_range", (np.array([-1, 4]),), _RANGE, "value -1"),
+    ("expect_range", (np.array([5], np.int32),), _RANGE, "value 5"),
+    ("expect_range", (np.array([1.0, np.nan], np.float32),), _RANGE, "value nan"),
+    ("expect_range", (np.array([3.5]),), _RANGE, "value 3.5"),
+]
 
 
 @pytest.mark.parametrize(("name", "args", "attrs", "text"), FAULTS)

@@ -22,13 +22,15 @@ from jitgrad.compiler.ops.movement import align_batch
 from jitgrad.compiler.ops.placing import (
     UNROLL,
     add_at,
-    check_range,
     check_sum,
     full,
     numbers,
+    out_of_bounds,
+    verify,
     zeros_of,
 )
 from jitgrad.compiler.ops.record import (
+    Check,
     OnnxContext,
     Op,
     Sample,
@@ -75,11 +77,11 @@ class Along(Op):
             IndexError,
         )
 
-    def fault(self, types: Sequence[TensorType], attrs: dict[str, Any], line: str) -> Exception:
-        return IndexError(
-            f"[{self.name}] index is out of bounds for dimension {attrs['axis']} with size "
-            f"{types[0].shape[attrs['axis']]}; got {' and '.join(map(str, types))}; {line}"
-        )
+    def checks(self, types: Sequence[TensorType], attrs: dict[str, Any]) -> Sequence[Check]:
+        return [_in_dim(types[0].shape, attrs["axis"])]
+
+    def failed(self, check: Check, value: Any, attrs: dict[str, Any]) -> Exception:
+        return out_of_bounds(self, check, value)
 
 
 class Gather(Along):
@@ -96,7 +98,7 @@ class Gather(Along):
         return x.with_shape(index.shape)
 
     def reference(self, x: np.ndarray, index: np.ndarray, *, axis: int) -> np.ndarray:
-        check_range(self, index, x.shape[axis], axis)
+        verify(self, _in_dim(x.shape, axis), index)
         return np.asarray(x[along(index, axis)])
 
     def vjp(self, g: Any, out: Any, x: Any, index: Any, *, axis: int) -> tuple[Any, ...]:
@@ -153,7 +155,7 @@ class Scatter(Along):
     def reference(
         self, base: np.ndarray, index: np.ndarray, src: np.ndarray, *, axis: int
     ) -> np.ndarray:
-        check_range(self, index, base.shape[axis], axis)
+        verify(self, _in_dim(base.shape, axis), index)
         out = np.array(base)
         out[along(index, axis)] = src[tuple(slice(n) for n in index.shape)]
         return out
@@ -263,7 +265,7 @@ class ScatterAdd(Scatter):
     def reference(
         self, base: np.ndarray, index: np.ndarray, src: np.ndarray, *, axis: int
     ) -> np.ndarray:
-        check_range(self, index, base.shape[axis], axis)
+        verify(self, _in_dim(base.shape, axis), index)
         part = src[tuple(slice(n) for n in index.shape)]
         return add_at(base, along(index, axis), part)
 
@@ -271,6 +273,10 @@ class ScatterAdd(Scatter):
         self, g: Any, out: Any, base: Any, index: Any, src: Any, *, axis: int
     ) -> tuple[Any, ...]:
         return g, None, grow(op.gather(g, index, axis=axis), src)
+
+
+def _in_dim(shape: Sequence[Dim], d: int) -> Check:
+    return Check(1, 0, shape[d] - 1, dim=d)
 
 
 def _le(a: Dim, b: Dim) -> bool:

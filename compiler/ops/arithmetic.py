@@ -17,6 +17,7 @@ from jitgrad.compiler.loops import INDEX, Builder, Expr, const, make, select
 from jitgrad.compiler.ops import examples
 from jitgrad.compiler.ops.elementwise import compute
 from jitgrad.compiler.ops.record import (
+    Check,
     Elementwise,
     OnnxContext,
     Sample,
@@ -26,6 +27,7 @@ from jitgrad.compiler.ops.record import (
     scalar_like,
     zeros_like,
 )
+from jitgrad.compiler.symbolic import hint
 from jitgrad.compiler.types import TensorType
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import DType
@@ -153,6 +155,9 @@ class Div(Binary):
         return examples.binary(0.5, 2.0, ints=False)
 
 
+_DIVISOR = Check(1, zero=False)
+
+
 class _Division(Binary):
     """Division whose integer form faults on a zero divisor and wraps at minimum / -1."""
 
@@ -167,14 +172,18 @@ class _Division(Binary):
 
     def reference(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         if a.dtype.kind in "iu" and not b.all() and a.size:
-            raise self.fault((), {}, "")
+            raise self.failed(_DIVISOR, 0, {})
         return compute(type(self).numpy, a, b)
 
-    def fault(self, types: Sequence[TensorType], attrs: dict[str, Any], line: str) -> Exception:
-        where = f"; {line}" if line else ""
+    def checks(self, types: Sequence[TensorType], attrs: dict[str, Any]) -> Sequence[Check]:
+        if types[1].dtype.is_floating_point or any(hint(d) == 0 for d in types[0].shape):
+            return ()
+        return (_DIVISOR,)
+
+    def failed(self, check: Check, value: Any, attrs: dict[str, Any]) -> Exception:
         return RuntimeError(
             f"[{self.name}] ZeroDivisionError: expected integer divisors that are not 0; got a 0; "
-            f"mask it with where, or convert to a floating dtype first{where}"
+            "mask it with where, or convert to a floating dtype first"
         )
 
     def scalar(self, b: Builder, *x: Expr, **attrs: Any) -> Expr:

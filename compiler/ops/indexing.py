@@ -22,13 +22,15 @@ from jitgrad.compiler.ops.movement import align_batch
 from jitgrad.compiler.ops.placing import (
     UNROLL,
     add_at,
-    check_range,
     check_sum,
     full,
     numbers,
+    out_of_bounds,
+    verify,
     zeros_of,
 )
 from jitgrad.compiler.ops.record import (
+    Check,
     OnnxContext,
     Op,
     Sample,
@@ -82,13 +84,13 @@ class AdvancedIndexing(Op):
             )
         return _indexed_shape(x.shape, index[0].shape, dims)
 
-    def fault(self, types: Sequence[TensorType], attrs: dict[str, Any], line: str) -> Exception:
-        dims = attrs["dims"]
-        sizes = ", ".join(str(types[0].shape[d]) for d in dims)
-        return IndexError(
-            f"[{self.name}] index is out of bounds for dimension {', '.join(map(str, dims))} with "
-            f"size {sizes}; got {' and '.join(map(str, types))}; {line}"
-        )
+    def checks(self, types: Sequence[TensorType], attrs: dict[str, Any]) -> Sequence[Check]:
+        dims, shape = attrs["dims"], types[0].shape
+        first = len(types) - len(dims)
+        return [_in_dim(shape, d, first + k) for k, d in enumerate(dims)]
+
+    def failed(self, check: Check, value: Any, attrs: dict[str, Any]) -> Exception:
+        return out_of_bounds(self, check, value)
 
 
 class Index(AdvancedIndexing):
@@ -288,6 +290,10 @@ class IndexPut(AdvancedIndexing):
                 yield Sample((x, values, *index), attrs, note)
 
 
+def _in_dim(shape: Sequence[Dim], d: int, operand: int = 0) -> Check:
+    return Check(operand, -shape[d], shape[d] - 1, dim=d)
+
+
 def _adjacent(dims: Ints) -> bool:
     return dims[-1] - dims[0] == len(dims) - 1
 
@@ -308,7 +314,7 @@ def _key(
 ) -> tuple[Any, ...]:
     key: list[Any] = [slice(None)] * len(shape)
     for d, i in zip(dims, index, strict=True):
-        check_range(record, i, shape[d], d, -shape[d])
+        verify(record, _in_dim(shape, d), i)
         key[d] = i
     return tuple(key)
 

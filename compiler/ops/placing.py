@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from jitgrad.compiler.ops.record import (
+    Check,
     Op,
     apply_like,
     op,
@@ -36,14 +37,20 @@ def check_sum(record: Op, base: TensorType) -> None:
     )
 
 
-def check_range(record: Op, index: np.ndarray, size: int, at: int, low: int = 0) -> None:
-    """Raises PyTorch's IndexError with the first index that is not in [low, size)."""
-    bad = (index < low) | (index >= size)
-    if bad.any():
-        first = index.reshape(-1)[np.argmax(bad)]
-        raise IndexError(
-            f"[{record.name}] index {first} is out of bounds for dimension {at} with size {size}"
-        )
+def verify(record: Op, check: Check, index: np.ndarray) -> None:
+    """Raises the record's error with the first index that is not as asked."""
+    value = check.first(index)
+    if value is not None:
+        raise record.failed(check, value, {})
+
+
+def out_of_bounds(record: Op, check: Check, value: Any) -> Exception:
+    """PyTorch's IndexError."""
+    what = "an index" if value is None else f"index {value}"
+    return IndexError(
+        f"[{record.name}] {what} is out of bounds for dimension {check.dim} with size "
+        f"{check.high + 1}"
+    )
 
 
 def add_at(base: np.ndarray, key: tuple[Any, ...], values: np.ndarray) -> np.ndarray:

@@ -68,6 +68,35 @@ class OnnxContext(Protocol):
         """ONNX's number of a dtype (TensorProto.DataType)."""
 
 
+@dataclass(frozen=True)
+class Check:
+    """What a checked op asks of every element of one operand: low <= element <= high.
+
+    operand: its position. low, high: numbers or symbolic dims; NaN is out of range. zero: whether
+    0 is allowed. dim: the dim of operand 0 that positions are in, for the message.
+    """
+
+    operand: int
+    low: Any = None
+    high: Any = None
+    zero: bool = True
+    dim: int = 0
+
+    def broken(self, x: np.ndarray) -> np.ndarray:
+        """Where the elements of x are not as asked."""
+        good = np.ones(x.shape, np.bool_) if self.zero else x != 0
+        if self.low is not None:
+            good &= x >= self.low
+        if self.high is not None:
+            good &= x <= self.high
+        return ~good
+
+    def first(self, x: np.ndarray) -> Any:
+        """The first element, in row-major order, that is not as asked; None when all are."""
+        bad = self.broken(x)
+        return x[bad].reshape(-1)[0].item() if bad.any() else None
+
+
 @dataclass
 class Sample:
     """Example operands (NumPy arrays) and attributes. `note` says what is awkward about it.
@@ -93,7 +122,8 @@ class Op:
             any number of operands list more positions than there are: the rest is ignored.
         view: the result is a view of operand 0 (shares its storage in eager mode).
         random: draws from the generator: takes attributes `draw` and operand key; never merged.
-        checked: kernels may flag an error at run time (an index out of range).
+        checked: kernels may flag an error at run time (an index out of range); `checks` says what
+            is asked of which operand, and passes see to it that all of it is checked.
         differentiable: False where every derivative is zero or undefined (comparisons, argmax).
         noop: when the result has the very type of operand 0, it is operand 0 (reshape, cast, ...).
         exact: the result is correctly rounded, so that folding constants by the reference gives
@@ -158,9 +188,16 @@ class Op:
     def samples(self) -> Iterable[Sample]:
         return ()
 
-    def fault(self, types: Sequence[TensorType], attrs: dict[str, Any], line: str) -> Exception:
-        """The exception for a run-time fault flagged by this op's kernel (checked ops)."""
-        return IndexError(f"[{self.name}] index out of range; {line}")
+    def checks(self, types: Sequence[TensorType], attrs: dict[str, Any]) -> Sequence[Check]:
+        """What a checked op asks of the elements of its operands."""
+        return ()
+
+    def failed(self, check: Check, value: Any, attrs: dict[str, Any]) -> Exception:
+        """The user's error for an element that is not as asked; eager code raises the same.
+
+        value: the element; None where it is not known (exported libraries).
+        """
+        raise InternalError(f"op {self.name} checks nothing")
 
     def __repr__(self) -> str:
         return f"<op {self.name}>"
