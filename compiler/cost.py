@@ -21,7 +21,7 @@ from jitgrad.compiler.loops import (
 from jitgrad.compiler.symbolic import hint, prod
 from jitgrad.compiler.types import TensorType
 
-_WEIGHT = {"div": 4, "sqrt": 4, "floordiv": 6, "mod": 6, "check": 3}
+_WEIGHT = {"div": 4, "sqrt": 4, "floordiv": 6, "mod": 6}
 _FREE = {"const", "axis", "size", "load", "cast", "bitcast"}
 _MATH_WEIGHT = {"exp": 12, "exp2": 12, "sigmoid": 16, "rsqrt": 6, "pow": 50}
 

@@ -1,7 +1,7 @@
 """interpret: runs a graph node by node with the records' references. Slow, and obviously right.
 
-The oracle of `jit(check=True)` and of tests, and what finds the words for a fault that compiled code
-flagged; it compiles nothing and changes none of its inputs.
+The oracle of `jit(check=True)` and of tests, and what finds the words for a fault that compiled
+code flagged; it compiles nothing and changes none of its inputs.
 """
 
 from __future__ import annotations

@@ -141,7 +141,12 @@ class Expr:
         return make("ne", self, _lift(o, self))
 
     def cast(self, dtype: DType) -> Expr:
-        return self if dtype is self.dtype else _intern("cast", (self,), dtype, None)
+        if dtype is self.dtype:
+            return self
+        if dtype is INDEX and self.op == "cast" and self.dtype is dtypes.int64:
+            if self.args[0].dtype is INDEX:
+                return self.args[0]
+        return _intern("cast", (self,), dtype, None)
 
     def bitcast(self, dtype: DType) -> Expr:
         return self if dtype is self.dtype else _intern("bitcast", (self,), dtype, None)
@@ -238,7 +243,13 @@ def check(index: Expr, extent: Dim, site: Any) -> Expr:
 
     `site` is hashable and names the fault for the caller (the recording node's number).
     """
-    return _intern("check", (index, dim(extent)), INDEX, site)
+    return _check(index, dim(extent), site)
+
+
+def _check(index: Expr, extent: Expr, site: Any) -> Expr:
+    if index.op == "check" and index.args[1] is extent:
+        return index
+    return _intern("check", (index, extent), INDEX, site)
 
 
 def make(op: str, *args: Expr) -> Expr:
@@ -271,6 +282,8 @@ def _fold_index(op: str, args: tuple[Expr, ...]) -> Expr | None:
     if a.op == "const" and b.op == "const":
         return const(_INDEX_FOLD[op](a.attr, b.attr), dtype)
     zero_a, zero_b = a.op == "const" and a.attr == 0, b.op == "const" and b.attr == 0
+    if op == "lt" and a.op == "check" and zero_b:
+        return const(False, dtype)
     one_a, one_b = a.op == "const" and a.attr == 1, b.op == "const" and b.attr == 1
     if op == "add" and (zero_a or zero_b):
         return b if zero_a else a
@@ -553,6 +566,10 @@ def rebuild(e: Expr, args: tuple[Expr, ...]) -> Expr:
         return rare(*args) if e.attr == "rare" else select(*args)
     if e.op in ARITHMETIC or e.op in COMPARE or e.op in MATH:
         return make(e.op, *args)
+    if e.op == "cast":
+        return args[0].cast(e.dtype)
+    if e.op == "check":
+        return _check(args[0], args[1], e.attr)
     return _intern(e.op, args, e.dtype, e.attr)
 
 

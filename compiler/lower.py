@@ -14,6 +14,15 @@ from jitgrad.compiler.symbolic import Dim
 from jitgrad.runtime.errors import CompileError, InternalError
 
 
+@dataclass(frozen=True)
+class Site:
+    """A checked node: where its operands are, and the arrays that its lowering made."""
+
+    node: Node
+    operands: list[Array]
+    arrays: list[Array]
+
+
 @dataclass
 class Program:
     """Definitions in dependency order.
@@ -23,14 +32,21 @@ class Program:
         arrays: every defined Array, operands before users.
         results: the Array of each of `graph.results()`, in order.
         writes: (input number, position in results) of the graph's storage writes.
-        sites: nodes whose kernels may flag a fault; a site is an index into this list.
+        sites: of checked nodes, whose kernels may flag a fault by the index into this list.
+        checks: arrays that are computed only for the faults that they flag (passes/checks.py).
     """
 
     inputs: list[Array]
     arrays: list[Array]
     results: list[Array]
     writes: list[tuple[int, int]]
-    sites: list[Node] = field(default_factory=list)
+    sites: list[Site] = field(default_factory=list)
+    checks: list[Array] = field(default_factory=list)
+
+    @property
+    def roots(self) -> list[Array]:
+        """All that is computed for its own sake."""
+        return [*self.results, *self.checks]
 
     @property
     def fresh(self) -> list[Array]:
@@ -53,12 +69,11 @@ def lower(graph: Graph, strides: Mapping[int, tuple[Dim, ...]] | None = None) ->
         array = Array(f"in{i}", t.shape, t.dtype, strides=(strides or {}).get(i))
         arrays[item.value] = array
         inputs.append(array)
-    sites: list[Node] = []
+    sites: list[Site] = []
     for node in graph.nodes:
         builder.line = node.line
         builder.site = len(sites)
-        if node.op.checked:
-            sites.append(node)
+        first = len(builder.arrays)
         operands = [arrays[v] for v in node.inputs]
         try:
             made = node.op.lower(builder, *operands, **node.attr)
@@ -66,6 +81,8 @@ def lower(graph: Graph, strides: Mapping[int, tuple[Dim, ...]] | None = None) ->
             where = f" at {node.line}" if node.line else ""
             raise CompileError(f"{e}{where}; operands {[str(v.type) for v in node.inputs]}") from e
         outputs = made if isinstance(made, tuple) else (made,)
+        if node.op.checked:
+            sites.append(Site(node, operands, builder.arrays[first:]))
         for value, array in zip(node.outputs, outputs, strict=True):
             if array.dtype is not value.type.dtype or len(array.shape) != value.type.ndim:
                 raise InternalError(

@@ -130,7 +130,7 @@ def build_object(
         outputs.append((image.n_inputs + k, port))
     model = capi.Model(
         name, image, inputs, outputs, offsets, len(weights),
-        faults=[_fault_text(node) for node in stages.program.sites],
+        faults=[_fault_text(site.node) for site in stages.program.sites],
         features=[(f, _missing_text(f)) for f in needed],
         version=f"{creator}, format {fmt.FORMAT_VERSION}, for {target.triple} ({target.cpu})",
     )  # fmt: skip

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 
 from jitgrad.compiler.codegen import canonical, host_runtime, llvm
-from jitgrad.compiler.codegen.kernelcode import Generated, Operand, Site
+from jitgrad.compiler.codegen.kernelcode import Generated, Operand, Site, Size
 from jitgrad.compiler.codegen.objects import Library, load_objects
 from jitgrad.compiler.codegen.target import Target, host
 from jitgrad.compiler.compiled import Compiled
@@ -25,6 +25,7 @@ from jitgrad.compiler.ir import Graph
 from jitgrad.compiler.loops import Array, Kernel, kernel_reads, kernel_writes
 from jitgrad.compiler.lower import Program, lower
 from jitgrad.compiler.options import Options
+from jitgrad.compiler.passes.checks import keep_checks
 from jitgrad.compiler.passes.fuse import fuse
 from jitgrad.compiler.passes.inline import inline
 from jitgrad.compiler.passes.memory import Plan, plan_memory
@@ -125,6 +126,7 @@ def compile_graph(graph: Graph, options: Options | None = None) -> Compiled:
         is_static(i.value.type.shape) for i in graph.inputs
     )
     host_runtime.install(target)
+    sites = [n for n in graph.nodes if n.op.checked]
     key = graph_key(graph, options, target)
     image = _cached_image(key) if static and not knobs.dump else None
     if image is not None:
@@ -132,7 +134,6 @@ def compile_graph(graph: Graph, options: Options | None = None) -> Compiled:
         if library is not None:
             report = Report(**{**image.report, "milliseconds": report.milliseconds})
             report.cached = True
-            sites = [n for n in graph.nodes if n.op.checked]
             return Compiled(graph, image, library, sites, report)
     stages = to_stages(graph, options, target, run)
     report.kernels = len(stages.kernels)
@@ -154,7 +155,7 @@ def compile_graph(graph: Graph, options: Options | None = None) -> Compiled:
     if static:
         cache.put(key, image.to_json())
     replan = _replanner(stages, syms) if syms else None
-    return Compiled(graph, image, library, stages.program.sites, report, syms, replan, stages)
+    return Compiled(graph, image, library, sites, report, syms, replan, stages)
 
 
 def stages_of(graph: Graph, options: Options) -> tuple[Graph, Stages]:
@@ -171,13 +172,15 @@ def to_stages(graph: Graph, options: Options, target: Target, run: _Runner) -> S
     """Everything up to code generation and the memory plan, of a simplified graph."""
     with run.step("lower"):
         program = lower(graph, dict(options.strides))
+    with run.step("checks"):
+        program = keep_checks(program)
     run.dump("loops", lambda: program_text(program))
     with run.step("inline"):
         bodies = inline(program)
     with run.step("fuse"):
         groups = fuse(bodies)
     with run.step("stage"):
-        kernels = stage(groups, bodies, program.results)
+        kernels = stage(groups, bodies, program.roots)
     with run.step("order"):
         schedule = order(kernels, program)
     ordered = [k for wave in schedule.waves for k in wave]
@@ -244,6 +247,8 @@ def assemble(stages: Stages) -> tuple[Image, list[Sym]]:
     def word(x: Operand) -> int:
         if isinstance(x, Array):
             return slots.slot[x]
+        if isinstance(x, Size):
+            x = Sym({(x.name,): 1}, env)
         if isinstance(x, Sym):
             return syms.setdefault(x, len(syms))
         return int(x.tag) if isinstance(x, Site) else x  # type: ignore[call-overload]

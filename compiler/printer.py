@@ -83,6 +83,8 @@ def program_text(program: Program) -> str:
                    + (f"  # {a.line}" if a.line else ""))  # fmt: skip
         out += [f"    where {line}" for line in printed.lines]
     out.append("results " + ", ".join(a.name for a in program.results))
+    if program.checks:
+        out.append("checks " + ", ".join(a.name for a in program.checks))
     return "\n".join(out)
 
 

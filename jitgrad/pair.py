@@ -84,6 +84,11 @@ def split(
             x = stack[-1]
             if x in new:
                 stack.pop()
+            elif x.node is not None and x.node.op.identity:  # the forward has checked it
+                if x.node.inputs[0] in new:
+                    new[x] = new[x.node.inputs[0]]
+                else:
+                    stack.append(x.node.inputs[0])
             elif x.node is None or not _is_free(x.node):
                 kept.append(x)
                 new[x] = graph.add_input(x.type, "arg", f"kept{len(kept)}")

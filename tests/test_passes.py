@@ -16,6 +16,7 @@ from jitgrad.compiler.loops import INDEX, Expr, LoopKernel, axis, const, make, p
 from jitgrad.compiler.lower import Program, lower
 from jitgrad.compiler.ops import OPS
 from jitgrad.compiler.parse import ParseError, parse
+from jitgrad.compiler.passes.checks import keep_checks
 from jitgrad.compiler.passes.fuse import fuse
 from jitgrad.compiler.passes.inline import inline
 from jitgrad.compiler.passes.memory import Plan, plan_memory
@@ -35,9 +36,9 @@ F = dtypes.float32
 def compile_to_schedule(
     graph: Graph, strides: dict[int, tuple[int, ...]] | None = None
 ) -> tuple[Program, Schedule, Plan]:
-    program = lower(graph, strides)
+    program = keep_checks(lower(graph, strides))
     bodies = inline(program)
-    kernels = stage(fuse(bodies), bodies, program.results)
+    kernels = stage(fuse(bodies), bodies, program.roots)
     schedule = order(kernels, program)
     return program, schedule, plan_memory(schedule, {*program.inputs, *program.fresh}, {})
 

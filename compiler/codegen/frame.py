@@ -15,7 +15,7 @@ import llvmlite.ir as ir
 from jitgrad.compiler import loops
 from jitgrad.compiler.codegen.access import Part
 from jitgrad.compiler.codegen.code import I64, PTR, VOID, Code, Int, size_of
-from jitgrad.compiler.codegen.kernelcode import Operand, Site
+from jitgrad.compiler.codegen.kernelcode import Operand, Site, Size
 from jitgrad.compiler.loops import Array, Expr, postorder
 from jitgrad.compiler.symbolic import Dim, Sym
 from jitgrad.runtime import abi
@@ -86,7 +86,7 @@ class Frame:
         """The value of a named dim."""
         if name not in self._sizes:
             with self._entry():
-                word = self._argument(self.names[name])
+                word = self._argument(self.names.get(name, Size(name)))
                 sizes = self.code.b.load(
                     self.code.at(self.ctx, abi.CTX_SIZES, I64), align=8, typ=PTR
                 )

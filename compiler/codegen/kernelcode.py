@@ -36,7 +36,14 @@ class Site:
     tag: Hashable
 
 
-Operand = Array | Dim | Site
+@dataclass(frozen=True)
+class Size:
+    """A named symbolic dim that no shape in the kernel shows (a bound that a check asks for)."""
+
+    name: str
+
+
+Operand = Array | Dim | Site | Size
 
 
 @dataclass(frozen=True)

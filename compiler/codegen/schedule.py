@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from jitgrad.compiler import loops
-from jitgrad.compiler.codegen.kernelcode import Operand, Site
+from jitgrad.compiler.codegen.kernelcode import Operand, Site, Size
 from jitgrad.compiler.index import Monomial, Poly, Simplifier, strides_of
 from jitgrad.compiler.loops import INDEX, Array, Expr, axis, const, make, postorder, rewrite
 from jitgrad.compiler.math import expand
@@ -49,7 +49,7 @@ class Operands:
         """The operand that says which word of sizes holds the dim called `name`."""
         if name not in self.number:
             self.number[name] = len(self.list)
-            self.list.append(dims[name])
+            self.list.append(dims.get(name, Size(name)))
         return self.number[name]
 
 

@@ -78,7 +78,7 @@ class Along(Op):
         )
 
     def checks(self, types: Sequence[TensorType], attrs: dict[str, Any]) -> Sequence[Check]:
-        return [_in_dim(types[0].shape, attrs["axis"])]
+        return [in_dim(types[0].shape, attrs["axis"])]
 
     def failed(self, check: Check, value: Any, attrs: dict[str, Any]) -> Exception:
         return out_of_bounds(self, check, value)
@@ -98,7 +98,7 @@ class Gather(Along):
         return x.with_shape(index.shape)
 
     def reference(self, x: np.ndarray, index: np.ndarray, *, axis: int) -> np.ndarray:
-        verify(self, _in_dim(x.shape, axis), index)
+        verify(self, in_dim(x.shape, axis), index)
         return np.asarray(x[along(index, axis)])
 
     def vjp(self, g: Any, out: Any, x: Any, index: Any, *, axis: int) -> tuple[Any, ...]:
@@ -155,7 +155,7 @@ class Scatter(Along):
     def reference(
         self, base: np.ndarray, index: np.ndarray, src: np.ndarray, *, axis: int
     ) -> np.ndarray:
-        verify(self, _in_dim(base.shape, axis), index)
+        verify(self, in_dim(base.shape, axis), index)
         out = np.array(base)
         out[along(index, axis)] = src[tuple(slice(n) for n in index.shape)]
         return out
@@ -265,7 +265,7 @@ class ScatterAdd(Scatter):
     def reference(
         self, base: np.ndarray, index: np.ndarray, src: np.ndarray, *, axis: int
     ) -> np.ndarray:
-        verify(self, _in_dim(base.shape, axis), index)
+        verify(self, in_dim(base.shape, axis), index)
         part = src[tuple(slice(n) for n in index.shape)]
         return add_at(base, along(index, axis), part)
 
@@ -275,7 +275,7 @@ class ScatterAdd(Scatter):
         return g, None, grow(op.gather(g, index, axis=axis), src)
 
 
-def _in_dim(shape: Sequence[Dim], d: int) -> Check:
+def in_dim(shape: Sequence[Dim], d: int) -> Check:
     return Check(1, 0, shape[d] - 1, dim=d)
 
 

@@ -35,7 +35,7 @@ class ExpectRange(Elementwise):
     """
 
     name, public, widens = "expect_range", False, False
-    checked = True
+    checked = identity = True
 
     def check_dtype(self, dtype: DType) -> None:
         return None

@@ -125,6 +125,7 @@ class Op:
         checked: kernels may flag an error at run time (an index out of range); `checks` says what
             is asked of which operand, and passes see to it that all of it is checked.
         differentiable: False where every derivative is zero or undefined (comparisons, argmax).
+        identity: the result is operand 0, element by element, whenever there is a result (a check).
         noop: when the result has the very type of operand 0, it is operand 0 (reshape, cast, ...).
         exact: the result is correctly rounded, so that folding constants by the reference gives
             the bits that a kernel gives (add, mul, cast, ...; not exp).
@@ -136,6 +137,7 @@ class Op:
     view: bool = False
     random: bool = False
     checked: bool = False
+    identity: bool = False
     noop: bool = False
     exact: bool = False
     differentiable: bool = True

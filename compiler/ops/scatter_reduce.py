@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from jitgrad.compiler.ops.along_axis import Scatter, along, grow
+from jitgrad.compiler.ops.along_axis import Scatter, along, grow, in_dim
 from jitgrad.compiler.ops.examples import FLOATS, integers, specials
-from jitgrad.compiler.ops.placing import check_range, check_sum
+from jitgrad.compiler.ops.placing import check_sum, verify
 from jitgrad.compiler.ops.record import Sample, op, same_shape, scalar_like, zeros_like
 from jitgrad.compiler.types import TensorType
 from jitgrad.runtime import dtypes
@@ -33,7 +33,7 @@ class _ScatterReduce(Scatter):
     def reference(
         self, base: np.ndarray, index: np.ndarray, src: np.ndarray, *, axis: int
     ) -> np.ndarray:
-        check_range(self, index, base.shape[axis], axis)
+        verify(self, in_dim(base.shape, axis), index)
         wide = self.wide(dtypes.from_numpy(base.dtype)).np
         part = src[tuple(slice(n) for n in index.shape)].astype(wide, copy=False)
         out = np.array(base, wide)

@@ -62,13 +62,13 @@ def axis_extents(array: Array) -> dict[int, Dim]:
 def inline(program: Program) -> Bodies:
     """Decides for every array, operands first, and substitutes."""
     readers = _readers(program.arrays)
-    keep = set(program.results)
+    keep = set(program.roots)
     bodies: dict[Array, tuple[Expr, ...]] = {}
     virtual: dict[Array, Expr] = {}
     known: dict[Array, _Summary] = {}
     staying: list[Array] = []
     seen: dict[tuple[Expr, tuple[Dim, ...]], Array] = {}  # equal bodies are one array
-    for array in _live(program):
+    for array in live_arrays(program):
         roots = tuple(_expand(e, array, virtual) for e in definition_exprs(array))
         if isinstance(array.define, Pointwise):
             summary = _summarise(array, known)
@@ -83,15 +83,15 @@ def inline(program: Program) -> Bodies:
                 continue
         bodies[array] = roots
         staying.append(array)
-    return Bodies(_still_read(staying, bodies, program.results), bodies, len(virtual))
+    return Bodies(_still_read(staying, bodies, program.roots), bodies, len(virtual))
 
 
 def _still_read(
-    arrays: list[Array], bodies: dict[Array, tuple[Expr, ...]], results: list[Array]
+    arrays: list[Array], bodies: dict[Array, tuple[Expr, ...]], roots: list[Array]
 ) -> list[Array]:
-    """The arrays that results need after substitution, in order. (Simplified indices may have
+    """The arrays that roots need after substitution, in order. (Simplified indices may have
     dropped the last load of one; both outputs of a sort stay.)"""
-    needed = set(results)
+    needed = set(roots)
     sorts: set[object] = set()
     for array in reversed(arrays):
         if array in needed or isinstance(array.define, Sort) and array.define.key in sorts:
@@ -128,10 +128,10 @@ def _summarise(array: Array, virtual: dict[Array, _Summary]) -> _Summary:
     return _Summary(work, reads, epilogue)
 
 
-def _live(program: Program) -> list[Array]:
-    """Arrays that some result needs, in order."""
+def live_arrays(program: Program) -> list[Array]:
+    """Arrays that some result or check needs, in order."""
     live: set[Array] = set()
-    stack = list(program.results)
+    stack = list(program.roots)
     while stack:
         a = stack.pop()
         if a not in live:

@@ -1,7 +1,8 @@
 """Simplification of the tensor graph: no-ops, algebra, constants, common subexpressions, dead code.
 
 Before: any verified graph. After: an equal graph, bit for bit, in which no two nodes compute the
-same thing, no node is a no-op by its record (`Op.noop`), and every node is needed by a result.
+same thing, no node is a no-op by its record (`Op.noop`), and every node is needed by a result or
+may raise an error (`Op.checks`).
 Ops whose record says `exact` are folded when all operands are constants.
 """
 
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from jitgrad.compiler.interpret import node_checks
 from jitgrad.compiler.ir import Graph, Node, Value
 from jitgrad.compiler.ops import OPS
 from jitgrad.compiler.passes.rules import Pattern, Rule, constant, match_node, rules_by_op
@@ -94,11 +96,21 @@ def _fold(node: Node, emit: Any) -> tuple[Value, ...] | None:
 
 
 def remove_dead(graph: Graph) -> Graph:
-    """Without the nodes that no result needs."""
+    """Without the nodes that no result needs and that raise no error."""
     live: set[Value] = set(graph.results())
     kept: list[Node] = []
     for node in reversed(graph.nodes):
-        if any(v in live for v in node.outputs):
+        if any(v in live for v in node.outputs) or _may_fault(node):
             kept.append(node)
             live.update(node.inputs)
     return graph.with_(reversed(kept), {})
+
+
+def _may_fault(node: Node) -> bool:
+    """Whether some element of an operand may fail a check."""
+    for check in node_checks(node):
+        x = node.inputs[check.operand]
+        value = constant(x)
+        if value is None or check.broken(np.full((), value, x.type.dtype.np)).any():
+            return True
+    return False

@@ -43,10 +43,10 @@ from jitgrad.compiler.symbolic import is_static, prod
 ROW_BUFFER_BYTES = 64 * 1024
 
 
-def stage(groups: list[Group], bodies: Bodies, results: list[Array]) -> list[Kernel]:
+def stage(groups: list[Group], bodies: Bodies, roots: list[Array]) -> list[Kernel]:
     """One kernel for each group, in the same order."""
     home = {m.array: g for g in groups for m in g.members}
-    needed = set(results)
+    needed = set(roots)
     for array in bodies.arrays:
         for e in loads(bodies.exprs[array]):
             if e.attr in home and home[e.attr] is not home[array]:

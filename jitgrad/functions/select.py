@@ -13,7 +13,6 @@ from jitgrad.functions import shape
 from jitgrad.functions.args import one_axis
 from jitgrad.promotion import cast, constant, elementwise, plain_number
 from jitgrad.runtime import dtypes
-from jitgrad.state import state
 from jitgrad.tensor import Tensor, wrap_array
 
 
@@ -31,26 +30,20 @@ def _index(name: str, index: Tensor) -> Tensor:
     return cast(index, dtypes.int64)
 
 
-_NOWHERE = 2**62
-"""A position that no dim has."""
+def expect_range(x: Tensor, low: Any, high: Any, error: type[Exception], text: str) -> Tensor:
+    """x, where low <= x <= high; else raises `error`, eager and compiled. "{value}" in the text
+    stands for the first element out of range. None for low or high asks nothing."""
+    attrs = {"low": low, "high": high, "error": error.__name__, "text": text}
+    return apply(OPS["expect_range"], (x,), attrs)
 
 
-def _from_start(name: str, index: Tensor) -> Tensor:
+def expect_positions(name: str, index: Tensor, axis: int, size: Any) -> Tensor:
     """The index, for records whose negative positions count from the end; here they are mistakes.
 
-    Raises IndexError for one. In a graph, a negative position becomes one that no dim has: the
-    kernel's own check finds it.
+    Raises IndexError for one.
     """
-    data = index._data
-    if data is not None and data.size and data.min() < 0:
-        raise IndexError(
-            f"[{name}] index out of range: expected positions of at least 0; got "
-            f"{int(data.min())} in index {index._type}; add the dim's size to negative ones"
-        )
-    if state.recorder is None and not state.abstract:
-        return index
-    negative = elementwise(OPS["lt"], index, 0)
-    return apply(OPS["where"], (negative, constant(_NOWHERE, index.dtype), index), {})
+    text = f"[{name}] index {{value}} is out of bounds for dimension {axis} with size {size}"
+    return expect_range(index, 0, size - 1, IndexError, text)
 
 
 def gather(input: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor:
@@ -188,9 +181,15 @@ def index_select(input: Tensor, dim: int, index: Tensor) -> Tensor:
     index = _index("index_select", index)
     if index.ndim > 1:
         raise IndexError(f"index_select(): Index is supposed to be a vector; got {index._type}")
-    index = _from_start("index_select", index.reshape(-1))
+    return select_rows("index_select", input, axis, index.reshape(-1))
+
+
+def select_rows(name: str, input: Tensor, axis: int, index: Tensor) -> Tensor:
+    """index_select of an int64 vector, its errors in the name of another function."""
     if not input.ndim:
+        index = expect_positions(name, index, 0, 1)
         return apply(OPS["index"], (input.reshape(1), index), {"dims": (0,)}).reshape(())
+    index = expect_positions(name, index, axis, input._type.shape[axis])
     return apply(OPS["index"], (input, index), {"dims": (axis,)})
 
 
@@ -198,7 +197,8 @@ def _put_along(
     name: str, input: Tensor, dim: int, index: Tensor, values: Tensor, accumulate: bool
 ) -> Tensor:
     axis = one_axis(name, input.ndim, dim)
-    index = _from_start(name, _index(name, index).reshape(-1))
+    size = input._type.shape[axis] if input.ndim else 1
+    index = expect_positions(name, _index(name, index).reshape(-1), axis, size)
     attrs = {"dims": (axis,), "accumulate": accumulate}
     if not input.ndim:
         parts = (input.reshape(1), values.reshape(1).expand(index._type.shape), index)
@@ -290,21 +290,13 @@ def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
             raise RuntimeError("Can not infer total number of classes from empty tensor.")
         num_classes = int(tensor.max()) + 1
     else:
-        _expect_classes(tensor, num_classes)
+        text = "[one_hot] Class values must be non-negative and smaller than num_classes"
+        text = f"{text}; got {{value}} with num_classes {num_classes}"
+        tensor = expect_range(tensor, 0, num_classes - 1, RuntimeError, text)
     attrs = {"shape": (num_classes,), "dtype": dtypes.int64, "start": 0, "step": 1, "device": "cpu"}
     classes = apply(OPS["iota"], (), attrs)
     hit = elementwise(OPS["eq"], tensor.unsqueeze(-1), classes)
     return cast(hit, dtypes.int64)
-
-
-def _expect_classes(tensor: Tensor, num_classes: int) -> None:
-    data = tensor._data  # a check only: nothing of the result depends on it
-    if data is None or not data.size:
-        return
-    if data.min() < 0:
-        raise RuntimeError("Class values must be non-negative.")
-    if data.max() >= num_classes:
-        raise RuntimeError("Class values must be smaller than num_classes.")
 
 
 def bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:

@@ -10,7 +10,7 @@ import math
 import jitgrad.functions as ops
 from jitgrad.autograd.modes import no_grad
 from jitgrad.creation import arange, ones, zeros
-from jitgrad.functions.select import searchsorted
+from jitgrad.functions.select import expect_positions, expect_range, searchsorted
 from jitgrad.nn.functional.args import expect_dtype, expect_tensors
 from jitgrad.runtime import dtypes
 from jitgrad.tensor import Tensor
@@ -33,7 +33,7 @@ def embedding(
     AssertionError for padding_idx out of range, IndexError for an index out of range.
     """
     padding_idx = _expect_table("embedding", input, weight, padding_idx, sparse)
-    flat = input.reshape(-1)
+    flat = expect_positions("embedding", input.reshape(-1).long(), 0, weight.shape[0])
     rows = _rows(flat, weight, max_norm, norm_type, scale_grad_by_freq)
     rows = rows.reshape((*input.shape, weight.shape[1]))
     if padding_idx is None:
@@ -70,20 +70,19 @@ def _expect_table(
 def _rows(
     flat: Tensor, weight: Tensor, max_norm: float | None, norm_type: float, by_frequency: bool
 ) -> Tensor:
-    """The rows that the vector `flat` names."""
+    """The rows that the int64 vector `flat` names; its positions have been checked."""
     if max_norm is not None:
         with no_grad():
-            hit = zeros(int(weight.shape[0])).scatter(0, flat.long(), 1.0) != 0
+            hit = zeros(int(weight.shape[0])).scatter(0, flat, 1.0) != 0
             length = ops.norm(weight, norm_type, 1)
             long = ops.logical_and(hit, length > max_norm)
             weight.copy_(weight * ops.where(long, max_norm / (length + 1e-7), 1.0).unsqueeze(1))
-    rows = weight.index_select(0, flat)
+    rows = weight[flat]
     if not by_frequency:
         return rows
-    index = flat.long()
     counts = zeros(int(weight.shape[0]), dtype=dtypes.float64)
-    counts = counts.scatter_add(0, index, ones(tuple(flat.shape), dtype=dtypes.float64))
-    share = (1.0 / counts.index_select(0, index)).to(weight.dtype).unsqueeze(1)
+    counts = counts.scatter_add(0, flat, ones(tuple(flat.shape), dtype=dtypes.float64))
+    share = (1.0 / counts[flat]).to(weight.dtype).unsqueeze(1)
     # The value stays; what is added is 0 and has the scaled gradient.
     fixed = rows.detach()
     return fixed + ops.where(ops.isfinite(fixed), (rows - fixed) * share, 0.0)
@@ -115,7 +114,7 @@ def embedding_bag(
     op = "embedding_bag"
     padding_idx = _expect_table(op, input, weight, padding_idx, sparse)
     _expect_bags(input, offsets, mode, per_sample_weights, scale_grad_by_freq)
-    flat = input.reshape(-1)
+    flat = expect_positions(op, input.reshape(-1).long(), 0, weight.shape[0])
     wide = dtypes.float32 if weight.dtype.itemsize == 2 else weight.dtype
     rows = _rows(flat, weight, max_norm, norm_type, scale_grad_by_freq).to(wide)
     if per_sample_weights is not None:
@@ -161,12 +160,10 @@ def _expect_bags(
             f"[{op}] expected input (B, N) without offsets, or (N) with offsets (B); got input "
             f"{tuple(input.shape)}, offsets {got}"
         )
-    data = offsets._data  # a check only: nothing of the result depends on it
-    if data is not None and data.size and (data[0] != 0 or data[-1] > input.shape[0]):
-        raise RuntimeError(
-            f"[{op}] expected offsets to begin with 0 and to end within input's length "
-            f"{int(input.shape[0])}; got {int(data[0])} and {int(data[-1])}"
-        )
+    length = input.shape[0]
+    text = f"[{op}] expected offsets to begin with 0 and to end within input's length {length}; "
+    expect_range(offsets[:1], 0, 0, RuntimeError, text + "they begin with {value}")
+    expect_range(offsets[-1:], None, length, RuntimeError, text + "they end with {value}")
 
 
 def _padded_bags(rows: Tensor, counted: Tensor, mode: str) -> Tensor:

@@ -12,6 +12,7 @@ from typing import Any
 
 import jitgrad.functions as ops
 from jitgrad.creation import ones_like, zeros_like
+from jitgrad.functions.select import expect_range
 from jitgrad.nn.functional.activations import logsigmoid
 from jitgrad.nn.functional.args import expect_dtype, expect_floating, expect_shape, expect_tensors
 from jitgrad.nn.functional.reduction import (
@@ -116,13 +117,13 @@ def binary_cross_entropy(
     """-(t log p + (1 - t) log(1 - p)) * weight, the logs at least -100, as in PyTorch.
 
     The derivative is (p - t) / max(p * (1 - p), 1e-12). Raises ValueError for shapes that differ,
-    RuntimeError for probabilities outside [0, 1] (in eager mode).
+    RuntimeError for probabilities outside [0, 1].
     """
     reduction = legacy_reduction(size_average, reduce, reduction)
     op = "binary_cross_entropy"
     _expect_same_shape(op, input, target)
     expect_floating(op, "input", input)
-    _expect_probabilities(op, input)
+    input = _expect_probabilities(op, input)
     # Where the derivative is clipped, the loss is a constant plus what has that derivative.
     flat = input * (1 - input) < _FLAT
     p = ops.where(flat, 0.5, input)
@@ -137,13 +138,12 @@ def binary_cross_entropy(
     return reduce_loss(op, loss, reduction)
 
 
-def _expect_probabilities(op: str, input: Tensor) -> None:
-    data = input._data  # a check only: nothing of the result depends on it
-    if data is not None and data.size and not ((data >= 0) & (data <= 1)).all():
-        raise RuntimeError(
-            f"[{op}] expected all elements of input to be from 0 to 1; got others (or NaN) in "
-            f"{input.dtype} {tuple(input.shape)}; use binary_cross_entropy_with_logits for logits"
-        )
+def _expect_probabilities(op: str, input: Tensor) -> Tensor:
+    text = (
+        f"[{op}] expected all elements of input to be from 0 to 1 (NaN is not); got {{value}} in "
+        f"{input.dtype} {tuple(input.shape)}; use binary_cross_entropy_with_logits for logits"
+    )
+    return expect_range(input, 0.0, 1.0, RuntimeError, text)
 
 
 def binary_cross_entropy_with_logits(
@@ -280,32 +280,25 @@ def _expect_classes(op: str, input: Tensor, target: Tensor) -> None:
         )
 
 
-def expect_class_range(op: str, target: Tensor, ignore_index: int | None, classes: Any) -> None:
-    """Raises IndexError, naming the class, for one out of range. (In compiled code the kernel's
-    own check stands for this.)"""
-    data = target._data  # a check only: nothing of the result depends on it
-    if data is None or not data.size:
-        return
-    outside = (data < 0) | (data >= classes)
-    bad = data[outside if ignore_index is None else outside & (data != ignore_index)]
-    if bad.size:
-        more = "" if ignore_index is None else f", or {ignore_index}, which is ignored"
-        raise IndexError(
-            f"[{op}] Target {int(bad.flat[0])} is out of bounds: expected classes from 0 to "
-            f"{int(classes) - 1}{more}"
-        )
+def expect_class_range(op: str, target: Tensor, ignore_index: int | None, classes: Any) -> Tensor:
+    """The target, with class 0 where it is to be ignored. Raises IndexError, naming the class, for
+    one out of range."""
+    text = f"[{op}] Target {{value}} is out of bounds: expected classes from 0 to {classes - 1}"
+    if ignore_index is not None:
+        text += f", or {ignore_index}, which is ignored"
+        target = ops.where(target == ignore_index, zeros_like(target), target)
+    return expect_range(target, 0, classes - 1, IndexError, text)
 
 
 def _picked(
-    log_p: Tensor, target: Tensor, weight: Tensor | None, ignored: Tensor, dim: int
+    log_p: Tensor, safe: Tensor, weight: Tensor | None, ignored: Tensor, dim: int
 ) -> tuple[Tensor, Tensor]:
-    """(-log_p[target] * weight[target], weight[target]), both 0 where ignored."""
-    safe = ops.where(ignored, zeros_like(target), target)
+    """(-log_p[safe] * weight[safe], weight[safe]), both 0 where ignored."""
     loss = -ops.gather(log_p, dim, safe.unsqueeze(dim)).squeeze(dim)
     if weight is None:
         counted = ops.logical_not(ignored).to(log_p.dtype)
     else:
-        chosen = weight.index_select(0, safe.reshape(-1)).reshape(target.shape)
+        chosen = weight.index_select(0, safe.reshape(-1)).reshape(safe.shape)
         counted = ops.where(ignored, 0.0, chosen)
         loss = loss * chosen
     return ops.where(ignored, 0.0, loss), counted
@@ -330,8 +323,8 @@ def nll_loss(
     reduction = legacy_reduction(size_average, reduce, reduction)
     dim = _class_dim("nll_loss", input, target, weight)
     _expect_classes("nll_loss", input, target)
-    expect_class_range("nll_loss", target, ignore_index, input.shape[dim])
-    loss, counted = _picked(input, target, weight, target == ignore_index, dim)
+    safe = expect_class_range("nll_loss", target, ignore_index, input.shape[dim])
+    loss, counted = _picked(input, safe, weight, target == ignore_index, dim)
     if reduction == "mean":
         return loss.sum() / counted.sum()
     return reduce_loss("nll_loss", loss, reduction)
@@ -375,9 +368,9 @@ def cross_entropy(
         loss = -(terms if by_class is None else terms * by_class).sum(dim)
         return reduce_loss(op, loss, reduction)
     _expect_classes(op, input, target)
-    expect_class_range(op, target, ignore_index, classes)
+    safe = expect_class_range(op, target, ignore_index, classes)
     ignored = target == ignore_index
-    loss, counted = _picked(log_p, target, weight, ignored, dim)
+    loss, counted = _picked(log_p, safe, weight, ignored, dim)
     if label_smoothing:
         smooth = -(log_p if by_class is None else log_p * by_class).sum(dim)
         smooth = ops.where(ignored, 0.0, smooth)

@@ -125,8 +125,7 @@ def multi_margin_loss(
             f"{tuple(input.shape)}; expected one class for each row"
         )
     _expect_long(op, target)
-    expect_class_range(op, target, None, classes)
-    y = target.reshape(-1, 1)
+    y = expect_class_range(op, target, None, classes).reshape(-1, 1)
     violation = ops.relu(margin - ops.gather(rows, 1, y) + rows)
     terms = violation if p == 1 else violation * violation
     terms = ops.where(arange(classes) == y, 0.0, terms)
@@ -162,9 +161,8 @@ def multilabel_margin_loss(
             f"[{op}] inconsistent target size {tuple(target.shape)} for input {tuple(input.shape)}"
         )
     _expect_long(op, target)
-    expect_class_range(op, target, -1, rows.shape[1])
-    labels = target.reshape(rows.shape)
-    counted = (labels >= 0).to(dtypes.int64).cumprod(1) > 0  # before the first -1
+    labels = expect_class_range(op, target, -1, rows.shape[1]).reshape(rows.shape)
+    counted = (target >= 0).reshape(rows.shape).to(dtypes.int64).cumprod(1) > 0  # before a -1
     labels = ops.where(counted, labels, 0)
     named = (one_hot(labels, int(rows.shape[1])) * counted.unsqueeze(-1)).sum(1) > 0
     scores = ops.gather(rows, 1, labels).unsqueeze(-1)  # (N, labels, 1)
