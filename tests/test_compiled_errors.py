@@ -46,6 +46,10 @@ CASES: list[Case] = [
     ("nll_loss", lambda x, i: F.nll_loss(x, i), (X, Y), (X, LOW)),
     ("one_hot", lambda i: F.one_hot(i, 10), (Y,), (LOW,)),
     ("probabilities", lambda p: F.binary_cross_entropy(p, p), (X.sigmoid(),), (X,)),
+    ("variance", lambda x, v: F.gaussian_nll_loss(x, x, v), (X, X.exp()), (X, -X.exp())),
+    ("multi_margin", lambda x, i: F.multi_margin_loss(x, i), (X, Y), (X, LOW)),
+    ("multilabel_margin", lambda x, i: F.multilabel_margin_loss(x, i), (X, X.long() * 0 + 2),
+     (X, X.long() * 0 - 3)),
     ("floor_divide", lambda a, b: a // b, (Y, Y + 1), (Y, ZERO)),
     ("remainder", lambda a, b: a % b, (Y, Y + 1), (Y, ZERO)),
     ("where", lambda a, b: jg.where(b == 0, a, a // b), (Y, Y + 1), (Y, ZERO)),
@@ -80,7 +84,7 @@ CASES: list[Case] = [
 
 
 def failure(f: Callable[..., Any], args: tuple[Any, ...]) -> tuple[type, str]:
-    with pytest.raises((IndexError, RuntimeError)) as caught:
+    with pytest.raises((IndexError, RuntimeError, ValueError)) as caught:
         f(*args)
     return type(caught.value), str(caught.value)
 

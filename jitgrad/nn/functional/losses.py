@@ -223,19 +223,13 @@ def gaussian_nll_loss(
     Weigend 1994).
 
     var is a number or a tensor of input's shape, or of that with the last size, or one size, 1.
-    v counts as var in the derivative. Raises ValueError for another shape, or a negative var (in
-    eager mode).
+    v counts as var in the derivative. Raises ValueError for another shape, or a negative var.
     """
     op = "gaussian_nll_loss"
     expect_tensors(op, input=input, target=target)
-    if not isinstance(var, Tensor):
-        v = ones_like(input) * var
-        negative = var < 0
-    else:
-        v, data = var, var._data  # data for a check only: nothing of the result depends on it
-        negative = data is not None and bool((data < 0).any())
-    if negative:
-        raise ValueError(f"[{op}] expected var of at least 0; got var with negative entries")
+    v = var if isinstance(var, Tensor) else ones_like(input) * var
+    text = f"[{op}] expected var of at least 0; got var with negative entries"
+    expect_range((v < 0).long(), 0, 0, ValueError, text)  # NaN is not negative
     shape, own = tuple(input.shape), tuple(v.shape)
     if own != shape:
         # The sizes of var where they differ from input's add up to 1: one of them, of size 1.
@@ -285,7 +279,7 @@ def expect_class_range(op: str, target: Tensor, ignore_index: int | None, classe
     one out of range."""
     text = f"[{op}] Target {{value}} is out of bounds: expected classes from 0 to {classes - 1}"
     if ignore_index is not None:
-        text += f", or {ignore_index}, which is ignored"
+        text += f", or ignore_index {ignore_index}"
         target = ops.where(target == ignore_index, zeros_like(target), target)
     return expect_range(target, 0, classes - 1, IndexError, text)
 
