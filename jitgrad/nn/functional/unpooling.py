@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from jitgrad.creation import rand, tensor
-from jitgrad.functions.select import _from_start
+from jitgrad.functions.select import expect_positions
 from jitgrad.nn.functional.args import IntOrInts, expect_dtype, expect_tensors, per_dim
 from jitgrad.runtime import dtypes
 from jitgrad.tensor import Tensor
@@ -63,7 +63,7 @@ def max_unpool(
         )
     sizes = _unpooled_sizes(n, op, input, kernel_size, stride, padding, output_size)
     lead = tuple(input.shape[: input.dim() - n])
-    where = _from_start(op, indices.flatten(len(lead)))
+    where = expect_positions(op, indices.flatten(len(lead)), len(lead), math.prod(sizes))
     empty = input.new_zeros((*lead, math.prod(sizes)))
     return empty.scatter(-1, where, input.flatten(len(lead))).reshape((*lead, *sizes))
 
