@@ -181,15 +181,10 @@ def index_select(input: Tensor, dim: int, index: Tensor) -> Tensor:
     index = _index("index_select", index)
     if index.ndim > 1:
         raise IndexError(f"index_select(): Index is supposed to be a vector; got {index._type}")
-    return select_rows("index_select", input, axis, index.reshape(-1))
-
-
-def select_rows(name: str, input: Tensor, axis: int, index: Tensor) -> Tensor:
-    """index_select of an int64 vector, its errors in the name of another function."""
+    size = input._type.shape[axis] if input.ndim else 1
+    index = expect_positions("index_select", index.reshape(-1), axis, size)
     if not input.ndim:
-        index = expect_positions(name, index, 0, 1)
         return apply(OPS["index"], (input.reshape(1), index), {"dims": (0,)}).reshape(())
-    index = expect_positions(name, index, axis, input._type.shape[axis])
     return apply(OPS["index"], (input, index), {"dims": (axis,)})
 
 
