@@ -229,7 +229,7 @@ _STDLIB_NAMES = frozenset(sys.stdlib_module_names) - {"__main__"}
 
 # -- which calls are pure ------------------------------------------------------------------------
 _IMPURE_BUILTINS = {
-    "print", "input", "open", "exec", "eval", "compile", "__import__", "next", "breakpoint",
+    "print", "input", "open", "exec", "eval", "compile", "__import__", "breakpoint",
     "globals", "locals", "aiter", "anext",
 }  # fmt: skip
 _PURE_MODULES = {
@@ -260,7 +260,7 @@ def impure_call(function: Any, caller: str) -> str:
     if own is None or isinstance(own, ModuleType):
         module = module or (own.__name__ if own is not None else "")
         if module == "builtins":
-            if name in _IMPURE_BUILTINS and not (caller != "user" and name == "next"):
+            if name in _IMPURE_BUILTINS:
                 return f"calls {name}()"
             return ""
         if module in _IMPURE_MODULES or (module == "_thread" and "start" in name):
@@ -322,8 +322,9 @@ def impure_value(x: Any) -> str:
             f"reaches a {type(x).__name__}, whose contents cannot be guarded; use a dict, a list "
             "or a tensor, or pass what it needs as an argument"
         )
-    if hasattr(type(x), "__next__") and not isinstance(x, type):
-        return f"reaches an iterator ({type(x).__name__}), whose position changes"
+    for it in (x, own):  # own: of a bound __next__
+        if hasattr(type(it), "__next__") and not isinstance(it, type):
+            return f"reaches an iterator ({type(it).__name__}), whose position changes"
     return ""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
 import threading
 import time
@@ -109,6 +110,13 @@ def advances(x: Any) -> Any:
     return x + next(STREAM)
 
 
+def advances_bound(x: Any) -> Any:
+    return x + BOUND()
+
+
+BOUND = itertools.count().__next__
+
+
 def branches(x: Any) -> Any:
     return x + 1 if x.sum() > 0 else x - 1
 
@@ -145,6 +153,16 @@ def changes_argument(x: Any, box: Any = None) -> Any:
 
 BOX: dict[str, Any] = {}
 
+
+def new_iterators(x: Any) -> Any:
+    """What is made in the call and ends with it is no effect: how public code asks for a dtype."""
+    weight = next(LINEAR.parameters())
+    width = next((n for n in (1, 2, 3) if n > 1), None)
+    return x.to(weight.dtype) * width + next(iter({"a": 2}.values())) + weight[0].detach()
+
+
+LINEAR = nn.Linear(3, 1)
+
 REASONS = [
     (prints, "calls print()"),
     (counts, "changes COUNTER.n (0 -> 1)"),
@@ -153,7 +171,8 @@ REASONS = [
     (draws, "a random generator jit does not follow"),
     (draws_numpy, "numpy.random"),
     (tells_time, "calls time.perf_counter()"),
-    (advances, "calls next()"),
+    (advances, "reaches an iterator ("),
+    (advances_bound, "reaches an iterator (count)"),
     (branches, "reads a tensor's value in Python (bool"),
     (reads_item, "reads a tensor's value in Python (item"),
     (reads_array, "reads a tensor's value in Python (numpy"),
@@ -182,6 +201,13 @@ def test_runs_eagerly_with_a_reason(function: Any, reason: str) -> None:
     assert f.stats.traces == 1 and f.stats.hits == 0 and f.stats.fallbacks == 3
     assert reason in str(f.explain())
     assert COUNTER.n in (0, 3) and TOTAL in (0, 3) and len(COUNTER.seen) in (0, 3)
+
+
+def test_new_iterators_compile() -> None:
+    f = jit(new_iterators, fallback="error")
+    for _ in range(3):
+        assert f(X).equal(new_iterators(X))
+    assert f.stats.hits == 2
 
 
 def test_reason_names_the_users_line() -> None:

@@ -4,7 +4,7 @@
 """
 
 import numpy as np
-from parity.compare import LIBS, OURS, copy_parameters, numpy, same, tensors
+from parity.compare import LIBS, copy_parameters, numpy, same, tensors
 
 import jitgrad
 
@@ -18,9 +18,14 @@ def batch(lib, arrays, dtype):
     ]
 
 
-def pair(build, dtype="float64"):
-    """The models of build(lib), ours with the state of PyTorch's: {lib name: model}."""
+def pair(build, dtype="float64", state=None):
+    """The models of build(lib), ours with the state of PyTorch's: {lib name: model}.
+
+    `state`: PyTorch's state dict to begin with.
+    """
     models = {lib.name: build(lib).to(getattr(lib.t, dtype)) for lib in LIBS}
+    if state is not None:
+        models["torch"].load_state_dict(state)
     copy_parameters(models["torch"], models["jitgrad"])
     return models
 
@@ -44,46 +49,44 @@ def same_gradients(ours, theirs, scale):
             assert error <= bound * scale * largest, f"{name}: {error} beside {largest}"
 
 
-def same_training(build, arrays, loss, *, dtype="float64", steps=3, lr=0.1, scale=50.0, jit=True):
-    """Compares `steps` steps of SGD on loss(lib, model, *tensors), eager and (with `jit`) compiled
-    without fallback. `arrays` may be a function of the step's number."""
-    theirs = None
-    for compiled in (False, True) if jit else (False,):
-        models = pair(build, dtype) if theirs is None else models_from(build, theirs, dtype)
-        theirs = {k: v.clone() for k, v in models["torch"].state_dict().items()}
-        functions = {}
+def same_training(
+    build, arrays, loss, *, dtype="float64", steps=3, lr=0.1, optimizer=None, clip=None,
+    scale=50.0,
+):  # fmt: skip
+    """Compares `steps` steps on loss(lib, model, *tensors), eager, then compiled without fallback.
+
+    `arrays` may be a function of the step's number; `optimizer(lib, model)` is SGD otherwise;
+    `clip` clips the norm of the gradients.
+    """
+    state = None
+    for compiled in (False, True):
+        models = pair(build, dtype, state)
+        state = {k: v.clone() for k, v in models["torch"].state_dict().items()}
+        steppers = {}
         for lib in LIBS:
             model = models[lib.name]
-            functions[lib.name] = trainer(lib, model, loss, lr)
+            made = optimizer(lib, model) if optimizer else lib.optim.SGD(model.parameters(), lr=lr)
+            steppers[lib.name] = trainer(lib, model, loss, made, clip)
         if compiled:
-            functions["jitgrad"] = jitgrad.jit(functions["jitgrad"], fallback="error")
+            steppers["jitgrad"] = jitgrad.jit(steppers["jitgrad"], fallback="error")
         for step in range(steps):
             values = arrays(step) if callable(arrays) else arrays
-            ours = functions["jitgrad"](*batch(OURS, values, dtype))
-            other = functions["torch"](*batch(LIBS[1], values, dtype))
-            same(ours, other, f"loss of step {step}", scale)
+            results = [steppers[lib.name](*batch(lib, values, dtype)) for lib in LIBS]
+            same(*results, f"loss of step {step}", scale)
             same_gradients(models["jitgrad"], models["torch"], scale)
         same_state(models["jitgrad"], models["torch"], scale)
         if compiled:
-            stats = functions["jitgrad"].stats
+            stats = steppers["jitgrad"].stats
             assert stats.hits >= 1 and stats.fallbacks == 0, stats
 
 
-def models_from(build, state, dtype):
-    """As pair, with PyTorch's model in the given state."""
-    models = {lib.name: build(lib).to(getattr(lib.t, dtype)) for lib in LIBS}
-    models["torch"].load_state_dict(state)
-    copy_parameters(models["torch"], models["jitgrad"])
-    return models
-
-
-def trainer(lib, model, loss, lr):
-    optimizer = lib.optim.SGD(model.parameters(), lr=lr)
-
+def trainer(lib, model, loss, optimizer, clip):
     def step(*values):
         optimizer.zero_grad()
         value = loss(lib, model, *values)
         value.backward()
+        if clip is not None:
+            lib.nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
         return value.detach()
 
