@@ -1,13 +1,21 @@
-"""Adam and AdamW (Kingma and Ba 2015; Loshchilov and Hutter 2019)."""
+"""Adam and AdamW (Kingma and Ba 2015; Loshchilov and Hutter 2019; AMSGrad: Reddi et al. 2018)."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from jitgrad.creation import zeros, zeros_like
-from jitgrad.optim.optimizer import Optimizer, Params, check_at_least
-from jitgrad.optim.sgd import has
-from jitgrad.runtime import dtypes
+from jitgrad.optim.optimizer import (
+    Hyper,
+    Optimizer,
+    Params,
+    State,
+    check_at_least,
+    check_betas,
+    check_lr,
+    check_modes,
+    decayed,
+    has,
+)
 from jitgrad.tensor import Tensor
 
 
@@ -21,61 +29,65 @@ class Adam(Optimizer):
     """
 
     def __init__(
-        self, params: Params, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8, weight_decay: float = 0, amsgrad: bool = False, *,
+        self, params: Params, lr: Any = 1e-3, betas: tuple[Any, Any] = (0.9, 0.999),
+        eps: float = 1e-8, weight_decay: Any = 0, amsgrad: bool = False, *,
         foreach: bool | None = None, maximize: bool = False, capturable: bool = False,
         differentiable: bool = False, fused: bool | None = None,
         decoupled_weight_decay: bool = False,
     ) -> None:  # fmt: skip
         name = type(self).__name__
-        for key, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
-            check_at_least(name, key, value, 0.0)
+        check_lr(name, lr)
+        check_at_least(name, "eps", eps, 0.0)
+        check_betas(name, betas)
+        check_at_least(name, "weight_decay", weight_decay, 0.0)
+        tensors = [isinstance(b, Tensor) for b in betas]
+        if any(tensors) != all(tensors) or not (any(tensors) or _floats(betas)):
+            raise ValueError(f"[{name}] betas must be either both floats or both Tensors")
+        if foreach and not capturable and (isinstance(lr, Tensor) or any(tensors)):
+            raise ValueError(
+                f"[{name}] lr or betas as a Tensor are not supported for capturable=False and "
+                "foreach=True; leave foreach out"
+            )
         for i, b in enumerate(betas):
-            if not 0.0 <= b < 1.0:
-                raise ValueError(f"[{name}] invalid beta parameter at index {i}: {b}")
-        if differentiable:
-            raise ValueError(f"[{name}] differentiable=True is not supported (docs/limits.md)")
+            if isinstance(b, Tensor) and b.numel() != 1:
+                raise ValueError(f"[{name}] Tensor betas[{i}] must be 1-element; got {b._type}")
+        check_modes(name, foreach, fused, differentiable)
+        betas = tuple([b.squeeze() if isinstance(b, Tensor) else b for b in betas])  # type: ignore[assignment]
         defaults = {
             "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay,
-            "amsgrad": amsgrad, "foreach": foreach, "maximize": maximize,
+            "amsgrad": amsgrad, "maximize": maximize, "foreach": foreach,
             "capturable": capturable, "differentiable": differentiable, "fused": fused,
             "decoupled_weight_decay": decoupled_weight_decay,
         }  # fmt: skip
         super().__init__(params, defaults)
 
-    def update(self, p: Tensor, grad: Tensor, state: dict[str, Any], h: dict[str, Any]) -> None:
-        if "step" not in state:
-            self.init_state(state, "step", zeros((), dtype=dtypes.float32))
-            self.init_state(state, "exp_avg", zeros_like(p))
-            self.init_state(state, "exp_avg_sq", zeros_like(p))
-            if h["amsgrad"]:
-                self.init_state(state, "max_exp_avg_sq", zeros_like(p))
-        lr, (beta1, beta2) = h["lr"], h["betas"]
-        if has(h["weight_decay"]):
-            if h["decoupled_weight_decay"]:
-                p.mul_(1 - lr * h["weight_decay"])
-            else:
-                grad = grad + p * h["weight_decay"]
-        step, m, v = state["step"], state["exp_avg"], state["exp_avg_sq"]
-        step.add_(1)
-        m.mul_(beta1).add_(grad * (1 - beta1))
-        v.mul_(beta2).add_(grad * grad * (1 - beta2))
-        second = v
+    def begin(self, p: Tensor, grad: Tensor, state: State, h: Hyper) -> None:
+        self.init_scalar(state, "step")
+        self.init_zeros(state, p, "exp_avg", "exp_avg_sq")
         if h["amsgrad"]:
-            second = state["max_exp_avg_sq"]
-            second.copy_(second.maximum(v))
-        t = step.to(dtypes.float64)
+            self.init_zeros(state, p, "max_exp_avg_sq")
+
+    def update(self, p: Tensor, grad: Tensor, state: State, h: Hyper) -> None:
+        lr, (beta1, beta2) = h["lr"], h["betas"]
+        if h["decoupled_weight_decay"]:
+            shrink(p, lr, h["weight_decay"])
+        else:
+            grad = decayed(grad, p, h["weight_decay"])
+        t = self.advance(state)
+        m, v = moments(self, grad, state, beta1, beta2)
+        if h["amsgrad"]:
+            v = self.keep(state, "max_exp_avg_sq", state["max_exp_avg_sq"].maximum(v))
         step_size = lr / (1 - beta1**t)
         scale = (1 - beta2**t).sqrt()
-        p.sub_(m / (second.sqrt() / scale + h["eps"]) * step_size)
+        p.sub_(m / (v.sqrt() / scale + h["eps"]) * step_size)
 
 
 class AdamW(Adam):
     """Adam with decoupled weight decay."""
 
     def __init__(
-        self, params: Params, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8, weight_decay: float = 1e-2, amsgrad: bool = False, *,
+        self, params: Params, lr: Any = 1e-3, betas: tuple[Any, Any] = (0.9, 0.999),
+        eps: float = 1e-8, weight_decay: Any = 1e-2, amsgrad: bool = False, *,
         maximize: bool = False, foreach: bool | None = None, capturable: bool = False,
         differentiable: bool = False, fused: bool | None = None,
     ) -> None:  # fmt: skip
@@ -84,3 +96,27 @@ class AdamW(Adam):
             capturable=capturable, differentiable=differentiable, fused=fused,
             decoupled_weight_decay=True,
         )  # fmt: skip
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for group in self.param_groups:
+            group["decoupled_weight_decay"] = True
+
+
+def _floats(betas: Any) -> bool:
+    return all(isinstance(b, float) for b in betas)
+
+
+def shrink(p: Tensor, lr: Any, weight_decay: Any) -> None:
+    """Decoupled weight decay: p *= 1 - lr * weight_decay."""
+    if has(weight_decay):
+        p.mul_(1 - lr * weight_decay)
+
+
+def moments(
+    optimizer: Optimizer, grad: Tensor, state: State, beta1: Any, beta2: Any
+) -> tuple[Tensor, Tensor]:
+    """The running means `exp_avg` of g and `exp_avg_sq` of g*g, now with this g."""
+    m = optimizer.keep(state, "exp_avg", state["exp_avg"] * beta1 + grad * (1 - beta1))
+    square = state["exp_avg_sq"] * beta2 + grad * grad * (1 - beta2)
+    return m, optimizer.keep(state, "exp_avg_sq", square)

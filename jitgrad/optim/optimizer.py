@@ -1,33 +1,110 @@
-"""Optimizer: what all optimizers share. Owns groups, state, state_dict and the walk over params.
+"""Optimizer: what all optimizers share. Owns groups, the walk over parameters, and hooks of step.
 
-A subclass says its defaults and one rule for one parameter (`update`). Hyper-parameters that are
-floats are lifted, so that a schedule changes an input of the compiled step, not its code.
+A subclass says its defaults, the state that a parameter begins with (`begin`) and one rule for one
+parameter (`update`). Hyper-parameters that are floats are lifted, so that a schedule changes an
+input of the compiled step, not its code. What state_dict writes and reads is in state_dict.py.
 """
 
 from __future__ import annotations
 
-import copy
-from collections import defaultdict
+import functools
+import warnings
+import weakref
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from jitgrad.autograd.modes import enable_grad, no_grad
+from jitgrad.autograd.modes import enable_grad, set_grad_enabled
+from jitgrad.creation import zeros, zeros_like
+from jitgrad.functions import where
 from jitgrad.hostscalar import lift
 from jitgrad.nn.module import clear_grad
-from jitgrad.state import state as modes
+from jitgrad.optim.state_dict import StateDict
+from jitgrad.runtime import dtypes
+from jitgrad.state import defaults as modes
+from jitgrad.state import state as thread
+from jitgrad.tape.node import RemovableHandle
 from jitgrad.tensor import Tensor
 
 Params = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
+State = dict[str, Any]
+Hyper = dict[str, Any]
 
 
-class Optimizer:
+class _Required:
+    """A default that says: each group must set this."""
+
+    def __repr__(self) -> str:
+        return "<required parameter>"
+
+
+required = _Required()
+
+_pre_hooks: OrderedDict[int, Callable[..., Any]] = OrderedDict()
+_post_hooks: OrderedDict[int, Callable[..., Any]] = OrderedDict()
+_steps: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+"""How often step ran in Python, for a warning of schedulers. No attribute of the optimizer: what a
+recorded step changes of those would be seen as an effect."""
+
+
+def register_optimizer_step_pre_hook(hook: Callable[..., Any]) -> RemovableHandle:
+    """`hook(optimizer, args, kwargs)` runs before step of every optimizer; see
+    Optimizer.register_step_pre_hook."""
+    return _add(_pre_hooks, hook)
+
+
+def register_optimizer_step_post_hook(hook: Callable[..., None]) -> RemovableHandle:
+    """`hook(optimizer, args, kwargs)` runs after step of every optimizer."""
+    return _add(_post_hooks, hook)
+
+
+def _add(hooks: OrderedDict[int, Any], hook: Callable[..., Any]) -> RemovableHandle:
+    handle = RemovableHandle(hooks)
+    hooks[handle.id] = hook
+    return handle
+
+
+def _with_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
+    """A class's step with the hooks around it."""
+
+    @functools.wraps(step)
+    def hooked(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        _steps[self] = steps_of(self) + 1
+        everywhere_before, everywhere_after = self._common_hooks
+        for hook in (*everywhere_before.values(), *self._optimizer_step_pre_hooks.values()):
+            found = hook(self, (self, *args), kwargs)
+            if found is None:
+                continue
+            if not (isinstance(found, tuple) and len(found) == 2):
+                raise RuntimeError(
+                    f"[{type(self).__name__}.step] a pre-hook must return None or a tuple of "
+                    f"(new_args, new_kwargs); got {found!r:.60}"
+                )
+            (_, *args), kwargs = found  # type: ignore[assignment]
+        out = step(self, *args, **kwargs)
+        for hook in (*self._optimizer_step_post_hooks.values(), *everywhere_after.values()):
+            hook(self, (self, *args), kwargs)
+        return out
+
+    hooked.hooked = True  # type: ignore[attr-defined]
+    return hooked
+
+
+class Optimizer(StateDict):
     """Base class, as torch.optim.Optimizer.
 
     Attributes:
-        param_groups: dicts with "params" and this group's hyper-parameters.
+        param_groups: dicts with "params" and this group's hyper-parameters (and "param_names"
+            where the parameters came with names).
         state: parameter -> its state (tensors, by PyTorch's keys).
         defaults: hyper-parameters of groups that do not set them.
     """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        step = vars(cls).get("step")
+        if step is not None and not getattr(step, "hooked", False):
+            cls.step = _with_hooks(step)  # type: ignore[method-assign]
 
     def __init__(self, params: Params, defaults: dict[str, Any]) -> None:
         if isinstance(params, Tensor):
@@ -36,154 +113,269 @@ class Optimizer:
                 "pass [tensor]"
             )
         self.defaults = defaults
-        self.state: defaultdict[Tensor, dict[str, Any]] = defaultdict(dict)
+        self._make_hooks()
+        self.state: defaultdict[Tensor, State] = defaultdict(dict)
         self.param_groups: list[dict[str, Any]] = []
         items: list[Any] = list(params)
         if not items:
-            raise ValueError(f"[{type(self).__name__}] got an empty parameter list")
+            raise ValueError(f"[{type(self).__name__}] optimizer got an empty parameter list")
         if not isinstance(items[0], dict):
             items = [{"params": items}]
         for group in items:
             self.add_param_group(group)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds a group, {"params": tensors, ...}; missing hyper-parameters are the defaults.
+        """Adds a group, {"params": tensors or (name, tensor) pairs, ...}; missing hyper-parameters
+        are the defaults.
 
         Raises TypeError for what are no tensors in order, ValueError for tensors that are no leaves
-        or are there already.
+        or are in another group already, for some with and some without names.
         """
         name = type(self).__name__
-        if not isinstance(param_group, dict) or "params" not in param_group:
-            raise TypeError(f"[{name}] expected a dict with 'params'; got {param_group!r:.60}")
-        group = dict(param_group)
-        params = group["params"]
-        if isinstance(params, (set, frozenset)):
+        if not isinstance(param_group, dict):
+            raise TypeError(f"[{name}] param_group must be a dict; got {type(param_group)}")
+        group = param_group
+        given = group["params"]
+        if isinstance(given, (set, frozenset)):
             raise TypeError(
                 f"[{name}] expected parameters in an ordered collection; got a set, whose order "
                 "changes from run to run; pass a list"
             )
-        params = [params] if isinstance(params, Tensor) else list(params)
-        params = [p[1] if isinstance(p, tuple) else p for p in params]
-        for p in params:
-            if not isinstance(p, Tensor):
-                raise TypeError(f"[{name}] expected tensors; got {type(p).__name__}")
-            if not p.is_leaf:
-                raise ValueError(
-                    f"[{name}] can't optimize a non-leaf Tensor; got {p.dtype} {tuple(p.shape)}, "
-                    "the result of an op; pass the leaf, or .detach() it"
-                )
-        known = {id(p) for g in self.param_groups for p in g["params"]}
-        if any(id(p) in known for p in params) or len({id(p) for p in params}) != len(params):
+        given = [given] if isinstance(given, Tensor) else list(given)
+        names = [p[0] for p in given if isinstance(p, tuple)]
+        params = [p[1] if isinstance(p, tuple) else p for p in given]
+        if names and len(names) != len(params):
             raise ValueError(
-                f"[{name}] some parameters appear in more than one parameter group, or twice in "
-                "one; pass each once"
+                f"[{name}] all optimizer params should be with/without names; "
+                f"{len(names)} of {len(params)} have one"
+            )
+        for p in params:
+            self._check_parameter(p)
+        for key, value in self.defaults.items():
+            if value is required and key not in group:
+                raise ValueError(
+                    f"[{name}] parameter group didn't specify a value of required optimization "
+                    f"parameter {key}"
+                )
+            # A tuple of the group's own: a schedule replaces it in one group at a time.
+            group.setdefault(key, (*value,) if type(value) is tuple else value)
+        if len({id(p) for p in params}) != len(params):
+            warnings.warn(
+                "optimizer contains a parameter group with duplicate parameters; it updates them "
+                "more than once in a step",
+                stacklevel=3,
+            )
+        known: set[int] = set()
+        for other in self.param_groups:
+            known.update(id(p) for p in other["params"])
+            if bool(names) != ("param_names" in other):
+                raise ValueError(
+                    f"[{name}] all optimizer param groups should be with/without names; cannot "
+                    f"add one {'with' if names else 'without'} names"
+                )
+        if any(id(p) in known for p in params):
+            raise ValueError(
+                f"[{name}] some parameters appear in more than one parameter group; pass each once"
             )
         group["params"] = params
-        for name, value in self.defaults.items():
-            group.setdefault(name, value)
+        if names:
+            group["param_names"] = names
         self.param_groups.append(group)
 
-    # -- the rule ------------------------------------------------------------------------------
-    def update(self, p: Tensor, grad: Tensor, state: dict[str, Any], h: dict[str, Any]) -> None:
-        """Updates p in place. `state` is p's; `h` the group's hyper-parameters, floats lifted."""
-        raise NotImplementedError(f"[{type(self).__name__}] expected the subclass to define update")
+    def _check_parameter(self, p: Any) -> None:
+        name = type(self).__name__
+        if not isinstance(p, Tensor):
+            raise TypeError(
+                f"[{name}] optimizer can only optimize Tensors, but one of the params is a "
+                f"{type(p).__name__}"
+            )
+        if not (self.defaults.get("differentiable") or p.is_leaf or p._retains):
+            raise ValueError(
+                f"[{name}] can't optimize a non-leaf Tensor; got {p.dtype} {tuple(p.shape)}, "
+                "the result of an op; pass the leaf, or .detach() it"
+            )
 
-    @no_grad()
+    # -- the rule ------------------------------------------------------------------------------
+    def has_state(self, h: Hyper) -> bool:
+        """Whether parameters have state, with these hyper-parameters."""
+        return True
+
+    def begin(self, p: Tensor, grad: Tensor, state: State, h: Hyper) -> None:
+        """Makes the state that p begins with, by `init_state`; run where p has none."""
+
+    def update(self, p: Tensor, grad: Tensor, state: State, h: Hyper) -> None:
+        """Updates p in place. `state` is p's; `h` the group's hyper-parameters, floats lifted."""
+        raise NotImplementedError(
+            f"[{type(self).__name__}] expected the subclass to define update, or step"
+        )
+
+    @_with_hooks
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One update of every parameter that has a gradient.
 
         closure: recomputes the loss (with gradients enabled) and returns it; then so does step.
         """
-        loss = None
-        if closure is not None:
-            with enable_grad():
-                loss = closure()
-        for group, h in self._hyper():
-            for p in group["params"]:
-                grad = p.grad
-                if grad is None:
-                    continue
-                self.update(p, -grad if group.get("maximize") else grad, self.state[p], h)
+        with set_grad_enabled(bool(self.defaults.get("differentiable"))):
+            loss = None
+            if closure is not None:
+                with enable_grad():
+                    loss = closure()
+            for group, h in self.hyper():
+                for p in group["params"]:
+                    grad = p.grad
+                    if grad is None:
+                        continue
+                    state = self.state[p] if self.has_state(h) else {}
+                    if not state:
+                        self.begin(p, grad, state, h)
+                    grad = -grad if group.get("maximize") else grad
+                    if self._skip is None:
+                        self.update(p, grad, state, h)
+                    else:
+                        self._update_unless(self._skip, p, grad, state, h)
         return loss
 
-    def _hyper(self) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-        """Each group, and its hyper-parameters with floats lifted."""
-        for group in self.param_groups:
-            yield (
-                group,
-                {
-                    k: lift(v, group, k) if type(v) is float else v
-                    for k, v in group.items()
-                    if k != "params"
-                },
-            )
+    def _update_unless(self, skip: Tensor, p: Tensor, grad: Tensor, state: State, h: Hyper) -> None:
+        """`update`, undone where the 0-d bool `skip` is true (how GradScaler skips a step in a
+        compiled function)."""
+        before = {key: value.clone() for key, value in state.items() if isinstance(value, Tensor)}
+        old = p.clone()
+        self.update(p, grad, state, h)
+        p.copy_(where(skip, old, p))
+        for key, value in state.items():
+            if isinstance(value, Tensor):
+                value.copy_(where(skip, before[key], value) if key in before else value)
+        if new := set(state) - set(before):
+            self.skipped_begin(skip, {key: state[key] for key in new}, h)
 
-    def init_state(self, state: dict[str, Any], key: str, value: Tensor) -> Tensor:
+    def skipped_begin(self, skip: Tensor, new: State, h: Hyper) -> None:
+        """What state tensors that `update` made become where `skip` is true."""
+
+    def hyper(self) -> Iterator[tuple[dict[str, Any], Hyper]]:
+        """Each group, and its hyper-parameters: floats lifted, one-element tensors 0-d."""
+        for group in self.param_groups:
+            yield group, {k: _hyper(v, group, k) for k, v in group.items() if k != "params"}
+
+    def init_state(self, state: State, key: str, value: Tensor) -> Tensor:
         """Puts a new tensor into a parameter's state (seen by a recording)."""
         state[key] = value
-        if modes.recorder is not None:
-            modes.recorder.rebind(state, key, value)
+        if thread.recorder is not None:
+            thread.recorder.rebind(state, key, value)
         return value
 
+    def init_scalar(self, state: State, key: str, value: Any = 0.0) -> Tensor:
+        """A new 0-d tensor of state: float64 where that is the default dtype, else float32."""
+        dtype = dtypes.float64 if modes.dtype is dtypes.float64 else dtypes.float32
+        return self.init_state(state, key, zeros((), dtype=dtype) + value)
+
+    def init_zeros(self, state: State, p: Tensor, *keys: str) -> None:
+        """New zeros like p, for each key."""
+        for key in keys:
+            self.init_state(state, key, zeros_like(p))
+
+    def keep(self, state: State, key: str, value: Tensor) -> Tensor:
+        """A state tensor becomes `value`. Returns what to go on with: the state tensor, written in
+        place, or, where the step is differentiated, the value."""
+        if thread.grad_enabled:
+            state[key] = value
+            return value
+        have: Tensor = state[key]
+        return have.copy_(value)
+
+    def advance(self, state: State) -> Tensor:
+        """Adds one to the step count; returns it, as float64."""
+        step: Tensor = self.keep(state, "step", state["step"] + 1)
+        return step.to(dtypes.float64)
+
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clears the gradients of all parameters."""
+        """Clears the gradients of all parameters: they become None, or zeros in place."""
         for group in self.param_groups:
             for p in group["params"]:
                 clear_grad(p, set_to_none)
 
-    # -- state_dict ----------------------------------------------------------------------------
-    def state_dict(self) -> dict[str, Any]:
-        """{"state": {number: state}, "param_groups": [...]}, parameters by number, as PyTorch."""
-        numbers: dict[int, int] = {}
-        groups = []
-        for group in self.param_groups:
-            for p in group["params"]:
-                numbers.setdefault(id(p), len(numbers))
-            packed = {k: v for k, v in group.items() if k != "params"}
-            groups.append({**packed, "params": [numbers[id(p)] for p in group["params"]]})
-        # A parameter that has no state yet is left out.
-        state = {numbers[id(p)]: dict(s) for p, s in self.state.items() if s and id(p) in numbers}
-        return {"state": state, "param_groups": groups}
+    # -- hooks ---------------------------------------------------------------------------------
+    def _make_hooks(self) -> None:
+        self._common_hooks = (_pre_hooks, _post_hooks)
+        self._skip: Tensor | None = None
+        self._optimizer_step_pre_hooks: OrderedDict[int, Any] = OrderedDict()
+        self._optimizer_step_post_hooks: OrderedDict[int, Any] = OrderedDict()
+        super()._make_hooks()
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads what state_dict() returned. Raises ValueError where the groups do not match."""
-        groups, saved = self.param_groups, state_dict["param_groups"]
-        if len(groups) != len(saved):
-            raise ValueError("loaded state dict has a different number of parameter groups")
-        if any(len(g["params"]) != len(s["params"]) for g, s in zip(groups, saved, strict=True)):
-            raise ValueError(
-                "loaded state dict contains a parameter group that doesn't match the size of "
-                "optimizer's group"
-            )
-        numbers = [n for s in saved for n in s["params"]]
-        params = [p for g in groups for p in g["params"]]
-        by_number = dict(zip(numbers, params, strict=True))
-        if strange := set(state_dict["state"]) - set(by_number):
-            raise ValueError(f"loaded state dict has state of unknown parameters: {strange}")
-        self.state.clear()
-        for number, values in state_dict["state"].items():
-            p = by_number[number]
-            self.state[p] = {
-                k: self._loaded(k, v, p) if isinstance(v, Tensor) else v for k, v in values.items()
-            }
-        for group, s in zip(groups, copy.deepcopy(saved), strict=True):
-            group.update({k: v for k, v in s.items() if k != "params"})
+    def register_step_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
+        """`hook(optimizer, args, kwargs)` runs before step, and may return (new args, new kwargs).
+        args begins with the optimizer. Returns a handle with `remove()`."""
+        return _add(self._optimizer_step_pre_hooks, hook)
 
-    def _loaded(self, key: str, value: Tensor, p: Tensor) -> Tensor:
-        value = value.detach()
-        if key != "step" and p.is_floating_point():
-            value = value.to(p.dtype)
-        return value.clone()
+    def register_step_post_hook(self, hook: Callable[..., None]) -> RemovableHandle:
+        """`hook(optimizer, args, kwargs)` runs after step."""
+        return _add(self._optimizer_step_post_hooks, hook)
+
+    # -- copies --------------------------------------------------------------------------------
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            "defaults": self.defaults, "state": self.state, "param_groups": self.param_groups,
+        }  # fmt: skip
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if "_optimizer_step_pre_hooks" not in self.__dict__:
+            self._make_hooks()
+        self.defaults.setdefault("differentiable", False)
 
     def __repr__(self) -> str:
-        out = [f"{type(self).__name__} ("]
+        text = f"{type(self).__name__} ("
         for i, group in enumerate(self.param_groups):
-            out.append(f"Parameter Group {i}")
-            out += [f"    {k}: {group[k]}" for k in sorted(group) if k != "params"]
-        return "\n".join([*out, ")"])
+            text += f"\nParameter Group {i}\n"
+            text += "".join(f"    {k}: {group[k]}\n" for k in sorted(group) if k != "params")
+        return text + ")"
+
+
+def _hyper(value: Any, group: dict[str, Any], key: str) -> Any:
+    if isinstance(value, Tensor):
+        return value.squeeze() if value.ndim else value
+    return lift(value, group, key)
+
+
+def steps_of(optimizer: Optimizer) -> int:
+    """How often step ran in Python (a compiled step does not)."""
+    return _steps.get(optimizer, 0)
+
+
+# -- checks of arguments -------------------------------------------------------------------------
+def check_lr(op: str, lr: Any) -> None:
+    """Raises ValueError unless lr is a number, or a tensor of one element, of at least 0."""
+    if isinstance(lr, Tensor) and lr.numel() != 1:
+        raise ValueError(f"[{op}] Tensor lr must be 1-element; got {lr._type}")
+    check_at_least(op, "learning rate", lr, 0.0)
 
 
 def check_at_least(op: str, name: str, value: Any, low: float) -> None:
     """Raises ValueError for a hyper-parameter below `low`."""
     if not low <= value:
         raise ValueError(f"[{op}] invalid {name}: {value}; expected at least {low}")
+
+
+def check_betas(op: str, betas: Any) -> None:
+    """Raises ValueError unless all of betas are in [0, 1)."""
+    for i, b in enumerate(betas):
+        if not 0.0 <= b < 1.0:
+            raise ValueError(f"[{op}] invalid beta parameter at index {i}: {b}; expected [0, 1)")
+
+
+def check_modes(op: str, foreach: Any, fused: Any, differentiable: bool) -> None:
+    """Raises RuntimeError for flags that exclude each other. (One implementation serves them all:
+    the compiler fuses the update of all parameters.)"""
+    if fused and differentiable:
+        raise RuntimeError(f"[{op}] `fused` does not support `differentiable`; set one of them")
+    if fused and foreach:
+        raise RuntimeError(f"[{op}] `fused` and `foreach` cannot be `True` together")
+
+
+def has(value: Any) -> bool:
+    """Whether a hyper-parameter is not zero (of a lifted one, that is guarded, not its value)."""
+    return isinstance(value, Tensor) or bool(value)
+
+
+def decayed(grad: Tensor, p: Tensor, weight_decay: Any) -> Tensor:
+    """The gradient of the loss with weight_decay / 2 * p * p added."""
+    return grad + p * weight_decay if has(weight_decay) else grad

@@ -4,27 +4,41 @@ from __future__ import annotations
 
 from typing import Any
 
-from jitgrad.optim.optimizer import Optimizer, Params, check_at_least
+from jitgrad.functions import where
+from jitgrad.optim.optimizer import (
+    Hyper,
+    Optimizer,
+    Params,
+    State,
+    check_at_least,
+    check_lr,
+    check_modes,
+    decayed,
+    has,
+)
 from jitgrad.tensor import Tensor
 
 
 class SGD(Optimizer):
     """g = grad + weight_decay * p;  v = momentum * v + (1 - dampening) * g;  p -= lr * v.
 
-    The first v is g. nesterov: p -= lr * (g + momentum * v) (Sutskever et al. 2013).
+    The first v is g. nesterov: p -= lr * (g + momentum * v) (Sutskever et al. 2013). State:
+    `momentum_buffer`, where momentum is not 0.
     """
 
+    SCALARS = ()
+
     def __init__(
-        self, params: Params, lr: float = 1e-3, momentum: float = 0, dampening: float = 0,
-        weight_decay: float = 0, nesterov: bool = False, *, maximize: bool = False,
+        self, params: Params, lr: Any = 1e-3, momentum: float = 0, dampening: float = 0,
+        weight_decay: Any = 0, nesterov: bool = False, *, maximize: bool = False,
         foreach: bool | None = None, differentiable: bool = False, fused: bool | None = None,
     ) -> None:  # fmt: skip
-        for name, value in (("lr", lr), ("momentum", momentum), ("weight_decay", weight_decay)):
-            check_at_least("SGD", name, value, 0.0)
+        check_lr("SGD", lr)
+        check_at_least("SGD", "momentum", momentum, 0.0)
+        check_at_least("SGD", "weight_decay", weight_decay, 0.0)
         if nesterov and (momentum <= 0 or dampening != 0):
-            raise ValueError("Nesterov momentum requires a momentum and zero dampening")
-        if differentiable:
-            raise ValueError("[SGD] differentiable=True is not supported (docs/limits.md)")
+            raise ValueError("[SGD] Nesterov momentum requires a momentum and zero dampening")
+        check_modes("SGD", foreach, fused, differentiable)
         defaults = {
             "lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay,
             "nesterov": nesterov, "maximize": maximize, "foreach": foreach,
@@ -32,20 +46,27 @@ class SGD(Optimizer):
         }  # fmt: skip
         super().__init__(params, defaults)
 
-    def update(self, p: Tensor, grad: Tensor, state: dict[str, Any], h: dict[str, Any]) -> None:
-        group = h
-        if has(group["weight_decay"]):
-            grad = grad + p * group["weight_decay"]
-        if has(group["momentum"]):
+    def has_state(self, h: Hyper) -> bool:
+        return has(h["momentum"])
+
+    def update(self, p: Tensor, grad: Tensor, state: State, h: Hyper) -> None:
+        grad = decayed(grad, p, h["weight_decay"])
+        if has(h["momentum"]):
             v = state.get("momentum_buffer")
             if v is None:
                 v = self.init_state(state, "momentum_buffer", grad.detach().clone())
             else:
-                v.mul_(group["momentum"]).add_(grad * (1 - group["dampening"]))
-            grad = grad + v * group["momentum"] if group["nesterov"] else v
-        p.sub_(grad * group["lr"])
+                new = v * h["momentum"] + grad * (1 - h["dampening"])
+                v = self.keep(state, "momentum_buffer", new)
+            grad = grad + v * h["momentum"] if h["nesterov"] else v
+        p.sub_(grad * h["lr"])
 
-
-def has(value: Any) -> bool:
-    """Whether a hyper-parameter is not zero. (Of a lifted one: it is part of the guard.)"""
-    return bool(value != 0)
+    def skipped_begin(self, skip: Tensor, new: State, h: Hyper) -> None:
+        # The buffer begins with 0 in place of the next step's g: the same only without dampening.
+        if has(h["dampening"]):
+            raise RuntimeError(
+                "[SGD] expected a momentum buffer where GradScaler may skip a step in a compiled "
+                f"function with dampening={h['dampening']!r}; take the first step outside of jit"
+            )
+        v = new["momentum_buffer"]
+        v.copy_(where(skip, 0.0, v))
