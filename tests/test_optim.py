@@ -203,9 +203,11 @@ def test_hooks_are_guarded_and_run_in_compiled_steps():
         step()
         sums += p.item()
     assert total.item() == pytest.approx(sums) and step.stats.traces == 2
-    everywhere = optim.optimizer.register_optimizer_step_pre_hook(
-        lambda o, args, kwargs: p.detach().add_(1)
-    )
+
+    def up(o, args, kwargs):
+        p.detach().add_(1)
+
+    everywhere = optim.optimizer.register_optimizer_step_pre_hook(up)
     handle.remove()
     before = p.item()
     step(), step()

@@ -82,7 +82,7 @@ class LBFGS(Optimizer):
             p.add_(part.reshape(tuple(p.shape)) * t)
 
     @no_grad()
-    def step(self, closure: Callable[[], Any]) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any]) -> Any:
         """Up to max_iter iterations. closure clears the gradients, computes the loss, calls
         backward and returns the loss. Returns the loss at the start."""
 

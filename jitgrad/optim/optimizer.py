@@ -80,7 +80,7 @@ def _with_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
                     f"[{type(self).__name__}.step] a pre-hook must return None or a tuple of "
                     f"(new_args, new_kwargs); got {found!r:.60}"
                 )
-            (_, *args), kwargs = found  # type: ignore[assignment]
+            (_, *args), kwargs = found
         out = step(self, *args, **kwargs)
         for hook in (*self._optimizer_step_post_hooks.values(), *everywhere_after.values()):
             hook(self, (self, *args), kwargs)

@@ -72,11 +72,12 @@ class StateDict:
         for hook in self._state_hooks["save_pre"].values():
             hook(self)
         numbers: dict[int, int] = {}
-        groups = []
+        groups: list[dict[str, Any]] = []
+        count = 0
         for group in self.param_groups:
-            first = sum(len(g["params"]) for g in groups)
-            for i, p in enumerate(group["params"]):
-                numbers.setdefault(id(p), first + i)
+            for i, p in enumerate(group["params"], count):
+                numbers.setdefault(id(p), i)
+            count += len(group["params"])
             packed = {k: v for k, v in group.items() if k != "params"}
             groups.append({**packed, "params": [numbers[id(p)] for p in group["params"]]})
         state = {

@@ -99,7 +99,8 @@ class AveragedModel(Module):
     @no_grad()
     def update_parameters(self, model: Module) -> None:
         """Takes the model's parameters into the average."""
-        averages, now = list(self.module.parameters()), list(model.parameters())
+        averages: list[Tensor] = [*self.module.parameters()]
+        now: list[Tensor] = [*model.parameters()]
         if self.use_buffers:
             averages += list(self.module.buffers())
             now += list(model.buffers())

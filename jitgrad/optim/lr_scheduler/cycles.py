@@ -160,7 +160,7 @@ class CosineAnnealingWarmRestarts(LRScheduler):
         height = (1 + math.cos(math.pi * self.T_cur / self.T_i)) / 2
         return [self.eta_min + (base - self.eta_min) * height for base in self.base_lrs]
 
-    def step(self, epoch: float | None = None) -> None:  # type: ignore[override]
+    def step(self, epoch: float | None = None) -> None:
         """Advances by one epoch, or to `epoch`, which may be a fraction (i + batch / batches)."""
         if epoch is None and self.last_epoch < 0:
             epoch = 0
