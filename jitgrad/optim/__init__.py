@@ -1,7 +1,6 @@
 """Optimizers, by torch.optim's names."""
 
-from jitgrad.optim import lr_scheduler as lr_scheduler
-from jitgrad.optim import swa_utils as swa_utils
+from jitgrad.optim import lr_scheduler, swa_utils
 from jitgrad.optim._adafactor import Adafactor
 from jitgrad.optim._muon import Muon
 from jitgrad.optim.adadelta import Adadelta
@@ -21,4 +20,5 @@ from jitgrad.optim.sparse_adam import SparseAdam
 __all__ = [
     "ASGD", "LBFGS", "SGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Muon",
     "NAdam", "Optimizer", "RAdam", "RMSprop", "Rprop", "SparseAdam",
+    "lr_scheduler", "swa_utils",
 ]  # fmt: skip

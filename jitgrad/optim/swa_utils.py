@@ -10,8 +10,8 @@ from typing import Any
 from jitgrad.autograd.modes import no_grad
 from jitgrad.creation import tensor
 from jitgrad.functions import where
+from jitgrad.nn.batchnorm import _BatchNorm
 from jitgrad.nn.module import Module
-from jitgrad.nn.normalization import _BatchNorm
 from jitgrad.optim.lr_scheduler.base import LRScheduler, Rate, for_groups
 from jitgrad.optim.optimizer import Optimizer
 from jitgrad.state import state
