@@ -5,6 +5,8 @@ Owns the text. The functions it declares are emitted by `codegen/capi.py`.
 
 from __future__ import annotations
 
+import textwrap
+
 from jitgrad.compiler.codegen.capi import Model, Port
 from jitgrad.runtime import artifact_format as fmt
 
@@ -20,12 +22,21 @@ _NOTES = {
 }
 
 
-def c_header(model: Model, filename: str) -> str:
-    """The header's text. `filename` is how an #include names it."""
+def c_header(model: Model, filename: str, built: str) -> str:
+    """The header's text. `filename` is how an #include names it; `built` is the file, a shared
+    library or an object file, that programs link with."""
     name, upper = model.name, model.name.upper()
     guard = f"JG_{upper}_H"
     codes = ",\n".join(f"    JG_{k.upper()} = {v}" for k, v in fmt.DTYPE_CODES.items())
     inputs, outputs = [p for _, p in model.inputs], [p for _, p in model.outputs]
+    with_library = built.endswith(".so")
+    link = f"{built} -Wl,-rpath,'$ORIGIN'" if with_library else f"{built} -pthread"
+    why = (
+        "the program looks for the library in its own folder ($ORIGIN); or put it on the system's "
+        "path, or name its folder in LD_LIBRARY_PATH"
+        if with_library
+        else "the model becomes a part of the program"
+    )
     return f"""\
 /* {_comment(filename)}: a compiled model. {_comment(model.version)}
 
@@ -40,6 +51,9 @@ def c_header(model: Model, filename: str) -> str:
        if (!model) {{ puts(jg_{name}_status()); return 1; }}
        if (jg_{name}_run(model, inputs, outputs) != JG_OK) puts(jg_{name}_last_error(model));
        jg_{name}_destroy(model);
+
+   To link:  cc main.c {_comment(link)}
+{_wrapped(f"So {why}.")}
 
    There is no global state. Different instances may run at the same time; one instance runs one
    call at a time. Only create and destroy allocate and free memory. */
@@ -111,6 +125,10 @@ const int64_t *jg_{name}_output_dims(int i);
 #endif
 #endif /* {guard} */
 """
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, 97, initial_indent="   ", subsequent_indent="   ")
 
 
 def _comment(text: str) -> str:

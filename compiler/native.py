@@ -77,12 +77,14 @@ def write_native(
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", symbol):
         raise ValueError(f"[native] expected name to be a C identifier; got {name!r}")
     header_path = path.with_suffix(".h")
-    code, header = build_object(
-        graph, state, symbol, header_path.name, output_names, target or host(), creator
-    )
+    code, model = build_object(graph, state, symbol, output_names, target or host(), creator)
+
+    def write_header(built: Path) -> None:
+        _replace(header_path, c_header(model, header_path.name, built.name).encode())
+
     if path.suffix == ".o":
         _replace(path, code)
-        _replace(header_path, header.encode())
+        write_header(path)
         return NativeFiles(path, header_path, None)
     with tempfile.TemporaryDirectory(prefix="jitgrad-") as folder:
         linked = Path(folder) / path.name
@@ -93,11 +95,11 @@ def write_native(
         except CompileError as error:
             kept = path.with_suffix(".o")
             _replace(kept, code)
-            _replace(header_path, header.encode())
+            write_header(kept)
             message = str(error).replace(str(unlinked), str(kept))
             raise CompileError(message) from None
         _replace(path, fmt.sealed(linked.read_bytes()), 0o777)
-    _replace(header_path, header.encode())
+    write_header(path)
     return NativeFiles(None, header_path, path)
 
 
@@ -105,12 +107,11 @@ def build_object(
     graph: Graph,
     state: Mapping[str, np.ndarray[Any, Any]],
     name: str,
-    header_name: str,
     output_names: Sequence[str],
     target: Target,
     creator: str,
-) -> tuple[bytes, str]:
-    """The object file and the header's text."""
+) -> tuple[bytes, capi.Model]:
+    """The object file, and what its header tells of."""
     _check_graph(graph)
     needed = features.required_features(target)
     simple, stages = stages_of(graph, Options(target=target))
@@ -144,7 +145,7 @@ def build_object(
     code = objects.compile_object(text, target, pool.ALLOWED_SYMBOLS)
     if weights:
         code = _fill_section(code, capi.WEIGHTS_SECTION, weights)
-    return code, c_header(model, header_name)
+    return code, model
 
 
 def _check_graph(graph: Graph) -> None:

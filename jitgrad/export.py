@@ -25,7 +25,7 @@ from jitgrad.jit import JitFunction
 from jitgrad.pytree import Structure, unflatten
 from jitgrad.random import get_rng_state, set_rng_state
 from jitgrad.recorder import Entry, Trace, plain_attrs
-from jitgrad.runtime.errors import CompileError
+from jitgrad.runtime.errors import CompileError, counted
 from jitgrad.sources import AliasResult, Arg, Captured, Constant, FreshResult, SameResult
 from jitgrad.tensor import Tensor, wrap_array
 
@@ -63,9 +63,10 @@ class Exported:
         names the input otherwise."""
         expected = [i for i in self.graph.inputs if i.kind == "arg"]
         if len(inputs) != len(expected):
+            names = ", ".join(f"{i.name}: {i.value.type}" for i in expected) or "none"
             raise TypeError(
-                f"[export] expected {len(expected)} inputs ({', '.join(self.input_names)}); "
-                f"got {len(inputs)}"
+                f"[export] expected {len(expected)} inputs ({names}); got {len(inputs)}: "
+                + counted([i.name for i in expected], [_type_of(x) for x in inputs])
             )
         given = iter(inputs)
         arrays = []
@@ -77,7 +78,7 @@ class Exported:
             if not isinstance(x, Tensor) or x._type != item.value.type:
                 raise ValueError(
                     f"[export] expected input {item.name!r} to be a Tensor "
-                    f"{item.value.type}; got {x._type if isinstance(x, Tensor) else type(x)}"
+                    f"{item.value.type}; got {_type_of(x)}"
                 )
             arrays.append(np.ascontiguousarray(x.detach().numpy()).reshape(x.shape))
         if self._compiled is None:
@@ -164,6 +165,10 @@ def export(
         raise CompileError(f"[export] cannot export {_name(function)}: {text}") from error
 
 
+def _type_of(x: Any) -> str:
+    return str(x._type) if isinstance(x, Tensor) else type(x).__name__
+
+
 class _Before:
     """What recording may change, as it was: a Module's parameters and buffers, the generator."""
 
@@ -193,6 +198,8 @@ def _named(
     if is_module(function):
         state = function.state_dict(keep_vars=True)
         paths = {id(t): path for path, t in state.items()}
+        paths |= {id(m): path for path, m in function.named_modules()}
+    _refuse_effects(trace, function, paths)
     return _exported(trace, inputs, labels, output_names, _name(function), paths)
 
 
@@ -223,7 +230,6 @@ def _exported(
     paths: Mapping[int, str],
 ) -> Exported:
     """A pure graph made of a trace: all arguments inputs, captured tensors state."""
-    _refuse_effects(trace, name)
     by_argument: dict[int, Entry] = {}
     captured: list[Entry] = []
     for e in trace.entries:
@@ -278,26 +284,37 @@ def _exported(
     return Exported(graph, state, names, labels, trace.structure)
 
 
-def _refuse_effects(trace: Trace, name: str) -> None:
+def _refuse_effects(trace: Trace, function: Any, paths: Mapping[int, str]) -> None:
+    """Raises CompileError where the function does more than return results, naming the state that
+    it changes. paths: what a Module calls its tensors and submodules, by id."""
     graph = trace.graph
-    if graph.writes:
-        w = graph.writes[0]
-        what = graph.inputs[w.input].name
-        raise CompileError(
-            f"[export] cannot export {name}: it writes to {what!r} in place, at "
-            f"{w.value.line or 'an unknown line'}; for a Module call .eval() first"
-        )
-    if trace.rebinds:
-        raise CompileError(
-            f"[export] cannot export {name}: it sets {trace.rebinds[0][1]!r}; an exported "
-            "function has results only"
-        )
-    for node in graph.nodes:
-        if node.op.random:
-            raise CompileError(
-                f"[export] cannot export {name}: {node.op.name} at {node.line} draws random "
-                "numbers; for a Module call .eval() first"
-            )
+    changed: dict[str, str] = {}  # name -> the line that wrote it first
+    for w in graph.writes:
+        e = trace.entries[w.input]
+        label = _state_name(e, trace, paths)
+        if isinstance(e.source, Arg):
+            label = f"its input {label}"
+        changed.setdefault(label, w.value.line)
+    for owner, key, _ in trace.rebinds:
+        holder = None if isinstance(owner, Arg) else owner.item.now
+        prefix = paths.get(id(holder), "" if is_module(holder) else type(holder).__name__)
+        changed.setdefault(f"{prefix}.{key}" if prefix else str(key), "")
+    random = next((n for n in graph.nodes if n.op.random), None)
+    if not changed and random is None:
+        return
+    reasons = []
+    if changed:
+        line = next((f" (at {line})" for line in changed.values() if line), "")
+        reasons.append(f"it changes {', '.join(changed)}{line}")
+    if random is not None:
+        reasons.append(f"it draws random numbers ({random.op.name} at {random.line})")
+    what = "return the new values instead"
+    if is_module(function) and any(m.training for m in function.modules()):
+        what = "the Module is in training mode: call .eval() first"
+    raise CompileError(
+        f"[export] cannot export {_name(function)}: {' and '.join(reasons)}; an exported function "
+        f"has results only; {what}"
+    )
 
 
 def _state_array(e: Entry, name: str) -> np.ndarray[Any, Any]:

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from jitgrad.runtime import abi, buffers, dtypes, launch, threads
 from jitgrad.runtime import artifact_format as fmt
-from jitgrad.runtime.errors import ArtifactError
+from jitgrad.runtime.errors import ArtifactError, counted
 
 _MAX_IDLE = 8
 _MAX_THREADS = 1024
@@ -105,7 +105,7 @@ class Model:
         RuntimeError when the model found bad values (such as an index out of range).
         """
         if len(arrays) != self._count:
-            raise self._wrong_count(len(arrays))
+            raise self._wrong_count(arrays)
         for array, (dtype, shape) in zip(arrays, self._expected):
             if (
                 type(array) is not np.ndarray
@@ -133,9 +133,13 @@ class Model:
             self._idle.append(instance)
         return results[0] if self._single else tuple(results)
 
-    def _wrong_count(self, got: int) -> TypeError:
+    def _wrong_count(self, arrays: Sequence[Any]) -> TypeError:
         names = ", ".join(map(str, self.inputs)) or "none"
-        return TypeError(f"[{self.name}] expected {self._count} inputs ({names}); got {got}")
+        given = [_describe(a) if isinstance(a, np.ndarray) else type(a).__name__ for a in arrays]
+        return TypeError(
+            f"[{self.name}] expected {self._count} inputs ({names}); got {len(arrays)}: "
+            + counted([p.name for p in self.inputs], given)
+        )
 
     def _fit(self, index: int, array: Any) -> NDArray[Any]:
         """The argument as a dense array of the right type; raises where it has another type."""

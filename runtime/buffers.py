@@ -74,11 +74,17 @@ def _give_back(raw: NDArray[np.uint8]) -> None:
         _idle.setdefault(raw.nbytes, []).append(raw)
 
 
+held: list[list[Any]] = []
+"""Lists of idle memory of others (the arenas of runtime/launch.py), which empty_cache clears."""
+
+
 def empty_cache() -> None:
-    """Frees result memory that nobody uses."""
+    """Frees all memory that is kept for later calls and that nobody uses: of results, of arenas."""
     global _idle_bytes
     _idle.clear()
     _idle_bytes = 0
+    for memory in held:
+        memory.clear()
 
 
 def empty_array(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:

@@ -4,6 +4,10 @@ User mistakes raise Python's types (TypeError, ValueError, IndexError, RuntimeEr
 does; the classes here are for what has no such type. `InternalError` means a bug of ours.
 """
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+
 
 class InternalError(RuntimeError):
     """An invariant of jitgrad does not hold: a bug of ours, never the user's mistake."""
@@ -15,6 +19,13 @@ class CompileError(RuntimeError):
 
 class ArtifactError(RuntimeError):
     """A file made by export is missing, altered, truncated, or for another machine or version."""
+
+
+def counted(names: Sequence[str], given: Sequence[str]) -> str:
+    """Which inputs are missing, or what came beyond them, for a call with a wrong number."""
+    if len(given) < len(names):
+        return f"missing {', '.join(names[len(given) :])}"
+    return f"too many by {', '.join(given[len(names) :])}"
 
 
 class CacheWarning(UserWarning):

@@ -79,6 +79,7 @@ class Arena:
 # Shared by all executables: a program of many compiled functions needs the largest arena, not the
 # sum. The last one used is the first to go out again, so it is warm in cache.
 _idle_arenas: list[Arena] = []
+buffers.held.append(_idle_arenas)
 
 
 def _take_arena(nbytes: int) -> Arena:
@@ -95,11 +96,6 @@ def _take_arena(nbytes: int) -> Arena:
 def _give_arena(arena: Arena) -> None:
     if len(_idle_arenas) < _MAX_IDLE_ARENAS:
         _idle_arenas.append(arena)
-
-
-def empty_cache() -> None:
-    """Frees the arenas that no call is using."""
-    _idle_arenas.clear()
 
 
 class _Frame:

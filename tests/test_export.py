@@ -226,7 +226,7 @@ def test_output_that_is_state_or_input(folder, x):
 def test_same_object_twice():
     """Exporting is deterministic."""
     g, state = mlp()
-    build = [native.build_object(g, state, "m", "m.h", (), host(), "test") for _ in range(2)]
+    build = [native.build_object(g, state, "m", (), host(), "test") for _ in range(2)]
     assert build[0] == build[1]
 
 
@@ -246,8 +246,8 @@ def test_arrays_that_need_a_copy(mlp_path, x):
 def test_wrong_arguments(mlp_path, x):
     model = load(mlp_path)
     cases = [
-        ((), TypeError, r"\[mlp\] expected 1 inputs \(x: float32\[4, 8\]\); got 0"),
-        ((x, x), TypeError, r"expected 1 inputs .*; got 2"),
+        ((), TypeError, r"\[mlp\] expected 1 inputs \(x: float32\[4, 8\]\); got 0: missing x"),
+        ((x, x[:2]), TypeError, r"expected 1 inputs .*; got 2: too many by float32\[2, 8\]"),
         ((x.tolist(),), TypeError, r"input 0 \(x: float32\[4, 8\]\) as a NumPy array; got list"),
         ((None,), TypeError, r"as a NumPy array; got NoneType"),
         ((x.astype(np.float64),), TypeError,
@@ -693,6 +693,24 @@ def test_c_program(language, folder, mlp_path, picker_path, x):
     command = [compiler, standard, *WARNINGS, "-o", program, source, mlp_path, picker_path]
     subprocess.run([*command, f"-Wl,-rpath,{folder}"], check=True)
     compare(run_program(folder, program, x), *mlp(), x)
+
+
+@needs_cc
+def test_the_header_says_how_to_link(folder, mlp_path, tmp_path):
+    """Its command, run as it stands, makes a program that finds the library beside it."""
+    for path in (mlp_path, mlp_path.with_suffix(".h")):
+        shutil.copy(path, tmp_path)
+    header = (tmp_path / mlp_path.name).with_suffix(".h").read_text()
+    (command,) = re.findall(r"To link: +(.*)", header)
+    (tmp_path / "main.c").write_text(
+        '#include "libmlp.h"\nint main(void) { jg_mlp *m = jg_mlp_create(1); jg_mlp_destroy(m); '
+        "return m == 0; }"
+    )
+    subprocess.run(f"{command} -o main", shell=True, check=True, cwd=tmp_path)
+    subprocess.run([tmp_path / "main"], check=True, cwd="/")  # wherever it is called from
+    (tmp_path / mlp_path.name).rename(tmp_path / "elsewhere.so")
+    failed = subprocess.run([tmp_path / "main"], capture_output=True, text=True, check=False)
+    assert failed.returncode and "libmlp.so" in failed.stderr  # the library's own name (soname)
 
 
 @needs_cc

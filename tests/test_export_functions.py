@@ -60,12 +60,25 @@ def test_names_structure_views_and_unused_inputs() -> None:
 
 def test_inputs_are_checked() -> None:
     exported = torch.export(lambda x: x * 2, torch.ones(2, 3))
-    with pytest.raises(TypeError, match="expected 1 inputs"):
+    with pytest.raises(TypeError, match=r"1 inputs \(x: float32\[2, 3\]\); got 0: missing x"):
         exported()
+    with pytest.raises(TypeError, match=r"got 2: too many by int64\[1\]"):
+        exported(torch.ones(2, 3), torch.tensor([1]))
     with pytest.raises(ValueError, match=r"input 'x' to be a Tensor float32\[2, 3\]"):
         exported(torch.ones(3, 2))
     with pytest.raises(ValueError, match="float32"):
         exported(torch.ones(2, 3, dtype=torch.float64))
+
+
+class _Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Module()
+        self.inner.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.inner.seen = self.inner.seen + 1
+        return x * self.inner.seen
 
 
 def test_what_is_refused() -> None:
@@ -80,9 +93,16 @@ def test_what_is_refused() -> None:
     drawn = torch.rand(3).numpy()
     torch.manual_seed(5)
     np.testing.assert_array_equal(torch.rand(3).numpy(), drawn)
+    with pytest.raises(CompileError) as caught:
+        torch.export(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout()), x[:, 0, 0])
+    for word in ("1.running_mean", "1.running_var", "1.num_batches_tracked", "random", ".eval()",
+                 f"at {__file__}:"):  # fmt: skip
+        assert word in str(caught.value)
+    with pytest.raises(CompileError, match=r"changes inner\.seen.*return the new values"):
+        torch.export(_Counting().eval(), x)
     with pytest.raises(CompileError, match=r"draws random numbers|cannot export"):
         torch.export(nn.Dropout(0.5), x)
-    with pytest.raises(CompileError, match="writes to"):
+    with pytest.raises(CompileError, match="changes its input t "):
         torch.export(lambda t: t.add_(1), x)
     with pytest.raises(CompileError, match="no tensor"):
         torch.export(lambda t: (t, 3), x)

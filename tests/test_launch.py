@@ -221,7 +221,7 @@ def test_scratch_belongs_to_the_worker():
 
 
 def test_warm_calls_allocate_no_frame_and_share_arenas():
-    launch.empty_cache()
+    buffers.empty_cache()
     gc.collect()
     small, large = chain(50), chain(100)
     x, out = np.arange(100), zeros(100)
@@ -231,14 +231,14 @@ def test_warm_calls_allocate_no_frame_and_share_arenas():
     assert len(small._idle) == len(large._idle) == 1
     assert len(launch._idle_arenas) == 1
     assert buffers.statistics.by_purpose["arena"] == 4096
-    launch.empty_cache()
+    buffers.empty_cache()
     assert buffers.statistics.by_purpose["arena"] == 0
     small.run([x, out])
     assert (out[:50] == np.arange(50) + 3).all()
 
 
 def test_a_larger_arena_replaces_a_smaller_one():
-    launch.empty_cache()
+    buffers.empty_cache()
     for nbytes in (128, 4096, 1 << 20, 256):
         program = executable(
             [row("add", 1, 0, 1, total=2), row("add", 0, 1, 1, total=2)],
