@@ -105,6 +105,10 @@ if TYPE_CHECKING:
     from jitgrad.func import vmap as vmap
     from jitgrad.jit import disable_jit as disable_jit
     from jitgrad.jit import jit as jit
+    from jitgrad.serialization import load as load
+    from jitgrad.serialization import load_safetensors as load_safetensors
+    from jitgrad.serialization import save as save
+    from jitgrad.serialization import save_safetensors as save_safetensors
 
     compile = jit
 
@@ -146,17 +150,24 @@ def numel(input: Tensor) -> Any:
     return input.numel()
 
 
-# export and jit can be called
-_SUBMODULES = ("export", "func", "jit", "nn", "optim", "special", "utils")
+# Imported at their first use. jit and export can be called.
+_SUBMODULES = ("export", "func", "jit", "nn", "optim", "serialization", "special", "utils")
+_LAZY = {  # name -> (module, name in it)
+    "compile": ("jit", "jit"),
+    "disable_jit": ("jit", "disable_jit"),
+    "load": ("serialization", "load"),
+    "load_safetensors": ("serialization", "load_safetensors"),
+    "save": ("serialization", "save"),
+    "save_safetensors": ("serialization", "save_safetensors"),
+    "vmap": ("func", "vmap"),
+}
 
 
 def __getattr__(name: str) -> Any:
     """Imports what not every program needs at its first use."""
-    if name in ("compile", "disable_jit"):
-        module = importlib.import_module("jitgrad.jit")
-        return module.jit if name == "compile" else module.disable_jit
-    if name == "vmap":
-        return importlib.import_module("jitgrad.func").vmap
+    if name in _LAZY:
+        module, inner = _LAZY[name]
+        return getattr(importlib.import_module(f"jitgrad.{module}"), inner)
     if name in _SUBMODULES:
         return importlib.import_module(f"jitgrad.{name}")
     raise AttributeError(

@@ -1,0 +1,122 @@
+"""Tensors on memory that was read from a file: storages by key, views of them, devices.
+
+Owns the rule that tensors of one stored storage share one Storage here. Where the bytes come from
+is archive.py's and pickled.py's.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import zipfile
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jitgrad.autograd.modes import no_grad
+from jitgrad.device import device
+from jitgrad.functions.shape import as_strided
+from jitgrad.runtime.dtypes import DType
+from jitgrad.tensor import Tensor, wrap_array
+
+_LOCAL_HEADER = 30  # bytes of a zip member's header before its name
+
+
+class Location:
+    """What `map_location` says of a stored device. Raises RuntimeError for one that is not here."""
+
+    def __init__(self, rule: Any) -> None:
+        self.rule = rule
+        if isinstance(rule, str):
+            device(rule)
+
+    def check(self, stored: str) -> None:
+        """Whether memory stored from this device may come here (there is the CPU only)."""
+        rule = self.rule
+        if isinstance(rule, dict):
+            stored = str(rule.get(stored, stored))
+        elif callable(rule):
+            if rule(self, stored) is not None:  # it may give back what it gets: a storage
+                return
+        elif rule is not None:
+            stored = str(rule)
+        if stored.partition(":")[0] not in ("cpu", "meta"):
+            raise RuntimeError(
+                f"[load] Attempting to deserialize object on a {stored} device; there is the CPU "
+                "only. Pass map_location='cpu' to load it there."
+            )
+
+
+class Memory:
+    """Storages of one file, and the tensors made of them.
+
+    name: the file's, for errors. mmap: whether bytes stay in the file (copied when written to).
+    """
+
+    def __init__(self, location: Location, name: str, mmap: bool) -> None:
+        self.location = location
+        self.name = name
+        self.mmap = mmap
+        self._roots: dict[Any, Tensor] = {}
+
+    @staticmethod
+    def whole(array: np.ndarray[Any, Any]) -> Tensor:
+        """A tensor on an array that nothing else shows."""
+        return wrap_array(array)
+
+    def member(self, file: zipfile.ZipFile, name: str) -> Any:
+        """A zip member's bytes, in memory of its own that may be written."""
+        if not self.mmap:
+            return bytearray(file.read(name))
+        info = file.getinfo(name)
+        if info.compress_type != zipfile.ZIP_STORED:
+            return bytearray(file.read(name))
+        assert file.fp is not None and file.filename is not None
+        file.fp.seek(info.header_offset)
+        header = file.fp.read(_LOCAL_HEADER)
+        sizes = struct.unpack("<HH", header[26:30])
+        start = info.header_offset + _LOCAL_HEADER + sum(sizes)
+        if not info.file_size:
+            return bytearray()
+        return np.memmap(file.filename, np.uint8, "c", start, (info.file_size,))
+
+    def tensor(
+        self, key: Any, flat: np.ndarray[Any, Any], dtype: DType, offset: int,
+        shape: Sequence[int], stride: Sequence[int],
+    ) -> Tensor:  # fmt: skip
+        """A tensor that shows elements of the storage `key`, whose elements are `flat`."""
+        shape, stride = tuple(map(int, shape)), tuple(map(int, stride))
+        reach = sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
+        empty = 0 in shape
+        fits = empty or 0 <= offset <= offset + reach < flat.size
+        if min((0, *shape, *stride)) < 0 or offset < 0 or not fits:
+            raise RuntimeError(
+                f"[load] expected a whole file; in {self.name} a tensor of shape {shape} lies "
+                f"outside its storage of {flat.size} elements"
+            )
+        if empty:
+            return wrap_array(np.empty(shape, dtype.np))
+        root = self._roots.get(key)
+        if root is None:
+            dense = math.prod(shape) == flat.size and _row_major(shape, stride)
+            root = wrap_array(flat.reshape(shape) if dense else flat)
+            self._roots[key] = root
+            if dense:
+                return root
+        if root.dtype is not dtype:
+            raise RuntimeError(
+                f"[load] expected one dtype for each storage; {self.name} shows one as "
+                f"{root.dtype} and as {dtype}; save copies instead"
+            )
+        with no_grad():
+            return as_strided(root, shape, stride, offset)
+
+
+def _row_major(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+    expected = 1
+    for n, s in zip(reversed(shape), reversed(stride), strict=True):
+        if n != 1 and s != expected:
+            return False
+        expected *= n
+    return True
