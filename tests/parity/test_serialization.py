@@ -47,7 +47,10 @@ def test_tensors(zipped, dtype):
 @FORMS
 def test_checkpoint(zipped):
     model = torch.nn.Sequential(
-        torch.nn.Conv2d(1, 2, 3), torch.nn.BatchNorm2d(2), torch.nn.Flatten(), torch.nn.Linear(8, 3)
+        torch.nn.Conv2d(1, 2, 3, bias=False),
+        torch.nn.BatchNorm2d(2),
+        torch.nn.Flatten(),
+        torch.nn.Linear(8, 3),
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     x = torch.randn(4, 1, 4, 4)
@@ -61,7 +64,7 @@ def test_checkpoint(zipped):
     }  # fmt: skip
     back = read(saved, zipped)
     ours = jitgrad.nn.Sequential(
-        jitgrad.nn.Conv2d(1, 2, 3), jitgrad.nn.BatchNorm2d(2), jitgrad.nn.Flatten(),
+        jitgrad.nn.Conv2d(1, 2, 3, bias=False), jitgrad.nn.BatchNorm2d(2), jitgrad.nn.Flatten(),
         jitgrad.nn.Linear(8, 3),
     )  # fmt: skip
     our_optimizer = jitgrad.optim.AdamW(ours.parameters(), lr=0.5)
