@@ -257,7 +257,7 @@ class Recorder(ValueMap):
         rebinds: list[tuple[Owner, Any, Result | None]] = []
         for (_, key), (_, where, value) in self._rebinds.items():
             if isinstance(value, Tensor):
-                if value._node is not None:
+                if value._node is not None and key == "grad":
                     self.give_up("keeps a tensor that is on the tape (create_graph)")
                 out = self._result(value, roots)
                 if isinstance(out, SameResult) and self.finder.holds(where, key, out.source):

@@ -285,3 +285,66 @@ def test_hook_registered_after_a_step_with_backward_inside() -> None:
     step(jg.ones(3))
     assert w.grad.tolist() == [1.0] * 3
     assert step.stats.traces == 2
+
+
+class Remembers(nn.Module):
+    """Keeps a tensor that is on the tape as an attribute, as hooks of weight norm do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.RNNCell(3, 3)
+        self.state: Any = None
+
+    def forward(self, x: Any) -> Any:
+        self.state = self.cell(x, self.state)
+        return self.state.sum()
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_attribute_on_the_tape(inside: bool) -> None:
+    """After a compiled call it is on the tape as eager code leaves it."""
+    models = [Remembers(), Remembers()]
+    models[1].load_state_dict(models[0].state_dict())
+
+    def stepper(model: Remembers) -> Any:
+        def step(x: Any) -> Any:
+            model.state = None if model.state is None else model.state.detach()
+            loss = model(x)
+            if inside:
+                loss.backward()
+            return loss.detach() if inside else loss
+
+        return step
+
+    steps = [jit(stepper(models[0])), stepper(models[1])]
+    for seed in range(4):
+        losses = [step(leaf(2, 3, seed=seed).detach()) for step in steps]
+        near(*losses)
+        for model in models:
+            if inside:
+                with pytest.raises(RuntimeError, match="a second time"):
+                    model.state.square().sum().backward()
+            else:
+                model.zero_grad()
+                model.state.square().sum().backward()
+        for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True):
+            near(a.grad, b.grad)
+        for model in models:
+            model.zero_grad()
+    assert steps[0].stats.hits == 2
+
+
+def test_state_on_the_tape_of_the_call_before() -> None:
+    """It is differentiated through both calls: the second runs eagerly, with its reason."""
+    models = [Remembers(), Remembers()]
+    models[1].load_state_dict(models[0].state_dict())
+    steps = [jit(lambda x: models[0](x), fallback="warn"), lambda x: models[1](x)]
+    with pytest.warns(FallbackWarning, match="made before the call"):
+        for seed in range(4):
+            losses = [step(leaf(2, 3, seed=seed).detach()) for step in steps]
+            for model, loss in zip(models, losses, strict=True):
+                model.zero_grad()
+                loss.backward(retain_graph=True)
+            for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True):
+                near(a.grad, b.grad)
+    assert steps[0].stats.fallbacks == 3

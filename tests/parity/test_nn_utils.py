@@ -348,6 +348,9 @@ NORMS = {
     "spectral norm dim": lambda lib, m: lib.nn.utils.parametrizations.spectral_norm(
         m, n_power_iterations=2, dim=1
     ),
+    "older weight norm": lambda lib, m: lib.nn.utils.weight_norm(m),
+    "older weight norm dim": lambda lib, m: lib.nn.utils.weight_norm(m, dim=1),
+    "older spectral norm": lambda lib, m: lib.nn.utils.spectral_norm(m, n_power_iterations=2),
     "symmetric": lambda lib, m: m if hasattr(m, "kernel_size") else (
         lib.nn.utils.parametrize.register_parametrization(m, "weight", symmetric(lib))
     ),
@@ -355,6 +358,7 @@ NORMS = {
 
 
 @pytest.mark.parametrize("name", NORMS)
+@pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_training_with_parametrizations(name):
     def build(lib):
         conv, linear = lib.nn.Conv1d(2, 3, 2), lib.nn.Linear(3, 3)
@@ -391,7 +395,78 @@ def test_norms_of_vectors_and_initial_values():
         same(a, b, scale=4)
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_norms_by_hook():
+    """State, the weight as an attribute, removal."""
+    found = []
+    for lib in LIBS:
+        utils, module = lib.nn.utils, lib.nn.Linear(5, 4).double()
+        module.weight.data.copy_(lib.t.from_numpy(values(4, 5)))
+        module.bias.data.zero_()
+        utils.weight_norm(module)
+        results = [list(module.state_dict()), repr(module), module.weight, module.weight_g]
+        assert not isinstance(module.weight, lib.nn.Parameter) and module.weight.requires_grad
+        utils.remove_weight_norm(module)
+        results += [list(module.state_dict()), module.weight]
+        utils.weight_norm(module, dim=None)
+        results += [module.weight_g]
+        utils.remove_weight_norm(module)
+        utils.spectral_norm(module, n_power_iterations=20)
+        results += [sorted(module.state_dict()), repr(module)]
+        for _ in range(40):
+            module(lib.t.ones(1, 5).double())
+        results.append(module.weight)
+        module.eval()
+        results.append(module(lib.t.ones(1, 5).double()))
+        utils.remove_spectral_norm(module)
+        results += [list(module.state_dict()), module.weight]
+        assert isinstance(module.weight, lib.nn.Parameter)
+        found.append(results)
+    for a, b in zip(*found, strict=True):
+        if isinstance(b, (str, list)):
+            assert a == b
+        else:
+            same(a, b, scale=1e5)  # the singular vectors began at random
+
+
+def test_two_forwards_before_backward():
+    """As in adversarial training: the power method moves on between them."""
+    source = pair(lambda lib: lib.nn.Linear(3, 3))
+    start = [values(3, seed=s) for s in (4, 5)]
+    found = []
+    for lib in LIBS:
+        module = lib.nn.utils.spectral_norm(source[lib.name])
+        for name, value in zip(("weight_u", "weight_v"), start, strict=True):
+            getattr(module, name).copy_(lib.t.from_numpy(value / np.linalg.norm(value)))
+        x = lib.t.from_numpy(values(2, 3))
+        (module(x).sum() - module(2 * x).square().sum()).backward()
+        found.append([p.grad for p in module.parameters()])
+    for a, b in zip(*found, strict=True):
+        same(a, b, scale=50)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_old_place_of_functional_call():
+    for lib in LIBS:
+        linear, x = lib.nn.Linear(2, 2), lib.t.ones(1, 2)
+        given = {"weight": lib.t.eye(2), "bias": lib.t.zeros(2)}
+        assert lib.nn.utils.stateless.functional_call(linear, given, x).tolist() == [[1.0, 1.0]]
+
+
+def twice(norm, lib):
+    module = lib.nn.Linear(2, 2)
+    for _ in range(2):
+        norm(module)
+
+
 BAD_NORMS = {
+    "older twice": lambda lib, P: twice(lib.nn.utils.spectral_norm, lib),
+    "older weight norm twice": lambda lib, P: twice(lib.nn.utils.weight_norm, lib),
+    "older removed": lambda lib, P: lib.nn.utils.remove_weight_norm(lib.nn.Linear(2, 2)),
+    "older spectral removed": lambda lib, P: lib.nn.utils.remove_spectral_norm(lib.nn.Linear(2, 2)),
+    "older iterations": lambda lib, P: lib.nn.utils.spectral_norm(
+        lib.nn.Linear(2, 2), n_power_iterations=0
+    ),
     "name": lambda lib, P: P.spectral_norm(lib.nn.Linear(2, 2), "nothing"),
     "dim": lambda lib, P: P.spectral_norm(lib.nn.Linear(2, 2), dim=2),
     "iterations": lambda lib, P: P.spectral_norm(lib.nn.Linear(2, 2), n_power_iterations=0),
@@ -410,6 +485,7 @@ BAD_NORMS = {
 
 
 @pytest.mark.parametrize("name", BAD_NORMS)
+@pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_mistakes_raise_alike(name):
     raises_alike(lambda lib: BAD_NORMS[name](lib, lib.nn.utils.parametrizations))
 

@@ -1,4 +1,7 @@
-"""Utilities for networks, as torch.nn.utils."""
+"""Utilities for networks, as torch.nn.utils. stateless is imported when it is first named."""
+
+import importlib
+from typing import Any
 
 from jitgrad.nn.utils import parametrizations as parametrizations
 from jitgrad.nn.utils import parametrize as parametrize
@@ -18,10 +21,23 @@ from jitgrad.nn.utils.fusion import (
     fuse_linear_bn_weights,
 )
 from jitgrad.nn.utils.init import skip_init
+from jitgrad.nn.utils.spectral_norm import remove_spectral_norm, spectral_norm
+from jitgrad.nn.utils.weight_norm import remove_weight_norm, weight_norm
+
+
+def __getattr__(name: str) -> Any:
+    if name == "stateless":
+        return importlib.import_module("jitgrad.nn.utils.stateless")
+    raise AttributeError(
+        f"module 'jitgrad.nn.utils' has no attribute {name!r}; what of PyTorch is not there yet is "
+        "listed in docs/limits.md"
+    )
+
 
 __all__ = [
     "clip_grad_norm", "clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_",
     "fuse_conv_bn_eval", "fuse_conv_bn_weights", "fuse_linear_bn_eval", "fuse_linear_bn_weights",
-    "get_total_norm", "parameters_to_vector", "parametrizations", "parametrize", "rnn", "skip_init",
-    "vector_to_parameters",
+    "get_total_norm", "parameters_to_vector", "parametrizations", "parametrize",
+    "remove_spectral_norm", "remove_weight_norm", "rnn", "skip_init", "spectral_norm",
+    "vector_to_parameters", "weight_norm",
 ]  # fmt: skip
