@@ -334,3 +334,21 @@ def test_reductions_of_awkward_shapes():
 
                 both = [code(lib, lib.t.from_numpy(x)) for lib in LIBS]
                 same(*both, f"{name} {shape} {dim}", 4)
+
+
+@pytest.mark.parametrize("count", [3, 60])
+def test_the_last_of_several_writes(count):
+    """Values as PyTorch's on the CPU. (Gradients of writes that were lost are 0 here.)"""
+    rng = np.random.default_rng(0)
+    base, src = rng.normal(size=(4, 3)), rng.normal(size=(count, 3))
+    each, row = rng.integers(0, 4, (count, 3)), rng.integers(0, 4, count)
+    for f in (
+        lambda b, s, e, r: b.scatter(0, e, s),
+        lambda b, s, e, r: b.index_copy(0, r, s),
+        lambda b, s, e, r: b.clone().index_put_((r,), s),
+        lambda b, s, e, r: b.clone().index_put_((r,), s, accumulate=True),
+        lambda b, s, e, r: b.scatter_add(0, e, s),
+        lambda b, s, e, r: b.index_add(0, r, s),
+    ):
+        found = [f(*(lib.t.tensor(x) for x in (base, src, each, row))).numpy() for lib in LIBS]
+        np.testing.assert_allclose(*found, rtol=1e-12)
