@@ -491,6 +491,8 @@ class Watch(State):
         """Whether an object that code holds in a variable was made while recording."""
         if id(x) in self._made or _is_transient(x):
             return True
+        if isinstance(x, FunctionType) and id(x) not in self._by_object:
+            return x.__code__ in self._entered  # a local function of one that ran
         # Our own objects (the ctx of an autograd.Function, ...) are known where they are state.
         ours = owner_of_class(type(x)) == "jitgrad" and not is_module(x)
         return ours and id(x) not in self._by_object

@@ -779,3 +779,42 @@ def test_a_container_of_two_ways_is_replaced_again_and_again() -> None:
     assert f.stats.traces == 2
     here["b"] = [3]
     assert f(X).equal(X * 3 + 3) and f.stats.traces == 3
+
+
+def test_local_functions_that_call_each_other_are_no_state() -> None:
+    """They are made anew by each call, and so are the cells that hold the arguments."""
+
+    @jit
+    def f(x: Any, y: Any) -> Any:
+        def loss(p: Any) -> Any:
+            return (p * y).sum()
+
+        def along(p: Any) -> Any:
+            return sum([loss(p), loss(p + 1)])
+
+        return along(x * 2)
+
+    for _ in range(3):
+        x, y = X.clone(), X + 1
+        assert f(x, y).equal(2 * (2 * x * y).sum() + y.sum())
+    assert f.stats.traces == 1 and f.stats.hits == 2
+
+
+def test_a_closure_made_before_is_state_even_where_its_maker_runs_again() -> None:
+    def make(k: float) -> Any:
+        def inner(p: Any) -> Any:
+            return p * k
+
+        return inner
+
+    here = {"f": make(2.0)}
+
+    @jit
+    def f(x: Any) -> Any:
+        own, old = make(3.0), here["f"]
+        both = lambda v: own(v) + old(v)  # noqa: E731
+        return both(x)
+
+    assert f(X).equal(X * 5.0) and f(X).equal(X * 5.0)
+    here["f"] = make(7.0)
+    assert f(X).equal(X * 10.0) and f.stats.traces == 2

@@ -27,10 +27,11 @@ def functional_call(
     sequence of such dicts without a name in common. What is not named stays as it is. args: a
     tuple, or the one argument. In-place writes of the module to a buffer go to the tensor given.
     tie_weights: parameters that are one in the module are one here, too, if one is named. strict:
-    the names must be all of the module's.
+    the names must be all of the module's, and no others; else another name is an attribute for the
+    time of the call.
 
-    Raises ValueError for names given twice, or different tensors for tied names; RuntimeError for
-    names that the module has not, and, with strict, for missing ones.
+    Raises ValueError for names given twice, or different tensors for tied names, AttributeError for
+    names of no submodule; with strict RuntimeError for missing and unknown names.
     """
     given = _joined(parameter_and_buffer_dicts)
     own = (args,) if args is not None and not isinstance(args, tuple) else args or ()
@@ -99,33 +100,47 @@ def _swapped(
     """The module's tensors replaced for a block."""
     places = _places(module)
     values = _tied(places, given) if tie_weights else given
-    unexpected = [name for name in values if name not in places]
-    missing = [name for name in places if name not in values] if strict else []
-    if unexpected or missing:
-        parts = []
-        if unexpected:
-            parts.append(f"Unexpected key(s): {', '.join(unexpected)}.")
-        if missing:
-            parts.append(f"Missing key(s): {', '.join(missing)}.")
-        raise RuntimeError(
-            f"Error(s) in reparametrizing for {type(module).__name__}:\n\t" + "\n\t".join(parts)
-        )
+    if strict:
+        unexpected = [name for name in values if name not in places]
+        missing = [name for name in places if name not in values]
+        if unexpected or missing:
+            raise RuntimeError(
+                f"Error(s) in reparametrizing for {type(module).__name__}:"
+                + (f"\n\tUnexpected key(s): {', '.join(unexpected)}." if unexpected else "")
+                + (f"\n\tMissing key(s): {', '.join(missing)}." if missing else "")
+            )
     for name, value in values.items():
         if not isinstance(value, Tensor):
             raise TypeError(
                 f"[functional_call] expected a Tensor for {name!r}; got {type(value).__name__}"
             )
-    before = [(held, key, held[key]) for held, key in (places[name] for name in values)]
+    where = [places[name] if name in places else _attribute(module, name) for name in values]
+    before = [(held, key, held.get(key, _MISSING)) for held, key in where]
     bump_epoch()
     try:
-        for name, value in values.items():
-            held, key = places[name]
+        for (held, key), value in zip(where, values.values(), strict=True):
             held[key] = value
         yield
     finally:
         for held, key, old in before:
-            held[key] = old
+            if old is _MISSING:
+                held.pop(key, None)
+            else:
+                held[key] = old
         bump_epoch()
+
+
+_MISSING = object()
+
+
+def _attribute(module: Module, name: str) -> tuple[dict[str, Any], str]:
+    """Where a tensor that is neither parameter nor buffer is held: among the attributes."""
+    prefix, _, key = name.rpartition(".")
+    child = module.get_submodule(prefix)
+    have = getattr(child, key, None)
+    if have is not None and not isinstance(have, Tensor):
+        raise TypeError(f"attribute `{key}`: {have} is not an instance of jitgrad.Tensor")
+    return child.__dict__, key
 
 
 def stack_module_state(
