@@ -152,7 +152,9 @@ class Recorder(ValueMap):
             self.give_up(f"sets {key!r} of an object that is reached in no way jit can follow")
             return
         if key == "requires_grad" or key == "data":
-            if where is not None or owner._storage in self._entry:
+            if where is None and key == "requires_grad" and owner._storage in self._entry:
+                self._stranger(owner, f"sets .{key} of")  # an alias made here (detach), else kept
+            elif where is not None or owner._storage in self._entry:
                 self.give_up(f"sets .{key} of a tensor that it did not make")
             return
         if where is None:  # a tensor made here, or the trace is given up at the end

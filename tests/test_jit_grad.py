@@ -15,7 +15,7 @@ import jitgrad as jg
 import jitgrad.nn.functional as F
 from jitgrad import nn, optim
 from jitgrad.jit import jit
-from jitgrad.runtime.errors import FallbackWarning
+from jitgrad.runtime.errors import CompileError, FallbackWarning
 from jitgrad.runtime.knobs import knob
 
 
@@ -348,3 +348,27 @@ def test_state_on_the_tape_of_the_call_before() -> None:
             for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True):
                 near(a.grad, b.grad)
     assert steps[0].stats.fallbacks == 3
+
+
+def test_an_alias_made_inside_may_require_grad() -> None:
+    """x.detach().requires_grad_() of an argument, differentiated inside; kept, it is an effect."""
+    kept: list[Any] = []
+
+    def slope(x: Any) -> Any:
+        own = x.detach().requires_grad_()
+        (g,) = jg.autograd.grad((own**3).sum(), own)
+        return g
+
+    f = jg.jit(slope, fallback="error")
+    x = jg.arange(3.0)
+    for _ in range(3):
+        assert f(x).tolist() == [0.0, 3.0, 12.0] and not x.requires_grad
+    assert f.stats.hits == 2
+
+    def keeps(x: Any) -> Any:
+        own = x.detach().requires_grad_()
+        kept.append(own)
+        return own.detach() + 1
+
+    with pytest.raises(CompileError):
+        jg.jit(keeps, fallback="error")(x)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from jitgrad.autograd.engine import backward, grad
 from jitgrad.autograd.forward import jvp
 from jitgrad.autograd.function import Function, FunctionCtx, once_differentiable
@@ -17,12 +20,32 @@ from jitgrad.autograd.modes import (
     set_grad_enabled,
 )
 from jitgrad.tape.node import Node
+from jitgrad.tensor import Tensor
+
+if TYPE_CHECKING:
+    from jitgrad.autograd import forward_ad as forward_ad
+    from jitgrad.autograd import functional as functional
+    from jitgrad.autograd import graph as graph
+    from jitgrad.autograd.report import graph_report as graph_report
+
+Variable = Tensor
+
+
+def __getattr__(name: str) -> Any:
+    """Imports what not every program needs at its first use."""
+    if name in ("forward_ad", "functional", "graph"):
+        return importlib.import_module(f"jitgrad.autograd.{name}")
+    if name == "graph_report":
+        return importlib.import_module("jitgrad.autograd.report").graph_report
+    raise AttributeError(f"module 'jitgrad.autograd' has no attribute {name!r}")
+
 
 __all__ = [
     "Function",
     "FunctionCtx",
     "GradcheckError",
     "Node",
+    "Variable",
     "backward",
     "detect_anomaly",
     "enable_grad",

@@ -17,6 +17,7 @@ import numpy as np
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.compiler.types import TensorType
 from jitgrad.dispatch import apply, assign, full
+from jitgrad.levels import Level
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.errors import InternalError
 from jitgrad.state import state
@@ -115,27 +116,19 @@ def _grad_batched(
     create_graph: bool,
     allow_unused: bool | None,
 ) -> tuple[Tensor | None, ...]:
-    """grad for each slice of the cotangents' leading axis, stacked."""
+    """grad for each slice of the cotangents' leading axis, all at once (by vmap)."""
     seeds = [grad_outputs] if isinstance(grad_outputs, Tensor) else list(grad_outputs)
     sizes = {len(g) for g in seeds if g is not None}
     if len(sizes) != 1:
         raise RuntimeError(
             f"[grad] expected grad_outputs with one batch size as first dim; got {sizes}"
         )
-    size = sizes.pop()
-    rows = []
-    for i in range(size):
-        row = [None if g is None else g[i] for g in seeds]
-        keep = True if i + 1 < size or create_graph else bool(retain_graph)
-        rows.append(grad(outs, ins, row, keep, create_graph, allow_unused=allow_unused))
-    stacked: list[Tensor | None] = []
-    for column in zip(*rows, strict=True):
-        if column[0] is None:
-            stacked.append(None)
-        else:
-            parts = [g.unsqueeze(0) for g in column]
-            stacked.append(apply(OPS["concatenate"], tuple(parts), {"axis": 0}))
-    return tuple(stacked)
+    level = Level(sizes.pop())
+    with level.inside():
+        rows = [None if g is None else level.batch(g) for g in seeds]
+        found = grad(outs, ins, rows, retain_graph, create_graph, allow_unused=allow_unused)
+        with level.outside():
+            return tuple([None if g is None else level.widened(g) for g in found])
 
 
 def _seeds(outputs: list[Tensor], given: Any, create_graph: bool) -> list[Tensor]:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from jitgrad.compiler.ops.record import OPS
+from jitgrad.dispatch import apply
 from jitgrad.levels import Relay, lifted_to_current
 from jitgrad.state import state
 from jitgrad.tape.node import zeros_of
@@ -74,8 +76,10 @@ class Tangents(Relay):
 
     def start(self, x: Tensor, tangent: Tensor) -> Tensor:
         """x with a tangent: on a storage of its own, on the tape where x is."""
-        if x._type.shape != tangent._type.shape or x._type.dtype is not tangent._type.dtype:
+        if x._type.shape != tangent._type.shape:
             raise RuntimeError(f"[jvp] expected a tangent of type {x._type}; got {tangent._type}")
+        if x._type.dtype is not tangent._type.dtype:
+            tangent = apply(OPS["cast"], (tangent,), {"dtype": x._type.dtype})
         out: Tensor = lifted_to_current(x).clone()
         self.set(out, tangent)
         return out
