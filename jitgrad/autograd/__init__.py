@@ -25,18 +25,14 @@ from jitgrad.tensor import Tensor
 if TYPE_CHECKING:
     from jitgrad.autograd import forward_ad as forward_ad
     from jitgrad.autograd import functional as functional
-    from jitgrad.autograd import graph as graph
-    from jitgrad.autograd.report import graph_report as graph_report
 
 Variable = Tensor
 
 
 def __getattr__(name: str) -> Any:
     """Imports what not every program needs at its first use."""
-    if name in ("forward_ad", "functional", "graph"):
+    if name in ("forward_ad", "functional"):
         return importlib.import_module(f"jitgrad.autograd.{name}")
-    if name == "graph_report":
-        return importlib.import_module("jitgrad.autograd.report").graph_report
     raise AttributeError(f"module 'jitgrad.autograd' has no attribute {name!r}")
 
 

@@ -367,7 +367,7 @@ def hessian(
             own = tuple(x.requires_grad_() for x in own)  # they carry tangents: not detached
         found = jacobian(single, own, create_graph=True)
         _must_require(found, "jacobian", strict)
-        return found  # type: ignore[no-any-return]
+        return found
 
     result = jacobian(
         gradient, xs, create_graph=create_graph, strict=strict, vectorize=vectorize,
