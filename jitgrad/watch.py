@@ -52,6 +52,7 @@ _MAX_CONTAINER = 5000
 _CACHED = type(functools.cache(len))
 _MODULE_SLOTS = (
     "training", "_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks",
+    "_backward_hooks", "_backward_pre_hooks",
 )  # fmt: skip
 
 

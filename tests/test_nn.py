@@ -321,6 +321,58 @@ def test_load_state_dict_is_all_or_nothing():
     assert (net.first.weight == before["first.weight"] + 1).all()
 
 
+def test_load_with_post_hooks_checks_shapes_first():
+    net = Net()
+    net.register_load_state_dict_post_hook(lambda m, keys: keys.missing_keys.clear())
+    before = net.first.weight.clone()
+    state = {"first.weight": t.ones(4, 3), "rest.2.bias": t.zeros(7)}
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        net.load_state_dict(state)
+    assert (net.first.weight == before).all()
+    del state["rest.2.bias"]
+    net.load_state_dict(state)
+    assert (net.first.weight == 1).all()
+
+
+def test_hooks_under_jit():
+    """Compiled calls run what hooks do to tensors; a hook added later is not missed."""
+    net = nn.Linear(3, 2)
+    step = t.jit(lambda x: net(x).sum(), fallback="error")
+    x = t.ones(2, 3)
+    plain = [step(x).item() for _ in range(2)][1]
+    double = net.register_forward_hook(lambda m, a, y: y * 2)
+    assert [step(x).item() for _ in range(3)] == pytest.approx([2 * plain] * 3)
+    net.register_forward_pre_hook(lambda m, a, k: (a, {**k}), with_kwargs=True)
+    assert step(x).item() == pytest.approx(2 * plain)
+    double.remove()
+    assert [step(x).item() for _ in range(3)] == pytest.approx([plain] * 3)
+
+    def train(x):
+        net.zero_grad()
+        net(x).sum().backward()
+        return net.weight.grad * 1
+
+    compiled = t.jit(train, fallback="error")
+    before = [compiled(x) for _ in range(3)][2]
+    net.register_full_backward_pre_hook(lambda m, g: (g[0] * 3,))
+    net.register_full_backward_hook(lambda m, gi, go: None)
+    for _ in range(3):
+        np.testing.assert_allclose(compiled(x).numpy(), 3 * before.numpy(), rtol=1e-6)
+
+
+def test_module_compile():
+    net = Net().eval()
+    x = t.ones(2, 3)
+    want = net(x)
+    net.compile(fallback="error")
+    for _ in range(3):
+        assert t.allclose(net(x), want)
+    assert copy.deepcopy(net)(x).shape == (2, 2) and pickle.loads(pickle.dumps(net))(x).shape == (
+        2,
+        2,
+    )
+
+
 def test_load_with_assign():
     net, other = Net(), Net()
     net.load_state_dict(other.state_dict(), assign=True)

@@ -43,7 +43,7 @@ from jitgrad.nn.batchnorm import (
     InstanceNorm3d,
     SyncBatchNorm,
 )
-from jitgrad.nn.containers import ModuleDict, ModuleList, ParameterDict, ParameterList, Sequential
+from jitgrad.nn.containers import ModuleDict, ModuleList, Sequential
 from jitgrad.nn.convolution import (
     Conv1d,
     Conv2d,
@@ -107,7 +107,8 @@ from jitgrad.nn.padding import (
     ZeroPad2d,
     ZeroPad3d,
 )
-from jitgrad.nn.parameter import Buffer, Parameter
+from jitgrad.nn.parameter import Buffer, Parameter, UninitializedBuffer, UninitializedParameter
+from jitgrad.nn.parameter_containers import ParameterDict, ParameterList
 from jitgrad.nn.pooling import (
     AdaptiveAvgPool1d,
     AdaptiveAvgPool2d,
@@ -175,6 +176,6 @@ __all__ = [
     "Softplus", "Softshrink", "Softsign", "SyncBatchNorm", "Tanh", "Tanhshrink", "Threshold",
     "Transformer", "TransformerDecoder", "TransformerDecoderLayer", "TransformerEncoder",
     "TransformerEncoderLayer", "TripletMarginLoss", "TripletMarginWithDistanceLoss", "Unflatten",
-    "Unfold", "Upsample", "UpsamplingBilinear2d", "UpsamplingNearest2d", "ZeroPad1d", "ZeroPad2d",
-    "ZeroPad3d", "functional", "init", "utils",
+    "Unfold", "UninitializedBuffer", "UninitializedParameter", "Upsample", "UpsamplingBilinear2d",
+    "UpsamplingNearest2d", "ZeroPad1d", "ZeroPad2d", "ZeroPad3d", "functional", "init", "utils",
 ]  # fmt: skip

@@ -22,6 +22,7 @@ class _NormBase(Module):
     (0), running_var (1), num_batches_tracked; none without track_running_stats.
     """
 
+    _version = 2
     ranks: tuple[int, ...] = ()
 
     def __init__(
@@ -58,6 +59,17 @@ class _NormBase(Module):
                 f"[{type(self).__name__}] expected {' or '.join(map(str, self.ranks))} dims; "
                 f"got {tuple(input.shape)}"
             )
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, local_metadata: dict[str, Any], *rest: Any
+    ) -> None:
+        # Version 1 had no num_batches_tracked.
+        key = f"{prefix}num_batches_tracked"
+        old = (local_metadata.get("version") or 1) < 2
+        if old and self.track_running_stats and key not in state_dict:
+            mine = self.num_batches_tracked
+            state_dict[key] = make_tensor(0) if mine is None else mine
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
 
     def extra_repr(self) -> str:
         return (

@@ -1,4 +1,4 @@
-"""Modules that hold modules: Sequential, ModuleList, ModuleDict, and the like of parameters."""
+"""Modules that hold modules: Sequential, ModuleList, ModuleDict."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from jitgrad.nn.module import Module
-from jitgrad.nn.parameter import Parameter
 from jitgrad.state import bump_epoch
-from jitgrad.tensor import Tensor
 
 
 class _Numbered(Module):
@@ -55,10 +53,12 @@ class _Numbered(Module):
     def insert(self, index: int, module: Module) -> Any:
         """Puts a module before the one at index; those behind move up by one."""
         if not isinstance(module, Module):
-            raise TypeError(
-                f"[{type(self).__name__}] expected a Module; got {type(module).__name__}"
+            raise AssertionError(
+                f"[{type(self).__name__}] module should be of type: {Module}; got {type(module)}"
             )
         children = list(self._modules.values())
+        if not -len(children) <= index <= len(children):
+            raise IndexError(f"[{type(self).__name__}] Index out of range: {index}")
         children.insert(index, module)
         self._renumber(children)
         return self
@@ -74,7 +74,12 @@ class _Numbered(Module):
         return self
 
     def extend(self, modules: Iterable[Module]) -> Any:
-        for m in modules:
+        if not isinstance(modules, Iterable):
+            raise TypeError(
+                f"[{type(self).__name__}] extend should be called with an iterable, but got "
+                f"{type(modules).__name__}"
+            )
+        for m in list(modules):
             self.append(m)
         return self
 
@@ -93,6 +98,39 @@ class Sequential(_Numbered):
     def _slice(self, index: slice) -> Any:
         return type(self)(dict(list(self._modules.items())[index]))  # names stay, as in PyTorch
 
+    def _expect_sequential(self, other: Any) -> None:
+        if not isinstance(other, Sequential):
+            raise ValueError(
+                "add operator supports only objects of Sequential class, but "
+                f"{type(other)} is given."
+            )
+
+    def __add__(self, other: Sequential) -> Sequential:
+        self._expect_sequential(other)
+        return Sequential(*self, *other)
+
+    def __iadd__(self, other: Sequential) -> Sequential:
+        self._expect_sequential(other)
+        made: Sequential = self.extend(other)
+        return made
+
+    def _expect_factor(self, factor: int) -> None:
+        if not isinstance(factor, int):
+            raise TypeError(f"unsupported operand type(s) for *: {type(self)} and {type(factor)}")
+        if factor <= 0:
+            raise ValueError(f"Non-positive multiplication factor {factor} for {type(self)}")
+
+    def __mul__(self, factor: int) -> Sequential:
+        self._expect_factor(factor)
+        return Sequential(*list(self) * factor)
+
+    __rmul__ = __mul__
+
+    def __imul__(self, factor: int) -> Sequential:
+        self._expect_factor(factor)
+        made: Sequential = self.extend(list(self) * (factor - 1))
+        return made
+
     def forward(self, input: Any) -> Any:
         for module in self._modules.values():
             input = module(input)  # type: ignore[misc]
@@ -104,7 +142,55 @@ class ModuleList(_Numbered):
 
     def __init__(self, modules: Iterable[Module] | None = None) -> None:
         super().__init__()
-        self.extend(modules or ())
+        if modules is not None:
+            self.extend(modules)
+
+    def __add__(self, other: Iterable[Module]) -> ModuleList:
+        return ModuleList([*self, *other])
+
+    def __iadd__(self, other: Iterable[Module]) -> ModuleList:
+        made: ModuleList = self.extend(other)
+        return made
+
+    def __repr__(self) -> str:
+        """One line for each run of modules with the same text."""
+        runs: list[tuple[int, int, str]] = []
+        for k, text in enumerate(map(repr, self)):
+            if runs and runs[-1][2] == text:
+                runs[-1] = (runs[-1][0], k, text)
+            else:
+                runs.append((k, k, text))
+        lines = [
+            f"({a}): {text}" if a == b else f"({a}-{b}): {b - a + 1} x {text}"
+            for a, b, text in runs
+        ]
+        inside = "".join("\n  " + line.replace("\n", "\n  ") for line in lines)
+        return f"{self._get_name()}({inside}\n)" if lines else f"{self._get_name()}()"
+
+
+def pairs_of(owner: str, items: Any) -> list[tuple[str, Any]]:
+    """(key, value) pairs of a mapping, or of a sequence of them. Raises TypeError and ValueError
+    as PyTorch does for what is neither."""
+    if isinstance(items, (Mapping, Module)):
+        return list(items.items())  # type: ignore[operator]
+    if not isinstance(items, Iterable):
+        raise TypeError(
+            f"{owner}.update should be called with an iterable of key/value pairs, but got "
+            f"{type(items).__name__}"
+        )
+    pairs = []
+    for k, pair in enumerate(items):
+        if not isinstance(pair, Iterable):
+            raise TypeError(
+                f"{owner} update sequence element #{k} should be Iterable; is {type(pair).__name__}"
+            )
+        pair = tuple(pair)
+        if len(pair) != 2:
+            raise ValueError(
+                f"{owner} update sequence element #{k} has length {len(pair)}; 2 is required"
+            )
+        pairs.append(pair)
+    return pairs
 
 
 class ModuleDict(Module):
@@ -116,7 +202,7 @@ class ModuleDict(Module):
 
     def update(self, modules: Any) -> None:
         """Adds modules from a mapping, or from (name, module) pairs."""
-        for name, m in dict(modules).items():
+        for name, m in pairs_of(type(self).__name__, modules):
             self[name] = m
 
     def pop(self, key: str) -> Any:
@@ -155,78 +241,3 @@ class ModuleDict(Module):
 
     def items(self) -> Iterable[tuple[str, Any]]:
         return self._modules.items()
-
-
-class ParameterList(Module):
-    """A list of parameters, named "0", "1", ...; tensors become Parameters."""
-
-    def __init__(self, values: Iterable[Tensor] | None = None) -> None:
-        super().__init__()
-        self.extend(values if values is not None else ())
-
-    def append(self, value: Tensor) -> ParameterList:
-        self.register_parameter(str(len(self)), _parameter(value))
-        return self
-
-    def extend(self, values: Iterable[Tensor]) -> ParameterList:
-        for v in values:
-            self.append(v)
-        return self
-
-    def __getitem__(self, index: int | slice) -> Any:
-        values = list(self._parameters.values())[index]
-        return type(self)(values) if isinstance(index, slice) else values  # type: ignore[arg-type]
-
-    def __setitem__(self, index: int, value: Tensor) -> None:
-        setattr(self, list(self._parameters)[index], _parameter(value))
-
-    def __len__(self) -> int:
-        return len(self._parameters)
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(list(self._parameters.values()))
-
-
-class ParameterDict(Module):
-    """A dict of parameters; tensors become Parameters."""
-
-    def __init__(self, values: Any = None) -> None:
-        super().__init__()
-        self.update(values if values is not None else {})
-
-    def update(self, values: Any) -> None:
-        """Adds parameters from a mapping, or from (name, tensor) pairs."""
-        for name, v in dict(values).items():
-            self[name] = v
-
-    def __getitem__(self, key: str) -> Any:
-        return self._parameters[key]
-
-    def __setitem__(self, key: str, value: Tensor) -> None:
-        self.register_parameter(key, _parameter(value))
-
-    def __delitem__(self, key: str) -> None:
-        delattr(self, key)
-
-    def __len__(self) -> int:
-        return len(self._parameters)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._parameters)
-
-    def __contains__(self, key: str) -> bool:
-        return key in self._parameters
-
-    def keys(self) -> Iterable[str]:
-        return self._parameters.keys()
-
-    def values(self) -> Iterable[Any]:
-        return self._parameters.values()
-
-    def items(self) -> Iterable[tuple[str, Any]]:
-        return self._parameters.items()
-
-
-def _parameter(value: Tensor) -> Parameter:
-    made: Parameter = value if isinstance(value, Parameter) else Parameter(value)
-    return made

@@ -1,82 +1,30 @@
-"""Module: the base class of layers and models. Owns registration, traversal, state and hooks.
+"""Module: the base class of layers and models. Owns registration, traversal, conversion, its text.
 
-Attribute writes bump the epoch that guards of compiled functions watch (`jitgrad.state`).
+Hooks and calls through them are in hooks.py, state dicts in state_dict.py. Attribute writes bump
+the epoch that guards of compiled functions watch (`jitgrad.state`).
 """
 
 from __future__ import annotations
 
-import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from jitgrad.autograd.modes import no_grad
-from jitgrad.nn.parameter import Buffer, Parameter
+from jitgrad.creation import empty_like
+from jitgrad.jit import jit
+from jitgrad.nn.hooks import HOOK_DICTS
+from jitgrad.nn.parameter import Buffer, Parameter, is_lazy
+from jitgrad.nn.slots import Slots
+from jitgrad.nn.state_dict import Stateful
 from jitgrad.runtime.dtypes import DType
 from jitgrad.state import bump_epoch, state
 from jitgrad.tensor import Tensor
 
 T = TypeVar("T", bound="Module")
-_hook_ids = itertools.count()
 
 
-class IncompatibleKeys(NamedTuple):
-    """What load_state_dict could not match."""
-
-    missing_keys: list[str]
-    unexpected_keys: list[str]
-
-
-class Slots(dict[str, Any]):
-    """Parameters, buffers or children by name. Writing to it, too, bumps the epoch."""
-
-    __slots__ = ()
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        bump_epoch()
-        super().__setitem__(key, value)
-
-    def __delitem__(self, key: str) -> None:
-        bump_epoch()
-        super().__delitem__(key)
-
-    def __ior__(self, other: Any) -> Slots:  # type: ignore[override,misc]
-        self.update(other)
-        return self
-
-    def pop(self, *args: Any) -> Any:
-        bump_epoch()
-        return super().pop(*args)
-
-    def popitem(self) -> tuple[str, Any]:
-        bump_epoch()
-        return super().popitem()
-
-    def clear(self) -> None:
-        bump_epoch()
-        super().clear()
-
-    def update(self, *args: Any, **kwargs: Any) -> None:
-        bump_epoch()
-        super().update(*args, **kwargs)
-
-    def setdefault(self, key: str, default: Any = None) -> Any:
-        bump_epoch()
-        return super().setdefault(key, default)
-
-
-class RemovableHandle:
-    """Removes a hook: `handle.remove()`."""
-
-    def __init__(self, hooks: dict[int, Any]) -> None:
-        self.hooks, self.id = hooks, next(_hook_ids)
-
-    def remove(self) -> None:
-        self.hooks.pop(self.id, None)
-        bump_epoch()
-
-
-class Module:
+class Module(Stateful):
     """Base class of all layers, as torch.nn.Module.
 
     Set Parameters, Modules and buffers as attributes in `__init__` (after `super().__init__()`),
@@ -84,19 +32,19 @@ class Module:
     """
 
     training: bool
-    _parameters: dict[str, Parameter | None]
-    _buffers: dict[str, Tensor | None]
     _modules: dict[str, Module | None]
+    _compiled_call_impl: Callable[..., Any] | None = None
 
     def __init__(self) -> None:
         put = object.__setattr__
         put(self, "training", True)
         put(self, "_parameters", Slots())
         put(self, "_buffers", Slots())
-        put(self, "_non_persistent", set())
+        put(self, "_non_persistent_buffers_set", set())
         put(self, "_modules", Slots())
-        put(self, "_forward_hooks", OrderedDict())
-        put(self, "_forward_pre_hooks", OrderedDict())
+        put(self, "_is_full_backward_hook", None)
+        for name in HOOK_DICTS:
+            put(self, name, OrderedDict())
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError(
@@ -104,24 +52,22 @@ class Module:
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not self._forward_hooks and not self._forward_pre_hooks:
-            return self.forward(*args, **kwargs)
-        for hook, with_kwargs in list(self._forward_pre_hooks.values()):
-            changed = hook(self, args, kwargs) if with_kwargs else hook(self, args)
-            if changed is not None and with_kwargs:
-                args, kwargs = changed
-            elif changed is not None:
-                args = changed if isinstance(changed, tuple) else (changed,)
-        result = self.forward(*args, **kwargs)
-        for hook, with_kwargs in list(self._forward_hooks.values()):
-            changed = hook(self, args, kwargs, result) if with_kwargs else hook(self, args, result)
-            if changed is not None:
-                result = changed
-        return result
+        if self._compiled_call_impl is not None:
+            return self._compiled_call_impl(*args, **kwargs)
+        return self._call_impl(*args, **kwargs)
 
-    _forward_hooks: dict[int, tuple[Callable[..., Any], bool]]
-    _forward_pre_hooks: dict[int, tuple[Callable[..., Any], bool]]
-    _non_persistent: set[str]
+    def _call_impl(self, *args: Any, **kwargs: Any) -> Any:
+        if (
+            self._forward_hooks or self._forward_pre_hooks
+            or self._backward_hooks or self._backward_pre_hooks
+        ):  # fmt: skip
+            return self._call_hooked(self.forward, args, kwargs)
+        return self.forward(*args, **kwargs)
+
+    def compile(self, **options: Any) -> None:
+        """From here on, calls of this module run compiled: `jit`, with its options."""
+        bump_epoch()
+        object.__setattr__(self, "_compiled_call_impl", jit(self._call_impl, **options))
 
     # -- attributes ----------------------------------------------------------------------------
     def __setattr__(self, name: str, value: Any) -> None:
@@ -177,7 +123,7 @@ class Module:
         for where in (self.__dict__, self._parameters, self._buffers, self._modules):
             if where is not keep:
                 where.pop(name, None)
-        self._non_persistent.discard(name)
+        self._non_persistent_buffers_set.discard(name)
 
     def __getattr__(self, name: str) -> Any:
         fields = self.__dict__
@@ -191,13 +137,13 @@ class Module:
         for where in (self._parameters, self._buffers, self._modules):
             if name in where:
                 del where[name]
-                self._non_persistent.discard(name)
+                self._non_persistent_buffers_set.discard(name)
                 return
         object.__delattr__(self, name)
 
     def __dir__(self) -> list[str]:
-        names = [*super().__dir__(), *self._parameters, *self._buffers, *self._modules]
-        return sorted(set(names))
+        names = {*super().__dir__(), *self._parameters, *self._buffers, *self._modules}
+        return sorted(n for n in names if not n[0].isdigit())
 
     def register_parameter(self, name: str, param: Parameter | None) -> None:
         """Adds a parameter (or the name of one that is None)."""
@@ -217,7 +163,8 @@ class Module:
             raise TypeError(f"[register_buffer] expected a Tensor or None; got {type(tensor)}")
         bump_epoch()
         self._buffers[name] = tensor
-        (self._non_persistent.discard if persistent else self._non_persistent.add)(name)
+        lost = self._non_persistent_buffers_set
+        (lost.discard if persistent else lost.add)(name)
 
     def _check_name(self, name: str, where: Mapping[str, Any]) -> None:
         if not isinstance(name, str):
@@ -311,25 +258,45 @@ class Module:
         """The module at a dotted path. Raises AttributeError where there is none."""
         module: Any = self
         for part in target.split(".") if target else []:
+            if not hasattr(module, part):
+                raise AttributeError(f"{type(module).__name__} has no attribute `{part}`")
             module = getattr(module, part)
             if not isinstance(module, Module):
-                raise AttributeError(f"[get_submodule] {part!r} in {target!r} is not a Module")
+                raise AttributeError(f"`{part}` is not an nn.Module (in {target!r})")
         return module
+
+    def set_submodule(self, target: str, module: Module, strict: bool = False) -> None:
+        """Puts a module at a dotted path, whose last name may be new unless `strict`.
+
+        Raises AttributeError where the path does not lead to a module, ValueError for an empty
+        path or what is no module.
+        """
+        if not target:
+            raise ValueError("Cannot set the submodule without a target name!")
+        if not isinstance(module, Module):
+            raise ValueError(f"`module` is not an nn.Module, found {type(module)}")
+        path, _, name = target.rpartition(".")
+        parent = self.get_submodule(path)
+        if strict or hasattr(parent, name):
+            self.get_submodule(target)
+        setattr(parent, name, module)
 
     def get_parameter(self, target: str) -> Parameter:
         """The parameter at a dotted path. Raises AttributeError where there is none."""
         path, _, name = target.rpartition(".")
-        found = self.get_submodule(path)._parameters.get(name)
-        if found is None:
-            raise AttributeError(f"[get_parameter] no parameter {target!r}")
+        found = getattr(self.get_submodule(path), name)
+        if not isinstance(found, Parameter):
+            raise AttributeError(f"`{name}` is not an nn.Parameter (in {target!r})")
         return found
 
     def get_buffer(self, target: str) -> Tensor:
         """The buffer at a dotted path. Raises AttributeError where there is none."""
         path, _, name = target.rpartition(".")
-        found = self.get_submodule(path)._buffers.get(name)
+        owner = self.get_submodule(path)
+        getattr(owner, name)
+        found = owner._buffers.get(name)
         if found is None:
-            raise AttributeError(f"[get_buffer] no buffer {target!r}")
+            raise AttributeError(f"`{name}` is not a buffer (in {target!r})")
         return found
 
     def apply(self: T, fn: Callable[[Module], Any]) -> T:
@@ -363,19 +330,25 @@ class Module:
         for p in self.parameters():
             clear_grad(p, set_to_none)
 
-    def _apply(self: T, fn: Callable[[Tensor], Tensor]) -> T:
+    def _apply(self: T, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> T:
         """Replaces the data of every parameter, gradient and buffer by fn of it."""
         bump_epoch()
+        if recurse:
+            for child in self.children():
+                child._apply(fn)
         with no_grad():
-            for m in self.modules():
-                for p in m._parameters.values():
-                    if p is not None:
-                        p.data = fn(p.data)
-                        if p.grad is not None:
-                            p.grad.data = fn(p.grad.data)
-                for name, b in m._buffers.items():
-                    if b is not None:
-                        m._buffers[name] = fn(b)
+            for p in self._parameters.values():
+                if p is not None and is_lazy(p):
+                    p.convert(fn)
+                elif p is not None:
+                    p.data = fn(p.data)
+                    if p.grad is not None:
+                        p.grad.data = fn(p.grad.data)
+            for name, b in self._buffers.items():
+                if b is not None and is_lazy(b):
+                    b.convert(fn)
+                elif b is not None:
+                    self._buffers[name] = fn(b)
         return self
 
     def to(self: T, *args: Any, **kwargs: Any) -> T:
@@ -418,120 +391,45 @@ class Module:
         """Moves to the CPU, in place."""
         return self._apply(lambda t: t.cpu())
 
-    def type(self: T, dst_type: DType) -> T:
+    def cuda(self: T, device: Any = None) -> T:
+        """Raises RuntimeError: there are no GPUs yet (docs/limits.md)."""
+        return self._apply(lambda t: t.cuda(device))
+
+    def type(self: T, dst_type: DType | str) -> T:
         """Converts all parameters and buffers to a dtype, in place."""
-        return self._apply(lambda t: t.to(dst_type))
+        return self._apply(lambda t: t.type(dst_type))
 
-    # -- state ---------------------------------------------------------------------------------
-    def state_dict(
-        self, *, destination: Any = None, prefix: str = "", keep_vars: bool = False
-    ) -> dict[str, Tensor]:
-        """{path: tensor} of parameters and persistent buffers, sharing their storage."""
-        out: Any = OrderedDict() if destination is None else destination
-        for path, m in self.named_modules(prefix=prefix.rstrip("."), remove_duplicate=False):
-            items = [*m._parameters.items(), *(
-                (n, b) for n, b in m._buffers.items() if n not in m._non_persistent)]  # fmt: skip
-            for name, t in items:
-                if t is not None:
-                    out[f"{path}.{name}" if path else name] = t if keep_vars else t.detach()
-        return out
+    def to_empty(self: T, *, device: Any, recurse: bool = True) -> T:
+        """Moves to a device without copying: parameters and buffers have any values."""
+        return self._apply(lambda t: empty_like(t, device=device), recurse)
 
-    def load_state_dict(
-        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
-    ) -> IncompatibleKeys:
-        """Copies (or with `assign`, puts) tensors into parameters and buffers by path.
-
-        Raises RuntimeError that lists every missing and unexpected key (with `strict`) and every
-        shape mismatch; nothing has been changed then.
-        """
-        if not isinstance(state_dict, Mapping):
-            raise TypeError(
-                f"[load_state_dict] Expected state_dict to be dict-like, got {type(state_dict)}."
-            )
-        own = self.state_dict(keep_vars=True)
-        missing = [k for k in own if k not in state_dict]
-        unexpected = [k for k in state_dict if k not in own]
-        problems = []
-        if strict and unexpected:
-            problems.append(f"Unexpected key(s) in state_dict: {_quoted(unexpected)}.")
-        if strict and missing:
-            problems.append(f"Missing key(s) in state_dict: {_quoted(missing)}.")
-        for key, target in own.items():
-            source = state_dict.get(key)
-            if source is not None and tuple(source.shape) != tuple(target.shape):
-                problems.append(
-                    f"size mismatch for {key}: copying a param with shape {tuple(source.shape)} "
-                    f"from checkpoint, the shape in current model is {tuple(target.shape)}."
-                )
-        if problems:
-            raise RuntimeError(
-                f"Error(s) in loading state_dict for {type(self).__name__}:\n\t"
-                + "\n\t".join(problems)
-            )
-        with no_grad():
-            for key, target in own.items():
-                source = state_dict.get(key)
-                if source is None:
-                    continue
-                if not assign:
-                    target.copy_(source)
-                    continue
-                path, _, name = key.rpartition(".")
-                module = self.get_submodule(path)
-                if name in module._parameters:
-                    module._parameters[name] = Parameter(source, target.requires_grad)
-                else:
-                    module._buffers[name] = source
-        bump_epoch()
-        return IncompatibleKeys(missing, unexpected)
+    def share_memory(self: T) -> T:
+        """share_memory_() of every parameter and buffer."""
+        return self._apply(lambda t: t.share_memory_())
 
     def __getstate__(self) -> dict[str, Any]:
-        return dict(self.__dict__)
+        fields = dict(self.__dict__)
+        fields.pop("_compiled_call_impl", None)
+        return fields
 
     def __setstate__(self, fields: dict[str, Any]) -> None:
         self.__dict__.update(fields)
-
-    # -- hooks ---------------------------------------------------------------------------------
-    def register_forward_hook(
-        self, hook: Callable[..., Any], *, prepend: bool = False, with_kwargs: bool = False
-    ) -> RemovableHandle:
-        """hook(module, args, output) -> None or a new output, after each forward."""
-        return _add_hook(self._forward_hooks, hook, prepend, with_kwargs)
-
-    def register_forward_pre_hook(
-        self, hook: Callable[..., Any], *, prepend: bool = False, with_kwargs: bool = False
-    ) -> RemovableHandle:
-        """hook(module, args) -> None or new args, before each forward."""
-        return _add_hook(self._forward_pre_hooks, hook, prepend, with_kwargs)
 
     # -- representation ------------------------------------------------------------------------
     def extra_repr(self) -> str:
         """What stands in the parentheses of the repr."""
         return ""
 
+    def _get_name(self) -> str:
+        return type(self).__name__
+
     def __repr__(self) -> str:
         extra = self.extra_repr()
+        extras = extra.split("\n") if extra else []
         children = [f"({n}): " + repr(m).replace("\n", "\n  ") for n, m in self._modules.items()]
-        if not children:
-            return f"{type(self).__name__}({extra})"
-        lines = ([extra] if extra else []) + children
-        return f"{type(self).__name__}(\n  " + "\n  ".join(lines) + "\n)"
-
-
-def _add_hook(
-    hooks: dict[int, Any], hook: Callable[..., Any], prepend: bool, with_kwargs: bool
-) -> RemovableHandle:
-    handle = RemovableHandle(hooks)
-    hooks[handle.id] = (hook, with_kwargs)
-    if prepend:
-        assert isinstance(hooks, OrderedDict)
-        hooks.move_to_end(handle.id, last=False)
-    bump_epoch()
-    return handle
-
-
-def _quoted(names: list[str]) -> str:
-    return ", ".join(f'"{n}"' for n in names)
+        if not children and len(extras) <= 1:
+            return f"{self._get_name()}({extra})"
+        return f"{self._get_name()}(\n  " + "\n  ".join(extras + children) + "\n)"
 
 
 def clear_grad(p: Tensor, set_to_none: bool) -> None:

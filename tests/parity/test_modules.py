@@ -162,7 +162,238 @@ def test_conversion_and_copies():
         assert not m.blocks[1].norm.training
 
 
+def test_state_dict_hooks_and_versions():
+    """Pre-, post- and load hooks, extra state, _metadata, overridden methods, in their order."""
+    logs = []
+    for lib in LIBS:
+        log = []
+
+        class Counter(lib.nn.Module):
+            _version = 3
+
+            def __init__(self, lib=lib):
+                super().__init__()
+                self.count = 1
+                self.weight = lib.nn.Parameter(lib.t.ones(2))
+
+            def get_extra_state(self):
+                return {"count": self.count}
+
+            def set_extra_state(self, state):
+                self.count = state["count"]
+
+            def _load_from_state_dict(self, state, prefix, metadata, *rest, log=log):
+                log.append(("load", prefix, metadata.get("version"), sorted(state)))
+                super()._load_from_state_dict(state, prefix, metadata, *rest)
+
+        def make(nn=lib.nn, cls=Counter):
+            return nn.Sequential(cls(), nn.Sequential(cls(), nn.BatchNorm1d(2)))
+
+        net, other = make(), make()
+        net[0].count = 7
+        net.register_state_dict_pre_hook(lambda m, p, k, log=log: log.append(("pre", p, k)))
+        net[1][0].register_state_dict_post_hook(
+            lambda m, s, p, meta, log=log: log.append(("post", sorted(s), p, meta))
+        )
+        net[1][0]._register_state_dict_hook(lambda m, s, p, meta: s.update(added=1))
+        state = net.state_dict()
+        log += [list(state), {k: dict(v) for k, v in state._metadata.items()}]
+        other[0].register_load_state_dict_pre_hook(
+            lambda m, s, p, *rest, log=log: log.append((type(m).__name__, p, len(rest)))
+        )
+        other[1].register_load_state_dict_post_hook(
+            lambda m, keys, log=log: (log.append(list(keys.unexpected_keys)), None)[1]
+        )
+        other.register_load_state_dict_post_hook(lambda m, keys: keys.unexpected_keys.clear())
+        log.append(str(other.load_state_dict(state)))
+        log.append(other[0].count)
+        del state["0._extra_state"], state["1.1.num_batches_tracked"], state["added"]
+        keys = make().load_state_dict(state, strict=False)
+        log.append((keys.missing_keys, keys.unexpected_keys, repr(keys)))
+        log.append(list(net.state_dict(prefix="x.", keep_vars=True)))
+        log.append(net.state_dict(keep_vars=True)["0.weight"] is net[0].weight)
+        logs.append(log)
+    assert logs[0] == logs[1]
+
+
+def test_loading_an_old_batch_norm():
+    for lib in LIBS:
+        m = lib.nn.BatchNorm1d(2)
+        state = {k: v for k, v in m.state_dict().items() if k != "num_batches_tracked"}
+        m.load_state_dict(state)  # a plain dict: no version
+        with pytest.raises(RuntimeError, match="Missing key.*num_batches_tracked"):
+            state = m.state_dict()
+            del state["num_batches_tracked"]
+            m.load_state_dict(state)
+
+
+def test_assign():
+    for lib in LIBS:
+        m = lib.nn.Linear(2, 2).double()
+        w = lib.t.ones(2, 2)
+        b = lib.nn.Parameter(lib.t.ones(2))
+        m.bias.requires_grad_(False)
+        m.load_state_dict({"weight": w, "bias": b}, assign=True)
+        assert m.weight.dtype is lib.t.float32 and m.weight.data_ptr() == w.data_ptr()
+        assert m.bias is b and not b.requires_grad and m.weight.requires_grad
+
+
+@pytest.mark.parametrize("kind", ["full", "replacing", "no input", "legacy"])
+def test_backward_hooks(kind):
+    logs = []
+    for lib in LIBS:
+        log = []
+
+        class Two(lib.nn.Module):
+            def forward(self, x, k, y):
+                return x * y, x * 2 + k
+
+        m, n = Two(), lib.nn.Linear(2, 2)
+        with lib.t.no_grad():
+            n.weight.fill_(0.5)
+            n.bias.fill_(1.0)
+
+        def text(grads):
+            return [None if g is None else numpy(g).tolist() for g in grads]
+
+        def note(m, gi, go, log=log, text=text):
+            log.append((type(m).__name__, text(gi), text(go)))
+
+        def double(m, gi, go):
+            return tuple(None if g is None else g * 2 for g in gi)
+
+        x = lib.t.tensor([[1.0, 2.0]], requires_grad=kind != "no input")
+        y = lib.t.tensor([[3.0, 5.0]])
+        if kind == "legacy":
+            n.register_backward_hook(lambda m, gi, go, log=log, text=text: log.append(text(go)))
+        else:
+            for hooked in (m, n):
+                hooked.register_full_backward_pre_hook(
+                    lambda m, go, log=log, text=text: log.append(("pre", text(go)))
+                )
+                handle = hooked.register_full_backward_hook(note)
+                hooked.register_full_backward_hook(note, prepend=True)
+                handle.remove()
+        if kind == "replacing":
+            m.register_full_backward_hook(double)
+            n.register_full_backward_pre_hook(lambda m, go: (go[0] * 10,))
+        a, b = m(n(x), 3, y)
+        (a.sum() + (b * b).sum()).backward()
+        log.append(text([x.grad, n.weight.grad, n.bias.grad, y.grad]))
+        logs.append(log)
+    assert logs[0] == logs[1]
+
+
+def test_hooks_that_are_always_called():
+    for lib in LIBS:
+
+        class Fails(lib.nn.Module):
+            def forward(self, x):
+                raise KeyError(x)
+
+        log, m = [], Fails()
+        m.register_forward_hook(lambda m, a, y, log=log: log.append(("never", y)))
+        m.register_forward_hook(
+            lambda m, a, k, y, log=log: log.append(("always", a, y)),
+            always_call=True, with_kwargs=True,
+        )  # fmt: skip
+        with pytest.raises(KeyError):
+            m(1)
+        assert log == [("always", (1,), None)]
+
+
+def test_containers_of_parameters():
+    found = []
+    for lib in LIBS:
+        nn, t = lib.nn, lib.t
+        p = nn.ParameterList([t.ones(2, 3), nn.Parameter(t.zeros(())), "text"])
+        p.append(t.ones(1))
+        p += [t.zeros(2)]
+        names = [[n for n, _ in p.named_parameters()], len(p), len(p[1:3]), repr(p), p[2]]
+        p[-1] = t.ones(4)
+        names += [list(p[4].shape), type(p[4]).__name__]
+        d = nn.ParameterDict({"b": t.ones(2), "a": t.zeros(1)})
+        names += [list(d), list(d.state_dict()), repr(d), "a" in d]
+        d["c"] = nn.Parameter(t.ones(3))
+        e = d | nn.ParameterDict({"z": t.ones(1)})
+        names += [list(e), d.get("q", 5), d.setdefault("a", 3) is d["a"], list(reversed(d))]
+        names += [d.popitem()[0], type(d.pop("a")).__name__, list(d.keys()), len(d.copy())]
+        e.update([("k", t.ones(1))])
+        names += [list(e), list(e.fromkeys(["u", "v"]).keys())]
+        e.clear()
+        names += [len(e), list(e.state_dict())]
+        found.append([str(n).replace("jitgrad.", "torch.") for n in names])
+    assert found[0] == found[1]
+
+
+def test_operators_and_text_of_containers():
+    found = []
+    for lib in LIBS:
+        nn = lib.nn
+        a = nn.Sequential(nn.Linear(1, 2), nn.ReLU())
+        b = a + nn.Sequential(nn.Linear(2, 2))
+        b += a
+        c = a * 2
+        c *= 2
+        ml = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2), a, a, nn.ReLU()])
+        ml += [nn.Tanh()]
+        sum_ = ml + [nn.Tanh()]
+        found.append(
+            [repr(x) for x in (b, c, 2 * a, ml, sum_, nn.ModuleList(), nn.ModuleDict({"a": a}))]
+            + [c[0] is c[2], len(list(c.parameters()))]
+        )
+    assert found[0] == found[1]
+
+
+def test_submodules_and_attributes():
+    found = []
+    for lib in LIBS:
+        m = net(lib)
+        m.set_submodule("stem.1", lib.nn.ReLU())
+        m.set_submodule("stem.extra", lib.nn.Tanh())
+        names = [type(m.get_submodule("stem.1")).__name__, len(m.stem)]
+        names += [tuple(m.get_parameter("blocks.0.scale").shape)]
+        names += [tuple(m.get_buffer("blocks.1.lost").shape)]
+        names += [{"stem", "norm", "extra", "training"} <= set(dir(m)), "0" in dir(m.blocks)]
+        names += [[n for n, _ in m.named_parameters(prefix="net", recurse=False)]]
+        names += [[n for n, _ in m.named_parameters(remove_duplicate=False)]]
+        names += [[n for n, _ in m.named_buffers(prefix="b")]]
+        names += [[n for n, _ in m.named_modules(prefix="m", remove_duplicate=False)]]
+        m.half()
+        names += [str(m.stem[0].weight.dtype).split(".")[1], m._version, m._get_name()]
+        m.to_empty(device="cpu")
+        names += [str(m.stem[0].weight.dtype).split(".")[1]]
+        m.type(lib.t.float64)
+        names += [str(m.stem[0].weight.dtype).split(".")[1]]
+        found.append(names)
+    assert found[0] == found[1]
+
+
 BAD = {
+    "set nothing": lambda lib: net(lib).set_submodule("", lib.nn.ReLU()),
+    "set no module": lambda lib: net(lib).set_submodule("stem", 3),
+    "set strict": lambda lib: net(lib).set_submodule("stem.new", lib.nn.ReLU(), strict=True),
+    "set over": lambda lib: net(lib).set_submodule("norm.eps", lib.nn.ReLU()),
+    "get_parameter": lambda lib: net(lib).get_parameter("norm.eps"),
+    "get_buffer": lambda lib: net(lib).get_buffer("norm.weight"),
+    "get none": lambda lib: net(lib).get_parameter("norm.none"),
+    "add": lambda lib: lib.nn.Sequential() + [lib.nn.ReLU()],
+    "times": lambda lib: lib.nn.Sequential() * 0,
+    "insert": lambda lib: lib.nn.Sequential().insert(0, 3),
+    "insert far": lambda lib: lib.nn.Sequential().insert(2, lib.nn.ReLU()),
+    "extend": lambda lib: lib.nn.ModuleList(3),
+    "update": lambda lib: lib.nn.ModuleDict([(1, 2, 3)]),
+    "update number": lambda lib: lib.nn.ModuleDict(3),
+    "list index": lambda lib: lib.nn.ParameterList([lib.t.ones(1)])[1],
+    "list of a tensor": lambda lib: lib.nn.ParameterList(lib.t.ones(1)),
+    "list call": lambda lib: lib.nn.ParameterList()(1),
+    "dict key": lambda lib: lib.nn.ParameterDict()[1],
+    "mixed hooks": lambda lib: [
+        lib.nn.Linear(1, 1).register_backward_hook(print),
+        (m := lib.nn.Linear(1, 1)).register_full_backward_hook(print),
+        m.register_backward_hook(print),
+    ],
+    "load text": lambda lib: lib.nn.Linear(2, 2).load_state_dict({"weight": 1, "bias": "x"}),
     "missing": lambda lib: lib.nn.Linear(2, 2).load_state_dict({"weight": lib.t.ones(2, 2)}),
     "unexpected": lambda lib: lib.nn.Linear(2, 2, bias=False).load_state_dict(
         {"weight": lib.t.ones(2, 2), "w": lib.t.ones(1)}
