@@ -172,7 +172,7 @@ def pairs_of(owner: str, items: Any) -> list[tuple[str, Any]]:
     """(key, value) pairs of a mapping, or of a sequence of them. Raises TypeError and ValueError
     as PyTorch does for what is neither."""
     if isinstance(items, (Mapping, Module)):
-        return list(items.items())  # type: ignore[operator]
+        return list(items.items())
     if not isinstance(items, Iterable):
         raise TypeError(
             f"{owner}.update should be called with an iterable of key/value pairs, but got "

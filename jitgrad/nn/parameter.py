@@ -63,6 +63,7 @@ class UninitializedTensorMixin:
     """
 
     cls_to_become: Any = Tensor
+    _requires_grad: bool
 
     def materialize(self, shape: Any, device: Any = None, dtype: DType | None = None) -> None:
         """Becomes a tensor (a Parameter, for parameters) of this shape, with any values."""

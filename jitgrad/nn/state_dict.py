@@ -38,8 +38,6 @@ class _IncompatibleKeys(NamedTuple):
             f"unexpected_keys={self.unexpected_keys})"
         )
 
-    __str__ = __repr__
-
 
 class StateDict(OrderedDict[str, Any]):
     """An OrderedDict with `_metadata`: {module's path: {"version": ...}}."""
@@ -72,8 +70,9 @@ class Stateful(Hooked):
                 "Positional args are being deprecated, use kwargs instead.", FutureWarning,
                 stacklevel=2,
             )  # fmt: skip
-            given = (destination, prefix, keep_vars)
-            destination, prefix, keep_vars = (*args, *given[len(args) :])
+            given: list[Any] = [destination, prefix, keep_vars]
+            given[: len(args)] = args
+            destination, prefix, keep_vars = given
         if destination is None:
             destination = StateDict()
             destination._metadata = OrderedDict()
