@@ -52,8 +52,8 @@ class WeightNorm:
 
 def find_hook(module: Module, kind: type, name: str) -> int | None:
     """The key of the forward pre-hook of a class, for a parameter's name; None without one."""
-    for key, (hook, _) in module._forward_pre_hooks.items():
-        if isinstance(hook, kind) and hook.name == name:  # type: ignore[attr-defined]
+    for key, hook in module._forward_pre_hooks.items():
+        if isinstance(hook, kind) and hook.name == name:
             return key
     return None
 
@@ -65,7 +65,7 @@ def remove_hook(function: str, module: Module, kind: type, name: str) -> None:
         raise ValueError(
             f"[{function}] expected a norm on {name!r} of {type(module).__name__}; it has none"
         )
-    hook: Any = module._forward_pre_hooks.pop(key)[0]
+    hook: Any = module._forward_pre_hooks.pop(key)
     hook.remove(module)
 
 
