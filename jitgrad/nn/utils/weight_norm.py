@@ -53,7 +53,7 @@ class WeightNorm:
 def find_hook(module: Module, kind: type, name: str) -> int | None:
     """The key of the forward pre-hook of a class, for a parameter's name; None without one."""
     for key, hook in module._forward_pre_hooks.items():
-        if isinstance(hook, kind) and hook.name == name:
+        if isinstance(hook, kind) and getattr(hook, "name", "") == name:
             return key
     return None
 
