@@ -152,7 +152,14 @@ def numel(input: Tensor) -> Any:
 
 # Imported at their first use. jit and export can be called.
 _SUBMODULES = ("export", "func", "jit", "nn", "optim", "serialization", "special", "utils")
+_FROM_FUNCTIONAL = (
+    "adaptive_avg_pool1d", "avg_pool1d", "channel_shuffle", "conv1d", "conv2d", "conv3d",
+    "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "max_pool1d", "max_pool2d",
+    "max_pool3d", "max_pool1d_with_indices", "pixel_shuffle", "pixel_unshuffle",
+)  # fmt: skip
 _LAZY = {  # name -> (module, name in it)
+    **{name: ("nn.functional", name) for name in _FROM_FUNCTIONAL},
+    "adaptive_max_pool1d": ("nn.functional", "adaptive_max_pool1d_with_indices"),
     "compile": ("jit", "jit"),
     "disable_jit": ("jit", "disable_jit"),
     "load": ("serialization", "load"),

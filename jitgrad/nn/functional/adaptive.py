@@ -51,13 +51,14 @@ def _window_table(n: int, m: int) -> Array:
 def _checked(n: int, op: str, input: Tensor, output_size: Sizes, batch_only: bool) -> list[int]:
     """The output's sizes, None replaced by the input's. Raises for what does not fit."""
     expect_tensors(op, input=input)
+    several = isinstance(output_size, (tuple, list))
     if input.dim() not in (n + 1, n + 2):
-        raise RuntimeError(
+        kind = ValueError if several and n > 1 and input.dim() <= n else RuntimeError
+        raise kind(
             f"[{op}] expected input of {n + 1} (unbatched) or {n + 2} dims; got "
             f"{tuple(input.shape)}"
         )
     spatial = input.shape[input.dim() - n :]
-    several = isinstance(output_size, (tuple, list))
     sizes: list[Any] = list(output_size) if several else [output_size] * n  # type: ignore[arg-type]
     if len(sizes) == 1:
         sizes = sizes * n

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
+import numpy as np
+
 from jitgrad import functions as ops
-from jitgrad.creation import tensor
 from jitgrad.nn.functional.args import expect_tensors
+from jitgrad.nn.functional.tables import Table, resampled, table
 from jitgrad.tensor import Tensor
 
 _MODES = ("constant", "reflect", "replicate", "circular")
@@ -28,20 +31,25 @@ def pad(
     if mode == "constant":
         return ops.pad_constant(input, pad, 0.0 if value is None else value)
     if value is not None and value != 0:
-        raise ValueError(f"[pad] expected no value with mode {mode!r}; got value={value}")
+        raise RuntimeError(f"[pad] expected no value with mode {mode!r}; got value={value}")
     amounts = [int(p) for p in pad]
     if len(amounts) % 2 or not 1 <= input.dim() - len(amounts) // 2 <= 2:
         raise NotImplementedError(
             f"[pad] mode {mode!r} pads all dims but the first 1 or 2; got pad {tuple(amounts)} "
             f"for input {tuple(input.shape)}"
         )
+    out = input
     for k in range(len(amounts) // 2):
         low, high = amounts[2 * k : 2 * k + 2]
         dim = input.dim() - 1 - k
         if low or high:
-            order = _order(int(input.shape[dim]), low, high, mode)
-            input = input.index_select(dim, tensor(order))
-    return input
+            out = resampled(out, dim, _source(int(input.shape[dim]), low, high, mode))
+    return input.clone() if out is input else out
+
+
+@functools.lru_cache(maxsize=256)
+def _source(size: int, low: int, high: int, mode: str) -> Table:
+    return table(size, np.array(_order(size, low, high, mode), np.int64)[:, None])
 
 
 def _order(size: int, low: int, high: int, mode: str) -> list[int]:

@@ -18,6 +18,10 @@ def _batched(n: int, op: str, input: Tensor) -> Tensor:
             f"[{op}] expected input of {n + 1} (unbatched) or {n + 2} dims; got "
             f"{tuple(input.shape)}"
         )
+    if 0 in input.shape[-n - 1 :]:
+        raise RuntimeError(
+            f"[{op}] expected input with no empty dim but the batch; got {tuple(input.shape)}"
+        )
     return input.unsqueeze(0) if input.dim() == n + 1 else input
 
 

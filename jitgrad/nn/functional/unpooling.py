@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+import jitgrad.functions as ops
+from jitgrad.autograd.modes import is_grad_enabled
 from jitgrad.creation import rand, tensor
 from jitgrad.functions.select import expect_positions
 from jitgrad.nn.functional.args import IntOrInts, expect_dtype, expect_tensors, per_dim
@@ -64,8 +66,14 @@ def max_unpool(
     sizes = _unpooled_sizes(n, op, input, kernel_size, stride, padding, output_size)
     lead = tuple(input.shape[: input.dim() - n])
     where = expect_positions(op, indices.flatten(len(lead)), len(lead), math.prod(sizes))
-    empty = input.new_zeros((*lead, math.prod(sizes)))
-    return empty.scatter(-1, where, input.flatten(len(lead))).reshape((*lead, *sizes))
+    values = input.flatten(len(lead))
+    out = input.new_zeros((*lead, math.prod(sizes))).scatter(-1, where, values.detach())
+    if input.requires_grad and is_grad_enabled():
+        # Of several values for one place the last is there, and all get its gradient, as PyTorch's
+        # do: zeros, each with the derivative 1 by its value, are added where values are.
+        zeros = ops.where(values.isfinite(), values - values.detach(), 0.0)
+        out = out.scatter_add(-1, where, zeros)
+    return out.reshape((*lead, *sizes))
 
 
 def max_unpool1d(
@@ -83,7 +91,7 @@ def max_unpool2d(
     """max_pool2d partly undone: (N, C, H, W) or (C, H, W) at its indices, zeros elsewhere.
 
     The sizes are (H - 1) * stride - 2 * padding + kernel_size unless output_size says which of
-    those that pool to H. Of several values for one place the last counts, and has its gradient.
+    those that pool to H. Of several values for one place the last counts; all get its gradient.
     Raises ValueError for an output_size that does not pool to the input's, IndexError for indices
     outside, RuntimeError for dtypes and shapes.
     """
