@@ -26,6 +26,34 @@ ROWS = [
         ["[conv2d]", "bias", "(5,)"],
     ),
     (lambda: F.conv2d(X, t.ones(2, 1, 1, 1), groups=2), RuntimeError, ["conv", "groups"]),
+    (
+        lambda: F.conv_transpose2d(X, t.ones(4, 2, 2, 2)),
+        RuntimeError,
+        ["conv_transpose2d", "4 channels"],
+    ),
+    (
+        lambda: F.conv_transpose2d(X, t.ones(3, 2, 2, 2), output_padding=1),
+        RuntimeError,
+        ["output_padding (1, 1)", "stride (1, 1)"],
+    ),
+    (lambda: F.adaptive_avg_pool2d(X[0, 0], 2), RuntimeError, ["adaptive_avg_pool2d", "(4, 5)"]),
+    (
+        lambda: F.interpolate(X, 2, mode="linear"),
+        NotImplementedError,
+        ["[interpolate]", "'linear'", "(2, 3, 4, 5)"],
+    ),
+    (
+        lambda: F.grid_sample(X, t.ones(2, 2, 2, 3)),
+        RuntimeError,
+        ["(N, OH, OW, 2)", "(2, 2, 2, 3)"],
+    ),
+    (lambda: F.fold(X[0], 4, 2), RuntimeError, ["[fold]", "3 x 3 columns", "(3, 4, 5)"]),
+    (lambda: F.pixel_shuffle(X, 2), RuntimeError, ["[pixel_shuffle]", "2^2", "(2, 3, 4, 5)"]),
+    (
+        lambda: F.max_unpool2d(X, X.int(), 2),
+        RuntimeError,
+        ["[max_unpool2d]", "int64", "int32", "max_pool2d"],
+    ),
     (lambda: F.max_pool2d(X, 9), RuntimeError, ["max_pool", "9"]),
     (lambda: F.max_pool2d(X, 2, padding=2), RuntimeError, ["max_pool", "padding"]),
     (lambda: F.avg_pool1d(X, 2), RuntimeError, ["[avg_pool1d]", "(2, 3, 4, 5)"]),
@@ -84,7 +112,7 @@ ROWS = [
     (lambda: F.gelu(X, "fast"), RuntimeError, ["[gelu]", "'fast'"]),
     (lambda: F.hardtanh(X, 2, 1), ValueError, ["[hardtanh]", "min_val=2"]),
     (lambda: F.pad(X, (1, 1), "mirror"), NotImplementedError, ["[pad]", "'mirror'"]),
-    (lambda: F.pad(X, (1, 1), "reflect", 2.0), ValueError, ["[pad]", "value=2.0"]),
+    (lambda: F.pad(X, (1, 1), "reflect", 2.0), RuntimeError, ["[pad]", "value=2.0"]),
     # constructors
     (lambda: nn.Conv2d(3, 4, 2, groups=2), ValueError, ["[Conv2d]", "groups=2"]),
     (lambda: nn.Conv2d(3, 3, 2, groups=0), ValueError, ["[Conv2d]", "groups=0"]),
