@@ -51,7 +51,7 @@ MATH = {
     "exp": 1, "exp2": 1, "expm1": 1, "log": 1, "log2": 1, "log10": 1, "log1p": 1,
     "sin": 1, "cos": 1, "tan": 1, "asin": 1, "acos": 1, "atan": 1, "atan2": 2,
     "sinh": 1, "cosh": 1, "tanh": 1, "asinh": 1, "acosh": 1, "atanh": 1,
-    "sigmoid": 1, "erf": 1, "erfc": 1, "pow": 2, "rsqrt": 1,
+    "sigmoid": 1, "erf": 1, "erfc": 1, "erfcx": 1, "pow": 2, "rsqrt": 1,
 }  # fmt: skip
 LEAVES = {"const", "axis", "size", "load"}
 

@@ -466,6 +466,31 @@ def _erfc_f64(x: Expr) -> Expr:
     return select(a < 0.85, near, far)
 
 
+def _erfcx_f64(x: Expr) -> Expr:
+    """exp(x^2) erfc(x)."""
+    a = _abs(x)
+    small = a < 0.85
+    # far to the right: the asymptotic series
+    inverse = 1.0 / select(a > 25.0, a, 25.0)
+    series = _poly(
+        inverse * inverse * 0.5, (1.0, -1.0, 3.0, -15.0, 105.0, -945.0, 10395.0, -135135.0)
+    )
+    tail = series * inverse * 0.5641895835477563
+    middle = select(small, 1.0, select(a > 25.0, 25.0, a))
+    t = (middle - 3.75) / (middle + 3.75)
+    right = select(a > 25.0, tail, _poly(t, fits.ERFC_F64) / (middle * 2.0 + 1.0))
+    # exp(x^2), x = h + l with h^2 exact
+    b = select(a > 28.0, 28.0, a)
+    h = (b.bitcast(dtypes.int64) & const(-(1 << 27), dtypes.int64)).bitcast(dtypes.float64)
+    low = (b - h) * (b + h)
+    y = _exp_f64(h * h)
+    square = _fma(y, _poly(low, (1.0, 0.5, 1 / 6, 1 / 24, 1 / 120)) * low, y)
+    square = select(y.eq(_INF), y, square)
+    left = square * 2.0 - right
+    near = square * _erfc_f64(select(small, x, 0.0))
+    return select(small, near, select(x < 0.0, left, right))
+
+
 # -- powers ----------------------------------------------------------------------------------------
 def _pow_ends(x: Expr, y: Expr, size: Expr) -> Expr:
     """x^y from |x|^y: signs and the special cases of C99 annex F."""
@@ -573,5 +598,6 @@ _F64: dict[str, Callable[..., Expr]] = {
     "asin": _asin_f64, "acos": _acos_f64, "atan": _atan_f64, "atan2": _atan2_f64,
     "sinh": _sinh_f64, "cosh": _cosh_f64, "tanh": _tanh_f64,
     "asinh": _asinh_f64, "acosh": _acosh_f64, "atanh": _atanh_f64,
-    "sigmoid": _sigmoid, "erf": _erf_f64, "erfc": _erfc_f64, "pow": _pow_f64, "rsqrt": _rsqrt,
+    "sigmoid": _sigmoid, "erf": _erf_f64, "erfc": _erfc_f64, "erfcx": _erfcx_f64,
+    "pow": _pow_f64, "rsqrt": _rsqrt,
 }  # fmt: skip

@@ -125,6 +125,7 @@ float = float32
 int = int32
 pi, e, inf, nan = math.pi, math.e, math.inf, math.nan
 strided = "strided"
+newaxis = None
 contiguous_format, preserve_format, channels_last = (
     "contiguous_format", "preserve_format", "channels_last",
 )  # fmt: skip
@@ -143,6 +144,13 @@ def is_floating_point(input: Tensor) -> Any:
 def is_complex(input: Tensor) -> Any:
     """Whether the dtype is complex."""
     return input.is_complex()
+
+
+def scalar_tensor(s: Any, **kwargs: Any) -> Tensor:
+    """A 0-d tensor of a number, in the default dtype."""
+    if kwargs.get("dtype") is None:
+        kwargs["dtype"] = get_default_dtype()
+    return tensor(s, **kwargs)
 
 
 def numel(input: Tensor) -> Any:
@@ -169,6 +177,17 @@ _LAZY = {  # name -> (module, name in it)
     "vmap": ("func", "vmap"),
 }
 
+# What PyTorch has at the top, too: names -> the module that has them.
+_ELSEWHERE = {
+    "adaptive_avg_pool1d adaptive_max_pool1d alpha_dropout avg_pool1d bilinear celu celu_ "
+    "channel_shuffle conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d "
+    "dropout feature_alpha_dropout group_norm hardshrink layer_norm max_pool1d max_pool2d "
+    "max_pool3d pixel_shuffle pixel_unshuffle prelu rms_norm rrelu rrelu_ selu selu_ threshold "
+    "threshold_": "nn.functional",
+    "hann_window hamming_window blackman_window bartlett_window kaiser_window": "functions.windows",
+    "poisson binomial": "draws",
+}
+
 
 def __getattr__(name: str) -> Any:
     """Imports what not every program needs at its first use."""
@@ -177,6 +196,11 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module(f"jitgrad.{module}"), inner)
     if name in _SUBMODULES:
         return importlib.import_module(f"jitgrad.{name}")
+    for names, where in _ELSEWHERE.items():
+        if name in names.split():
+            module = importlib.import_module(f"jitgrad.{where}")
+            if hasattr(module, name):
+                return getattr(module, name)
     raise AttributeError(
         f"module 'jitgrad' has no attribute {name!r}; what of PyTorch is not there yet is listed "
         "in docs/limits.md"

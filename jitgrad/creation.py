@@ -35,6 +35,11 @@ def _told(out: Tensor, source: Any) -> Tensor:
     return out
 
 
+def host_tensor(array: np.ndarray[Any, Any]) -> Tensor:
+    """A tensor on a new array that only depends on shapes and Python numbers."""
+    return _told(wrap_array(array), None)
+
+
 def _check_device(device: Any) -> None:
     if device is not None:
         Device(device)

@@ -298,3 +298,10 @@ def index_put_(
     view, advanced = _view(x, _parts(x, index))
     put(view, advanced, cast(values, x.dtype), accumulate)
     return x
+
+
+def index_put(
+    x: Tensor, indices: Sequence[Any], values: Tensor, accumulate: bool = False
+) -> Tensor:
+    """A copy of x with values at the indices (or added there)."""
+    return index_put_(x.clone(), indices, values, accumulate)

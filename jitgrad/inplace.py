@@ -16,7 +16,7 @@ import numpy as np
 from jitgrad import creation
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.dispatch import apply, assign
-from jitgrad.functions import select, shape
+from jitgrad.functions import scatters, select, shape
 from jitgrad.functions.args import as_shape
 from jitgrad.promotion import can_cast, cast, constant
 from jitgrad.state import bump_epoch, state
@@ -261,7 +261,7 @@ def resize_as_(self: Tensor, the_template: Tensor, *, memory_format: Any = None)
 
 def put_(self: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
     """Elements of the flattened tensor at `index` become source's (or grow by them)."""
-    return store(self, select.put(self, index, source, accumulate), "put_")
+    return store(self, scatters.put(self, index, source, accumulate), "put_")
 
 
 def share_memory_(self: Tensor) -> Tensor:

@@ -15,7 +15,19 @@ from jitgrad import conversions, creation, fills, indexing, inplace, printing
 from jitgrad.autograd import engine, hooks
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.dispatch import apply
-from jitgrad.functions import distance, elementwise, linalg, reduce, select, shape
+from jitgrad.functions import (
+    arrange,
+    distance,
+    elementwise,
+    linalg,
+    numeric,
+    reduce,
+    scatters,
+    select,
+    shape,
+    special,
+    statistics,
+)
 from jitgrad.inplace import in_place, store, view_in_place
 from jitgrad.promotion import NUMBERS
 from jitgrad.tensor import Tensor
@@ -34,6 +46,12 @@ def _collect() -> None:
         FUNCTIONS[alias] = FUNCTIONS[name]
     FUNCTIONS["swapaxes"] = FUNCTIONS["swapdims"] = shape.transpose
     FUNCTIONS["moveaxis"] = shape.movedim
+    for name in ("split", "chunk", "split_with_sizes"):
+        FUNCTIONS["unsafe_" + name] = FUNCTIONS[name]
+    FUNCTIONS["trapz"] = numeric.trapezoid
+    FUNCTIONS["index_put"] = indexing.index_put
+    FUNCTIONS["is_nonzero"] = is_nonzero
+    FUNCTIONS["is_same_size"] = is_same_size
     FUNCTIONS["concat"] = FUNCTIONS["concatenate"] = shape.cat
     FUNCTIONS["row_stack"] = shape.vstack
 
@@ -45,17 +63,42 @@ _TABLE: dict[Any, str] = {
     "allclose equal",
     reduce: "sum prod mean var std var_mean std_mean amax amin aminmax max min argmax argmin any "
     "all count_nonzero nansum nanmean logsumexp softmax log_softmax cumsum cumprod sort argsort "
-    "msort topk kthvalue median norm diff",
+    "msort topk norm diff",
+    statistics: "kthvalue median nanmedian mode quantile nanquantile histc histogram bincount "
+    "unique unique_consecutive cov corrcoef",
+    numeric: "lcm ldexp frexp isin dist renorm logcumsumexp trapezoid cumulative_trapezoid "
+    "gradient cummax cummin sum_to_size",
+    special: "digamma polygamma mvlgamma",
+    arrange: "split_with_sizes hsplit vsplit dsplit narrow_copy diagflat unravel_index "
+    "nonzero_static",
+    scatters: "scatter_reduce index_reduce masked_scatter put slice_scatter select_scatter "
+    "diagonal_scatter as_strided_scatter",
     shape: "reshape permute transpose t movedim flatten unflatten ravel squeeze unsqueeze "
     "broadcast_to narrow select unbind split chunk tensor_split clone flip fliplr flipud tile "
     "repeat_interleave roll rot90 tril triu diag diag_embed as_strided",
     linalg: "matmul mm bmm mv dot vdot inner outer ger addmm addmv addr baddbmm addbmm tensordot "
     "kron cross trace",
     distance: "cdist cosine_similarity pairwise_distance pdist",
-    select: "gather take_along_dim take scatter scatter_add scatter_reduce index_select index_add "
-    "index_copy index_fill put nonzero argwhere masked_select masked_scatter bincount unique "
-    "searchsorted bucketize",
+    select: "gather take_along_dim take scatter scatter_add index_select index_add "
+    "index_copy index_fill nonzero argwhere masked_select searchsorted "
+    "bucketize",
 }
+
+
+def is_nonzero(input: Tensor) -> bool:
+    """bool(input), of a tensor of one element. Ends a trace."""
+    return bool(input)
+
+
+def is_same_size(input: Tensor, other: Tensor) -> bool:
+    """Whether the shapes are equal."""
+    return tuple(input._type.shape) == tuple(other._type.shape)
+
+
+def _polygamma_method(self: Tensor, n: int) -> Tensor:
+    """The n-th derivative of digamma."""
+    return special.polygamma(n, self)
+
 
 ONLY_METHODS: dict[str, Callable[..., Any]] = {
     "view": shape.view,
@@ -70,13 +113,15 @@ ONLY_METHODS: dict[str, Callable[..., Any]] = {
     "register_post_accumulate_grad_hook": hooks.register_post_accumulate_grad_hook,
     "retain_grad": hooks.retain_grad,
     "index_put_": indexing.index_put_,
+    "polygamma": _polygamma_method,
 }
 
 NOT_METHODS = {
     "where": "self is the second argument", "cat": "", "stack": "", "hstack": "", "vstack": "",
     "bucketize": "", "searchsorted": "", "rsub": "", "concat": "", "concatenate": "",
-    "row_stack": "", "tensordot": "", "var_mean": "", "std_mean": "", "cdist": "",
-    "cosine_similarity": "", "pairwise_distance": "", "pdist": "",
+    "row_stack": "", "isin": "", "trapz": "", "trapezoid": "", "cumulative_trapezoid": "",
+    "gradient": "", "unravel_index": "", "tensordot": "", "var_mean": "", "std_mean": "",
+    "cdist": "", "cosine_similarity": "", "pairwise_distance": "", "pdist": "",
 }  # fmt: skip
 
 IN_PLACE = (
@@ -91,7 +136,10 @@ IN_PLACE = (
     "logical_xor", "logical_not", "tril", "triu", "scatter", "scatter_add", "scatter_reduce",
     "index_add", "index_copy", "index_fill", "masked_scatter", "addmm", "addmv", "addr",
     "baddbmm", "cumsum", "cumprod", "logit", "deg2rad", "rad2deg", "float_power", "absolute",
-    "negative", "sinc",
+    "negative", "sinc", "arccos", "arccosh", "arcsin", "arcsinh", "arctan", "arctan2", "arctanh",
+    "digamma", "erfinv", "fix", "gcd", "greater", "greater_equal", "heaviside", "i0",
+    "index_reduce", "lcm", "ldexp", "less", "less_equal", "lgamma", "mvlgamma", "nextafter",
+    "not_equal", "renorm", "addbmm",
 )  # fmt: skip
 
 
@@ -229,6 +277,7 @@ def attach() -> None:
     for name in IN_PLACE:
         setattr(Tensor, name + "_", in_place(FUNCTIONS[name], name + "_"))
     owns: tuple[Callable[..., Any], ...] = (*inplace.IN_PLACE, *fills.FILLS, backward)
+    setattr(Tensor, "polygamma_", in_place(_polygamma_method, "polygamma_"))  # noqa: B010
     for own in owns:
         setattr(Tensor, own.__name__, own)
     for name, method in conversions.METHODS.items():

@@ -14,7 +14,7 @@ from typing import Any
 
 from jitgrad import conversions, creation, inplace
 from jitgrad.dispatch import assign
-from jitgrad.functions import linalg, shape
+from jitgrad.functions import arrange, linalg, shape
 from jitgrad.methods import FUNCTIONS
 from jitgrad.promotion import can_cast, cast
 from jitgrad.state import state
@@ -156,6 +156,9 @@ def collect() -> dict[str, Any]:
     for name in _COPIES.split():
         if hasattr(Tensor, name):
             names[name + "_copy"] = with_out(_copying(_method(name), name + "_copy"))
+    for own in (arrange.block_diag, arrange.cartesian_prod, arrange.combinations, arrange.vander,
+                arrange.tril_indices, arrange.triu_indices):  # fmt: skip
+        names[own.__name__] = own
     names["alias_copy"] = with_out(_copying(shape.alias, "alias_copy"))
     for name in ("detach", "fill", "put", "is_signed", "is_inference", "get_device"):
         if hasattr(Tensor, name):

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from jitgrad.compiler.types import TensorType
+from jitgrad.runtime.dtypes import DType
 
 
 def overlaps_itself(array: np.ndarray[Any, Any]) -> bool:
@@ -61,16 +62,115 @@ class Storage:
     # What of torch.UntypedStorage public code asks for.
     def data_ptr(self) -> int:
         """The address of the memory. Two tensors share memory iff their storages' are equal."""
+        return int(self._bytes("data_ptr").__array_interface__["data"][0])
+
+    def _bytes(self, what: str) -> np.ndarray[Any, Any]:
         if self.array is None:
-            raise RuntimeError("[data_ptr] expected a tensor with data; this one is abstract")
-        return int(self.array.__array_interface__["data"][0])
+            raise RuntimeError(f"[{what}] expected a tensor with data; this one is abstract")
+        return self.array
 
     def nbytes(self) -> int:
         """Bytes of the root tensor."""
         return 0 if self.array is None else int(self.array.nbytes)
 
-    def __len__(self) -> int:
-        return self.nbytes()
+    size = __len__ = nbytes
+
+    def element_size(self) -> int:
+        return 1
+
+    def tolist(self) -> list[int]:
+        """The bytes."""
+        return list(self._bytes("tolist").tobytes())
+
+    def __getitem__(self, index: int) -> int:
+        return self._bytes("storage")[...].tobytes()[index]
+
+    def untyped(self) -> Storage:
+        return self
+
+    def resize_(self, size: int) -> Storage:
+        """Raises RuntimeError: memory that tensors share is never moved; resize a tensor."""
+        if size == self.nbytes():
+            return self
+        raise RuntimeError(
+            f"[storage.resize_] expected the size {self.nbytes()} that it has; got {size}; a "
+            "storage keeps its size here: use Tensor.resize_"
+        )
+
+    def is_shared(self) -> bool:
+        return False
+
+    def is_pinned(self) -> bool:
+        return False
+
+    def share_memory_(self) -> Storage:
+        """This storage (see Tensor.share_memory_)."""
+        return self
+
+    def cpu(self) -> Storage:
+        return self
+
+    is_cuda = False
+
+    @property
+    def device(self) -> Any:
+        return self.type.device
+
+
+class TypedStorage:
+    """A storage seen as elements of a dtype (torch.TypedStorage, as far as public code asks)."""
+
+    def __init__(self, storage: Storage, dtype: DType) -> None:
+        self._untyped_storage = storage
+        self.dtype = dtype
+
+    def untyped(self) -> Storage:
+        return self._untyped_storage
+
+    def data_ptr(self) -> int:
+        return self._untyped_storage.data_ptr()
+
+    def nbytes(self) -> int:
+        return self._untyped_storage.nbytes()
+
+    def element_size(self) -> int:
+        return self.dtype.itemsize
+
+    def size(self) -> int:
+        """The number of elements."""
+        return self.nbytes() // self.dtype.itemsize
+
+    __len__ = size
+
+    def _values(self) -> np.ndarray[Any, Any]:
+        array = self._untyped_storage._bytes("storage")
+        return np.frombuffer(array.tobytes(), self.dtype.np)
+
+    def tolist(self) -> Any:
+        return self._values().tolist()
+
+    def __getitem__(self, index: int) -> Any:
+        return self._values()[index].item()
+
+    def resize_(self, size: int) -> TypedStorage:
+        self._untyped_storage.resize_(size * self.dtype.itemsize)
+        return self
+
+    def is_shared(self) -> bool:
+        return False
+
+    def share_memory_(self) -> TypedStorage:
+        return self
+
+    def cpu(self) -> TypedStorage:
+        return self
+
+    @property
+    def device(self) -> Any:
+        return self._untyped_storage.device
+
+    def __repr__(self) -> str:
+        return f"<TypedStorage of {self.size()} {self.dtype}>"
 
 
 class LevelStorage(Storage):

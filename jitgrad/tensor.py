@@ -22,7 +22,7 @@ from jitgrad.device import CPU, device
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import DType
 from jitgrad.state import bump_epoch, state
-from jitgrad.storage import LevelStorage, Storage
+from jitgrad.storage import LevelStorage, Storage, TypedStorage
 
 if TYPE_CHECKING:
     from jitgrad.tape.node import Node
@@ -214,6 +214,21 @@ class Tensor:
     def is_meta(self) -> bool:
         return False
 
+    is_mkldnn = is_nested = is_xpu = is_mps = is_ipu = is_xla = is_mtia = is_maia = False
+    is_vulkan = is_sparse_csr = False
+
+    def is_conj(self) -> bool:
+        return False
+
+    def is_neg(self) -> bool:
+        return False
+
+    def is_coalesced(self) -> bool:
+        raise RuntimeError(f"is_coalesced expected a sparse tensor; got {self._type}")
+
+    def is_distributed(self) -> bool:
+        return False
+
     def dim(self) -> int:
         """The number of dimensions."""
         return len(self._type.shape)
@@ -297,8 +312,41 @@ class Tensor:
         """The address of the first element. Ends a trace."""
         return int(self._array("data_ptr").__array_interface__["data"][0])
 
+    const_data_ptr = data_ptr
+
     def untyped_storage(self) -> Storage:
+        """The memory, as bytes. Tensors that share it have the same one."""
         return self._storage
+
+    def storage(self) -> TypedStorage:
+        """The memory, as elements of this dtype."""
+        return TypedStorage(self._storage, self._type.dtype)
+
+    _typed_storage = storage
+
+    def storage_type(self) -> type:
+        return TypedStorage
+
+    def is_set_to(self, tensor: Tensor) -> bool:
+        """Whether both show the same elements of the same memory in the same order."""
+        return (
+            self._storage is tensor._storage
+            and self._type == tensor._type
+            and self.stride() == tensor.stride()
+            and self.storage_offset() == tensor.storage_offset()
+        )
+
+    def dim_order(self, ambiguity_check: Any = False) -> tuple[int, ...]:
+        """The dims from the outermost in memory to the innermost."""
+        steps = self.stride()
+        return tuple(sorted(range(self.ndim), key=lambda k: -steps[k]))
+
+    def as_subclass(self, cls: type) -> Any:
+        """This tensor as an instance of a subclass of Tensor: the same memory and place on the
+        tape."""
+        out = self._alias(cls)
+        out._node, out._out, out._requires_grad = self._node, self._out, self._requires_grad
+        return out
 
     def is_contiguous(self, memory_format: Any = None) -> bool:
         """Whether elements lie in row-major order without gaps."""
@@ -549,6 +597,10 @@ class Tensor:
         if not self._type.shape:
             raise TypeError("iteration over a 0-d tensor")
         return iter(self.unbind(0))
+
+    def __reversed__(self) -> Tensor:
+        """The tensor with every dim flipped."""
+        return self.flip(tuple(range(self.ndim))) if self.ndim else self
 
     def __contains__(self, element: Any) -> bool:
         if isinstance(element, (Tensor, int, float, complex)):

@@ -28,6 +28,8 @@ from jitgrad.compiler.loops import (
     Sort,
     postorder,
 )
+from jitgrad.compiler.ops.error_functions import erfcx_reference
+from jitgrad.compiler.ops.gamma import in_long
 from jitgrad.compiler.symbolic import Dim, evaluate
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import DType
@@ -89,6 +91,7 @@ SCALAR: dict[str, Callable[..., Any]] = {
     "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "atan2": np.arctan2,
     "sinh": np.sinh, "cosh": np.cosh, "tanh": np.tanh, "asinh": np.arcsinh, "acosh": np.arccosh,
     "atanh": np.arctanh, "sigmoid": _sigmoid, "erf": _each(math.erf), "erfc": _each(math.erfc),
+    "erfcx": in_long(erfcx_reference),
     "pow": np.power, "rsqrt": lambda x: 1 / np.sqrt(x),
 }  # fmt: skip
 _ON_BOOL = {"and", "or", "xor", "not", "eq", "ne"}

@@ -324,7 +324,7 @@ class Sigmoid(Unary):
         return op.mul(op.sub(1.0, out), out)
 
 
-def _elementwise_float(f: Callable[[float], float]) -> Callable[[np.ndarray], np.ndarray]:
+def elementwise_float(f: Callable[[float], float]) -> Callable[[np.ndarray], np.ndarray]:
     """f (of the math module, in float64) for each element, rounded to the dtype."""
 
     def apply(x: np.ndarray) -> np.ndarray:
@@ -337,7 +337,7 @@ def _elementwise_float(f: Callable[[float], float]) -> Callable[[np.ndarray], np
 class Erf(Unary):
     name, node, onnx_op = "erf", "erf", "Erf"
     saves = (0,)
-    numpy = _elementwise_float(math.erf)
+    numpy = elementwise_float(math.erf)
 
     def derivative(self, out: Any, x: Any) -> Any:
         return op.mul(op.exp(op.neg(op.mul(x, x))), 2 / math.sqrt(math.pi))
@@ -348,7 +348,7 @@ class Erfc(Unary):
 
     name, node = "erfc", "erfc"
     saves = (0,)
-    numpy = _elementwise_float(math.erfc)
+    numpy = elementwise_float(math.erfc)
 
     def derivative(self, out: Any, x: Any) -> Any:
         return op.mul(op.exp(op.neg(op.mul(x, x))), -2 / math.sqrt(math.pi))

@@ -339,47 +339,6 @@ def topk(input: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: boo
     return ValuesIndices(values.narrow(axis, 0, k), indices.narrow(axis, 0, k))
 
 
-def kthvalue(input: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Any:
-    """The k-th smallest element (from 1) along `dim`, and its index."""
-    axis = one_axis("kthvalue", input.ndim, dim)
-    size = input.shape[axis] if input.ndim else 1
-    if not 1 <= k <= size:
-        raise RuntimeError(f"[kthvalue] selected number k out of range for dimension {dim}: {k}")
-    values, indices = sort(input, axis)
-    values, indices = values.narrow(axis, k - 1, 1), indices.narrow(axis, k - 1, 1)
-    if not keepdim:
-        values, indices = values.squeeze(axis), indices.squeeze(axis)
-    return ValuesIndices(values, indices)
-
-
-def median(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
-    """The lower median of all; over a dim: (values, indices). NaN wins."""
-    if dim is None:
-        flat = input.reshape(-1)
-        if flat.is_floating_point():
-            nan = flat.isnan()
-            return flat.gather(0, _median_index(flat, nan, 0)).reshape(())
-        return kthvalue(flat, (flat.numel() + 1) // 2, 0).values
-    axis = one_axis("median", input.ndim, dim)
-    if not input.ndim:
-        return ValuesIndices(input.clone(), _reduce("argmax", input, (), False))
-    if input.is_floating_point():
-        indices = _median_index(input, input.isnan(), axis)
-    else:
-        indices = argsort(input, axis).narrow(axis, (input.shape[axis] - 1) // 2, 1)
-    values = input.gather(axis, indices)
-    if not keepdim:
-        values, indices = values.squeeze(axis), indices.squeeze(axis)
-    return ValuesIndices(values, indices)
-
-
-def _median_index(x: Tensor, nan: Tensor, axis: int) -> Tensor:
-    """Where the lower median is along axis (kept), or the first NaN."""
-    middle = argsort(x, axis).narrow(axis, (x.shape[axis] - 1) // 2, 1)
-    first = argmax(nan.to(dtypes.int64), axis, True)
-    return apply(OPS["where"], (nan.any(axis, True), first, middle), {})
-
-
 def vector_norm(
     x: Tensor, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: DType | None = None
 ) -> Tensor:

@@ -9,14 +9,13 @@ import numpy as np
 
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.dispatch import apply
-from jitgrad.functions import shape
 from jitgrad.functions.args import one_axis
 from jitgrad.promotion import cast, constant, elementwise, plain_number
 from jitgrad.runtime import dtypes
 from jitgrad.tensor import Tensor, wrap_array
 
 
-def _index(name: str, index: Tensor) -> Tensor:
+def as_index(name: str, index: Tensor) -> Tensor:
     """An index as int64 (int32 is converted). Raises RuntimeError for other dtypes."""
     if not isinstance(index, Tensor):
         raise TypeError(f"{name}(): argument 'index' must be Tensor, not {type(index).__name__}")
@@ -49,7 +48,7 @@ def expect_positions(name: str, index: Tensor, axis: int, size: Any) -> Tensor:
 def gather(input: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor:
     """out[i][j][k] = input[i][index[i][j][k]][k] for dim 1. Raises IndexError out of range."""
     axis = one_axis("gather", input.ndim, dim)
-    index = _index("gather", index)
+    index = as_index("gather", index)
     if not input.ndim:
         source, flat = input.reshape(1), index.reshape(-1)
         picked = apply(OPS["gather"], (source, flat), {"axis": 0})
@@ -75,27 +74,6 @@ def take(input: Tensor, index: Tensor) -> Tensor:
     return input.reshape(-1)[index]
 
 
-def put(input: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
-    """input with source's elements at positions of the flattened input (or added there).
-
-    Raises RuntimeError for another dtype or number of elements, IndexError out of range.
-    """
-    if source.dtype is not input.dtype:
-        raise RuntimeError(
-            f"put_(): self and source expected to have the same dtype, but got self {input._type} "
-            f"and source {source._type}"
-        )
-    if index.numel() != source.numel():
-        raise RuntimeError(
-            "put_(): Expected source and index to have the same number of elements; got "
-            f"{source._type} and {index._type}"
-        )
-    flat, where = input.reshape(-1), _index("put_", index).reshape(-1)
-    attrs = {"dims": (0,), "accumulate": accumulate}
-    out = apply(OPS["index_put"], (flat, source.reshape(-1), where), attrs)
-    return out.reshape(tuple(input._type.shape))
-
-
 def _source(input: Tensor, index: Tensor, src: Any) -> Tensor:
     """src of scatter: a tensor cropped to the index's shape, or a number filled to it."""
     if not isinstance(src, Tensor):
@@ -116,9 +94,9 @@ def _source(input: Tensor, index: Tensor, src: Any) -> Tensor:
     return src
 
 
-def _scatter(name: str, record: str, input: Tensor, dim: int, index: Tensor, src: Any) -> Tensor:
+def scatter_by(name: str, record: str, input: Tensor, dim: int, index: Tensor, src: Any) -> Tensor:
     axis = one_axis(name, input.ndim, dim)
-    index = _index(name, index)
+    index = as_index(name, index)
     if not input.ndim:
         parts = (input.reshape(1), index.reshape(-1), _source(input, index, src).reshape(-1))
         return apply(OPS[record], parts, {"axis": 0}).reshape(())
@@ -138,47 +116,21 @@ def scatter(
     if reduce == "add":
         return scatter_add(input, dim, index, _source(input, index, src))
     if reduce == "multiply":
-        return scatter_reduce(input, dim, index, _source(input, index, src), "prod")
+        return scatter_by("scatter", "scatter_prod", input, dim, index, src)
     if reduce is not None:
         raise RuntimeError("reduce argument must be either add or multiply.")
-    return _scatter("scatter", "scatter", input, dim, index, src)
+    return scatter_by("scatter", "scatter", input, dim, index, src)
 
 
 def scatter_add(input: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
     """input with src added where gather would read, in the order of src's elements."""
-    return _scatter("scatter_add", "scatter_add", input, dim, index, src)
-
-
-def scatter_reduce(
-    input: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
-) -> Tensor:
-    """scatter that combines by "sum" or "mean" (others: docs/limits.md)."""
-    base = input
-    ones = constant(1, input.dtype).expand(tuple(index._type.shape))
-    if not include_self and reduce in ("sum", "mean"):
-        hit = scatter(input.new_zeros(tuple(input.shape)), dim, index, ones)
-        base = input.masked_fill(hit != 0, 0)
-    if reduce == "sum":
-        return scatter_add(base, dim, index, src)
-    if reduce == "mean":
-        total = scatter_add(base, dim, index, src)
-        start = input.new_ones(tuple(input.shape))
-        if not include_self:
-            start = start - (scatter(start * 0, dim, index, ones) != 0).to(input.dtype)
-        count = scatter_add(start, dim, index, ones).clamp(min=1)
-        if input.dtype.is_floating_point:
-            return total / count
-        return total.div(count, rounding_mode="floor")
-    raise NotImplementedError(
-        f"[scatter_reduce] expected reduce to be 'sum' or 'mean'; got {reduce!r}, which is not "
-        "there yet (docs/limits.md)"
-    )
+    return scatter_by("scatter_add", "scatter_add", input, dim, index, src)
 
 
 def index_select(input: Tensor, dim: int, index: Tensor) -> Tensor:
     """The slices of input along dim that the 1-d index names."""
     axis = one_axis("index_select", input.ndim, dim)
-    index = _index("index_select", index)
+    index = as_index("index_select", index)
     if index.ndim > 1:
         raise IndexError(f"index_select(): Index is supposed to be a vector; got {index._type}")
     size = input._type.shape[axis] if input.ndim else 1
@@ -193,7 +145,7 @@ def _put_along(
 ) -> Tensor:
     axis = one_axis(name, input.ndim, dim)
     size = input._type.shape[axis] if input.ndim else 1
-    index = expect_positions(name, _index(name, index).reshape(-1), axis, size)
+    index = expect_positions(name, as_index(name, index).reshape(-1), axis, size)
     attrs = {"dims": (axis,), "accumulate": accumulate}
     if not input.ndim:
         parts = (input.reshape(1), values.reshape(1).expand(index._type.shape), index)
@@ -256,24 +208,6 @@ def masked_select(input: Tensor, mask: Tensor) -> Tensor:
     return wide.expand(from_shapes)[mask.expand(from_shapes)]
 
 
-def masked_scatter(input: Tensor, mask: Tensor, source: Tensor) -> Tensor:
-    """input with the first elements of source, in order, where the mask holds. Ends a trace."""
-    if mask.dtype is not dtypes.bool_:
-        raise RuntimeError(f"masked_scatter_ only supports boolean masks, but got {mask._type}")
-    input, mask = shape.broadcast_tensors(input, mask)
-    where = nonzero(mask.reshape(-1)).reshape(-1)
-    if source.numel() < where.numel():
-        raise RuntimeError(
-            f"[masked_scatter] expected source to have at least {where.numel()} elements; got "
-            f"{source._type}"
-        )
-    values = cast(source, input.dtype).reshape(-1).narrow(0, 0, where.numel())
-    flat = input.reshape(-1)
-    attrs = {"dims": (0,), "accumulate": False}
-    put = apply(OPS["index_put"], (flat, values, where), attrs)
-    return put.reshape(tuple(input._type.shape))
-
-
 def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
     """int64 with a new last dim: 1 at the class, else 0."""
     if tensor.dtype is not dtypes.int64:
@@ -292,30 +226,6 @@ def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
     classes = apply(OPS["iota"], (), attrs)
     hit = elementwise(OPS["eq"], tensor.unsqueeze(-1), classes)
     return cast(hit, dtypes.int64)
-
-
-def bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
-    """How often each integer occurs in a vector. Ends a trace."""
-    array = input._array("bincount")
-    given = None if weights is None else weights._array("bincount")
-    return wrap_array(np.bincount(array, given, minlength))
-
-
-def unique(
-    input: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False,
-    dim: int | None = None,
-) -> Any:  # fmt: skip
-    """The distinct elements (slices along dim), sorted. Ends a trace."""
-    array = input._array("unique")
-    found = np.unique(array, return_inverse=True, return_counts=True, axis=dim)
-    values, inverse, counts = found
-    shape = array.shape if dim is None else (array.shape[dim],)
-    out = [wrap_array(np.ascontiguousarray(values))]
-    if return_inverse:
-        out.append(wrap_array(np.ascontiguousarray(inverse.reshape(shape), np.int64)))
-    if return_counts:
-        out.append(wrap_array(np.ascontiguousarray(counts, np.int64)))
-    return out[0] if len(out) == 1 else tuple(out)
 
 
 def searchsorted(

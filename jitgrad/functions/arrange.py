@@ -1,0 +1,202 @@
+"""Functions that build or take apart arrangements: splits along named dims, block matrices,
+triangle indices, products and combinations of vectors."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jitgrad.compiler.symbolic import prod
+from jitgrad.creation import arange, host_tensor, zeros
+from jitgrad.functions.args import as_shape
+from jitgrad.functions.shape import (
+    cat,
+    clone,
+    diag_embed,
+    meshgrid,
+    narrow,
+    pad_constant,
+    split,
+    stack,
+    tensor_split,
+)
+from jitgrad.promotion import cast, constant, result_type
+from jitgrad.runtime import dtypes
+from jitgrad.runtime.dtypes import DType
+from jitgrad.tensor import Tensor
+
+
+# -- splits ----------------------------------------------------------------------------------------
+def split_with_sizes(input: Tensor, split_sizes: Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
+    """Parts of the sizes given, along a dim. Views."""
+    return split(input, list(split_sizes), dim)
+
+
+def _split_along(name: str, input: Tensor, parts: Any, axis: int, least: int) -> tuple[Tensor, ...]:
+    if input.ndim < least:
+        raise RuntimeError(
+            f"torch.{name} requires a tensor with at least {least} dimension, but got a tensor "
+            f"with {input.ndim} dimensions!"
+        )
+    if isinstance(parts, int) and input.shape[axis] % parts:
+        raise RuntimeError(
+            f"torch.{name} attempted to split along dimension {axis}, but the size of the "
+            f"dimension {input.shape[axis]} is not divisible by the split_size {parts}!"
+        )
+    return tensor_split(input, parts, axis)
+
+
+def hsplit(input: Tensor, indices_or_sections: Any) -> tuple[Tensor, ...]:
+    """Parts along dim 1 (dim 0 of a vector): a number of equal ones, or cut at indices. Views."""
+    return _split_along("hsplit", input, indices_or_sections, 0 if input.ndim == 1 else 1, 1)
+
+
+def vsplit(input: Tensor, indices_or_sections: Any) -> tuple[Tensor, ...]:
+    """Parts along dim 0 of a matrix or more: a number of equal ones, or cut at indices. Views."""
+    return _split_along("vsplit", input, indices_or_sections, 0, 2)
+
+
+def dsplit(input: Tensor, indices_or_sections: Any) -> tuple[Tensor, ...]:
+    """Parts along dim 2: a number of equal ones, or cut at indices. Views."""
+    return _split_along("dsplit", input, indices_or_sections, 2, 3)
+
+
+def narrow_copy(input: Tensor, dim: int, start: Any, length: Any) -> Tensor:
+    """narrow, as a copy."""
+    return clone(narrow(input, dim, start, length))
+
+
+# -- matrices of parts -----------------------------------------------------------------------------
+def diagflat(input: Tensor, offset: int = 0) -> Tensor:
+    """The flattened elements as a diagonal matrix."""
+    return diag_embed(input.reshape(-1), offset)
+
+
+def block_diag(*tensors: Tensor) -> Tensor:
+    """A matrix with these (matrices, row vectors, numbers) along its diagonal, zeros elsewhere."""
+    if not tensors:
+        return zeros(1, 0)
+    dtype = result_type(*tensors)
+    blocks = []
+    for i, x in enumerate(tensors):
+        if x.ndim > 2:
+            raise RuntimeError(
+                f"torch.block_diag: Input tensors must have 2 or fewer dimensions. Input {i} has "
+                f"{x.ndim} dimensions"
+            )
+        blocks.append(cast(x.reshape((1,) * (2 - x.ndim) + tuple(x._type.shape)), dtype))
+    width = sum(x.shape[1] for x in blocks)
+    rows, left = [], 0
+    for x in blocks:
+        count = x.shape[1]
+        rows.append(pad_constant(x, (left, width - left - count)))
+        left += count
+    return cat(rows, 0)
+
+
+def cartesian_prod(*tensors: Tensor) -> Tensor:
+    """All tuples of elements of these vectors, one a row (a vector itself for a single one)."""
+    if len(tensors) == 1 and isinstance(tensors[0], (tuple, list)):
+        tensors = tuple(tensors[0])
+    for x in tensors:
+        if x.ndim != 1:
+            raise RuntimeError(f"cartesian_prod: Expect a 1D vector, but got shape {list(x.shape)}")
+    if len(tensors) == 1:
+        return tensors[0]
+    return stack([g.reshape(-1) for g in meshgrid(*tensors)], 1)
+
+
+def combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> Tensor:
+    """All combinations of r elements of a vector, one a row, in the order of itertools."""
+    if input.ndim != 1:
+        raise RuntimeError(f"Expect a 1D vector, but got shape {list(input.shape)}")
+    if r < 0:
+        raise RuntimeError(f"Expect a non-negative number, but got {r}")
+    if r == 0:
+        return input.new_empty(0)
+    choose = itertools.combinations_with_replacement if with_replacement else itertools.combinations
+    rows = list(choose(range(operator.index(input.shape[0])), r))
+    index = host_tensor(np.array(rows, np.int64).reshape(-1, r))
+    return input[index.reshape(-1)].reshape(len(rows), r)
+
+
+def vander(x: Tensor, N: int | None = None, *, increasing: bool = False) -> Tensor:
+    """The matrix of powers of a vector's elements: x**(N-1) ... x**0 in columns, or ascending."""
+    if x.ndim != 1:
+        raise RuntimeError(f"x must be a one-dimensional tensor; got {x._type}")
+    count = x.shape[0] if N is None else N
+    if count < 0:
+        raise RuntimeError(f"N must be non-negative; got {N}")
+    dtype = dtypes.int64 if x.dtype.is_integer or x.dtype is dtypes.bool_ else x.dtype
+    one = constant(1, dtype).expand((x.shape[0], 1))
+    columns: list[Tensor] = []
+    for _ in range(operator.index(count)):
+        last = columns[-1] * cast(x, dtype).unsqueeze(1) if columns else one
+        columns.append(last)
+    if not columns:
+        return zeros(x.shape[0], 0, dtype=dtype)
+    return cat(columns if increasing else columns[::-1], 1)
+
+
+# -- index tensors ---------------------------------------------------------------------------------
+def tril_indices(
+    row: int, col: int, offset: int = 0, *, dtype: DType = dtypes.int64, layout: Any = None,
+    device: Any = None,
+) -> Tensor:  # fmt: skip
+    """(2, n): rows and columns of the lower triangle of a row x col matrix."""
+    return _triangle_indices(np.tril_indices(row, offset, col), dtype)
+
+
+def triu_indices(
+    row: int, col: int, offset: int = 0, *, dtype: DType = dtypes.int64, layout: Any = None,
+    device: Any = None,
+) -> Tensor:  # fmt: skip
+    """(2, n): rows and columns of the upper triangle of a row x col matrix."""
+    return _triangle_indices(np.triu_indices(row, offset, col), dtype)
+
+
+def _triangle_indices(found: Any, dtype: DType) -> Tensor:
+    return host_tensor(np.stack(found).astype(dtype.np))
+
+
+def unravel_index(indices: Tensor, shape: Any) -> tuple[Tensor, ...]:
+    """The coordinates, in a tensor of this shape, of positions in the flattened tensor."""
+    if indices.is_floating_point() or indices.dtype is dtypes.bool_:
+        raise ValueError(
+            f"expected 'indices' to be integer dtype, but got {indices._type}; use .long()"
+        )
+    sizes = as_shape((shape,)) if isinstance(shape, int) else as_shape((tuple(shape),))
+    data = indices._data  # a check only: nothing of the result depends on it
+    total = prod(sizes)
+    if data is not None and data.size and (data.max() >= total or data.min() < -total):
+        raise ValueError(f"[unravel_index] indices out of range for shape {tuple(sizes)}")
+    out = []
+    for k, size in enumerate(sizes):
+        step = prod(sizes[k + 1 :])
+        out.append(indices.div(step, rounding_mode="floor") % size)
+    return tuple(out)
+
+
+def nonzero_static(input: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
+    """The indices of the first `size` elements that are not zero, (size, ndim) int64; missing ones
+    are fill_value. Unlike nonzero, its shape is fixed, so it compiles."""
+    flat = (input == 0).reshape(-1)
+    total = flat.shape[0]
+    order = flat.to(dtypes.uint8).argsort(stable=True)
+    if size > total:
+        order = pad_constant(order, (0, size - total))
+    order = order.narrow(0, 0, size)
+    there = (arange(size) < total - flat.sum()).unsqueeze(1)
+    if not input.ndim:
+        return zeros(size, 0, dtype=dtypes.int64)
+    columns = stack(unravel_index_unchecked(order, input._type.shape), 1)
+    return columns.masked_fill(~there, fill_value)
+
+
+def unravel_index_unchecked(flat: Tensor, sizes: Sequence[Any]) -> list[Tensor]:
+    """Coordinates of positions that are known to be inside."""
+    return [flat // max(prod(sizes[k + 1 :]), 1) % max(d, 1) for k, d in enumerate(sizes)]

@@ -1,0 +1,109 @@
+"""Special functions of torch.special, as functions of tensors.
+
+Owns those that are no record of their own; records: compiler/ops/gamma.py, error_functions.py,
+bessel.py. jitgrad/special.py is the namespace.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from jitgrad.compiler.ops.record import OPS
+from jitgrad.functions.elementwise import generated, where
+from jitgrad.promotion import cast, elementwise, expect_operands, floating, result_type, to_operand
+from jitgrad.tensor import Tensor
+
+
+def _float(input: Tensor) -> Tensor:
+    return cast(input, floating(input.dtype))
+
+
+def digamma(input: Tensor) -> Tensor:
+    """The derivative of lgamma. -inf at 0 (inf at -0.), NaN at the negative integers."""
+    return elementwise(OPS["polygamma"], input, n=0)
+
+
+def polygamma(n: int, input: Tensor) -> Tensor:
+    """The n-th derivative of digamma, n >= 0."""
+    if n < 0:
+        raise RuntimeError(f"polygamma(n, x) does not support negative n; got {n}")
+    return elementwise(OPS["polygamma"], input, n=int(n))
+
+
+def mvlgamma(input: Tensor, p: int) -> Tensor:
+    """log of the multivariate gamma function of dimension p:
+    p (p - 1) / 4 log(pi) + the sum of lgamma(x - j / 2), j = 0 ... p - 1."""
+    if p < 1:
+        raise RuntimeError(f"mvlgamma: p has to be greater than or equal to 1; got {p}")
+    x = _float(input)
+    total = generated["lgamma"](x)
+    for j in range(1, p):
+        total = total + generated["lgamma"](x - j / 2)
+    return total + p * (p - 1) / 4 * math.log(math.pi)
+
+
+def erfcx(input: Tensor) -> Tensor:
+    """exp(x^2) erfc(x), without underflow."""
+    return elementwise(OPS["erfcx"], input)
+
+
+def ndtr(input: Tensor) -> Tensor:
+    """The standard normal distribution function."""
+    return generated["erfc"](_float(input) * -math.sqrt(0.5)) * 0.5
+
+
+def ndtri(input: Tensor) -> Tensor:
+    """The standard normal quantile: the inverse of ndtr."""
+    return elementwise(OPS["ndtri"], input)
+
+
+def log_ndtr(input: Tensor) -> Tensor:
+    """log(ndtr(x)), precise in both tails."""
+    x = _float(input)
+    low = x < -1.0
+    tail = where(low, x, -1.0)
+    left = generated["log"](erfcx(tail * -math.sqrt(0.5)) * 0.5) - tail * tail * 0.5
+    inner = where(low, -1.0, x)
+    right = generated["log1p"](generated["erfc"](inner * math.sqrt(0.5)) * -0.5)
+    return where(low, left, right)
+
+
+def entr(input: Tensor) -> Tensor:
+    """-x log(x): 0 at 0, -inf below."""
+    x = _float(input)
+    positive = x > 0
+    inside = where(positive, x, 1.0)
+    value = -inside * generated["log"](inside)
+    outside = where(x == 0, 0.0, where(generated["isnan"](x), x.detach(), -math.inf))
+    return cast(where(positive, value, outside), x.dtype)
+
+
+def xlog1py(input: Any, other: Any) -> Tensor:
+    """input * log1p(other); 0 where input is 0 (NaN where other is NaN)."""
+    expect_operands("xlog1py", (input, other))
+    dtype = floating(result_type(input, other))
+    a, b = to_operand(input, dtype), to_operand(other, dtype)
+    zero = (a == 0) & ~generated["isnan"](b)
+    return where(zero, 0.0, a * generated["log1p"](where(zero, 0.0, b)))
+
+
+def zeta(input: Any, other: Any) -> Tensor:
+    """Hurwitz's zeta function: the sum of (other + k)**-input over k = 0, 1, ...; NaN for input < 1
+    and for negative `other`."""
+    return elementwise(OPS["zeta"], input, other)
+
+
+def i0e(input: Tensor) -> Tensor:
+    """exp(-|x|) i0(x)."""
+    return elementwise(OPS["i0e"], input)
+
+
+def i1(input: Tensor) -> Tensor:
+    """The modified Bessel function of order 1."""
+    return elementwise(OPS["i1"], input)
+
+
+def i1e(input: Tensor) -> Tensor:
+    """exp(-|x|) i1(x)."""
+    return elementwise(OPS["i1e"], input)

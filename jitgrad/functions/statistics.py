@@ -1,0 +1,398 @@
+"""Order statistics, histograms and moments: median, quantile, mode, histc, unique, cov, ...
+
+Functions whose result has a size that depends on values (unique, bincount) read the data, so they
+end a trace; all others are composed of ops.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jitgrad.compiler.ops.record import OPS
+from jitgrad.creation import arange, host_tensor, linspace
+from jitgrad.dispatch import apply
+from jitgrad.functions.args import one_axis
+from jitgrad.functions.reduce import ValuesIndices, argmax, argsort, sort
+from jitgrad.functions.select import scatter_add, searchsorted
+from jitgrad.promotion import cast, constant, floating
+from jitgrad.runtime import dtypes
+from jitgrad.runtime.dtypes import Category
+from jitgrad.tensor import Tensor
+
+
+# -- order statistics ----------------------------------------------------------------------------
+def kthvalue(input: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Any:
+    """The k-th smallest element (from 1) along `dim`, and its index."""
+    axis = one_axis("kthvalue", input.ndim, dim)
+    size = input.shape[axis] if input.ndim else 1
+    if not 1 <= k <= size:
+        raise RuntimeError(f"[kthvalue] selected number k out of range for dimension {dim}: {k}")
+    values, indices = sort(input, axis)
+    if not input.ndim:
+        return ValuesIndices(values, indices)
+    return _dropped(values.narrow(axis, k - 1, 1), indices.narrow(axis, k - 1, 1), axis, keepdim)
+
+
+def _dropped(values: Tensor, indices: Tensor, axis: int, keepdim: bool) -> ValuesIndices:
+    if not keepdim:
+        values, indices = values.squeeze(axis), indices.squeeze(axis)
+    return ValuesIndices(values, indices)
+
+
+def median(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
+    """The lower median of all; over a dim: (values, indices). NaN wins."""
+    return _median("median", input, dim, keepdim, False)
+
+
+def nanmedian(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
+    """The lower median of what is not NaN; over a dim: (values, indices)."""
+    return _median("nanmedian", input, dim, keepdim, True)
+
+
+def _median(name: str, input: Tensor, dim: int | None, keepdim: bool, skip: bool) -> Any:
+    if dim is None:
+        flat = input.reshape(-1)
+        if flat.shape[0] == 0:
+            value = math.nan if input.is_floating_point() else -(2 ** (input.dtype.bits - 1))
+            return constant(value, input.dtype).clone()
+        return flat.gather(0, _median_index(flat, 0, skip)).reshape(())
+    axis = one_axis(name, input.ndim, dim)
+    if not input.ndim:
+        return ValuesIndices(input.clone(), arange(1).reshape(()))
+    if input.shape[axis] == 0:
+        raise IndexError(
+            f"{name}(): Expected reduction dim {axis} to have non-zero size; got {input._type}"
+        )
+    indices = _median_index(input, axis, skip)
+    return _dropped(input.gather(axis, indices), indices, axis, keepdim)
+
+
+def _median_index(x: Tensor, axis: int, skip: bool) -> Tensor:
+    """Where the lower median is along axis (kept): of all but NaN if `skip`, else the first NaN."""
+    order, size = argsort(x, axis), x.shape[axis]
+    if not x.is_floating_point():
+        return order.narrow(axis, (size - 1) // 2, 1)
+    nan = x.isnan()
+    if skip:
+        count = (~nan).sum(axis, True)
+        return order.gather(axis, ((count - 1) // 2).clamp(min=0))
+    first = argmax(nan.to(dtypes.int64), axis, True)
+    middle = order.narrow(axis, (size - 1) // 2, 1)
+    return apply(OPS["where"], (nan.any(axis, True), first, middle), {})
+
+
+def mode(input: Tensor, dim: int = -1, keepdim: bool = False) -> Any:
+    """The most frequent element along `dim` (the least of them), and an index where it is."""
+    axis = one_axis("mode", input.ndim, dim)
+    if not input.ndim:
+        return ValuesIndices(input.clone(), arange(1).reshape(()))
+    size = input.shape[axis]
+    if size == 0:
+        raise IndexError(
+            f"mode(): Expected reduction dim {axis} to have non-zero size; got {input._type}"
+        )
+    x = cast(input, dtypes.uint8) if input.dtype is dtypes.bool_ else input
+    values, indices = sort(x.detach().movedim(axis, -1), -1)
+    place = arange(size).expand(values._type.shape)
+    starts = values.narrow(-1, 1, size - 1) != values.narrow(-1, 0, size - 1)
+    begin = apply(OPS["where"], (starts, place.narrow(-1, 1, size - 1), constant(0, dtypes.int64)),
+                  {})  # fmt: skip
+    first = apply(OPS["concatenate"], (place.narrow(-1, 0, 1), begin), {"axis": values.ndim - 1})
+    run = place - apply(OPS["cummax"], (first,), {"axis": values.ndim - 1})
+    at = indices.gather(-1, argmax(run, -1, True)).movedim(-1, axis)
+    return _dropped(input.gather(axis, at), at, axis, keepdim)
+
+
+_INTERPOLATIONS = ("linear", "lower", "higher", "midpoint", "nearest")
+
+
+def quantile(
+    input: Tensor, q: Any, dim: int | None = None, keepdim: bool = False, *,
+    interpolation: str = "linear",
+) -> Tensor:  # fmt: skip
+    """The q-th quantiles (q in [0, 1], a number or a vector) over a dim, or of all. NaN wins.
+
+    A vector q gives a leading dim. interpolation between neighbours: "linear", "lower", "higher",
+    "midpoint" or "nearest". Raises RuntimeError for other dtypes than float32 and float64.
+    """
+    return _quantile("quantile", input, q, dim, keepdim, interpolation, False)
+
+
+def nanquantile(
+    input: Tensor, q: Any, dim: int | None = None, keepdim: bool = False, *,
+    interpolation: str = "linear",
+) -> Tensor:  # fmt: skip
+    """quantile of what is not NaN."""
+    return _quantile("nanquantile", input, q, dim, keepdim, interpolation, True)
+
+
+def _quantile(
+    name: str, input: Tensor, q: Any, dim: int | None, keepdim: bool, interpolation: str, skip: bool
+) -> Tensor:
+    if input.dtype not in (dtypes.float32, dtypes.float64):
+        raise RuntimeError(
+            f"{name}() input tensor must be either float or double dtype; got {input._type}"
+        )
+    if interpolation not in _INTERPOLATIONS:
+        raise RuntimeError(
+            f"{name}() interpolation must be one of {', '.join(_INTERPOLATIONS)}; got "
+            f"{interpolation!r}"
+        )
+    if not isinstance(q, Tensor):
+        if not 0 <= q <= 1:
+            raise RuntimeError(f"{name}() q must be in the range [0, 1] but got {q}")
+        q = constant(q, input.dtype)
+    if q.dtype is not input.dtype:
+        raise RuntimeError(
+            f"{name}() q tensor must be same dtype as the input tensor; got {q._type} and "
+            f"{input._type}"
+        )
+    if q.ndim > 1:
+        raise RuntimeError(f"{name}() q must be a scalar or 1D tensor; got {q._type}")
+    data = q._data  # a check only: nothing of the result depends on it
+    if data is not None and data.size and not ((data >= 0) & (data <= 1)).all():
+        raise RuntimeError(f"{name}() q values must be in the range [0, 1]; got {q.tolist()}")
+    if input.numel() == 0:
+        raise RuntimeError(f"{name}() input tensor must be non-empty; got {input._type}")
+    rank = input.ndim
+    if dim is None:
+        x, kept = input.reshape(-1), (1,) * rank
+    else:
+        axis = one_axis(name, rank, dim)
+        x = input.movedim(axis, -1) if rank else input.reshape(1)
+        shape: Any = input._type.shape
+        kept = tuple(1 if k == axis else d for k, d in enumerate(shape))
+    ordered = sort(x, -1).values
+    size = ordered.shape[-1]
+    nan = x.isnan()
+    rows = q.reshape(-1).expand((*x._type.shape[:-1], q.numel()))
+    if skip:
+        rank_of = rows * ((~nan).sum(-1, True) - 1).clamp(min=0)
+    else:
+        rank_of = apply(
+            OPS["where"], (nan.any(-1, True), constant(size - 1, q.dtype), rows * (size - 1)), {}
+        )
+    if interpolation == "lower":
+        rank_of = rank_of.floor()
+    elif interpolation == "higher":
+        rank_of = rank_of.ceil()
+    elif interpolation == "nearest":
+        rank_of = rank_of.round()
+    below = rank_of.floor().detach()
+    out = ordered.gather(-1, cast(below, dtypes.int64))
+    if interpolation in ("linear", "midpoint"):
+        above = ordered.gather(-1, cast(rank_of.ceil().detach(), dtypes.int64))
+        weight = constant(0.5, q.dtype) if interpolation == "midpoint" else rank_of - below
+        out = out.lerp(above, weight.expand(out._type.shape))
+    out = out.movedim(-1, 0)
+    if q.ndim == 0:
+        out = out.squeeze(0)
+        return out.reshape(kept) if keepdim else out
+    return out.reshape((q.numel(), *kept)) if keepdim else out
+
+
+# -- histograms and distinct elements --------------------------------------------------------------
+def histc(input: Tensor, bins: int = 100, min: Any = 0, max: Any = 0) -> Tensor:
+    """How many elements fall into each of `bins` equal parts of [min, max] (the elements' own range
+    when both are 0). The last part includes its upper end; what is outside does not count."""
+    if bins <= 0:
+        raise RuntimeError(f"torch.histc(): bins must be > 0, but got {bins}")
+    if not input.is_floating_point():
+        raise RuntimeError(f"[histc] expected a floating tensor; got {input._type}; use .float()")
+    if not isinstance(min, Tensor) and not isinstance(max, Tensor) and min > max:
+        raise RuntimeError(f"torch.histc: max must be larger than min; got min={min}, max={max}")
+    x = input.detach().reshape(-1)
+    low, high = _range(x, min, max)
+    inside = (x >= low) & (x <= high)
+    place = ((x - low) / (high - low) * bins).floor().clamp(0, bins - 1)
+    place = cast(apply(OPS["where"], (inside, place, constant(0, x.dtype)), {}), dtypes.int64)
+    return scatter_add(input.new_zeros(bins), 0, place, cast(inside, x.dtype))
+
+
+def _range(x: Tensor, low: Any, high: Any) -> tuple[Tensor, Tensor]:
+    """The bounds as 0-d tensors: the elements' own where both are 0, apart by 1 at least where they
+    are equal."""
+    if not isinstance(low, Tensor) and low == high == 0 and x.numel():
+        low, high = x.amin(), x.amax()
+    else:
+        low, high = (constant(v, x.dtype) if not isinstance(v, Tensor) else v for v in (low, high))
+    same = low == high
+    return (
+        apply(OPS["where"], (same, low - 1, low), {}),
+        apply(OPS["where"], (same, high + 1, high), {}),
+    )
+
+
+class Histogram(NamedTuple):
+    """What histogram returns."""
+
+    hist: Tensor
+    bin_edges: Tensor
+
+
+def histogram(
+    input: Tensor, bins: Any, *, range: Sequence[float] | None = None,
+    weight: Tensor | None = None, density: bool = False,
+) -> Histogram:  # fmt: skip
+    """(counts, edges) of elements between ascending edges: `bins` itself where it is a vector, else
+    that number of equal parts of `range` (of the elements' own by default).
+
+    weight: what each element counts; density: counts over their sum and the widths of the parts.
+    """
+    if not input.is_floating_point():
+        raise RuntimeError(f"[histogram] expected a floating tensor; got {input._type}")
+    x = input.detach().reshape(-1)
+    if isinstance(bins, Tensor):
+        edges = bins
+    else:
+        if bins <= 0:
+            raise RuntimeError(f"torch.histogram(): bins must be > 0, but got {bins}")
+        low, high = _range(x, *(range or (0, 0)))
+        step = linspace(0, 1, bins + 1, dtype=dtypes.float64)
+        edges = cast(cast(low, dtypes.float64) * (1 - step) + cast(high, dtypes.float64) * step,
+                     x.dtype)  # fmt: skip
+    count = edges.shape[0] - 1
+    inside = (x >= edges[0]) & (x <= edges[-1])
+    place = (searchsorted(edges, x, right=True) - 1).clamp(0, count - 1)
+    counts = cast(inside, x.dtype)
+    if weight is not None:
+        counts = counts * weight.detach().reshape(-1)
+    hist = scatter_add(x.new_zeros(count), 0, place, counts)
+    if density:
+        hist = hist / (hist.sum() * (edges[1:] - edges[:-1]))
+    return Histogram(hist, edges)
+
+
+def bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
+    """How often each integer from 0 on occurs in a vector, or the sum of weights there (in their
+    dtype if floating, else float64). Ends a trace: the size depends on the values."""
+    if input.dtype.category is not Category.INT or input.ndim != 1:
+        raise RuntimeError(
+            f"bincount only supports 1-d non-negative integral inputs; got {input._type}"
+        )
+    array = input._array("bincount")
+    if array.size and array.min() < 0:
+        raise RuntimeError("bincount only supports 1-d non-negative integral inputs.")
+    if weights is None:
+        return host_tensor(np.bincount(array, None, minlength).astype(np.int64))
+    if weights.numel() != input.numel():
+        raise RuntimeError(
+            f"weights should be 1-d and have the same length as input; got {weights._type}"
+        )
+    sums = np.bincount(array, weights._array("bincount").astype(np.float64), minlength)
+    out = host_tensor(sums.astype(np.float64))
+    return cast(out, weights.dtype) if weights.dtype is dtypes.float32 else out
+
+
+def unique(
+    input: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False,
+    dim: int | None = None,
+) -> Any:  # fmt: skip
+    """The distinct elements (slices along dim), ascending; with the place of each element among
+    them, and how often each occurs, where asked. NaN is distinct from NaN. Ends a trace."""
+    array = input._array("unique")
+    axis = None if dim is None else one_axis("unique", input.ndim, dim)
+    keys = array.astype(np.float32) if input.dtype is dtypes.bfloat16 else array
+    values, inverse, counts = np.unique(
+        keys, return_inverse=True, return_counts=True, axis=axis, equal_nan=False
+    )
+    shape = array.shape if axis is None else (array.shape[axis],)
+    return _distinct(input, values, inverse.reshape(shape), counts, return_inverse, return_counts)
+
+
+def unique_consecutive(
+    input: Tensor, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
+) -> Any:
+    """The elements (slices along dim) without those equal to the one before. Ends a trace."""
+    array = input._array("unique_consecutive")
+    axis = None if dim is None else one_axis("unique_consecutive", input.ndim, dim)
+    rows = array.reshape(-1) if axis is None else np.moveaxis(array, axis, 0)
+    flat = rows.reshape(rows.shape[0], -1)
+    new = np.ones(len(flat), bool)
+    new[1:] = (flat[1:] != flat[:-1]).any(1)
+    starts = np.flatnonzero(new)
+    values = rows[starts] if axis is None else np.moveaxis(rows[starts], 0, axis)
+    inverse = np.cumsum(new) - 1
+    counts = np.diff(np.append(starts, len(flat)))
+    inverse = inverse.reshape(array.shape) if axis is None else inverse
+    return _distinct(input, values, inverse, counts, return_inverse, return_counts)
+
+
+def _distinct(
+    input: Tensor, values: Any, inverse: Any, counts: Any, with_inverse: bool, with_counts: bool
+) -> Any:
+    out = [host_tensor(np.ascontiguousarray(values.astype(input.dtype.np, copy=False)))]
+    if with_inverse:
+        out.append(host_tensor(np.ascontiguousarray(inverse, np.int64)))
+    if with_counts:
+        out.append(host_tensor(np.ascontiguousarray(counts, np.int64)))
+    return out[0] if len(out) == 1 else tuple(out)
+
+
+# -- moments ---------------------------------------------------------------------------------------
+def cov(
+    input: Tensor, *, correction: int = 1, fweights: Tensor | None = None,
+    aweights: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """The covariance matrix of variables in rows, observations in columns (a vector is one row).
+
+    fweights: how often each observation counts (integers); aweights: its relative weight.
+    Divided by (sum of weights - correction * sum(w * aweights) / sum of weights).
+    """
+    if input.ndim > 2:
+        raise RuntimeError(
+            f"cov(): expected input to have two or fewer dimensions but got an input with "
+            f"{input.ndim} dimensions"
+        )
+    x = input.reshape(1, -1) if input.ndim < 2 else input
+    x = cast(x, floating(x.dtype))
+    count = x.shape[1]
+    weights = None
+    for given, name in ((fweights, "fweights"), (aweights, "aweights")):
+        if given is None:
+            continue
+        if given.ndim > 1 or given.numel() != count:
+            raise RuntimeError(
+                f"cov(): expected {name} to have one or fewer dimensions and {count} elements; got "
+                f"{given._type}"
+            )
+        if name == "fweights" and given.dtype.category is not Category.INT:
+            raise RuntimeError(
+                f"cov(): expected fweights to have integral dtype; got {given._type}"
+            )
+        if name == "aweights" and not given.is_floating_point():
+            raise RuntimeError(f"cov(): expected aweights of a floating dtype; got {given._type}")
+        weights = given if weights is None else weights * given
+    if weights is None:
+        center = x - x.sum(1, True) / count
+        total: Any = max(count - correction, 0)
+        out = center @ center.T / total
+    else:
+        w = cast(weights, x.dtype)
+        total = w.sum()
+        center = x - (x * w).sum(1, True) / total
+        if aweights is None:
+            norm = total - correction
+        else:
+            norm = total - correction * (w * cast(aweights, x.dtype)).sum() / total
+        out = (center * w) @ center.T / norm.clamp(min=0)
+    return out.squeeze() if input.ndim < 2 else out
+
+
+def corrcoef(input: Tensor) -> Tensor:
+    """The correlation coefficients of variables in rows: covariances over standard deviations,
+    within [-1, 1]."""
+    if input.ndim > 2:
+        raise RuntimeError(
+            f"corrcoef(): expected input to have two or fewer dimensions but got an input with "
+            f"{input.ndim} dimensions"
+        )
+    c = cov(input)
+    if c.ndim == 0:
+        return c / c
+    deviation = c.diagonal().sqrt()
+    return (c / deviation.unsqueeze(-1) / deviation.unsqueeze(0)).clamp(-1, 1)

@@ -1,0 +1,37 @@
+"""jitgrad.special: functions of torch.special (docs/limits.md names those that are not there)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from jitgrad.functions import special
+from jitgrad.methods import FUNCTIONS
+from jitgrad.public import with_out
+
+# name here -> name at the top
+_SHARED = {
+    "digamma": "digamma", "psi": "digamma", "erf": "erf", "erfc": "erfc", "erfinv": "erfinv",
+    "exp2": "exp2", "expit": "sigmoid", "expm1": "expm1", "gammaln": "lgamma", "i0": "i0",
+    "log1p": "log1p", "log_softmax": "log_softmax", "logit": "logit", "logsumexp": "logsumexp",
+    "multigammaln": "mvlgamma", "polygamma": "polygamma", "round": "round", "sinc": "sinc",
+    "softmax": "softmax", "xlogy": "xlogy",
+}  # fmt: skip
+_OWN = (
+    special.entr, special.erfcx, special.i0e, special.i1, special.i1e, special.log_ndtr,
+    special.ndtr, special.ndtri, special.xlog1py, special.zeta,
+)  # fmt: skip
+
+_ALL: dict[str, Callable[..., Any]] = {
+    **{name: with_out(FUNCTIONS[source]) for name, source in _SHARED.items()},
+    **{function.__name__: with_out(function) for function in _OWN},
+}
+globals().update(_ALL)
+__all__ = sorted(_ALL)
+
+
+def __getattr__(name: str) -> Any:
+    raise AttributeError(
+        f"module 'jitgrad.special' has no attribute {name!r}; what of torch.special is not there "
+        "is listed in docs/limits.md"
+    )
