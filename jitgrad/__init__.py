@@ -161,13 +161,22 @@ def numel(input: Tensor) -> Any:
 # Imported at their first use. jit and export can be called.
 _SUBMODULES = ("export", "func", "jit", "nn", "optim", "serialization", "special", "utils")
 _FROM_FUNCTIONAL = (
-    "adaptive_avg_pool1d", "avg_pool1d", "channel_shuffle", "conv1d", "conv2d", "conv3d",
-    "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "max_pool1d", "max_pool2d",
-    "max_pool3d", "max_pool1d_with_indices", "pixel_shuffle", "pixel_unshuffle",
+    "adaptive_avg_pool1d", "alpha_dropout", "avg_pool1d", "bilinear", "celu", "celu_",
+    "channel_shuffle", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d",
+    "conv_transpose3d", "dropout", "feature_alpha_dropout", "group_norm", "hardshrink",
+    "layer_norm", "max_pool1d", "max_pool1d_with_indices", "max_pool2d", "max_pool3d",
+    "pixel_shuffle", "pixel_unshuffle", "prelu", "rms_norm", "rrelu", "rrelu_", "selu", "selu_",
+    "threshold", "threshold_",
 )  # fmt: skip
 _LAZY = {  # name -> (module, name in it)
     **{name: ("nn.functional", name) for name in _FROM_FUNCTIONAL},
     "adaptive_max_pool1d": ("nn.functional", "adaptive_max_pool1d_with_indices"),
+    **{
+        f"{name}_window": ("functions.windows", f"{name}_window")
+        for name in ("bartlett", "blackman", "hamming", "hann", "kaiser")
+    },
+    "binomial": ("draws", "binomial"),
+    "poisson": ("draws", "poisson"),
     "compile": ("jit", "jit"),
     "disable_jit": ("jit", "disable_jit"),
     "load": ("serialization", "load"),
@@ -175,17 +184,6 @@ _LAZY = {  # name -> (module, name in it)
     "save": ("serialization", "save"),
     "save_safetensors": ("serialization", "save_safetensors"),
     "vmap": ("func", "vmap"),
-}
-
-# What PyTorch has at the top, too: names -> the module that has them.
-_ELSEWHERE = {
-    "adaptive_avg_pool1d adaptive_max_pool1d alpha_dropout avg_pool1d bilinear celu celu_ "
-    "channel_shuffle conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d "
-    "dropout feature_alpha_dropout group_norm hardshrink layer_norm max_pool1d max_pool2d "
-    "max_pool3d pixel_shuffle pixel_unshuffle prelu rms_norm rrelu rrelu_ selu selu_ threshold "
-    "threshold_": "nn.functional",
-    "hann_window hamming_window blackman_window bartlett_window kaiser_window": "functions.windows",
-    "poisson binomial": "draws",
 }
 
 
@@ -196,11 +194,6 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module(f"jitgrad.{module}"), inner)
     if name in _SUBMODULES:
         return importlib.import_module(f"jitgrad.{name}")
-    for names, where in _ELSEWHERE.items():
-        if name in names.split():
-            module = importlib.import_module(f"jitgrad.{where}")
-            if hasattr(module, name):
-                return getattr(module, name)
     raise AttributeError(
         f"module 'jitgrad' has no attribute {name!r}; what of PyTorch is not there yet is listed "
         "in docs/limits.md"
