@@ -446,6 +446,18 @@ def test_two_forwards_before_backward():
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_state_of_the_older_weight_norm_loads_into_the_newer():
+    for lib in LIBS:
+        old, new = (lib.nn.Sequential(lib.nn.Linear(3, 2)) for _ in range(2))
+        lib.nn.utils.weight_norm(old[0])
+        lib.nn.utils.parametrizations.weight_norm(new[0])
+        assert sorted(old.state_dict()) == ["0.bias", "0.weight_g", "0.weight_v"]
+        keys = new.load_state_dict(old.state_dict())
+        assert not keys.missing_keys and not keys.unexpected_keys
+        assert lib.t.equal(new[0].weight, old[0].weight)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_old_place_of_functional_call():
     for lib in LIBS:
         linear, x = lib.nn.Linear(2, 2), lib.t.ones(1, 2)

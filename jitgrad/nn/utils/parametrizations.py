@@ -39,8 +39,19 @@ class _WeightNorm(Module):
 
 def weight_norm(module: Module, name: str = "weight", dim: int | None = 0) -> Module:
     """Makes a weight g v / |v| (Salimans and Kingma 2016), the norm over all dims but `dim` (None:
-    over all). The magnitude g and direction v are parametrizations.<name>.original0 and 1."""
-    return register_parametrization(module, name, _WeightNorm(dim), unsafe=True)
+    over all). The magnitude g and direction v are parametrizations.<name>.original0 and 1; state
+    dicts of the older form, with <name>_g and <name>_v, load too."""
+    register_parametrization(module, name, _WeightNorm(dim), unsafe=True)
+
+    def rename(state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
+        old = [f"{prefix}{name}_{part}" for part in "gv"]
+        if all(key in state_dict for key in old):
+            for i, key in enumerate(old):
+                new = f"{prefix}parametrizations.{name}.original{i}"
+                state_dict[new] = state_dict.pop(key)
+
+    module._register_load_state_dict_pre_hook(rename)
+    return module
 
 
 class _SpectralNorm(Module):
