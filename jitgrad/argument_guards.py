@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from jitgrad.facts import FACTS, leaf_facts
-from jitgrad.guards import admits, same, short
+from jitgrad.guards import MAX_ARRAY_BYTES, admits, same, short
 from jitgrad.pytree import Structure
+from jitgrad.replay_support import overlap
 from jitgrad.state import defaults, state
 from jitgrad.tensor import Tensor
 
@@ -34,6 +35,25 @@ class Modes:
             if getattr(self, name) != getattr(now, name):
                 return f"{name}: {getattr(self, name)} -> {getattr(now, name)}"
         return ""
+
+
+class Contents:
+    """What a NumPy array held when a call began: as an argument it is a value, like a number."""
+
+    __slots__ = ("array", "held")
+
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        self.array: np.ndarray[Any, Any] | None = array  # itself, until the recording is over
+        self.held = (array.dtype, array.shape, array.strides, array.tobytes())
+
+    def holds(self, x: Any) -> bool:
+        """Whether x is an array that holds the same."""
+        return isinstance(x, np.ndarray) and self.held == (
+            x.dtype, x.shape, x.strides, x.tobytes()
+        )  # fmt: skip
+
+    def __repr__(self) -> str:
+        return f"array({self.held[0]}, {self.held[1]})"
 
 
 class ArgumentGuard:
@@ -61,6 +81,23 @@ class ArgumentGuard:
         }  # fmt: skip
         # Tensors and containers of a recorded call are not kept alive by its guards.
         self.leaves = [None if isinstance(x, Tensor) else x for x in leaves]
+        self.contents = {i: Contents(x) for i, x in enumerate(leaves) if isinstance(x, np.ndarray)}
+        for i, held in self.contents.items():
+            self.leaves[i] = held
+
+    def objection(self, written: Sequence[np.ndarray[Any, Any]]) -> str:
+        """Why a call that is over may not be replayed, for what it did to arrays; "" if it may."""
+        for held in self.contents.values():
+            array, held.array = held.array, None
+            assert array is not None
+            if array.nbytes > MAX_ARRAY_BYTES:
+                return (
+                    f"an argument is a NumPy array of {array.nbytes} bytes, whose contents are too "
+                    "many to guard; pass a tensor (jitgrad.from_numpy)"
+                )
+            if not held.holds(array) or overlap(array, written):
+                return "changes the memory of a NumPy array that is an argument"
+        return ""
 
     def mismatch(self, structure: Structure, leaves: Sequence[Any], names: Sequence[str]) -> str:
         """What differs, as text; "" when nothing does."""
@@ -71,6 +108,10 @@ class ArgumentGuard:
             if i in self.lifted and type(x) is float:
                 if i in self.special and not admits(self.special[i], x):
                     return f"{names[i]}: {self.special[i]!r} -> {x!r}"
+                continue
+            if i in self.contents:
+                if not self.contents[i].holds(x):
+                    return f"contents of {names[i]}: {self.contents[i]} -> {short(x)}"
                 continue
             if old is None:
                 if x is not self.leaves[i] and not same_scalar(x, self.leaves[i]):

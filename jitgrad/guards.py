@@ -31,7 +31,7 @@ SCALARS = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), sl
            device, Enum, np.generic, np.dtype)  # fmt: skip
 CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 _BY_VALUE = ("value", "lifted", "attributes")
-_MAX_ARRAY_BYTES = 4096
+MAX_ARRAY_BYTES = 4096
 
 
 class _Missing:
@@ -58,12 +58,15 @@ class Item:
         now: what it holds; for "size" a copy of the keys.
         covered: unchanged as long as the epoch is, or as the parent is.
         name: how users know it.
+        before: the contents of a small array when it was first met.
         facts: what guards require of a tensor or an array; of a container that another item leads
             to as well, that item.
     """
 
-    __slots__ = ("captured", "covered", "facts", "fresh", "key", "kind", "loads", "name", "now",
-                 "number", "parent", "step")  # fmt: skip
+    __slots__ = (
+        "before", "captured", "covered", "facts", "fresh", "key", "kind", "loads", "name", "now",
+        "number", "parent", "step",
+    )  # fmt: skip
 
     def __init__(
         self, parent: Item | None, step: str, key: Any, kind: str, now: Any, name: str
@@ -76,6 +79,7 @@ class Item:
         self.number = 0
         self.facts: Any = None
         self.fresh: Any = None
+        self.before: bytes | None = None
 
     def read(self, parent: Any) -> Any:
         """What is there, reading from `parent`; MISSING where nothing is."""
@@ -228,12 +232,15 @@ class State:
             elif item.kind == "array":
                 if item.captured and item.loads <= 1:
                     continue
-                if item.now.nbytes > _MAX_ARRAY_BYTES:
+                if item.now.nbytes > MAX_ARRAY_BYTES:
                     self.reasons.append(
                         f"reads the NumPy array {item.name} ({item.now.nbytes} bytes) in Python; "
                         "make it a tensor, or pass what it needs as arguments"
                     )
-                item.facts = (*item.facts, item.now.tobytes())
+                found = item.now.tobytes()
+                if item.before is not None and item.before != found:
+                    self.reasons.append(f"changes the memory of {item.name}, which it reads")
+                item.facts = (*item.facts, found)
         for item in self.items:
             if item.kind == "tensor" and (first := self._by_object[id(item.now)]) is not item:
                 self._twins.append((item, first))
@@ -243,6 +250,10 @@ class State:
                 for member in group:
                     if isinstance(member, Item):
                         member.facts = (*member.facts, member.now._chain)
+
+    def by_contents(self) -> list[Item]:
+        """The arrays whose contents are guarded."""
+        return [i for i in self.items if i.kind == "array" and i.facts and len(i.facts) > 3]
 
     # -- later calls ---------------------------------------------------------------------------
     def mismatch(self) -> str:

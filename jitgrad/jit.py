@@ -27,7 +27,7 @@ from jitgrad.hostscalar import HostScalar
 from jitgrad.pytree import Structure, flatten, is_named_tuple, nodes_of, tree_map
 from jitgrad.recorder import Recorder, Trace
 from jitgrad.replay import Specialisation
-from jitgrad.replay_support import MISS
+from jitgrad.replay_support import MISS, overlap
 from jitgrad.runtime.errors import CompileError, FallbackWarning
 from jitgrad.runtime.knobs import knob, knobs
 from jitgrad.sources import Captured
@@ -208,7 +208,7 @@ class JitFunction:
         plain = _plain(result)
         if trace is not None:
             against = self._objection(
-                recorder, watch, trace, args, kwargs, structure, leaves, plain
+                recorder, watch, trace, guard, args, kwargs, structure, leaves, plain
             )
             if against:
                 recorder.give_up(*against)
@@ -243,8 +243,8 @@ class JitFunction:
             return self.__wrapped__(*args, **kwargs), profile
 
     def _objection(
-        self, recorder: Recorder, watch: Watch, trace: Trace, args: Any, kwargs: Any,
-        structure: Structure, leaves: list[Any], result: Any,
+        self, recorder: Recorder, watch: Watch, trace: Trace, guard: ArgumentGuard, args: Any,
+        kwargs: Any, structure: Structure, leaves: list[Any], result: Any,
     ) -> tuple[str, str] | None:  # fmt: skip
         """Why a complete recording is no substitute for running the function; None when it is."""
         allowed: set[tuple[int, Any]] = set()
@@ -269,7 +269,12 @@ class JitFunction:
         watch.freeze()
         if watch.reasons:
             return watch.reasons[0], ""
-        return None
+        written = [trace.entries[w.input].array for w in trace.graph.writes]
+        for item in watch.by_contents():
+            if overlap(item.now, written):
+                return f"writes to the memory of {item.name}, which it reads in Python", ""
+        reason = guard.objection(written)
+        return (reason, "") if reason else None
 
     def _add(self, spec: Specialisation) -> None:
         if spec.refresh():

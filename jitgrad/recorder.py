@@ -467,9 +467,8 @@ class Recorder(ValueMap):
     def _check_writes(self) -> None:
         written = [e for e in self.entries if self._values[e.storage] is not e.value]
         for e in self.entries:
-            if e.tensor is None:
-                continue
-            if e.tensor._node is not e.node or e.tensor.requires_grad != e.requires_grad:
+            x = e.tensor  # None where the function made it, of a NumPy array
+            if x is not None and (x._node is not e.node or x.requires_grad != e.requires_grad):
                 self.give_up("writes values that require grad into a tensor that it did not make")
             if isinstance(e.source, Constant):
                 continue

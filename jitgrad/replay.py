@@ -100,8 +100,9 @@ class Specialisation:
                 for i, e in enumerate(self.trace.entries)
                 if isinstance(e.source, Captured)
             }
+            read = [item.now for item in self.watch.by_contents()]  # arguments: the call's code
             for i in self._written:
-                if i in held and overlap(held[i], [a for j, a in held.items() if j != i]):
+                if i in held and overlap(held[i], [a for j, a in held.items() if j != i] + read):
                     self.last_miss = "captured tensors that are written overlap in memory"
                     return False
             spans = sorted(span(held[i]) for i in self._written if i in held and held[i].size)

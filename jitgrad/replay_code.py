@@ -176,7 +176,9 @@ class Writer:
                     self._number_is(a, self.guard.special[i])
                 return
             value = self.guard.leaves[i]
-            if value is None or isinstance(value, bool):
+            if i in self.guard.contents:
+                self.miss_if(f"not {self.constant(value)}.holds({a})")
+            elif value is None or isinstance(value, bool):
                 self.miss_if(f"{a} is not {value}")
             else:
                 k = self.constant(value, named=True)
@@ -230,9 +232,12 @@ class Writer:
 
     def _test(self, item: Item) -> str:
         """An expression that is true when the item may not hold what it held."""
+        here = f"i{item.number}"
+        by_contents = item.kind == "array" and item.facts is not None and len(item.facts) > 3
+        contents = f"{here}.tobytes() != {self.constant(item.facts[3])}" if by_contents else ""
         if item.covered or item.parent is None or item.step == "created":
-            return ""
-        p, here = f"i{item.parent.number}", f"i{item.number}"
+            return contents
+        p = f"i{item.parent.number}"
         if item.step == "size":
             if item.kind == "attributes":
                 return f"(*{p},) != {here}"
@@ -261,8 +266,8 @@ class Writer:
             return ""
         if item.kind == "value" and not isinstance(item.now, (bool, type(None))):
             return f"{read} is not {here} and not same({read}, {here})"
-        if item.kind == "array" and item.facts is not None and len(item.facts) > 3:
-            return f"{read} is not {here} or {here}.tobytes() != {self.constant(item.facts[3])}"
+        if contents:
+            return f"{read} is not {here} or {contents}"
         return f"{read} is not {here}"
 
     def _grads(self) -> None:
@@ -373,15 +378,20 @@ class Writer:
             self.miss_if(f"{x} is not {k} and not same({x}, {k})")
 
     def _aliasing(self, written: set[int], places: Sequence[Source]) -> None:
-        """Storages that are passed, not captured, must not overlap what is written, or be it."""
+        """Storages that are passed, not captured, must not overlap what is written, or be it; nor
+        may what is written overlap NumPy arrays whose contents are guarded."""
         passed = [i for i, s in enumerate(places) if isinstance(s, (Arg, Grad))]
         if not passed:
             return
         held = {i for i, s in enumerate(places) if isinstance(s, Captured)}
         arrays = {i: self._array(i, places[i]) for i in {*passed, *held}}
+        read = [f"i{item.number}" for item in self.watch.by_contents()]
+        read += [f"a{i}" for i in self.guard.contents]
         for i in passed:
             others = {*passed, *held} if i in written else written - held
-            rest = ", ".join(arrays[j] for j in sorted(others - {i}))
+            rest = ", ".join(
+                [arrays[j] for j in sorted(others - {i})] + (read if i in written else [])
+            )
             if rest:
                 self.miss_if(f"overlap({arrays[i]}, ({rest},))")
             if i not in written and written & held:

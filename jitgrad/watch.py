@@ -40,7 +40,16 @@ from jitgrad.effects import (
     reads_of,
 )
 from jitgrad.facts import tensor_facts
-from jitgrad.guards import CONTAINERS, MISSING, SCALARS, Item, State, keys_of, short
+from jitgrad.guards import (
+    CONTAINERS,
+    MAX_ARRAY_BYTES,
+    MISSING,
+    SCALARS,
+    Item,
+    State,
+    keys_of,
+    short,
+)
 from jitgrad.hostscalar import HostScalar
 from jitgrad.random import Generator
 from jitgrad.sources import Arg, Captured, Grad, Owner, Source
@@ -160,6 +169,8 @@ class Watch(State):
         elif kind == "array":
             self._by_object.setdefault(id(value), item)
             item.facts = (value.dtype, value.shape, value.strides)
+            if value.nbytes <= MAX_ARRAY_BYTES:
+                item.before = value.tobytes()
         elif kind != "value" and value is not MISSING and id(value) not in self._by_object:
             self._by_object[id(value)] = item
             if len(self.items) <= _MAX_ITEMS:
