@@ -2,6 +2,7 @@
 against eager, and what a Module promises. (Parity with PyTorch: tests/parity.)"""
 
 import copy
+import itertools
 import pickle
 
 import numpy as np
@@ -171,6 +172,29 @@ def test_compiled_class_out_of_range_raises():
     for bad in ([0, 1, 4], [0, -1, 2]):
         with pytest.raises(IndexError):
             compiled(x, t.tensor(bad))
+
+
+def test_ctc_sums_over_alignments():
+    """Against the sum over all sequences of labels that give the target; and its derivative."""
+    x = tensor(4, 1, 3, grad=True)
+    p = F.softmax(x, 2).detach().numpy()[:, 0]
+
+    def collapse(path):
+        return [c for k, c in enumerate(path) if c and (k == 0 or path[k - 1] != c)]
+
+    for target in ([], [1], [2, 1], [1, 1], [1, 2, 1]):
+        total = sum(
+            np.prod([p[k, c] for k, c in enumerate(path)])
+            for path in itertools.product(range(3), repeat=4)
+            if collapse(path) == target
+        )
+
+        def loss(x, target=target):
+            labels = t.tensor(target, dtype=t.int64).reshape(1, -1)
+            return F.ctc_loss(x.log_softmax(2), labels, (4,), (len(target),), reduction="sum")
+
+        assert loss(x).item() == pytest.approx(-np.log(total), rel=1e-12)
+        assert gradcheck(loss, (x,))
 
 
 def test_compiled_negative_embedding_index_raises():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from jitgrad.nn import functional as F
+from jitgrad.nn.functional.ctc import Lengths
 from jitgrad.nn.functional.reduction import legacy_reduction
 from jitgrad.nn.module import Module
 from jitgrad.tensor import Tensor
@@ -180,3 +181,21 @@ class CrossEntropyLoss(WeightedLoss):
             reduction=self.reduction,
             label_smoothing=self.label_smoothing,
         )
+
+
+class CTCLoss(Loss):
+    """Connectionist temporal classification; see nn.functional.ctc_loss."""
+
+    def __init__(
+        self, blank: int = 0, reduction: str = "mean", zero_infinity: bool = False
+    ) -> None:
+        super().__init__(reduction=reduction)
+        self.blank, self.zero_infinity = blank, zero_infinity
+
+    def forward(
+        self, log_probs: Tensor, targets: Tensor, input_lengths: Lengths, target_lengths: Lengths
+    ) -> Tensor:
+        return F.ctc_loss(
+            log_probs, targets, input_lengths, target_lengths, self.blank, self.reduction,
+            self.zero_infinity,
+        )  # fmt: skip

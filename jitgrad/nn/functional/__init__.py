@@ -59,6 +59,7 @@ from jitgrad.nn.functional.convolution import (
     conv_transpose2d,
     conv_transpose3d,
 )
+from jitgrad.nn.functional.ctc import ctc_loss
 from jitgrad.nn.functional.dropout import (
     alpha_dropout,
     dropout,
@@ -128,10 +129,7 @@ from jitgrad.nn.functional.rearranging import (
     pixel_unshuffle,
     unfold,
 )
-from jitgrad.nn.functional.sampling import (
-    affine_grid,
-    grid_sample,
-)
+from jitgrad.nn.functional.sampling import affine_grid, grid_sample
 from jitgrad.nn.functional.unpooling import (
     fractional_max_pool2d,
     fractional_max_pool3d,
@@ -157,9 +155,9 @@ __all__ = [
     "avg_pool1d", "avg_pool2d", "avg_pool3d", "batch_norm", "bilinear", "binary_cross_entropy",
     "binary_cross_entropy_with_logits", "celu", "celu_", "channel_shuffle", "conv1d", "conv2d",
     "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "cosine_embedding_loss",
-    "cosine_similarity", "cross_entropy", "dropout", "dropout1d", "dropout2d", "dropout3d", "elu",
-    "elu_", "embedding", "embedding_bag", "feature_alpha_dropout", "fold", "fractional_max_pool2d",
-    "fractional_max_pool2d_with_indices", "fractional_max_pool3d",
+    "cosine_similarity", "cross_entropy", "ctc_loss", "dropout", "dropout1d", "dropout2d",
+    "dropout3d", "elu", "elu_", "embedding", "embedding_bag", "feature_alpha_dropout", "fold",
+    "fractional_max_pool2d", "fractional_max_pool2d_with_indices", "fractional_max_pool3d",
     "fractional_max_pool3d_with_indices", "gaussian_nll_loss", "gelu", "glu", "grid_sample",
     "group_norm", "gumbel_softmax", "hardshrink", "hardsigmoid", "hardswish", "hardtanh",
     "hardtanh_", "hinge_embedding_loss", "huber_loss", "instance_norm", "interpolate", "kl_div",
