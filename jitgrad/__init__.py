@@ -98,10 +98,16 @@ from jitgrad.state import get_default_dtype, set_default_dtype
 from jitgrad.tensor import Size, Tensor
 
 if TYPE_CHECKING:
+    from jitgrad import amp as amp
+    from jitgrad import cpu as cpu
+    from jitgrad import cuda as cuda
     from jitgrad import func as func
     from jitgrad import nn as nn
     from jitgrad import optim as optim
     from jitgrad import utils as utils
+    from jitgrad.amp.autocast_mode import autocast as autocast
+    from jitgrad.amp.autocast_mode import get_autocast_dtype as get_autocast_dtype
+    from jitgrad.amp.autocast_mode import is_autocast_enabled as is_autocast_enabled
     from jitgrad.func import vmap as vmap
     from jitgrad.jit import disable_jit as disable_jit
     from jitgrad.jit import jit as jit
@@ -159,7 +165,10 @@ def numel(input: Tensor) -> Any:
 
 
 # Imported at their first use. jit and export can be called.
-_SUBMODULES = ("export", "func", "jit", "nn", "optim", "serialization", "special", "utils")
+_SUBMODULES = (
+    "amp", "cpu", "cuda", "export", "func", "jit", "nn", "optim", "serialization", "special",
+    "utils",
+)  # fmt: skip
 _FROM_FUNCTIONAL = (
     "adaptive_avg_pool1d", "alpha_dropout", "avg_pool1d", "bilinear", "celu", "celu_",
     "channel_shuffle", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d",
@@ -184,7 +193,16 @@ _LAZY = {  # name -> (module, name in it)
     "save": ("serialization", "save"),
     "save_safetensors": ("serialization", "save_safetensors"),
     "vmap": ("func", "vmap"),
-}
+    **{
+        name: ("amp.autocast_mode", name)
+        for name in (
+            "autocast", "clear_autocast_cache", "get_autocast_cpu_dtype", "get_autocast_dtype",
+            "get_autocast_gpu_dtype", "is_autocast_cache_enabled", "is_autocast_cpu_enabled",
+            "is_autocast_enabled", "set_autocast_cache_enabled", "set_autocast_dtype",
+            "set_autocast_enabled",
+        )
+    },
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -27,11 +27,12 @@ class Modes:
         self.inference = state.inference
         self.anomaly = state.anomaly
         self.dtype = defaults.dtype
+        self.casting = state.casting
 
     def mismatch(self) -> str:
         """Which mode differs now; "" when none does."""
         now = Modes()
-        for name in ("grad_enabled", "inference", "anomaly", "dtype"):
+        for name in ("grad_enabled", "inference", "anomaly", "dtype", "casting"):
             if getattr(self, name) != getattr(now, name):
                 return f"{name}: {getattr(self, name)} -> {getattr(now, name)}"
         return ""

@@ -8,6 +8,7 @@ the old typed constructors.
 from __future__ import annotations
 
 import functools
+import inspect
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -76,7 +77,7 @@ def _needs_grad(x: Any) -> bool:
 
 def _arguments(function: Any) -> tuple[str, ...]:
     """The names of a function's arguments ("dtype" among them, for what makes tensors)."""
-    code = function.__code__
+    code = inspect.unwrap(function).__code__
     return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
 
 

@@ -95,6 +95,7 @@ class Recorder(ValueMap):
         self._lifted: dict[int, tuple[HostScalar, Tensor]] = {}
         self._numbers: dict[tuple[int, Any], HostScalar] = {}
         self._keep: list[Any] = []
+        self.casts: dict[Any, Any] = {}
         self._made: list[tuple[weakref.ref[Tensor], str]] = []
         self._strangers: list[tuple[weakref.ref[Tensor], str]] = []
         self._copies: list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = []
@@ -494,6 +495,7 @@ class Recorder(ValueMap):
         keep |= {id(x._base) for x in results if isinstance(x, Tensor)}  # views hold their base
         del results
         self._keep.clear()
+        self.casts.clear()
         for attempt in range(2):
             alive = [
                 (x._type, line)

@@ -208,7 +208,8 @@ class Writer:
             f"state.grad_enabled is not {modes.grad_enabled} "
             f"or state.inference is not {modes.inference} "
             f"or state.anomaly is not {modes.anomaly} "
-            f"or defaults.dtype is not {self.constant(modes.dtype)}"
+            f"or defaults.dtype is not {self.constant(modes.dtype)} "
+            f"or state.casting != {self.constant(modes.casting)}"
         )
 
     def _state(self) -> None:

@@ -24,6 +24,8 @@ class State(threading.local):
         abstract: ops are inferred only; results have no data.
         recorder: what is told of every op, write, rebind and raw read; or None.
         anomaly: backward checks every gradient for NaN (detect_anomaly).
+        casting: autocast's settings (casting.py), None where they are the defaults.
+        casts: casts of parameters that are kept inside autocast contexts; None outside of them.
         levels: the vmaps and forward modes that are being run, innermost last (levels.py).
     """
 
@@ -32,6 +34,8 @@ class State(threading.local):
     abstract: bool = False
     recorder: Any = None
     anomaly: bool = False
+    casting: Any = None
+    casts: Any = None
     levels: tuple[Any, ...] = ()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from jitgrad import creation
+from jitgrad.casting import wide
 from jitgrad.functions import elementwise, linalg, reduce
 from jitgrad.functions.args import expect_tensor
 from jitgrad.functions.shape import broadcast_shapes_of
@@ -52,6 +53,7 @@ def _expect_floating(name: str, *tensors: Tensor) -> None:
             raise RuntimeError(f"[{name}] expected a floating dtype; got {x._type}; use .float()")
 
 
+@wide
 def cdist(
     x1: Tensor, x2: Tensor, p: float = 2.0,
     compute_mode: str | None = "use_mm_for_euclid_dist_if_necessary",

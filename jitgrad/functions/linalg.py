@@ -6,6 +6,7 @@ import string
 from collections.abc import Sequence
 from typing import Any
 
+from jitgrad.casting import exempt, lower, wide
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.compiler.symbolic import prod as dims_product
 from jitgrad.dispatch import apply
@@ -28,6 +29,7 @@ def _expect(name: str, a: Any, b: Any) -> None:
         )
 
 
+@lower
 def matmul(input: Tensor, other: Tensor) -> Tensor:
     """The matrix product; vectors count as a row (left) or a column (right); batches broadcast.
 
@@ -62,12 +64,14 @@ def _ranks(name: str, a: Tensor, b: Tensor, ranks: tuple[int, int]) -> None:
         )
 
 
+@lower
 def mm(input: Tensor, mat2: Tensor) -> Tensor:
     """(M, K) by (K, N)."""
     _ranks("mm", input, mat2, (2, 2))
     return _product(input, mat2)
 
 
+@lower
 def bmm(input: Tensor, mat2: Tensor) -> Tensor:
     """(B, M, K) by (B, K, N)."""
     _ranks("bmm", input, mat2, (3, 3))
@@ -78,6 +82,7 @@ def bmm(input: Tensor, mat2: Tensor) -> Tensor:
     return _product(input, mat2)
 
 
+@exempt
 def mv(input: Tensor, vec: Tensor) -> Tensor:
     """(M, K) by (K,)."""
     _ranks("mv", input, vec, (2, 1))
@@ -102,6 +107,8 @@ def inner(input: Tensor, other: Tensor) -> Tensor:
     """Products summed over the last dims."""
     if input.ndim == 0 or other.ndim == 0:
         return input * other
+    if input.ndim == 1 and other.ndim == 1:
+        return dot(input, other)
     return tensordot(input, other, ([-1], [-1]))
 
 
@@ -123,6 +130,7 @@ def _blend(base: Tensor, product: Tensor, beta: Any, alpha: Any) -> Tensor:
     return product + (base if beta == 1 else base * beta)
 
 
+@lower
 def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
     """beta * input + alpha * (mat1 @ mat2)."""
     return _blend(input, mm(mat1, mat2), beta, alpha)
@@ -138,6 +146,7 @@ def addr(input: Tensor, vec1: Tensor, vec2: Tensor, *, beta: Any = 1, alpha: Any
     return _blend(input, outer(vec1, vec2), beta, alpha)
 
 
+@lower
 def baddbmm(
     input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Any = 1, alpha: Any = 1
 ) -> Tensor:
@@ -145,6 +154,7 @@ def baddbmm(
     return _blend(input, bmm(batch1, batch2), beta, alpha)
 
 
+@lower
 def addbmm(
     input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Any = 1, alpha: Any = 1
 ) -> Tensor:
@@ -178,7 +188,7 @@ def tensordot(a: Tensor, b: Tensor, dims: Any = 2) -> Tensor:
     inner_size = dims_product(a._type.shape[k] for k in left)
     flat_a = a.permute(*keep_a, *left).reshape(dims_product(shape_a), inner_size)
     flat_b = b.permute(*right, *keep_b).reshape(inner_size, dims_product(shape_b))
-    return _product(flat_a, flat_b).reshape((*shape_a, *shape_b))
+    return mm(flat_a, flat_b).reshape((*shape_a, *shape_b))
 
 
 def kron(input: Tensor, other: Tensor) -> Tensor:
@@ -204,6 +214,7 @@ def cross(input: Tensor, other: Tensor, dim: int = -1) -> Tensor:
     return a1 * b2 - a2 * b1
 
 
+@wide
 def trace(input: Tensor) -> Tensor:
     """The sum of a matrix's diagonal."""
     if input.ndim != 2:
@@ -346,7 +357,7 @@ def _contract(
     left = arrange(a, la, batch + rows + summed).reshape(size["b"], size["m"], size["k"])
     right = arrange(b, lb, batch + summed + columns).reshape(size["b"], size["k"], size["n"])
     if summed:
-        out = _product(left, right)
+        out = bmm(left, right)
     else:
         out = left * right
     order = batch + rows + columns

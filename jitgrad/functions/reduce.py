@@ -8,6 +8,7 @@ import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from jitgrad.casting import wide
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.compiler.symbolic import Sym
 from jitgrad.compiler.symbolic import prod as dims_product
@@ -35,6 +36,7 @@ def sum(
     return _reduce("sum", input, axes, keepdim, **({} if dtype is None else {"dtype": dtype}))
 
 
+@wide
 def prod(
     input: Tensor, dim: int | None = None, keepdim: bool = False, *, dtype: DType | None = None
 ) -> Tensor:

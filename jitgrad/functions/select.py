@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from jitgrad.casting import widest
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.dispatch import apply
 from jitgrad.functions.args import one_axis
@@ -164,6 +165,7 @@ def index_add(input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: 
     return _put_along("index_add", input, dim, index, values, True)
 
 
+@widest
 def index_copy(input: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
     """input with source's slices written at the indices along dim."""
     if source.dtype is not input.dtype:

@@ -12,6 +12,7 @@ import warnings
 import weakref
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from jitgrad.autograd.modes import enable_grad, set_grad_enabled
@@ -99,6 +100,8 @@ class Optimizer(StateDict):
         state: parameter -> its state (tensors, by PyTorch's keys).
         defaults: hyper-parameters of groups that do not set them.
     """
+
+    _skip: Tensor | None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -235,6 +238,17 @@ class Optimizer(StateDict):
                         self._update_unless(self._skip, p, grad, state, h)
         return loss
 
+    step.masks = True  # type: ignore[attr-defined]
+
+    @contextmanager
+    def skipping(self, skip: Tensor) -> Iterator[None]:
+        """Inside, `step` leaves all as it was where the 0-d bool `skip` is true."""
+        self._skip = skip
+        try:
+            yield
+        finally:
+            self._skip = None
+
     def _update_unless(self, skip: Tensor, p: Tensor, grad: Tensor, state: State, h: Hyper) -> None:
         """`update`, undone where the 0-d bool `skip` is true (how GradScaler skips a step in a
         compiled function)."""
@@ -296,7 +310,7 @@ class Optimizer(StateDict):
     # -- hooks ---------------------------------------------------------------------------------
     def _make_hooks(self) -> None:
         self._common_hooks = (_pre_hooks, _post_hooks)
-        self._skip: Tensor | None = None
+        self._skip = None
         self._optimizer_step_pre_hooks: OrderedDict[int, Any] = OrderedDict()
         self._optimizer_step_post_hooks: OrderedDict[int, Any] = OrderedDict()
         super()._make_hooks()

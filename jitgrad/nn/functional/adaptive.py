@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from jitgrad.casting import wide_in_3d
 from jitgrad.compiler.ops import OPS
 from jitgrad.creation import tensor
 from jitgrad.nn.functional.args import expect_tensors
@@ -85,6 +86,7 @@ def _checked(n: int, op: str, input: Tensor, output_size: Sizes, batch_only: boo
     return wanted
 
 
+@wide_in_3d
 def adaptive_avg_pool(n: int, input: Tensor, output_size: Sizes) -> Tensor:
     """adaptive_avg_pool1d, 2d or 3d, by the number n of spatial dims."""
     op = f"adaptive_avg_pool{n}d"
@@ -107,6 +109,7 @@ def adaptive_avg_pool(n: int, input: Tensor, output_size: Sizes) -> Tensor:
     return x.to(input.dtype)
 
 
+@wide_in_3d
 def adaptive_max_pool(n: int, input: Tensor, output_size: Sizes, return_indices: bool) -> Any:
     """adaptive_max_pool1d, 2d or 3d, by the number n of spatial dims."""
     op = f"adaptive_max_pool{n}d"

@@ -10,6 +10,7 @@ import warnings
 from typing import Any
 
 import jitgrad.functions as ops
+from jitgrad.casting import lower
 from jitgrad.creation import ones, zeros
 from jitgrad.functions.shape import cat
 from jitgrad.nn.functional.args import expect_tensors
@@ -21,6 +22,7 @@ from jitgrad.tensor import Tensor
 _MINUS_INFINITY = float("-inf")
 
 
+@lower
 def scaled_dot_product_attention(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
     dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,

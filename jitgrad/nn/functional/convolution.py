@@ -7,12 +7,14 @@ dims: a transposed convolution is what conv sends back to its input.
 
 from __future__ import annotations
 
+from jitgrad.casting import lower
 from jitgrad.compiler.ops import OPS
 from jitgrad.nn.functional.args import IntOrInts, expect_dtype, expect_tensors, per_dim
 from jitgrad.nn.functional.padding import pad
 from jitgrad.tensor import Tensor
 
 
+@lower
 def convolution(
     n: int,
     input: Tensor,
@@ -46,6 +48,7 @@ def _finish(n: int, out: Tensor, bias: Tensor | None, unbatched: bool) -> Tensor
     return out.squeeze(0) if unbatched else out
 
 
+@lower
 def transposed_convolution(
     n: int,
     input: Tensor,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import jitgrad.functions as ops
+from jitgrad.casting import lower
 from jitgrad.nn.functional.args import expect_dtype, expect_shape, expect_tensors
 from jitgrad.tensor import Tensor
 
 
+@lower
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x @ weight.T + bias: input (..., in), weight (out, in), bias (out) -> (..., out).
 

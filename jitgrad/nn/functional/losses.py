@@ -11,6 +11,7 @@ import warnings
 from typing import Any
 
 import jitgrad.functions as ops
+from jitgrad.casting import wide
 from jitgrad.creation import ones_like, zeros_like
 from jitgrad.functions.select import expect_range
 from jitgrad.nn.functional.activations import logsigmoid
@@ -39,6 +40,7 @@ def _difference(op: str, input: Tensor, target: Tensor) -> Tensor:
     return input - target
 
 
+@wide
 def mse_loss(
     input: Tensor, target: Tensor, size_average: bool | None = None, reduce: bool | None = None,
     reduction: str = "mean", weight: Tensor | None = None,
@@ -49,6 +51,7 @@ def mse_loss(
     return reduce_weighted("mse_loss", d * d, weight, reduction, input.shape)
 
 
+@wide
 def l1_loss(
     input: Tensor, target: Tensor, size_average: bool | None = None, reduce: bool | None = None,
     reduction: str = "mean", weight: Tensor | None = None,
@@ -59,6 +62,7 @@ def l1_loss(
     return reduce_weighted("l1_loss", d, weight, reduction, input.shape)
 
 
+@wide
 def smooth_l1_loss(
     input: Tensor, target: Tensor, size_average: bool | None = None, reduce: bool | None = None,
     reduction: str = "mean", beta: float = 1.0,
@@ -77,6 +81,7 @@ def smooth_l1_loss(
     return reduce_loss("smooth_l1_loss", loss, reduction)
 
 
+@wide
 def huber_loss(
     input: Tensor, target: Tensor, reduction: str = "mean", delta: float = 1.0,
     weight: Tensor | None = None,
@@ -110,6 +115,7 @@ _FLAT = 1e-12
 """p * (1 - p) below which PyTorch divides binary_cross_entropy's derivative by this instead."""
 
 
+@wide
 def binary_cross_entropy(
     input: Tensor, target: Tensor, weight: Tensor | None = None, size_average: bool | None = None,
     reduce: bool | None = None, reduction: str = "mean",
@@ -146,6 +152,7 @@ def _expect_probabilities(op: str, input: Tensor) -> Tensor:
     return expect_range(input, 0.0, 1.0, RuntimeError, text)
 
 
+@wide
 def binary_cross_entropy_with_logits(
     input: Tensor,
     target: Tensor,
@@ -172,6 +179,7 @@ def binary_cross_entropy_with_logits(
     return reduce_loss(op, loss, reduction)
 
 
+@wide
 def kl_div(
     input: Tensor, target: Tensor, size_average: bool | None = None, reduce: bool | None = None,
     reduction: str = "mean", log_target: bool = False,
@@ -193,6 +201,7 @@ def kl_div(
     return reduce_loss("kl_div", loss, reduction)
 
 
+@wide
 def poisson_nll_loss(
     input: Tensor, target: Tensor, log_input: bool = True, full: bool = False,
     size_average: bool | None = None, eps: float = 1e-8, reduce: bool | None = None,
@@ -298,6 +307,7 @@ def _picked(
     return ops.where(ignored, 0.0, loss), counted
 
 
+@wide
 def nll_loss(
     input: Tensor,
     target: Tensor,
@@ -324,6 +334,7 @@ def nll_loss(
     return reduce_loss("nll_loss", loss, reduction)
 
 
+@wide
 def cross_entropy(
     input: Tensor,
     target: Tensor,

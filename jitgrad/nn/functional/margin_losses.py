@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import jitgrad.functions as ops
+from jitgrad.casting import wide
 from jitgrad.creation import arange
 from jitgrad.functions.distance import pairwise_distance
 from jitgrad.functions.select import one_hot
@@ -19,6 +20,7 @@ Distance = Callable[[Tensor, Tensor], Tensor]
 
 
 # -- two classes, 1 and -1 -------------------------------------------------------------------------
+@wide
 def soft_margin_loss(
     input: Tensor, target: Tensor, size_average: bool | None = None, reduce: bool | None = None,
     reduction: str = "mean",
@@ -29,6 +31,7 @@ def soft_margin_loss(
     return reduce_loss("soft_margin_loss", -logsigmoid(target * input), reduction)
 
 
+@wide
 def hinge_embedding_loss(
     input: Tensor, target: Tensor, margin: float = 1.0, size_average: bool | None = None,
     reduce: bool | None = None, reduction: str = "mean",
@@ -41,6 +44,7 @@ def hinge_embedding_loss(
     return reduce_loss("hinge_embedding_loss", apart + together, reduction)
 
 
+@wide
 def margin_ranking_loss(
     input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0,
     size_average: bool | None = None, reduce: bool | None = None, reduction: str = "mean",
@@ -61,6 +65,7 @@ def margin_ranking_loss(
     return reduce_loss(op, loss, reduction)
 
 
+@wide
 def cosine_embedding_loss(
     input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0,
     size_average: bool | None = None, reduce: bool | None = None, reduction: str = "mean",
@@ -97,6 +102,7 @@ def _rows(op: str, input: Tensor) -> tuple[Tensor, bool]:
     return (input, True) if input.dim() == 2 else (input.reshape(1, -1), False)
 
 
+@wide
 def multi_margin_loss(
     input: Tensor, target: Tensor, p: int = 1, margin: float = 1.0, weight: Tensor | None = None,
     size_average: bool | None = None, reduce: bool | None = None, reduction: str = "mean",
@@ -143,6 +149,7 @@ def _expect_long(op: str, target: Tensor) -> None:
         )
 
 
+@wide
 def multilabel_margin_loss(
     input: Tensor, target: Tensor, size_average: bool | None = None, reduce: bool | None = None,
     reduction: str = "mean",
@@ -186,6 +193,7 @@ def multilabel_soft_margin_loss(
 
 
 # -- triplets --------------------------------------------------------------------------------------
+@wide
 def triplet_margin_loss(
     anchor: Tensor, positive: Tensor, negative: Tensor, margin: float = 1.0, p: float = 2,
     eps: float = 1e-6, swap: bool = False, size_average: bool | None = None,

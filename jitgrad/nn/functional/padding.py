@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jitgrad import functions as ops
+from jitgrad.casting import wide
 from jitgrad.nn.functional.args import expect_tensors
 from jitgrad.nn.functional.tables import Table, resampled, table
 from jitgrad.tensor import Tensor
@@ -38,6 +39,13 @@ def pad(
             f"[pad] mode {mode!r} pads all dims but the first 1 or 2; got pad {tuple(amounts)} "
             f"for input {tuple(input.shape)}"
         )
+    if mode == "replicate" or (mode == "reflect" and len(amounts) <= 4):
+        return _in_float32(input, amounts, mode)
+    return _by_index(input, amounts, mode)
+
+
+def _by_index(input: Tensor, amounts: Sequence[int], mode: str) -> Tensor:
+    """Each padded dim, of the input's elements at the places that the mode says."""
     out = input
     for k in range(len(amounts) // 2):
         low, high = amounts[2 * k : 2 * k + 2]
@@ -50,6 +58,9 @@ def pad(
 @functools.lru_cache(maxsize=256)
 def _source(size: int, low: int, high: int, mode: str) -> Table:
     return table(size, np.array(_order(size, low, high, mode), np.int64)[:, None])
+
+
+_in_float32 = wide(_by_index)  # under autocast: those that are primitive in PyTorch
 
 
 def _order(size: int, low: int, high: int, mode: str) -> list[int]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import jitgrad.functions as ops
+from jitgrad.casting import lower
 from jitgrad.creation import rand_like, zeros_like
 from jitgrad.nn.functional.activations import activation, applied, in_place, softmax
 from jitgrad.nn.functional.args import expect_dtype, expect_floating, expect_tensors
@@ -11,6 +12,7 @@ from jitgrad.runtime import dtypes
 from jitgrad.tensor import Tensor
 
 
+@lower
 def prelu(input: Tensor, weight: Tensor) -> Tensor:
     """x where x > 0, else weight * x: input (N, C, ...), weight (C), (1) or () (He et al. 2015).
 

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import jitgrad.functions as ops
+from jitgrad.casting import wide_in_3d
 from jitgrad.compiler.ops import OPS
 from jitgrad.nn.functional.args import IntOrInts, expect_tensors, per_dim
 from jitgrad.tensor import Tensor
@@ -38,6 +39,7 @@ def _window(
     }
 
 
+@wide_in_3d
 def max_pool(
     n: int, input: Tensor, kernel_size: IntOrInts, stride: IntOrInts | None = None,
     padding: IntOrInts = 0, dilation: IntOrInts = 1, ceil_mode: bool = False,
@@ -86,6 +88,7 @@ def max_pool3d(
     return max_pool(3, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
 
 
+@wide_in_3d
 def avg_pool(
     n: int, input: Tensor, kernel_size: IntOrInts, stride: IntOrInts | None = None,
     padding: IntOrInts = 0, ceil_mode: bool = False, count_include_pad: bool = True,

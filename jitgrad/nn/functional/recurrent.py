@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jitgrad.functions as ops
+from jitgrad.casting import lower
 from jitgrad.functions.shape import cat
 from jitgrad.nn.functional.dropout import dropout as drop
 from jitgrad.nn.functional.linear import linear
@@ -150,6 +151,14 @@ def recurrent(
     layer and direction, the direction changing fastest. output is packed as x is, with
     directions * hidden features. `dropout` is a probability, applied between layers.
     """
+    run = _lowered if mode == "LSTM" else _layers
+    return run(mode, x, start, weights, directions, dropout, sizes)
+
+
+def _layers(
+    mode: str, x: Tensor, start: State, weights: Sequence[Weights], directions: int,
+    dropout: float, sizes: Sequence[int] | None,
+) -> tuple[Tensor, State]:  # fmt: skip
     layers = len(weights) // directions
     starts = list(zip(*[s.unbind(0) for s in start], strict=True))
     ends = []
@@ -164,3 +173,6 @@ def recurrent(
         if dropout and layer < layers - 1:
             x = drop(x, dropout)
     return x, tuple([ops.stack(list(s)) for s in zip(*ends, strict=True)])
+
+
+_lowered = lower(_layers)  # under autocast an LSTM is one function of low precision

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 import jitgrad.functions as ops
+from jitgrad.casting import wide
 from jitgrad.creation import tensor
 from jitgrad.nn.functional.args import expect_dtype, expect_tensors
 from jitgrad.runtime import dtypes
@@ -23,6 +24,7 @@ _MODES = ("bilinear", "nearest", "bicubic")
 _PADDING_MODES = ("zeros", "border", "reflection")
 
 
+@wide
 def grid_sample(
     input: Tensor,
     grid: Tensor,

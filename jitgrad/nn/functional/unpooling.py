@@ -11,6 +11,7 @@ import numpy as np
 
 import jitgrad.functions as ops
 from jitgrad.autograd.modes import is_grad_enabled
+from jitgrad.casting import wide
 from jitgrad.creation import rand, tensor
 from jitgrad.functions.select import expect_positions
 from jitgrad.nn.functional.args import IntOrInts, expect_dtype, expect_tensors, per_dim
@@ -45,6 +46,7 @@ def _unpooled_sizes(
     return wanted
 
 
+@wide
 def max_unpool(
     n: int, input: Tensor, indices: Tensor, kernel_size: IntOrInts,
     stride: IntOrInts | None = None, padding: IntOrInts = 0,
@@ -107,6 +109,7 @@ def max_unpool3d(
 
 
 # -- fractional pooling ----------------------------------------------------------------------------
+@wide
 def fractional_max_pool(
     n: int, input: Tensor, kernel_size: IntOrInts, output_size: IntOrInts | None = None,
     output_ratio: Any = None, return_indices: bool = False, _random_samples: Tensor | None = None,
