@@ -19,6 +19,7 @@ import numpy as np
 from jitgrad.device import device
 from jitgrad.hostscalar import HostScalar
 from jitgrad.nn.parameter import Buffer, Parameter
+from jitgrad.nn.state_dict import StateDict
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import DType
 from jitgrad.serialization.memory import Memory
@@ -79,7 +80,7 @@ class _Writer:
 
     def _dict(self, x: dict[Any, Any], path: str) -> Any:
         factory = getattr(x, "default_factory", None)
-        known = type(x) in (dict, OrderedDict, Counter, defaultdict)
+        known = type(x) in (dict, OrderedDict, StateDict, Counter, defaultdict)
         if not known or factory not in (None, *_FACTORIES.values()):
             raise self._refused(x, path)
         pairs = [
@@ -87,7 +88,7 @@ class _Writer:
         ]
         if type(x) is defaultdict:
             return {"default": [pairs, factory and factory.__name__]}
-        if type(x) is not OrderedDict:
+        if not isinstance(x, OrderedDict):
             return {"dict" if type(x) is dict else "counter": pairs}
         extra = {k: self.tree(v, f"{path}.{k}") for k, v in vars(x).items()}
         return {"ordered": [pairs, extra]} if extra else {"ordered": [pairs]}
@@ -246,7 +247,8 @@ class _Reader:
             factory = None if value[1] is None else _FACTORIES[value[1]]
             return defaultdict(factory, ((self.object(k), self.object(v)) for k, v in value[0]))
         if kind == "ordered":
-            made = OrderedDict((self.object(k), self.object(v)) for k, v in value[0])
+            kind = StateDict if "_metadata" in value[-1] else OrderedDict
+            made = kind((self.object(k), self.object(v)) for k, v in value[0])
             for name, extra in value[1].items() if len(value) > 1 else ():
                 setattr(made, name, self.object(extra))
             return made
