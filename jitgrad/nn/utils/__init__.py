@@ -1,4 +1,5 @@
-"""Utilities for networks, as torch.nn.utils. stateless is imported when it is first named."""
+"""Utilities for networks, as torch.nn.utils. prune and stateless are imported when
+they are first named."""
 
 import importlib
 from typing import Any
@@ -26,8 +27,8 @@ from jitgrad.nn.utils.weight_norm import remove_weight_norm, weight_norm
 
 
 def __getattr__(name: str) -> Any:
-    if name == "stateless":
-        return importlib.import_module("jitgrad.nn.utils.stateless")
+    if name in ("prune", "stateless"):
+        return importlib.import_module(f"jitgrad.nn.utils.{name}")
     raise AttributeError(
         f"module 'jitgrad.nn.utils' has no attribute {name!r}; what of PyTorch is not there yet is "
         "listed in docs/limits.md"
