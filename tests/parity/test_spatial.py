@@ -332,6 +332,57 @@ def test_interpolate_dtypes(dtype, mode):
     check(code, values(2, 3, 5, 6).astype(np.float32), grad=dtype == "float32", scale=4)
 
 
+@pytest.mark.parametrize("mode,options", [
+    ("linear", {}), ("bilinear", {}), ("bilinear", {"align_corners": True}), ("trilinear", {}),
+    ("bilinear", {"antialias": True}), ("bicubic", {}), ("bicubic", {"antialias": True}),
+    ("nearest", {}), ("nearest-exact", {}),
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("factors", [(1.15, 1.1, 1.05), (1.15, 2, 1.3), (2, 1.15, 0.6)])
+def test_a_scale_that_keeps_a_size(mode, options, factors):
+    """PyTorch ignores such a scale in the linear modes and in the anti-aliased ones, forward. The
+    derivatives of its bicubic, nearest and anti-aliased modes are those of another map."""
+    grad = "linear" in mode and not options.get("antialias")
+    for n in MODES[mode]:
+
+        def code(lib, x, n=n):
+            return lib.F.interpolate(x, scale_factor=factors[:n], mode=mode, **options)
+
+        check(code, values(1, 5, *(5, 6, 4)[:n]).astype(np.float32), scale=10, grad=grad)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic", "lanczos"])
+@pytest.mark.parametrize("antialias", [False, True])
+@pytest.mark.parametrize("shape,size", [
+    ((2, 3, 9, 7), (4, 12)), ((1, 5, 4, 11), (9, 3)), ((1, 1, 1, 6), (3, 4)), ((1, 8, 6, 6), 6),
+])  # fmt: skip
+def test_interpolated_bytes(mode, antialias, shape, size):
+    """To the bit."""
+    if antialias == (mode == "nearest") or (mode == "lanczos" and not antialias):
+        pytest.skip("no such form")
+    x = np.random.default_rng(0).integers(0, 256, shape).astype(np.uint8)
+
+    def code(lib, x):
+        return lib.F.interpolate(x, size, mode=mode, antialias=antialias)
+
+    check(code, x, grad=False)
+    fast = jitgrad.jit(lambda x: code(LIBS[0], x), fallback="error")
+    for _ in range(2):
+        got = fast(jitgrad.from_numpy(x))
+    np.testing.assert_array_equal(got.numpy(), code(LIBS[0], jitgrad.from_numpy(x)).numpy())
+
+
+@pytest.mark.parametrize("n,options", [
+    (1, {"kernel_size": 2}), (2, {"kernel_size": (3, 2), "stride": 2, "padding": 1}),
+    (2, {"kernel_size": 3, "padding": 1, "count_include_pad": False, "ceil_mode": True}),
+    (3, {"kernel_size": 2, "divisor_override": 3}), (2, {"kernel_size": 3, "ceil_mode": True}),
+    (1, {"kernel_size": 3, "stride": 2, "padding": 1, "ceil_mode": True}),
+], ids=str)  # fmt: skip
+def test_average_of_whole_numbers(n, options):
+    """Toward zero, as C divides."""
+    x = np.random.default_rng(0).integers(-50, 50, (2, 3, 7, 6, 8)[: n + 2])
+    check(lambda lib, x: getattr(lib.F, f"avg_pool{n}d")(x, **options), x, grad=False)
+
+
 def test_upsample_layers():
     x = values(2, 3, 4, 5)
     for make in (
@@ -492,6 +543,7 @@ BAD = {
     "size zero": lambda lib, x: lib.F.interpolate(x, scale_factor=0.1),
     "antialias": lambda lib, x: lib.F.interpolate(x, 2, mode="area", antialias=True),
     "bilinear ints": lambda lib, x: lib.F.interpolate(x.long(), 2, mode="bilinear"),
+    "linear bytes": lambda lib, x: lib.F.interpolate(x[0].to(lib.t.uint8), 2, mode="linear"),
     "grid batch": lambda lib, x: lib.F.grid_sample(x, ones(lib, 1, 2, 2, 2)),
     "grid last": lambda lib, x: lib.F.grid_sample(x, ones(lib, 2, 2, 2, 3)),
     "grid dtype": lambda lib, x: lib.F.grid_sample(x, lib.t.ones(2, 2, 2, 2)),

@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from jitgrad.creation import tensor
 from jitgrad.nn.functional.adaptive import adaptive_avg_pool
 from jitgrad.nn.functional.args import expect_tensors
-from jitgrad.nn.functional.tables import Array, Table, resampled, table
+from jitgrad.nn.functional.tables import Array, Table, fixed_point, picked, resampled, table
 from jitgrad.runtime import dtypes
 from jitgrad.tensor import Tensor
 
@@ -176,8 +177,9 @@ def interpolate(
     'linear', 'bilinear', 'trilinear', 'bicubic' (Keys 1981, a = -0.75), 'area' (means, as
     adaptive_avg_pool), 'lanczos' (with antialias). align_corners puts the corners' centres on each
     other; else edges meet. Positions are computed with scale_factor where it is given, unless
-    recompute_scale_factor. antialias widens the filter where the result is smaller (4 dims;
-    bilinear, bicubic, lanczos). Raises ValueError for arguments that exclude each other,
+    recompute_scale_factor; in the linear modes a dim that keeps its size stays as it is. antialias
+    widens the filter where the result is smaller (4 dims; bilinear, bicubic, lanczos). uint8 in 4
+    dims is computed in fixed point. Raises ValueError for arguments that exclude each other,
     NotImplementedError for a mode that does not fit the dims or dtype.
     """
     op = "interpolate"
@@ -213,21 +215,34 @@ def interpolate(
         raise RuntimeError(f"[{op}] expected an input with channels; got {tuple(input.shape)}")
     if plain:
         return _by_nearest(input, sizes, scales, mode == "nearest-exact")
-    if not input.is_floating_point():
+    whole = input.dtype is dtypes.uint8 and input.dim() == 4
+    if not (input.is_floating_point() or whole):
         raise NotImplementedError(
             f"[{op}] mode {mode!r} is not implemented for {input.dtype}; got {tuple(input.shape)}; "
-            "convert it with .float() (docs/limits.md)"
+            "convert it with .float()"
         )
-    x = input.to(dtypes.float32) if input.dtype.itemsize == 2 else input
+    x = input.to(dtypes.int32 if whole else dtypes.float32) if input.dtype.itemsize <= 2 else input
     align = bool(align_corners)
     for k in range(len(sizes) - 1, -1, -1):
         n, m, scale = int(input.shape[2 + k]), sizes[k], scales[k]
+        if n == m and (antialias or mode != "bicubic" or whole):
+            continue  # as PyTorch's: a dim that keeps its size stays as it is, whatever the scale
         if antialias:
             made = _filtered(mode, n, m, scale, align)
         else:
             made = (_cubic if mode == "bicubic" else _linear)(n, m, scale, align)
-        x = resampled(x, 2 + k, made)
+        x = _rounded(x, 2 + k, made) if whole else resampled(x, 2 + k, made)
     return x.to(input.dtype) if x is not input else input.clone()
+
+
+def _rounded(x: Tensor, dim: int, t: Table) -> Tensor:
+    """A dim of bytes, held as int32, resampled and rounded to bytes: the fixed-point arithmetic of
+    Pillow's and PyTorch's kernels, to the bit."""
+    whole, bits = fixed_point(t)
+    weights = tensor(whole.weights, dtype=x.dtype)
+    weights = weights.reshape(tuple(weights.shape) + (1,) * (x.dim() - dim - 1))
+    total = (picked(x, dim, whole) * weights).sum(dim + 1, dtype=x.dtype)
+    return ((total + (1 << (bits - 1))) >> bits).clamp(0, 255)
 
 
 def _by_nearest(

@@ -5,11 +5,18 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 import jitgrad.functions as ops
 from jitgrad.casting import wide_in_3d
 from jitgrad.compiler.ops import OPS
+from jitgrad.creation import tensor
 from jitgrad.nn.functional.args import IntOrInts, expect_tensors, per_dim
+from jitgrad.nn.functional.tables import picked, table
+from jitgrad.runtime import dtypes
 from jitgrad.tensor import Tensor
+
+Ints = tuple[int, ...]
 
 
 def _batched(n: int, op: str, input: Tensor) -> Tensor:
@@ -99,14 +106,35 @@ def avg_pool(
     x = _batched(n, op, input)
     if divisor_override == 0:
         raise RuntimeError(f"[{op}] expected divisor_override not to be 0; got 0; pass None")
-    out: Tensor = OPS["avg_pool"](
-        x,
-        **_window(n, op, kernel_size, stride, padding),
-        ceil_mode=bool(ceil_mode),
-        count_include_pad=bool(count_include_pad),
-        divisor_override=divisor_override,
-    )
+    attrs = _window(n, op, kernel_size, stride, padding)
+    attrs["ceil_mode"], include = bool(ceil_mode), bool(count_include_pad)
+    if x.dtype is dtypes.int64:
+        out = _whole_average(x, include, divisor_override, **attrs)
+    else:
+        out = OPS["avg_pool"](
+            x, **attrs, count_include_pad=include, divisor_override=divisor_override
+        )
     return out.squeeze(0) if input.dim() == n + 1 else out
+
+
+def _whole_average(
+    x: Tensor, include: bool, divisor: int | None, kernel: Ints, stride: Ints, padding: Ints,
+    ceil_mode: bool,
+) -> Tensor:  # fmt: skip
+    """avg_pool of int64: exact sums, divided toward zero."""
+    n, one = len(kernel), (1,) * len(kernel)
+    shape = OPS["avg_pool"].check(x._type, kernel, stride, padding, one, ceil_mode)  # type: ignore[attr-defined]
+    counts = np.ones(one, np.int64)
+    for i in range(n):
+        size, dim = int(x.shape[2 + i]), 2 + i
+        start = np.arange(int(shape[dim])) * stride[i] - padding[i]
+        places = start[:, None] + np.arange(kernel[i])
+        real = (places >= 0) & (places < size)
+        x = picked(x, dim, table(size, np.where(real, places, -1))).sum(dim + 1)
+        covered = (places < size + padding[i] if include else real).sum(1)
+        counts = counts * covered.reshape([-1 if k == i else 1 for k in range(n)])
+    by = tensor(counts) if divisor is None else divisor
+    return x.div(by, rounding_mode="trunc")
 
 
 def avg_pool1d(

@@ -68,3 +68,21 @@ def resampled(x: Tensor, dim: int, t: Table) -> Tensor:
         return parts.squeeze(dim + 1)
     weights = tensor(t.weights, dtype=x.dtype)
     return (parts * weights.reshape(t.weights.shape + (1,) * (x.dim() - dim - 1))).sum(dim + 1)
+
+
+def fixed_point(t: Table) -> tuple[Table, int]:
+    """(the table with whole weights, how many bits of them are a fraction): as many as keep the
+    largest weight below 2^15, 22 at most. Each element is read once in a row."""
+    places = t.places.copy()
+    weights = np.ones(places.shape) if t.weights is None else t.weights.copy()
+    for b in range(1, places.shape[1]):
+        for a in range(b):
+            again = (places[:, a] == places[:, b]) & (places[:, b] >= 0)
+            weights[:, a] += np.where(again, weights[:, b], 0.0)
+            places[again, b] = -1
+    weights[places < 0] = 0.0
+    bits = 0
+    while bits < 22 and int(0.5 + weights.max() * (1 << (bits + 1))) < 1 << 15:
+        bits += 1
+    whole = np.trunc(weights * (1 << bits) + np.where(weights < 0, -0.5, 0.5))
+    return table(len(t.inverse), places, whole), bits
