@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +14,7 @@ from jitgrad.compiler.ops.record import OPS
 from jitgrad.device import device as Device
 from jitgrad.dispatch import apply
 from jitgrad.dispatch import full as _full
-from jitgrad.functions.args import as_shape
+from jitgrad.functions.args import as_shape, expect_range
 from jitgrad.hostscalar import HostScalar
 from jitgrad.levels import draw_for_examples, examples_like
 from jitgrad.promotion import cast, plain_number
@@ -581,13 +582,22 @@ def normal(
 def bernoulli(
     input: Tensor, p: float | None = None, *, generator: Generator | None = None
 ) -> Tensor:
-    """1 with the probability that input (or p) says, else 0; of input's dtype."""
+    """1 with the probability that input (or p) says, else 0; of input's dtype.
+
+    Raises RuntimeError for a probability outside [0, 1].
+    """
     if input.dtype.category < Category.FLOAT and p is None:
         raise RuntimeError(
             f"[bernoulli] expected probabilities of a floating dtype; got {input._type}"
         )
+    chance: Any = p
+    if p is None:
+        text = "[bernoulli] Expected p_in >= 0 && p_in <= 1; got {value}"
+        chance = expect_range(input.detach(), 0.0, 1.0, RuntimeError, text)
+    elif not 0 <= p <= 1:
+        raise RuntimeError(f"bernoulli_ expects p to be in [0, 1], but got p={p}")
     uniform = draw("uniform", tuple(input._type.shape), dtypes.float32, generator)
-    return cast(uniform < (input.detach() if p is None else p), input.dtype)
+    return cast(uniform < chance, input.dtype)
 
 
 def multinomial(
@@ -597,7 +607,11 @@ def multinomial(
     *,
     generator: Generator | None = None,
 ) -> Tensor:
-    """Indices drawn with the (unnormalised) probabilities of each row of input (N, C) or (C,)."""
+    """Indices drawn with the (unnormalised) probabilities of each row of input (N, C) or (C,).
+
+    Raises RuntimeError for other shapes, for elements that are negative or not finite, and for a
+    row whose sum is 0.
+    """
     if input.ndim not in (1, 2):
         raise RuntimeError(f"prob_dist must be 1 or 2 dim; got {input._type}")
     if input.dtype.category < Category.FLOAT:
@@ -609,7 +623,11 @@ def multinomial(
         raise RuntimeError(
             "cannot sample n_sample > prob_dist.size(-1) samples without replacement"
         )
-    weights = input.detach().to(dtypes.float64)
+    text = "probability tensor contains either `inf`, `nan` or element < 0; got {value}"
+    largest = sys.float_info.max
+    weights = expect_range(input.detach().to(dtypes.float64), 0.0, largest, RuntimeError, text)
+    text = "invalid multinomial distribution (sum of probabilities <= 0)"
+    expect_range((weights.sum(-1) > 0).to(dtypes.int64), 1, None, RuntimeError, text)
     lead = tuple(input._type.shape[:-1])
     if replacement:
         total = weights.cumsum(-1)

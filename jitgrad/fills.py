@@ -12,6 +12,7 @@ from typing import Any
 
 from jitgrad import creation
 from jitgrad.dispatch import assign, check_inplace
+from jitgrad.functions.args import expect_range
 from jitgrad.promotion import cast
 from jitgrad.random import Generator
 from jitgrad.runtime import dtypes
@@ -78,8 +79,11 @@ def bernoulli_(self: Tensor, p: Any = 0.5, *, generator: Generator | None = None
     """Filled with ones of probability p (a number, or a tensor of probabilities), zeros else."""
     if not isinstance(p, Tensor) and not 0 <= p <= 1:
         raise RuntimeError(f"bernoulli_ expects p to be in [0, 1], but got p={p}")
+    if isinstance(p, Tensor):
+        text = "[bernoulli_] Expected p_in >= 0 && p_in <= 1; got {value}"
+        p = expect_range(p.detach(), 0.0, 1.0, RuntimeError, text)
     draw = _uniform(self, generator, dtypes.float32)
-    return _fill(self, draw < (p.detach() if isinstance(p, Tensor) else p))
+    return _fill(self, draw < p)
 
 
 def exponential_(self: Tensor, lambd: float = 1.0, *, generator: Generator | None = None) -> Tensor:

@@ -1,4 +1,4 @@
-"""Arguments of public functions: dims, shapes, and what is a tensor."""
+"""Arguments of public functions: dims, shapes, what is a tensor, and ranges of elements."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
+from jitgrad.compiler.ops.record import OPS
 from jitgrad.compiler.symbolic import Sym
+from jitgrad.dispatch import apply
 from jitgrad.tensor import Tensor
 
 Dims = "int | Sequence[int] | None"
@@ -90,3 +92,10 @@ def infer_minus_one(name: str, shape: Sequence[Any], total: Any) -> tuple[Any, .
     filled = list(shape)
     filled[unknown[0]] = total // known
     return tuple(filled)
+
+
+def expect_range(x: Tensor, low: Any, high: Any, error: type[Exception], text: str) -> Tensor:
+    """x, where low <= x <= high; else raises `error`, eager and compiled. "{value}" in the text
+    stands for the first element out of range. None for low or high asks nothing."""
+    attrs = {"low": low, "high": high, "error": error.__name__, "text": text}
+    return apply(OPS["expect_range"], (x,), attrs)

@@ -12,7 +12,7 @@ import numpy as np
 
 from jitgrad.compiler.symbolic import prod
 from jitgrad.creation import arange, host_tensor, zeros
-from jitgrad.functions.args import as_shape
+from jitgrad.functions.args import as_shape, expect_range
 from jitgrad.functions.shape import (
     cat,
     clone,
@@ -170,10 +170,9 @@ def unravel_index(indices: Tensor, shape: Any) -> tuple[Tensor, ...]:
             f"expected 'indices' to be integer dtype, but got {indices._type}; use .long()"
         )
     sizes = as_shape((shape,)) if isinstance(shape, int) else as_shape((tuple(shape),))
-    data = indices._data  # a check only: nothing of the result depends on it
     total = prod(sizes)
-    if data is not None and data.size and (data.max() >= total or data.min() < -total):
-        raise ValueError(f"[unravel_index] indices out of range for shape {tuple(sizes)}")
+    text = f"[unravel_index] index {{value}} is out of range for shape {tuple(sizes)}"
+    indices = expect_range(indices, -total, total - 1, ValueError, text)
     out = []
     for k, size in enumerate(sizes):
         step = prod(sizes[k + 1 :])

@@ -10,7 +10,7 @@ from typing import Any
 
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.dispatch import apply
-from jitgrad.functions.args import one_axis
+from jitgrad.functions.args import expect_range, one_axis
 from jitgrad.functions.select import as_index, scatter, scatter_add, scatter_by
 from jitgrad.functions.shape import (
     as_strided,
@@ -106,7 +106,7 @@ def masked_scatter(input: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     """input with the first elements of source, in order, where the mask holds.
 
     Raises RuntimeError for a mask that is not bool or another dtype of source, and where source has
-    too few elements (IndexError from compiled code).
+    too few elements.
     """
     if mask.dtype is not dtypes.bool_:
         raise RuntimeError(
@@ -118,12 +118,8 @@ def masked_scatter(input: Tensor, mask: Tensor, source: Tensor) -> Tensor:
             f"and {source.dtype}"
         )
     input, mask = broadcast_tensors(input, mask)
-    wanted = mask._data
-    if wanted is not None and source.numel() < int(wanted.sum()):
-        raise RuntimeError(
-            f"masked_scatter: expected source to have at least {int(wanted.sum())} elements; got "
-            f"{source._type}"
-        )
+    text = "masked_scatter: expected source to have at least {value} elements; got "
+    expect_range(mask.sum(), None, source.numel(), RuntimeError, text + str(source._type))
     if source.numel() == 0:
         return input.clone()
     flat = mask.reshape(-1)

@@ -10,7 +10,7 @@ import numpy as np
 from jitgrad.casting import widest
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.dispatch import apply
-from jitgrad.functions.args import one_axis
+from jitgrad.functions.args import expect_range, one_axis
 from jitgrad.promotion import cast, constant, elementwise, plain_number
 from jitgrad.runtime import dtypes
 from jitgrad.tensor import Tensor, wrap_array
@@ -28,13 +28,6 @@ def as_index(name: str, index: Tensor) -> Tensor:
             ".long()"
         )
     return cast(index, dtypes.int64)
-
-
-def expect_range(x: Tensor, low: Any, high: Any, error: type[Exception], text: str) -> Tensor:
-    """x, where low <= x <= high; else raises `error`, eager and compiled. "{value}" in the text
-    stands for the first element out of range. None for low or high asks nothing."""
-    attrs = {"low": low, "high": high, "error": error.__name__, "text": text}
-    return apply(OPS["expect_range"], (x,), attrs)
 
 
 def expect_positions(name: str, index: Tensor, axis: int, size: Any) -> Tensor:

@@ -15,7 +15,7 @@ import numpy as np
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.creation import arange, host_tensor, linspace
 from jitgrad.dispatch import apply
-from jitgrad.functions.args import one_axis
+from jitgrad.functions.args import expect_range, one_axis
 from jitgrad.functions.reduce import ValuesIndices, argmax, argsort, sort
 from jitgrad.functions.select import scatter_add, searchsorted
 from jitgrad.promotion import cast, constant, floating
@@ -153,9 +153,8 @@ def _quantile(
         )
     if q.ndim > 1:
         raise RuntimeError(f"{name}() q must be a scalar or 1D tensor; got {q._type}")
-    data = q._data  # a check only: nothing of the result depends on it
-    if data is not None and data.size and not ((data >= 0) & (data <= 1)).all():
-        raise RuntimeError(f"{name}() q values must be in the range [0, 1]; got {q.tolist()}")
+    text = f"{name}() q values must be in the range [0, 1]; got {{value}}"
+    q = expect_range(q, 0.0, 1.0, RuntimeError, text)
     if input.numel() == 0:
         raise RuntimeError(f"{name}() input tensor must be non-empty; got {input._type}")
     rank = input.ndim

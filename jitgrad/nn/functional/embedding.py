@@ -10,7 +10,8 @@ import math
 import jitgrad.functions as ops
 from jitgrad.autograd.modes import no_grad
 from jitgrad.creation import arange, ones, zeros
-from jitgrad.functions.select import expect_positions, expect_range, searchsorted
+from jitgrad.functions.args import expect_range
+from jitgrad.functions.select import expect_positions, searchsorted
 from jitgrad.nn.functional.args import expect_dtype, expect_tensors
 from jitgrad.runtime import dtypes
 from jitgrad.tensor import Tensor

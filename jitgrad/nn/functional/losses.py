@@ -13,7 +13,7 @@ from typing import Any
 import jitgrad.functions as ops
 from jitgrad.casting import wide
 from jitgrad.creation import ones_like, zeros_like
-from jitgrad.functions.select import expect_range
+from jitgrad.functions.args import expect_range
 from jitgrad.nn.functional.activations import logsigmoid
 from jitgrad.nn.functional.args import expect_dtype, expect_floating, expect_shape, expect_tensors
 from jitgrad.nn.functional.reduction import (
