@@ -10,6 +10,7 @@ import numbers
 import warnings
 from typing import Any
 
+from jitgrad.casting import casting
 from jitgrad.creation import empty, zeros
 from jitgrad.nn import init
 from jitgrad.nn.functional.recurrent import GATES, State, Weights, recurrent
@@ -175,7 +176,7 @@ class RNNBase(Module):
 
     def _check_input(self, x: Tensor, rank: int) -> None:
         name, weight = type(self).__name__, getattr(self, self._all_weights[0][0])
-        if x.dtype is not weight.dtype:
+        if x.dtype is not weight.dtype and casting().lower is None:
             raise ValueError(
                 f"[{name}] expected input of the weights' dtype {weight.dtype}; got {x.dtype} "
                 f"{tuple(x.shape)}; convert one with .to(dtype)"

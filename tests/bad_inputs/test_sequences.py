@@ -83,6 +83,11 @@ ROWS = [
         ["attn_mask", "(4, 4)", "(4, 5)"],
     ),
     (
+        lambda: HEADS(Q, Q, Q, attn_mask=t.zeros(4, 4).double()),
+        RuntimeError,
+        ["attn_mask", "float32", "float64[4, 4]"],
+    ),
+    (
         lambda: HEADS(Q, Q, Q, key_padding_mask=t.zeros(3, 4)),
         AssertionError,
         ["key_padding_mask", "(2, 4)", "(3, 4)"],

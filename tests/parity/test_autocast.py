@@ -225,6 +225,31 @@ def test_layers_of_several_functions(name):
     assert found == dtype_name(first)
 
 
+@pytest.mark.parametrize("name", ["LSTM", "RNN", "GRU", "LSTMCell", "RNNCell", "GRUCell"])
+def test_layers_behind_a_lowered_one(name):
+    """Their input is of autocast's dtype, their parameters are not."""
+    found = []
+    for lib in LIBS:
+        first, second = lib.nn.Linear(3, 3), getattr(lib.nn, name)(3, 4)
+        x = lib.t.ones(2, 3) if "Cell" in name else lib.t.ones(5, 2, 3)
+        with lib.t.autocast("cpu"):
+            out = second(first(x))
+        found.append(dtype_name(out[0] if isinstance(out, tuple) else out))
+    assert found == ["bfloat16", "bfloat16"]
+
+
+@pytest.mark.parametrize("need_weights", [True, False])
+def test_attention_with_masks(need_weights):
+    found = []
+    for lib in LIBS:
+        net, x = lib.nn.MultiheadAttention(4, 2), lib.t.ones(3, 2, 4)
+        padding = lib.t.tensor([[False, False, True]] * 2)
+        with lib.t.autocast("cpu"):
+            out = net(x, x, x, key_padding_mask=padding, need_weights=need_weights)
+        found.append([dtype_name(y) for y in out if y is not None])
+    assert found[0] == found[1]
+
+
 # -- settings ------------------------------------------------------------------------------------
 def both(code):
     ours, theirs = (code(lib) for lib in LIBS)

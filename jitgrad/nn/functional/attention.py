@@ -90,6 +90,12 @@ def _repeat_heads(name: str, x: Tensor, query: Tensor) -> Tensor:
     return wide.reshape(*batch, heads * times, length, width)
 
 
+@lower
+def _scores(name: str, query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
+    scores = ops.matmul(query, key.transpose(-2, -1))
+    return scores if mask is None else _masked(name, scores, mask)
+
+
 def _masked(name: str, scores: Tensor, mask: Tensor) -> Tensor:
     if mask.dtype is dtypes.bool_:
         return ops.where(mask, scores, _MINUS_INFINITY)
@@ -199,8 +205,7 @@ def multi_head_attention_forward(
     p = dropout_p if training else 0.0
     shown = None
     if need_weights:
-        scores = ops.matmul(q * math.sqrt(num_heads / width), k.transpose(-2, -1))
-        shown = ops.softmax(scores if mask is None else scores + mask, -1)
+        shown = ops.softmax(_scores(name, q * math.sqrt(num_heads / width), k, mask), -1)
         if p > 0.0:
             shown = dropout(shown, p)
         out = ops.matmul(shown, v)

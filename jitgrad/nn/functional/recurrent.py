@@ -65,7 +65,7 @@ def _gru(inputs: Inputs, state: State, w: _Hidden) -> State:
     width = h.shape[-1]
     hidden = ops.matmul(h, w.hh)
     if w.bias is not None:
-        hidden = hidden + w.bias
+        hidden = hidden + w.bias.to(hidden.dtype)  # which autocast may have lowered
     r, z = ops.sigmoid(inputs[0] + hidden.narrow(-1, 0, 2 * width)).chunk(2, -1)
     n = ops.tanh(inputs[1] + r * hidden.narrow(-1, 2 * width, width))
     return (n + z * (h - n),)
