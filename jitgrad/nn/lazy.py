@@ -111,7 +111,7 @@ class LazyLinear(LazyModuleMixin, Linear):
         if not self.has_uninitialized_params() and self.in_features:
             super().reset_parameters()
 
-    def initialize_parameters(self, input: Tensor) -> None:  # type: ignore[override]
+    def initialize_parameters(self, input: Tensor) -> None:
         new = self.has_uninitialized_params()
         self.in_features = int(input.shape[-1])
         shape = (self.out_features, self.in_features)
@@ -190,37 +190,37 @@ class _LazyConvTransposeNd(_LazyConv):
         self._make_lazy(out_channels, bias, device, dtype)
 
 
-class LazyConv1d(_LazyConvNd, Conv1d):  # type: ignore[misc]
+class LazyConv1d(_LazyConvNd, Conv1d):
     """Conv1d with in_channels from the first input."""
 
     cls_to_become = Conv1d
 
 
-class LazyConv2d(_LazyConvNd, Conv2d):  # type: ignore[misc]
+class LazyConv2d(_LazyConvNd, Conv2d):
     """Conv2d with in_channels from the first input."""
 
     cls_to_become = Conv2d
 
 
-class LazyConv3d(_LazyConvNd, Conv3d):  # type: ignore[misc]
+class LazyConv3d(_LazyConvNd, Conv3d):
     """Conv3d with in_channels from the first input."""
 
     cls_to_become = Conv3d
 
 
-class LazyConvTranspose1d(_LazyConvTransposeNd, ConvTranspose1d):  # type: ignore[misc]
+class LazyConvTranspose1d(_LazyConvTransposeNd, ConvTranspose1d):
     """ConvTranspose1d with in_channels from the first input."""
 
     cls_to_become = ConvTranspose1d
 
 
-class LazyConvTranspose2d(_LazyConvTransposeNd, ConvTranspose2d):  # type: ignore[misc]
+class LazyConvTranspose2d(_LazyConvTransposeNd, ConvTranspose2d):
     """ConvTranspose2d with in_channels from the first input."""
 
     cls_to_become = ConvTranspose2d
 
 
-class LazyConvTranspose3d(_LazyConvTransposeNd, ConvTranspose3d):  # type: ignore[misc]
+class LazyConvTranspose3d(_LazyConvTransposeNd, ConvTranspose3d):
     """ConvTranspose3d with in_channels from the first input."""
 
     cls_to_become = ConvTranspose3d
@@ -253,7 +253,7 @@ class _LazyNorm(LazyModuleMixin):
         if not self.has_uninitialized_params() and layer.num_features:
             super().reset_parameters()  # type: ignore[misc]
 
-    def initialize_parameters(self, input: Tensor) -> None:  # type: ignore[override]
+    def initialize_parameters(self, input: Tensor) -> None:
         layer: Any = self
         new = self.has_uninitialized_params()
         layer.num_features = int(input.shape[1])
@@ -263,37 +263,37 @@ class _LazyNorm(LazyModuleMixin):
             self.reset_parameters()
 
 
-class LazyBatchNorm1d(_LazyNorm, BatchNorm1d):  # type: ignore[misc]
+class LazyBatchNorm1d(_LazyNorm, BatchNorm1d):
     """BatchNorm1d with num_features from the first input."""
 
     cls_to_become = BatchNorm1d
 
 
-class LazyBatchNorm2d(_LazyNorm, BatchNorm2d):  # type: ignore[misc]
+class LazyBatchNorm2d(_LazyNorm, BatchNorm2d):
     """BatchNorm2d with num_features from the first input."""
 
     cls_to_become = BatchNorm2d
 
 
-class LazyBatchNorm3d(_LazyNorm, BatchNorm3d):  # type: ignore[misc]
+class LazyBatchNorm3d(_LazyNorm, BatchNorm3d):
     """BatchNorm3d with num_features from the first input."""
 
     cls_to_become = BatchNorm3d
 
 
-class LazyInstanceNorm1d(_LazyNorm, InstanceNorm1d):  # type: ignore[misc]
+class LazyInstanceNorm1d(_LazyNorm, InstanceNorm1d):
     """InstanceNorm1d with num_features from the first input."""
 
     cls_to_become = InstanceNorm1d
 
 
-class LazyInstanceNorm2d(_LazyNorm, InstanceNorm2d):  # type: ignore[misc]
+class LazyInstanceNorm2d(_LazyNorm, InstanceNorm2d):
     """InstanceNorm2d with num_features from the first input."""
 
     cls_to_become = InstanceNorm2d
 
 
-class LazyInstanceNorm3d(_LazyNorm, InstanceNorm3d):  # type: ignore[misc]
+class LazyInstanceNorm3d(_LazyNorm, InstanceNorm3d):
     """InstanceNorm3d with num_features from the first input."""
 
     cls_to_become = InstanceNorm3d
