@@ -275,7 +275,7 @@ class State:
             elif kind == "attributes":  # others than those that code names may come and go
                 ok = x is not MISSING and self._same_names(item, x)
             elif kind == "container":
-                ok = type(x) is type(old)
+                ok = type(x) is type(old) and (not isinstance(x, tuple) or len(x) == len(old))
             elif kind == "tensor":
                 if not isinstance(x, Tensor):
                     return f"{item.name}: {short(old)} -> {short(x)}"

@@ -18,7 +18,7 @@ from jitgrad.guards import admits, short
 from jitgrad.pytree import Structure
 from jitgrad.recorder import Trace
 from jitgrad.replay_code import Writer
-from jitgrad.replay_support import overlap, span
+from jitgrad.replay_support import clash, span
 from jitgrad.sources import (
     Arg,
     Captured,
@@ -56,7 +56,7 @@ class Specialisation:
         self._check = check
         self._lock = threading.RLock()
         self.stamp = [-1]
-        self._written = [i.input for i in trace.graph.writes]
+        self._written = {i.input for i in trace.graph.writes}
         writer = Writer(self)
         self.source = writer.source()
         self.namespace = writer.namespace
@@ -101,10 +101,11 @@ class Specialisation:
                 if isinstance(e.source, Captured)
             }
             read = [item.now for item in self.watch.by_contents()]  # arguments: the call's code
-            for i in self._written:
-                if i in held and overlap(held[i], [a for j, a in held.items() if j != i] + read):
-                    self.last_miss = "captured tensors that are written overlap in memory"
-                    return False
+            written = [held[i] for i in self._written if i in held]
+            read += [a for i, a in held.items() if i not in self._written]
+            if clash(written, read):
+                self.last_miss = "captured tensors that are written overlap in memory"
+                return False
             spans = sorted(span(held[i]) for i in self._written if i in held and held[i].size)
             self.namespace["spans"] = ([a for a, _ in spans], [b for _, b in spans])
             self.stamp[0] = now

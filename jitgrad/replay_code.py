@@ -61,6 +61,7 @@ class Writer:
         self.constants = 0
         self.leaf_count = 0
         self.grads: dict[Any, str] = {}
+        self.inside: dict[Item, list[Item]] = {}
         self.namespace: dict[str, Any] = {
             "MISS": MISS, "Tensor": Tensor, "epoch": epoch, "state": state, "defaults": defaults,
             "same": same, "refresh": spec.refresh, "stamp": spec.stamp, "hits": spec.hits,
@@ -231,6 +232,27 @@ class Writer:
                     self.miss_if(f"a{i}._storage is not i{item.number}._storage")
                     self.miss_if(f"a{i}._chain != {self.constant(self.watch.leaves[i]._chain)}")
 
+    def _is_replaced(self, item: Item) -> bool:
+        """Whether a place has a tuple that each call may replace (as schedules do with betas): of
+        floats that are read at each call, and of scalars."""
+        if item.kind != "container" or item.step != "item" or type(item.now) is not tuple:
+            return False
+        kinds = {c.kind for c in self._elements(item)}
+        return "lifted" in kinds and kinds <= {"lifted", "value"}
+
+    def _elements(self, item: Item) -> list[Item]:
+        if not self.inside:
+            for x in self.watch.items:
+                if x.parent is not None:
+                    self.inside.setdefault(x.parent, []).append(x)
+        return self.inside.get(item, [])
+
+    def _holder(self, item: Item) -> str:
+        """An expression for what an item holds now, in front of its elements."""
+        if item.parent is not None and self._is_replaced(item):
+            return f"i{item.parent.number}[{self.constant(item.key)}]"
+        return f"i{item.number}"
+
     def _test(self, item: Item) -> str:
         """An expression that is true when the item may not hold what it held."""
         here = f"i{item.number}"
@@ -265,6 +287,11 @@ class Writer:
             read = f"{p}.{item.key}"
         if item.kind == "lifted":
             return ""
+        if self._is_replaced(item):
+            tests = [f"type({read}) is not tuple", f"len({read}) != {len(item.now)}"]
+            values = [c for c in self._elements(item) if c.kind == "value"]
+            tests += [f"not same({read}[{c.key}], i{c.number})" for c in values]
+            return " or ".join(tests)
         if item.kind == "value" and not isinstance(item.now, (bool, type(None))):
             return f"{read} is not {here} and not same({read}, {here})"
         if contents:
@@ -344,7 +371,7 @@ class Writer:
             if item.kind == "lifted":
                 assert item.parent is not None
                 n = f"n{item.number}"
-                self.put(f"{n} = i{item.parent.number}[{self.constant(item.key)}]")
+                self.put(f"{n} = {self._holder(item.parent)}[{self.constant(item.key)}]")
                 self.miss_if(f"type({n}) is not float")
                 for name, wanted in special.items():
                     if self.watch.number_item(name) is item:

@@ -64,6 +64,20 @@ def overlap(array: np.ndarray[Any, Any], others: Sequence[np.ndarray[Any, Any]])
     return any(may(array, b) for b in others)
 
 
+def clash(written: Sequence[np.ndarray[Any, Any]], read: Sequence[np.ndarray[Any, Any]]) -> bool:
+    """Whether one of the arrays that are written overlaps another of these arrays."""
+    spans = [(*span(a), True) for a in written if a.size]
+    spans += [(*span(a), False) for a in read if a.size]
+    spans.sort()
+    end = end_written = 0  # of what begins before
+    for low, high, is_written in spans:
+        if low < end_written or (is_written and low < end):
+            return True
+        end = max(end, high)
+        end_written = max(end_written, high) if is_written else end_written
+    return False
+
+
 def span(array: np.ndarray[Any, Any]) -> tuple[int, int]:
     """The addresses from which and below which an array's elements lie."""
     if array.flags.c_contiguous:

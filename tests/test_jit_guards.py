@@ -818,3 +818,17 @@ def test_a_closure_made_before_is_state_even_where_its_maker_runs_again() -> Non
     assert f(X).equal(X * 5.0) and f(X).equal(X * 5.0)
     here["f"] = make(7.0)
     assert f(X).equal(X * 10.0) and f.stats.traces == 2
+
+
+def test_a_tuple_that_grows_or_shrinks() -> None:
+    """Its elements are guarded, and so is their number."""
+    here: dict[str, Any] = {"a": (1, 2), "b": (0.5, (3,))}
+
+    @jit
+    def f(x: Any) -> Any:
+        return x * len(here["a"]) + len(here["b"][1])
+
+    for a, inner in (((1, 2), (3,)), ((1, 2, 3), (3,)), ((1,), (3,)), ((1,), (3, 4)), ((1,), ())):
+        here["a"], here["b"] = a, (0.5, inner)
+        for _ in range(2):
+            assert f(X).equal(X * len(a) + len(inner))

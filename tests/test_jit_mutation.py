@@ -16,6 +16,7 @@ import jitgrad as jg
 import jitgrad.nn.functional as F
 from jitgrad import nn, optim
 from jitgrad.jit import jit
+from jitgrad.replay_support import clash
 from jitgrad.runtime.knobs import knob
 
 
@@ -501,3 +502,27 @@ def test_returns_the_loss_that_backward_has_freed() -> None:
         with pytest.raises(RuntimeError, match="backward through the graph a second time"):
             loss.backward()
     assert step.stats.fallbacks == 0 and step.stats.hits >= 2
+
+
+def test_clash_is_overlap_of_pairs() -> None:
+    """One sweep finds what comparing all pairs finds."""
+    rng = np.random.default_rng(0)
+    memory = np.zeros(64, np.float32)
+    seen = set()
+    for _ in range(300):
+        arrays = []
+        for _ in range(int(rng.integers(1, 5))):
+            a, b = sorted(rng.integers(0, 65, 2))
+            view = memory[a:b] if rng.random() < 0.5 else memory[a:b][:: int(rng.integers(-3, 0))]
+            arrays.append(view)
+        cut = int(rng.integers(0, len(arrays) + 1))
+        pairs = [
+            np.may_share_memory(a, b)
+            for i, a in enumerate(arrays[:cut])
+            for j, b in enumerate(arrays)
+            if i != j
+        ]
+        wanted = any(pairs)
+        assert clash(arrays[:cut], arrays[cut:]) is wanted
+        seen.add(wanted)
+    assert seen == {True, False}

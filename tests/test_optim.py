@@ -167,6 +167,39 @@ def test_schedules_do_not_compile_anew(case):
     assert fast[3].stats.traces == 2 and fast[3].stats.compiles <= 2, fast[3].explain_last_miss()
 
 
+def test_new_betas_are_read_without_a_full_check(monkeypatch):
+    """A schedule that replaces the tuple at each call costs no more than one that sets a float."""
+    p = parameter(1.0, -2.0)
+    o = optim.AdamW([p], lr=0.1)
+
+    @t.jit(fallback="error")
+    def step():
+        o.zero_grad()
+        (p * p).sum().backward()
+        o.step()
+
+    step(), step(), step()
+    (spec,) = [s for s in step.specialisations if s.compiled is not None]
+    refreshes = []
+    monkeypatch.setitem(spec.namespace, "refresh", lambda: refreshes.append(1) or spec.refresh())
+    for k in range(4):
+        o.param_groups[0]["betas"] = (0.9 - k / 10, 0.99)
+        step()
+    assert not refreshes and step.stats.traces == 2
+    o.param_groups[0]["betas"] = (0.0, 0.99)
+    before = [p.detach().clone(), *(v.clone() for v in o.state[p].values())]
+    step()
+    q = nn.Parameter(before[0])
+    other = optim.AdamW([q], lr=0.1, betas=(0.0, 0.99))
+    other.state[q] = dict(zip(o.state[p], before[1:], strict=True))
+    q.grad = 2 * q.detach()
+    other.step()
+    np.testing.assert_allclose(p.detach().numpy(), q.detach().numpy(), rtol=1e-12)
+    o.param_groups[0]["betas"] = (0.5, 0.99, 0.1)
+    with pytest.raises(ValueError, match="unpack"):
+        step()
+
+
 def test_a_hyper_parameter_that_turns_off_is_another_trace():
     p = parameter(1.0, -2.0)
     o = optim.SGD([p], lr=0.1, weight_decay=0.5)
