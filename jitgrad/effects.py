@@ -26,6 +26,7 @@ import numpy as np
 
 from jitgrad import random as jitgrad_random
 from jitgrad.autograd import engine, hooks
+from jitgrad.hostscalar import make_plain
 from jitgrad.state import set_default_dtype
 from jitgrad.userline import _FOLDERS
 
@@ -62,7 +63,8 @@ class Reads:
     globals, locals, cells: paths from a global, an argument that is not reassigned, a free
     variable. The last name of a path may be stored to. loose: attributes of anything else.
     asked: those of them that may be absent (hasattr, getattr, try). stored: globals that it sets.
-    imports: (module, level). every: it may read attributes whose names it computes.
+    imports: (module, level). typed: arguments whose type() it asks; "" for any other value.
+    every: it may read attributes whose names it computes.
     """
 
     globals: set[Path_] = field(default_factory=set)
@@ -72,6 +74,7 @@ class Reads:
     asked: set[str] = field(default_factory=set)
     stored: set[str] = field(default_factory=set)
     imports: set[tuple[str, int]] = field(default_factory=set)
+    typed: set[str] = field(default_factory=set)
     every: bool = False
 
 
@@ -124,7 +127,7 @@ def reads_of(code: CodeType) -> Reads:
         if into is not None and path:
             into.add(path)
 
-    for i in instructions:
+    for n, i in enumerate(instructions):
         op = i.opname
         if op.startswith("LOAD_CONST") or op == "LOAD_SMALL_INT":
             constants.append(i.argval)
@@ -141,6 +144,10 @@ def reads_of(code: CodeType) -> Reads:
         path, into = (), None
         if op == "LOAD_GLOBAL" or op == "LOAD_NAME":
             path, into = (i.argval,), out.globals
+            if i.argval == "type":
+                after = [(k.opname, k.argval) for k in instructions[n + 1 : n + 3]]
+                given = after[0][1] if [k[:9] for k, _ in after] == ["LOAD_FAST", "CALL"] else ""
+                out.typed.add(given if given in arguments else "")
         elif op in ("STORE_GLOBAL", "DELETE_GLOBAL"):
             out.stored.add(i.argval)
         elif op in ("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"):
@@ -163,6 +170,9 @@ def reads_of(code: CodeType) -> Reads:
             out.asked |= keywords
             out.every = out.every or bool(i.arg)  # names from __match_args__
     end()
+    inner = [c for c in code.co_consts if isinstance(c, CodeType)]
+    if any(reads_of(c).typed for c in inner):  # a comprehension over what is here
+        out.typed.add("")
     used = {p[0] for p in out.globals} | out.loose
     used |= {n for paths in (out.globals, out.locals, out.cells) for p in paths for n in p[1:]}
     out.every = out.every or bool(used & _ALL_NAMES) or _computes_names(instructions)
@@ -342,6 +352,8 @@ _LIBRARY_EFFECTS: dict[CodeType, str] = {
 }
 # Reads that show in the standard library's own code only.
 _ENVIRONMENT = {os.getenv.__code__, type(os.environ).__getitem__.__code__}
+# Modules of the standard library that do nothing with arguments but pass them on.
+_PASSES_ON = {"abc", "contextlib", "functools", "typing"}
 _IMPORTLIB, _IMPORT = "<frozen importlib._bootstrap>", "_find_and_load"
 _RUN_NODE: CodeType = engine._run_node.__code__
 
@@ -386,6 +398,9 @@ class Profile:
             if owner == "user":
                 if code.co_name != "<module>":
                     self._entered(frame)
+                    typed = reads_of(code).typed
+                    if typed:
+                        make_plain(frame, None if "" in typed else typed)
             elif owner == "jitgrad":
                 if code is _RUN_NODE:
                     if frame.f_locals["node"].seq < self._first_node:
@@ -394,8 +409,11 @@ class Profile:
                         )
                 elif code in _LIBRARY_EFFECTS:
                     self._impure(_LIBRARY_EFFECTS[code], _line(frame))
-            elif code in _ENVIRONMENT and not _for_us(frame):
-                self._impure("reads the environment (os.environ)", _line(frame))
+            else:
+                if frame.f_globals.get("__name__") not in _PASSES_ON:
+                    make_plain(frame, None)
+                if code in _ENVIRONMENT and not _for_us(frame):
+                    self._impure("reads the environment (os.environ)", _line(frame))
         elif event == "c_call" and not self._importing:
             owner = owner_of(frame.f_code.co_filename)
             if owner != "jitgrad":

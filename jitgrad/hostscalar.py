@@ -5,12 +5,17 @@ or are read from optimizer groups are lifted: arithmetic on them stays an expres
 double on the host at each call; meeting a tensor it becomes a 0-d input of the graph. Looking at
 the value (comparison, float(), hashing) tells the recorder to specialise on it; bool() on whether
 it is zero.
+
+Code that asks whether it has a float gets yes: `isinstance` asks `__class__`, which is float;
+`type(x)` cannot be told so, hence code that names `type` gets plain floats (`make_plain`, called
+by the recorder before such code runs), as do the standard library and NumPy.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -96,7 +101,7 @@ class HostScalar:
         for x in operands:
             if isinstance(x, HostScalar):
                 values.append(x.value)
-            elif isinstance(x, (int, float)):
+            elif isinstance(x, (int, float)) and not isinstance(x, np.generic):
                 values.append(x)
             else:
                 return NotImplemented
@@ -143,6 +148,12 @@ class HostScalar:
 
     def __rpow__(self, other: Any) -> Any:
         return self._apply("pow", other, self)
+
+    def __divmod__(self, other: Any) -> Any:
+        return self // other, self % other
+
+    def __rdivmod__(self, other: Any) -> Any:
+        return other // self, other % self
 
     def __neg__(self) -> Any:
         return self._apply("neg", self)
@@ -211,7 +222,27 @@ class HostScalar:
         return format(self.specialise(), spec)
 
     def __repr__(self) -> str:
-        return f"HostScalar({self.value!r})"
+        return repr(self.specialise())
+
+    @property
+    def __class__(self) -> type:
+        return float
+
+    def __getattr__(self, name: str) -> Any:
+        """is_integer, hex, real, ...: those of the float."""
+        if not hasattr(float, name):
+            raise AttributeError(f"'float' object has no attribute {name!r}")
+        return getattr(self.specialise(), name)
+
+    # With NumPy: the float, which ranks below what an array holds.
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        return np.array(self.specialise(), dtype)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        return getattr(ufunc, method)(*plain(inputs), **plain(kwargs))
+
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        return function(*plain(args), **plain(kwargs))
 
     def __deepcopy__(self, memo: Any) -> float:
         return self.specialise()
@@ -230,6 +261,42 @@ class Truth:
 
     def __repr__(self) -> str:
         return "not zero" if self.nonzero else "zero"
+
+
+def is_lifted(x: Any) -> bool:
+    """Whether x is a lifted number (of which `isinstance(x, float)` is true, too)."""
+    return type(x) is HostScalar
+
+
+def plain(x: Any) -> Any:
+    """x with floats for lifted numbers, which are specialised: in tuples, lists and dicts, too.
+
+    Lists and dicts are changed in place, as they would hold floats if nothing was lifted.
+    """
+    kind = type(x)
+    if kind is HostScalar:
+        return x.specialise()
+    if kind is list:
+        x[:] = [plain(y) for y in x]
+    elif kind is dict:
+        for key, value in x.items():
+            x[key] = plain(value)
+    elif isinstance(x, tuple):
+        new = [plain(y) for y in x]
+        if any(a is not b for a, b in zip(new, x, strict=True)):
+            return kind._make(new) if hasattr(kind, "_make") else kind(new)
+    return x
+
+
+def make_plain(frame: FrameType, names: Iterable[str] | None) -> None:
+    """Arguments of a frame that is about to run (None: all) become plain, if they are lifted."""
+    fields = frame.f_locals  # what is set in it becomes the frame's when a profile function ends
+    for name in list(fields) if names is None else names:
+        value = fields.get(name)
+        if isinstance(value, (float, tuple, list, dict)):
+            new = plain(value)
+            if new is not value:
+                fields[name] = new
 
 
 def _value(x: Any) -> Any:

@@ -16,7 +16,7 @@ import numpy as np
 
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.dispatch import apply, full
-from jitgrad.hostscalar import HostScalar
+from jitgrad.hostscalar import HostScalar, is_lifted
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import Category, DType
 from jitgrad.state import defaults, state
@@ -107,9 +107,12 @@ def check_number(value: Any, dtype: DType) -> None:
 
 
 def plain_number(value: Any, dtype: DType) -> Any:
-    """A Python number as `dtype` holds it: bool, int (wrapped if unsigned), float or complex."""
+    """A Python number as `dtype` holds it: bool, int (wrapped if unsigned), float (or lifted)
+    or complex."""
     if isinstance(value, np.generic):
         value = value.item()
+    if is_lifted(value) and dtype.category >= Category.FLOAT:
+        return value
     if dtype.category is Category.INT:
         check_number(value, dtype)
         value = int(value)

@@ -16,6 +16,7 @@ from jitgrad.compiler.ir import Graph, Value
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.compiler.types import TensorType
 from jitgrad.facts import layout
+from jitgrad.hostscalar import is_lifted
 from jitgrad.runtime import dtypes
 from jitgrad.sources import (
     Arg,
@@ -242,13 +243,15 @@ def plain_type(t: TensorType) -> TensorType:
 
 
 def plain_attrs(attrs: dict[str, Any]) -> dict[str, Any]:
-    """Attributes with plain tuples and strs."""
+    """Attributes with plain tuples, strs and floats."""
     out = {}
     for name, value in attrs.items():
         if type(value) is Size or type(value) is list:
             value = tuple(value)
         elif isinstance(value, str) and type(value) is not str:
             value = str.__str__(value)
+        elif is_lifted(value):
+            value = value.specialise()
         out[name] = value
     return out
 

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import fractions
+import functools
+import json
 import math
+import numbers
+import statistics
 from collections import namedtuple
 from typing import Any
 
@@ -10,6 +17,7 @@ import numpy as np
 import pytest
 
 import jitgrad as jg
+import jitgrad.nn.functional as F
 from jitgrad import nn, optim
 from jitgrad.jit import jit
 from jitgrad.runtime.knobs import knob
@@ -52,6 +60,88 @@ def test_a_float_that_changes_is_one_trace(function: Any) -> None:
     fast = run(function, [(0.1,), (0.2,), (0.30000001,), (-1.5,), (1e30,)])
     assert fast.stats.traces == 1, fast.explain_last_miss()
     assert fast.stats.hits == 4
+
+
+@dataclasses.dataclass
+class Bounds:
+    low: Any
+    high: Any
+
+
+def _matches(s: Any) -> int:
+    match s:
+        case int():
+            return 2
+        case float(value):
+            return 3 + (value > 0.15)
+    return 4
+
+
+def _named(kind: Any) -> str:
+    return kind.__name__
+
+
+def _of_helper(values: Any) -> float:
+    return sum(2.0 for v in values if type(v) is float)
+
+
+@functools.singledispatch
+def _dispatched(s: Any) -> float:
+    return 1.0
+
+
+@_dispatched.register
+def _(s: float) -> float:
+    return 2.0
+
+
+ASKS_FOR_FLOATS = [
+    lambda x, s: x * s if isinstance(s, float) else x,
+    lambda x, s: x * (2 if isinstance(s, (int, float)) else 3),
+    lambda x, s: x * (2 if isinstance(s, numbers.Number) else 3) - isinstance(s, numbers.Integral),
+    lambda x, s: x * isinstance(s, numbers.Real) * issubclass(s.__class__, float),
+    lambda x, s: x * (2 if type(s) is float else 3),
+    lambda x, s: x * (2 if type(s * 2) is float else 3),
+    lambda x, s: x * (2 if type((s, s)[0]) in (int, float) else 3),
+    lambda x, s: x * len(_named(type(s))),
+    lambda x, s: x * sum(t is float for t in map(type, [s, 1])),
+    lambda x, s: x * _matches(s),
+    lambda x, s: x * _of_helper([s, 1.0, 2]) * _of_helper((s, (s, s))),
+    lambda x, s: x * _dispatched(s),
+    lambda x, s: x * len(repr(s)) + len(str(s)) + len(f"{s!r}") + len("%s %r" % (s, s)),  # noqa: UP031
+    lambda x, s: x * len(json.dumps({"s": [s]})) + len(repr(Bounds(s, s))),
+    lambda x, s: x * dataclasses.asdict(Bounds(s, [s]))["low"],
+    lambda x, s: x * s.is_integer() + s.as_integer_ratio()[0] % 7 + len(s.hex()) + s.real + s.imag,
+    lambda x, s: x * divmod(s, 0.3)[1] + divmod(1, s + 3)[0],
+    lambda x, s: x * float(fractions.Fraction(s)) + statistics.mean([s, 1.0]) + math.floor(s),
+    lambda x, s: x * float(np.float32(3) * s) + float(s * np.float64(2)) + float(np.sqrt(s * s)),
+    lambda x, s: x * float((np.ones(2, np.float32) * s).sum()) + str(np.float32(1) + s).__len__(),
+    lambda x, s: x * float(np.clip(np.ones(2, np.float32), 0, s * s).sum()) + np.array([s]).sum(),
+    lambda x, s: x * np.where(np.array([True]), s, 0.0).item() + np.full(2, s).sum(),
+    lambda x, s: x * abs(complex(s)) + hash(s) % 7 + ({s: 5}[s] if s in (s, 1.0) else 0),
+    lambda x, s: x * copy.copy(s) + copy.deepcopy([s])[0],
+    lambda x, s: x.clamp(-s * s, s * s + 1) + F.leaky_relu(-x, s) + F.elu(-x, s * s),
+    lambda x, s: x + F.dropout(x, min(s * s, 0.9), training=False) + jg.full_like(x, s),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("function", ASKS_FOR_FLOATS, ids=range(len(ASKS_FOR_FLOATS)))
+def test_code_that_asks_whether_it_has_a_float(function: Any) -> None:
+    run(function, [(0.1,), (0.25,), (-1.5,), (0.1,), (2.0,)])
+
+
+def test_asking_isinstance_does_not_specialise() -> None:
+    def function(x: Any, s: Any) -> Any:
+        return x * s + s if isinstance(s, float) and isinstance(s, numbers.Number) else x
+
+    assert run(function, [(0.1,), (0.2,), (3.0,)]).stats.traces == 1
+
+
+def test_a_float_that_becomes_an_int_or_a_numpy_number() -> None:
+    def function(x: Any, s: Any) -> Any:
+        return x * (2 if type(s) is float else 3) + isinstance(s, float)
+
+    run(function, [(2.0,), (2,), (np.float64(2.0),), (np.float32(2.0),), (True,), (2.0,)])
 
 
 def test_floats_in_tuples_and_keywords() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from jitgrad.compiler import ops as _records  # noqa: F401 (fills OPS)
 from jitgrad.compiler.ops.record import OPS, Elementwise
 from jitgrad.dispatch import apply
+from jitgrad.hostscalar import is_lifted
 from jitgrad.promotion import (
     cast,
     constant,
@@ -66,7 +67,7 @@ _where = OPS["where"]
 
 
 def _scaled(name: str, other: Any, alpha: Any) -> Any:
-    if isinstance(alpha, (int, float)) and not isinstance(alpha, bool) and alpha == 1:
+    if _is_one(alpha) and not isinstance(alpha, bool):
         return other
     dtype = other.dtype if isinstance(other, Tensor) else None
     if dtype is not None and dtype.category < Category.FLOAT and isinstance(alpha, float):
@@ -127,7 +128,8 @@ def pow(input: Any, exponent: Any) -> Tensor:
 
     Raises RuntimeError for integers to a negative integer power.
     """
-    if isinstance(input, Tensor) and isinstance(exponent, (int, float)):
+    plain = isinstance(exponent, (int, float)) and not is_lifted(exponent)
+    if isinstance(input, Tensor) and plain:
         dtype = result_type(input, exponent)
         if dtype.category is Category.INT and exponent < 0:
             raise RuntimeError(
@@ -312,7 +314,7 @@ def addcdiv(input: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Any = 1) 
 
 
 def _is_one(value: Any) -> bool:
-    return isinstance(value, (int, float)) and value == 1
+    return isinstance(value, (int, float)) and not is_lifted(value) and value == 1
 
 
 def hypot(input: Tensor, other: Any) -> Tensor:
