@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from jitgrad.facts import FACTS, leaf_facts
-from jitgrad.guards import MAX_ARRAY_BYTES, admits, same, short
+from jitgrad.guards import MAX_ARRAY_BYTES, admits, difference, same, short
 from jitgrad.pytree import Structure
 from jitgrad.replay_support import overlap
 from jitgrad.state import defaults, state
@@ -116,7 +116,7 @@ class ArgumentGuard:
                 continue
             if old is None:
                 if x is not self.leaves[i] and not same_scalar(x, self.leaves[i]):
-                    return f"{names[i]}: {short(self.leaves[i])} -> {short(x)}"
+                    return f"{names[i]}: {difference(self.leaves[i], x)}"
                 continue
             if new is None:
                 return f"{names[i]}: a tensor {old[1]} -> {short(x)}"

@@ -12,6 +12,7 @@ import array
 import collections
 import dis
 import os
+import re
 import sys
 import sysconfig
 import weakref
@@ -82,6 +83,9 @@ _SKIPPED = {"CACHE", "EXTENDED_ARG", "PUSH_NULL", "NOP", "RESUME", "COPY_FREE_VA
 _BY_NAME = {"getattr", "hasattr", "setattr", "delattr"}
 _ALL_NAMES = {"vars", "attrgetter", "__dict__", "__getattribute__", "dir"}
 _DYNAMIC = _BY_NAME | _ALL_NAMES
+
+
+_FIELD = re.compile(r"(?<=\.)[^\W\d]\w*")
 
 
 def _names(argval: Any) -> tuple[str, ...]:
@@ -179,6 +183,10 @@ def reads_of(code: CodeType) -> Reads:
     if used & _DYNAMIC:
         out.asked |= {c for c in code.co_consts if isinstance(c, str) and c.isidentifier()}
         out.loose |= out.asked
+    if "format" in used:  # names in format strings
+        found = {n for c in code.co_consts if isinstance(c, str) for n in _FIELD.findall(c)}
+        out.loose |= found
+        out.asked |= found
     if code.co_exceptiontable:  # which may catch that an attribute is absent
         out.asked |= out.loose
     return out
@@ -262,6 +270,31 @@ _IMPURE_ARRAY = {"fill", "sort", "put", "itemset", "resize", "partition", "setfi
                  "tofile", "dump", "byteswap"}  # fmt: skip
 
 
+# C modules of other names than users import, and what is pure in modules that are not.
+_PUBLIC = {
+    "posix": "os", "nt": "os", "posixpath": "os.path", "ntpath": "os.path", "_io": "io",
+    "_random": "random", "_operator": "operator", "_socket": "socket", "_thread": "threading",
+    "_uuid": "uuid", "_asyncio": "asyncio", "genericpath": "os.path", "pathlib._local": "pathlib",
+}  # fmt: skip
+_PURE_CALLS = {("posix", "fspath"), ("nt", "fspath")}
+
+
+def public_name(module: str, name: str) -> str:
+    """What users call a function of a module."""
+    return f"{_PUBLIC.get(module, module)}.{name}"
+
+
+def called_by_user(frame: FrameType) -> str:
+    """The library's function that the user's code called, under which a frame runs; "" for none."""
+    name = ""
+    walk: FrameType | None = frame
+    while walk is not None and owner_of(walk.f_code.co_filename) != "user":
+        code = walk.f_code
+        name = public_name(walk.f_globals.get("__name__", "?"), code.co_qualname)
+        walk = walk.f_back
+    return name
+
+
 def impure_call(function: Any, caller: str) -> str:
     """Why a call of a C function from `caller`'s code is no pure one; "" where it is."""
     name = getattr(function, "__name__", repr(function))
@@ -273,11 +306,13 @@ def impure_call(function: Any, caller: str) -> str:
             if name in _IMPURE_BUILTINS:
                 return f"calls {name}()"
             return ""
+        if (module, name) in _PURE_CALLS:
+            return ""
         if module in _IMPURE_MODULES or (module == "_thread" and "start" in name):
-            return f"calls {module}.{name}()"
+            return f"calls {public_name(module, name)}()"
         if caller != "user" or module in _PURE_MODULES or module.startswith("numpy"):
             return ""
-        return f"calls {module or '?'}.{name}(), which is not known to be pure"
+        return f"calls {public_name(module or '?', name)}(), which is not known to be pure"
     kind = own if isinstance(own, type) else type(own)
     if is_random(own):
         return f"calls {name}() of {type(own).__name__}, a random generator jit does not follow"
@@ -303,7 +338,8 @@ def is_random(x: Any) -> bool:
 # Standard-library objects that hold contents which code of theirs, or C code, reads.
 _UNGUARDED = (
     type(os.environ), collections.UserDict, collections.UserList, collections.ChainMap,
-    MappingProxyType, weakref.ref, array.array, bytearray, memoryview,
+    MappingProxyType, weakref.ref, array.array, bytearray, memoryview, type({}.keys()),
+    type({}.values()), type({}.items()),
 )  # fmt: skip
 
 
@@ -352,8 +388,9 @@ _LIBRARY_EFFECTS: dict[CodeType, str] = {
 }
 # Reads that show in the standard library's own code only.
 _ENVIRONMENT = {os.getenv.__code__, type(os.environ).__getitem__.__code__}
-# Modules of the standard library that do nothing with arguments but pass them on.
-_PASSES_ON = {"abc", "contextlib", "functools", "typing"}
+# Modules of the standard library that do nothing with arguments but pass them on (an Enum's member
+# reads its own value; watch.py knows).
+_PASSES_ON = {"abc", "contextlib", "enum", "functools", "types", "typing"}
 _IMPORTLIB, _IMPORT = "<frozen importlib._bootstrap>", "_find_and_load"
 _RUN_NODE: CodeType = engine._run_node.__code__
 
@@ -361,8 +398,9 @@ _RUN_NODE: CodeType = engine._run_node.__code__
 class Profile:
     """A profile function (sys.setprofile) for one recorded call.
 
-    entered: told of each frame of the user's that is entered. imported: told of each module that is
-    imported by name and was not loaded, or is imported by a function. impure: told of each effect,
+    entered: told of each frame of the user's that is entered. library: of the standard library's
+    and NumPy's code that the user's calls. imported: of each module that was asked for by name and
+    not found loaded, and of its loading. identities: that id() was called. impure: of each effect,
     with the user's line. first_node: tape nodes with smaller numbers are older than the recording.
     """
 
@@ -372,10 +410,14 @@ class Profile:
         impure: Callable[[str, str], None],
         foreign: Callable[[str, str], None],
         imported: Callable[[str], None],
+        library: Callable[[CodeType], None],
+        identities: Callable[[], None],
         first_node: int,
     ) -> None:
         self._entered = entered
         self._imported = imported
+        self._library = library
+        self._identities = identities
         self._impure = impure
         self._foreign = foreign
         self._first_node = first_node
@@ -410,16 +452,21 @@ class Profile:
                 elif code in _LIBRARY_EFFECTS:
                     self._impure(_LIBRARY_EFFECTS[code], _line(frame))
             else:
-                if frame.f_globals.get("__name__") not in _PASSES_ON:
+                if frame.f_globals.get("__name__") not in _PASSES_ON and not _for_us(frame):
                     make_plain(frame, None)
+                    self._library(code)
                 if code in _ENVIRONMENT and not _for_us(frame):
                     self._impure("reads the environment (os.environ)", _line(frame))
         elif event == "c_call" and not self._importing:
             owner = owner_of(frame.f_code.co_filename)
+            if arg is id and owner == "user":
+                self._identities()
             if owner != "jitgrad":
                 reason = impure_call(arg, owner)
                 if reason and not _for_us(frame):
-                    self._impure(reason, _line(frame))
+                    through = called_by_user(frame)
+                    self._impure(f"calls {through}(), which {reason}" if through else reason,
+                                 _line(frame))  # fmt: skip
 
 
 def _for_us(frame: FrameType | None) -> bool:

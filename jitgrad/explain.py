@@ -24,8 +24,9 @@ from jitgrad.recorder import Trace
 class Stats:
     """Counts of one jitted function.
 
-    traces: recorded calls. compiles: graphs compiled. hits: calls of compiled code. fallbacks:
-    calls that ran eagerly for a stated reason. segments: always 0 (not built yet).
+    traces: recorded calls. compiles: graphs compiled (a forward and its backward are two). hits:
+    calls of compiled code. fallbacks: calls that ran eagerly for a stated reason. segments: always
+    0 (not built yet).
     """
 
     traces: int = 0
@@ -137,23 +138,20 @@ def differs(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> bool:
     return not np.allclose(a, b, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
 
 
-def check_run(trace: Trace, compiled: Any, arrays: Sequence[np.ndarray[Any, Any]]) -> Any:
+def check_run(graph: Graph, compiled: Any, arrays: Sequence[np.ndarray[Any, Any]]) -> Any:
     """Runs compiled code, and the references beside it; raises where they differ.
 
     Raises RuntimeError that names the first op that differs and the user's line.
     """
     before = [np.array(a, copy=True) for a in arrays]
-    expected = interpret(trace.graph, before)
+    expected = interpret(graph, before)
     results = compiled.run(arrays)
-    graph = trace.graph
     outputs = len(graph.outputs)
-    written = {w.input for w in graph.writes}
     found = [
         *results[:outputs],
         *(arrays[w.input] for w in graph.writes),
         *results[outputs:],
     ]
-    del written
     for a, b in zip(found, expected, strict=True):
         if differs(a, b):
             raise RuntimeError(first_difference(graph, before))

@@ -12,6 +12,7 @@ What Module attributes hold is checked only when the epoch moved (jitgrad.state)
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from collections.abc import Iterator
 from enum import Enum
 from typing import Any
 
@@ -156,12 +157,36 @@ def short(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
+def difference(old: Any, new: Any) -> str:
+    """How two values differ, for a message: old -> new, and more where these look alike."""
+    a, b = short(old), short(new)
+    if a != b:
+        return f"{a} -> {b}"
+    if type(old) is not type(new):
+        return f"{a}, {a_class(old)} -> {a_class(new)}"
+    if isinstance(old, (tuple, list)) and len(old) == len(new):
+        for i, (x, y) in enumerate(zip(old, new, strict=True)):
+            if not same(x, y):
+                return f"{i}: {difference(x, y)}"
+    if isinstance(old, np.ndarray):
+        return f"other elements: {a}"
+    if isinstance(old, (str, bytes)):
+        at = next(i for i, (x, y) in enumerate(zip(old, new, strict=False)) if x != y)
+        return f"from {at}: {short(old[at:])} -> {short(new[at:])}"
+    return f"another object that looks alike: {a}"
+
+
+def a_class(x: Any) -> str:
+    return f"a {type(x).__module__}.{type(x).__qualname__}".replace("builtins.", "")
+
+
 class State:
     """The items of one recording.
 
     Attributes: `items`, parents before children; `groups`, tensors (and numbers of argument leaves)
     that shared a storage; `touched`, keys that look-ups made in defaultdicts; `reasons`, why
-    something that was met cannot be guarded.
+    something that was met cannot be guarded; `keyed`, tensors that are keys or elements of
+    containers, by id.
     """
 
     def __init__(self, leaves: list[Any]) -> None:
@@ -172,8 +197,10 @@ class State:
         self.leaves = leaves
         self._twins: list[tuple[Item, Item]] = []
         self._by_object: dict[int, Item] = {}
+        self.keyed: dict[int, Any] = {}
         self._named: set[str] = set()
         self._every = False
+        self._identities = False
 
     # -- afterwards ----------------------------------------------------------------------------
     def changed(self, allowed: set[tuple[int, Any]], owners: set[int]) -> str:
@@ -182,6 +209,43 @@ class State:
         allowed: (id of dict, key) that it rebound through the recorder. owners: ids of dicts that
         it filled through the recorder.
         """
+        for item, x in self._changes(allowed, owners):
+            return _change_text(item, x)
+        for item in self.items:
+            if item.kind == "array" and item.facts is not None:
+                data = item.now
+                if (data.dtype, data.shape, data.strides) != item.facts:
+                    return f"changes {item.name}"
+        return ""
+
+    def forget_changed(
+        self, allowed: set[tuple[int, Any]], owners: set[int], used: set[int]
+    ) -> str:
+        """Drops the items of what the function changed itself (jit(pure=True)).
+
+        used: numbers of the items that replay reads. Returns, as text, a change that is read by
+        replay and hence no effect that could be skipped; "" where there is none.
+        """
+        found = {item.number: x for item, x in self._changes(allowed, owners)}
+        keep, dropped = [], set(found)
+        for item in self.items:
+            first = item.facts if isinstance(item.facts, Item) else None
+            if (item.parent is not None and item.parent.number in dropped) or (
+                first is not None and first.number in dropped
+            ):
+                dropped.add(item.number)
+            if item.number not in dropped:
+                keep.append(item)
+            elif item.number in used or item.kind == "lifted":
+                x = found.get(item.number, MISSING)
+                return f"changes {item.name}" if x is MISSING else _change_text(item, x)
+        self.items = keep
+        self.touched = [(item, key) for item, key in self.touched if item.number not in dropped]
+        return ""
+
+    def _changes(
+        self, allowed: set[tuple[int, Any]], owners: set[int]
+    ) -> Iterator[tuple[Item, Any]]:
         skip: set[int] = set()
         for item in self.items:
             parent = item.parent
@@ -212,13 +276,7 @@ class State:
                 skip.add(item.number)
                 continue
             _restore_number(item, x)
-            return f"changes {item.name} ({short(item.now)} -> {short(x)})"
-        for item in self.items:
-            if item.kind == "array" and item.facts is not None:
-                data = item.now
-                if (data.dtype, data.shape, data.strides) != item.facts:
-                    return f"changes {item.name}"
-        return ""
+            yield item, x
 
     def freeze(self) -> None:
         """Called when recording is over: which tensors share storages; small arrays' contents."""
@@ -277,8 +335,8 @@ class State:
             elif kind == "container":
                 ok = type(x) is type(old) and (not isinstance(x, tuple) or len(x) == len(old))
             elif kind == "tensor":
-                if not isinstance(x, Tensor):
-                    return f"{item.name}: {short(old)} -> {short(x)}"
+                if not isinstance(x, Tensor) or (x is not old and self._is_looked_up(old, x)):
+                    return f"{item.name}: {difference(old, x)}"
                 found = tensor_facts(x)
                 if len(item.facts) > len(found):
                     found = (*found, x._chain)
@@ -293,9 +351,13 @@ class State:
                         facts = (*facts, x.tobytes())
                     ok = facts == item.facts
             if not ok:
-                return f"{item.name}: {short(old)} -> {short(x)}"
+                return f"{item.name}: {difference(old, x)}"
             item.fresh = x
         return self._sharing()
+
+    def _is_looked_up(self, *tensors: Any) -> bool:
+        """Whether it matters which object one of these is: as a key, or for id()."""
+        return self._identities or any(id(x) in self.keyed for x in tensors)
 
     def _same_names(self, item: Item, names: tuple[str, ...]) -> bool:
         if names == item.now:
@@ -325,6 +387,10 @@ class State:
         """Makes what `mismatch` found the present state."""
         for item in self.items:
             item.now = item.fresh
+
+
+def _change_text(item: Item, x: Any) -> str:
+    return f"changes {item.name} ({difference(item.now, x)})"
 
 
 def _facts_text(old: tuple[Any, ...], new: tuple[Any, ...]) -> str:

@@ -21,6 +21,7 @@ from typing import Any
 
 from jitgrad.argument_guards import ArgumentGuard, Modes
 from jitgrad.callable_module import make_callable
+from jitgrad.compiler.ir import Graph
 from jitgrad.effects import Profile, is_module
 from jitgrad.explain import Explanation, Stats, check_run, compile_options, pair_options
 from jitgrad.hostscalar import HostScalar
@@ -219,8 +220,7 @@ class JitFunction:
             return plain
         assert trace is not None
         guard.special = {name[1]: v for name, v in trace.special.items() if name[0] == "arg"}
-        check = check_run if self._check else None
-        spec = Specialisation(self.name, trace, watch, guard, modes, self._compile, names, check)
+        spec = Specialisation(self.name, trace, watch, guard, modes, self._compile, names)
         self._add(spec)
         return plain
 
@@ -237,8 +237,9 @@ class JitFunction:
                 recorder.give_up(f"reaches an object that cannot be watched ({what})")
 
         profile = Profile(
-            entered, impure, recorder.give_up, watch.imported_now, recorder.first_node
-        )
+            entered, impure, recorder.give_up, watch.imported_now, watch.library,
+            watch.identities, recorder.first_node,
+        )  # fmt: skip
         with _recording(recorder, profile):
             return self.__wrapped__(*args, **kwargs), profile
 
@@ -256,8 +257,11 @@ class JitFunction:
             elif isinstance(held, dict):
                 allowed.add((id(held), key))
                 owners.add(id(held))
-        changed = watch.changed(allowed, owners)
-        if changed and not self._pure:
+        if self._pure:
+            changed = watch.forget_changed(allowed, owners, trace.items())
+        else:
+            changed = watch.changed(allowed, owners)
+        if changed:
             return changed, ""
         again, after = flatten((args, dict(sorted(kwargs.items()))))
         if after != structure or any(a is not b for a, b in zip(again, leaves, strict=False)):
@@ -290,13 +294,22 @@ class JitFunction:
 
         try:
             compiled = compile_graph(trace.graph, compile_options(trace))
+            self._counts.compiles += 1
             if trace.pair is not None:
-                trace.pair.compiled = compile_graph(trace.pair.backward, pair_options(trace))
+                backward = compile_graph(trace.pair.backward, pair_options(trace))
+                self._counts.compiles += 1
+                trace.pair.run = self._runner(trace.pair.backward, backward)
         except Exception as error:
             text = f"the compiler cannot: {type(error).__name__}: {error}"
             raise CompileError(text) from error
-        self._counts.compiles += 1
-        return compiled
+        return compiled, self._runner(trace.graph, compiled)
+
+    def _runner(self, graph: Graph, compiled: Any) -> Callable[[Any], Any]:
+        """What runs a compiled graph, beside the references where these are asked for."""
+        if not self._check:
+            run: Callable[[Any], Any] = compiled.run
+            return run
+        return lambda arrays: check_run(graph, compiled, arrays)
 
     def _drop(self, spec: Specialisation, error: Exception) -> None:
         """A specialisation that could not be compiled at its first hit."""

@@ -40,7 +40,7 @@ class Pair:
         inputs, forward, reverse, cotangents, found: the joint graph: values of the forward's
             inputs, its nodes, the backward's nodes, cotangents, and gradients.
         wanted: the numbers of the forward's inputs that get gradients, as `sources`.
-        compiled: the compiled backward.
+        run: runs the compiled backward on arrays; None until it is compiled.
     """
 
     backward: Graph
@@ -54,7 +54,7 @@ class Pair:
     cotangents: list[Value]
     found: list[Value | None]
     wanted: list[int]
-    compiled: Any = None
+    run: Any = None
     op: Any = field(default_factory=SimpleNamespace)
 
     def __post_init__(self) -> None:
@@ -189,7 +189,7 @@ class CompiledNode(TapeNode):
             return joint_grads(self, full)
         arrays = [_dense(g._data) for g in full]
         arrays += self._arrays(self.kept, pair.backward.inputs[len(full) :])
-        results = pair.compiled.run(arrays)
+        results = pair.run(arrays)
         types = [intern_type(v.type) for v in pair.backward.outputs]
         return [None if i is None else wrap(results[i], types[i]) for i in pair.grads]
 

@@ -30,6 +30,7 @@ from jitgrad.runtime import dtypes
 from jitgrad.sources import (
     SPENT,
     AliasResult,
+    Captured,
     Constant,
     ConstantResult,
     Draw,
@@ -77,6 +78,15 @@ class Trace:
     draws: dict[Any, int]
     special: dict[Any, Any]
     pair: Pair | None = None
+
+    def items(self) -> set[int]:
+        """The numbers of the items of Python state that replay reads."""
+        found: list[Any] = [e.source for e in self.entries]
+        found += [where for where, _, _ in [*self.rebinds, *self.slots]]
+        results = [*self.results, *(r for _, _, r in self.rebinds)]
+        found += [r.source for r in results if isinstance(r, (SameResult, AliasResult))]
+        found = [x.owner if isinstance(x, Grad) else x for x in found]
+        return {x.item.number for x in found if isinstance(x, Captured)}
 
 
 class Recorder(ValueMap):

@@ -42,9 +42,8 @@ class Specialisation:
         watch: Watch,
         guard: ArgumentGuard,
         modes: Modes,
-        compile_now: Callable[[Trace], Any],
+        compile_now: Callable[[Trace], tuple[Any, Callable[[Any], Any]]],
         names: Sequence[str],
-        check: Callable[[Any, Any, Any], Any] | None = None,
     ) -> None:
         self.name, self.trace, self.watch = name, trace, watch
         self.guard, self.modes, self.names = guard, modes, names
@@ -53,7 +52,6 @@ class Specialisation:
         self.hits = [0]
         self.last_miss = ""
         self._compile = compile_now
-        self._check = check
         self._lock = threading.RLock()
         self.stamp = [-1]
         self._written = {i.input for i in trace.graph.writes}
@@ -70,12 +68,7 @@ class Specialisation:
         """Compiles the graph unless that was done. Raises what the compiler raises."""
         with self._lock:
             if self.compiled is None:
-                self.compiled = self._compile(self.trace)
-                run = self.compiled.run
-                if self._check is not None:
-                    check, compiled, trace = self._check, self.compiled, self.trace
-                    run = lambda arrays: check(trace, compiled, arrays)  # noqa: E731
-                self.namespace["run"] = run
+                self.compiled, self.namespace["run"] = self._compile(self.trace)
 
     def first_run(self, arrays: Sequence[np.ndarray[Any, Any]]) -> Any:
         self.compile()
@@ -112,7 +105,7 @@ class Specialisation:
             return True
 
     def explain(self, structure: Structure, leaves: Sequence[Any], names: Sequence[str]) -> str:
-        """Why a call with these arguments is no hit, as text; "" when guards hold."""
+        """Why a call with these arguments is no hit, as text."""
         reason = self.guard.mismatch(structure, leaves, names) or self.modes.mismatch()
         if reason:
             return reason
@@ -132,4 +125,6 @@ class Specialisation:
                 return f"{what}.{key}: {short(grad and grad[1])} -> {short(now)}"
             if grad is not None and grad != leaf_facts(now):
                 return f"{self.watch.name(owner)}.{key}: {short(grad[1])} -> {short(now)}"
-        return ""
+        return self.last_miss or (
+            "an argument has hooks or is read-only, or memory that is written overlaps other memory"
+        )

@@ -133,6 +133,17 @@ class Writer:
                         if self.guard.groups[j] == group:
                             self.miss_if(f"(a{i} is a{j}) is not {(i, j) in self.guard.same}")
 
+    def _keys(self) -> None:
+        """Arguments that containers are asked for, or not: they are found by identity."""
+        if not self.watch.keyed:
+            return
+        keyed = self.constant(frozenset(self.watch.keyed), named=True)
+        for i, facts in enumerate(self.guard.facts):
+            if facts is not None:
+                known = self.watch.keyed.get(id(self.watch.leaves[i]))
+                self.miss_if(f"id(a{i}) in {keyed}" if known is None
+                             else f"a{i} is not {self.constant(known)}")  # fmt: skip
+
     def _fresh(self) -> str:
         self.constants += 1
         return f"v{self.constants}"
@@ -214,6 +225,7 @@ class Writer:
         )
 
     def _state(self) -> None:
+        self._keys()
         self.put("# Python state: the epoch covers what Modules hold")
         self.put("try:")
         self.put("if (", 2)

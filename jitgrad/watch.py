@@ -205,7 +205,7 @@ class Watch(State):
                 made.facts = attribute_names(x)
                 self._expand_sparse(item)
         elif isinstance(x, ModuleType):
-            if owner_of_module(x) == "user":
+            if x is not sys:
                 self._expand_sparse(item)
         elif isinstance(x, Generator):
             pass  # what reads its seed or its state is noticed (effects.py)
@@ -236,6 +236,8 @@ class Watch(State):
             covered = item.covered or fixed
             self.put(item, "size", None, keys_of(x), f"{what} {item.name}", covered)
             for key in x if keyed else ():  # guarded by identity, so what it holds is state
+                if isinstance(key, Tensor):
+                    self.keyed[id(key)] = key
                 if not isinstance(key, (*SCALARS, Tensor)) or _is_users(key):
                     self.root(key, f"<{type(key).__name__}> in {item.name}")
         if isinstance(x, (set, frozenset)):
@@ -251,10 +253,17 @@ class Watch(State):
             self._expand_instance(item, x)
 
     def _expand_function(self, item: Item, f: FunctionType) -> None:
-        if owner_of(f.__code__.co_filename) != "user":
+        owner = owner_of(f.__code__.co_filename)
+        if owner != "user":
             inner = getattr(f, "__wrapped__", None)  # e.g. no_grad()(f): the wrapper is ours
             if inner is not None and isinstance(inner, FunctionType):
                 self.put(item, "get", "__wrapped__", inner, item.name, covered=True)
+            if owner == "stdlib":  # e.g. the registry of a singledispatch function
+                for cell in f.__closure__ or ():
+                    if type(_contents(cell)) in (dict, list, FunctionType):
+                        self.put(
+                            self._cell(cell, item.name), "cell", None, cell.cell_contents, item.name
+                        )
             return
         self.put(item, "get", "__code__", f.__code__, f"code of {item.name}")
         self.put(item, "get", "__defaults__", f.__defaults__, f"defaults of {item.name}")
@@ -300,7 +309,8 @@ class Watch(State):
         self._plain.append(item)
         fields = self._vars(item)
         cls: Any = type(x)
-        self.put(item, "get", "__class__", cls, f"class of {item.name}", is_module(x))
+        if _is_users(x) or is_module(x):
+            self.put(item, "get", "__class__", cls, f"class of {item.name}", is_module(x))
         if is_module(x):
             assert fields is not None
             for name in _MODULE_SLOTS:
@@ -337,9 +347,26 @@ class Watch(State):
         own = getattr(x, "__dict__", ())
         if isinstance(x, type):
             own = {n for c in x.__mro__ if owner_of_class(c) == "user" for n in vars(c)}
+        if isinstance(x, ModuleType) and owner_of_module(x) != "user":
+            for name in self._asked.intersection(names):
+                self._library_attribute(item, name, vars(x).get(name, MISSING))
+            return
         for name in names:
             if name in own or name in self._asked:
                 self._attribute(item, name)
+
+    def _library_attribute(self, item: Item, name: str, value: Any) -> Item | None:
+        """The item of data in a module that is not the user's, and of what is not there."""
+        if value is MISSING and name not in self._asked:
+            return None
+        fields = self._vars(self.root(item.now, item.name))
+        assert fields is not None
+        if value is MISSING:
+            return self.put(fields, "absent", name, False, f"{item.name}.{name}")
+        if isinstance(value, (*SCALARS, *CONTAINERS)) and value is not sys.modules:
+            if name in fields.now:
+                return self._field(item, fields, name, False)
+        return Item(None, "root", None, "object", value, name)
 
     def _field(self, item: Item, fields: Item, name: str, covered: bool) -> Item:
         where = "" if name in ("_parameters", "_buffers", "_modules") else f".{name}"
@@ -376,7 +403,7 @@ class Watch(State):
                 reason = impure_value(value)
                 if reason:
                     self.reasons.append(reason)
-                return None if value is MISSING else Item(None, "root", None, "object", value, name)
+                return self._library_attribute(item, name, value)
             fields = self._vars(item)
             assert fields is not None
             if value is MISSING:
@@ -425,10 +452,6 @@ class Watch(State):
             first = fields.get(code.co_varnames[0])
             if first is not None and id(first) not in self._by_object:
                 self._made[id(first)] = first
-        if reads.every and not self._every:
-            self._every = True
-            for item in list(self._plain):
-                self._expand_names(item, _own_names(item.now))
         self._learn(reads)
         if code not in self._functions and code not in self._entered:
             self._find_function(code, fields)
@@ -446,6 +469,10 @@ class Watch(State):
 
     def _learn(self, reads: Reads) -> None:
         """Names that code asks of objects reached in any way."""
+        if reads.every and not self._every:
+            self._every = True
+            for item in list(self._plain):
+                self._expand_names(item, _own_names(item.now))
         new = (reads.loose - self._loose) | (reads.asked - self._asked)
         self._loose |= reads.loose
         self._asked |= reads.asked
@@ -457,6 +484,18 @@ class Watch(State):
                 self._expand_names(item, new)
             for item in list(self._sparse):
                 self._expand_present(item, new)
+
+    def library(self, code: CodeType) -> None:
+        """Learns what code of a library that the user's calls asks of objects it is given."""
+        if code not in self._entered:
+            self._entered.add(code)
+            reads = reads_of(code)
+            names = reads.loose.union(*(path[1:] for path in reads.locals | reads.cells))
+            self._learn(Reads(loose=names, asked=reads.asked, every=reads.every))
+
+    def identities(self) -> None:
+        """Notes that code asks for id() of objects."""
+        self._identities = True
 
     def _scan(self, code: CodeType, names: dict[str, Any]) -> None:
         """Adds items for the globals that code reads and the modules that it imports."""
@@ -536,12 +575,7 @@ class Watch(State):
             name = path[0]
             if owner is not None:
                 cell = owner.now.__closure__[index[name]]
-                holder = self._by_object.get(id(cell))
-                if holder is None:
-                    holder = Item(None, "root", None, "object", cell, f"cell {name}")
-                    holder.covered = True
-                    self._append(holder)
-                    self._by_object[id(cell)] = holder
+                holder = self._cell(cell, name)
                 try:
                     value = cell.cell_contents
                 except ValueError:
@@ -551,6 +585,15 @@ class Watch(State):
                 x = fields[name]
                 if not _has_no_state(x) and not self._is_new(x):
                     self._follow(self.root(x, name), path[1:])
+
+    def _cell(self, cell: Any, name: str) -> Item:
+        holder = self._by_object.get(id(cell))
+        if holder is None:
+            holder = Item(None, "root", None, "object", cell, f"cell {name}")
+            holder.covered = True
+            self._append(holder)
+            self._by_object[id(cell)] = holder
+        return holder
 
     def _closure_of(self, code: CodeType, fields: dict[str, Any]) -> Item | None:
         for item in self._functions.get(code, ()):
