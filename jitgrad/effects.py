@@ -65,7 +65,8 @@ class Reads:
     variable. The last name of a path may be stored to. loose: attributes of anything else.
     asked: those of them that may be absent (hasattr, getattr, try). stored: globals that it sets.
     imports: (module, level). typed: arguments whose type() it asks; "" for any other value.
-    every: it may read attributes whose names it computes.
+    looked: those paths that are not just handed to from_numpy or as_tensor. every: it may read
+    attributes whose names it computes.
     """
 
     globals: set[Path_] = field(default_factory=set)
@@ -76,9 +77,11 @@ class Reads:
     stored: set[str] = field(default_factory=set)
     imports: set[tuple[str, int]] = field(default_factory=set)
     typed: set[str] = field(default_factory=set)
+    looked: set[Path_] = field(default_factory=set)
     every: bool = False
 
 
+_TENSOR_MAKERS = ("from_numpy", "as_tensor")
 _SKIPPED = {"CACHE", "EXTENDED_ARG", "PUSH_NULL", "NOP", "RESUME", "COPY_FREE_VARS", "PRECALL"}
 _BY_NAME = {"getattr", "hasattr", "setattr", "delattr"}
 _ALL_NAMES = {"vars", "attrgetter", "__dict__", "__getattribute__", "dir"}
@@ -126,10 +129,15 @@ def reads_of(code: CodeType) -> Reads:
     path: Path_ = ()
     into: set[Path_] | None = None
     constants: list[Any] = []
+    before = ""
 
     def end() -> None:
+        nonlocal before
         if into is not None and path:
             into.add(path)
+            if before not in _TENSOR_MAKERS or not op.startswith("CALL"):
+                out.looked.add(path)
+            before = path[-1]
 
     for n, i in enumerate(instructions):
         op = i.opname
@@ -140,6 +148,8 @@ def reads_of(code: CodeType) -> Reads:
                 path = (*path, i.argval)
             else:
                 out.loose.add(i.argval)
+                if not op.startswith("LOAD"):
+                    out.asked.add(i.argval)  # which is set where it was absent
             if not op.startswith("LOAD"):
                 end()
                 path, into = (), None
@@ -161,7 +171,8 @@ def reads_of(code: CodeType) -> Reads:
             if i.argval in code.co_freevars:
                 out.cells.add((i.argval,))
         elif op.startswith("LOAD_FAST") or op == "STORE_FAST_LOAD_FAST":
-            name = _names(i.argval)[-1]
+            *others, name = _names(i.argval)
+            out.looked.update((n,) for n in others)
             if name in arguments:
                 path, into = (name,), out.locals
         elif op in ("LOAD_SUPER_ATTR", "LOAD_SUPER_METHOD", "IMPORT_FROM"):
@@ -211,6 +222,14 @@ def attribute_names(cls: Any) -> frozenset[str]:
                     found.update(code.co_names)
                     stack.extend(k for k in code.co_consts if isinstance(k, CodeType))
     return frozenset(found)
+
+
+def owner_of_frame(frame: FrameType) -> str:
+    """Whose code runs; code made by exec (a dataclass's methods) is its module's."""
+    filename = frame.f_code.co_filename
+    if filename.startswith("<") and not filename.startswith("<frozen"):
+        return _owner_of_module(frame.f_globals.get("__name__", "__main__"))
+    return owner_of(filename)
 
 
 @cache
@@ -288,7 +307,7 @@ def called_by_user(frame: FrameType) -> str:
     """The library's function that the user's code called, under which a frame runs; "" for none."""
     name = ""
     walk: FrameType | None = frame
-    while walk is not None and owner_of(walk.f_code.co_filename) != "user":
+    while walk is not None and owner_of_frame(walk) != "user":
         code = walk.f_code
         name = public_name(walk.f_globals.get("__name__", "?"), code.co_qualname)
         walk = walk.f_back
@@ -436,7 +455,7 @@ class Profile:
                 self._importing += 1
             if self._importing:
                 return  # what a module does when it is imported, it does once in any case
-            owner = owner_of(code.co_filename)
+            owner = owner_of_frame(frame)
             if owner == "user":
                 if code.co_name != "<module>":
                     self._entered(frame)
@@ -458,7 +477,7 @@ class Profile:
                 if code in _ENVIRONMENT and not _for_us(frame):
                     self._impure("reads the environment (os.environ)", _line(frame))
         elif event == "c_call" and not self._importing:
-            owner = owner_of(frame.f_code.co_filename)
+            owner = owner_of_frame(frame)
             if arg is id and owner == "user":
                 self._identities()
             if owner != "jitgrad":
@@ -472,7 +491,7 @@ class Profile:
 def _for_us(frame: FrameType | None) -> bool:
     """Whether jitgrad's code called this (code of the standard library or NumPy)."""
     while frame is not None:
-        owner = owner_of(frame.f_code.co_filename)
+        owner = owner_of_frame(frame)
         if owner in ("jitgrad", "user"):
             return owner == "jitgrad"
         frame = frame.f_back
@@ -480,6 +499,6 @@ def _for_us(frame: FrameType | None) -> bool:
 
 
 def _line(frame: FrameType | None) -> str:
-    while frame is not None and owner_of(frame.f_code.co_filename) != "user":
+    while frame is not None and owner_of_frame(frame) != "user":
         frame = frame.f_back
     return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"

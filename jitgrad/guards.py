@@ -60,13 +60,15 @@ class Item:
         covered: unchanged as long as the epoch is, or as the parent is.
         name: how users know it.
         before: the contents of a small array when it was first met.
+        captured, handed, looked: of an array, whether it became a tensor; whether code names it
+            for that, and for anything else.
         facts: what guards require of a tensor or an array; of a container that another item leads
             to as well, that item.
     """
 
     __slots__ = (
-        "before", "captured", "covered", "facts", "fresh", "key", "kind", "loads", "name", "now",
-        "number", "parent", "step",
+        "before", "captured", "covered", "facts", "fresh", "handed", "key", "kind", "looked", "name",
+        "now", "number", "parent", "step",
     )  # fmt: skip
 
     def __init__(
@@ -76,7 +78,7 @@ class Item:
         self.kind, self.now, self.name = kind, now, name
         self.covered = False
         self.captured = False
-        self.loads = 0
+        self.looked = self.handed = False
         self.number = 0
         self.facts: Any = None
         self.fresh: Any = None
@@ -147,6 +149,11 @@ def admits(wanted: Any, value: float) -> bool:
     return bool(value) is wanted.nonzero if type(wanted) is Truth else same(wanted, value)
 
 
+def own_attributes(t: Tensor) -> dict[str, Any]:
+    """The attributes that users set on a tensor."""
+    return {name: x for name, x in vars(t).items() if not hasattr(Tensor, name)}
+
+
 def short(value: Any) -> str:
     """A value for a message, on one line."""
     if isinstance(value, Tensor):
@@ -186,7 +193,8 @@ class State:
     Attributes: `items`, parents before children; `groups`, tensors (and numbers of argument leaves)
     that shared a storage; `touched`, keys that look-ups made in defaultdicts; `reasons`, why
     something that was met cannot be guarded; `keyed`, tensors that are keys or elements of
-    containers, by id.
+    containers, by id; `arg_attributes`, what users set on tensors among the arguments, by number
+    of the leaf and name.
     """
 
     def __init__(self, leaves: list[Any]) -> None:
@@ -195,9 +203,11 @@ class State:
         self.groups: list[list[Item | int]] = []
         self.touched: list[tuple[Item, Any]] = []
         self.leaves = leaves
+        self._tensors = [(x, own_attributes(x)) for x in leaves if isinstance(x, Tensor)]
         self._twins: list[tuple[Item, Item]] = []
         self._by_object: dict[int, Item] = {}
         self.keyed: dict[int, Any] = {}
+        self.arg_attributes: dict[tuple[int, str], Any] = {}
         self._named: set[str] = set()
         self._every = False
         self._identities = False
@@ -211,6 +221,9 @@ class State:
         """
         for item, x in self._changes(allowed, owners):
             return _change_text(item, x)
+        for x, before in self._tensors:
+            if own_attributes(x).items() != before.items():
+                return "sets an attribute of a tensor that is an argument"
         for item in self.items:
             if item.kind == "array" and item.facts is not None:
                 data = item.now
@@ -288,8 +301,8 @@ class State:
             if item.kind == "tensor":
                 groups.setdefault(item.now._storage, []).append(item)
             elif item.kind == "array":
-                if item.captured and item.loads <= 1:
-                    continue
+                if item.captured and item.handed and not item.looked:
+                    continue  # nothing but tensors made of it: their memory is read afresh
                 if item.now.nbytes > MAX_ARRAY_BYTES:
                     self.reasons.append(
                         f"reads the NumPy array {item.name} ({item.now.nbytes} bytes) in Python; "
@@ -314,6 +327,14 @@ class State:
         return [i for i in self.items if i.kind == "array" and i.facts and len(i.facts) > 3]
 
     # -- later calls ---------------------------------------------------------------------------
+    def mismatch_of(self, leaves: list[Any], names: list[str]) -> str:
+        """Which attribute that users set on an argument differs, as text."""
+        for (i, name), old in self.arg_attributes.items():
+            x = getattr(leaves[i], name, MISSING)
+            if not same(x, old):
+                return f"{names[i]}.{name}: {difference(old, x)}"
+        return ""
+
     def mismatch(self) -> str:
         """What no longer holds, as text; "" when all does, and then `fresh` of all items is set."""
         for item in self.items:

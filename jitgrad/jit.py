@@ -149,7 +149,7 @@ class JitFunction:
     # -- misses --------------------------------------------------------------------------------
     def _miss(self, args: Any, kwargs: Any) -> Any:
         try:
-            leaves, structure = flatten((args, dict(sorted(kwargs.items()))))
+            leaves, structure = flatten((args, kwargs))
         except ValueError:
             return self.__wrapped__(*args, **kwargs)
         names = _leaf_names(self.__wrapped__, args, structure)
@@ -196,8 +196,7 @@ class JitFunction:
         recorder = Recorder(_graph_name(self.name), watch)
         lifter = _Lifter(recorder)
         new_args = tuple([lifter.lift(x) for x in args])
-        new_kwargs = {k: lifter.lift(kwargs[k]) for k in sorted(kwargs)}
-        new_kwargs = {k: new_kwargs[k] for k in kwargs}
+        new_kwargs = {k: lifter.lift(x) for k, x in kwargs.items()}
         watch.ignore(nodes_of((new_args, new_kwargs)))
         guard = ArgumentGuard(structure, leaves, lifter.lifted(structure, leaves, args, kwargs))
         lifter.name_leaves(structure, args, kwargs)
@@ -263,10 +262,13 @@ class JitFunction:
             changed = watch.changed(allowed, owners)
         if changed:
             return changed, ""
-        again, after = flatten((args, dict(sorted(kwargs.items()))))
+        again, after = flatten((args, kwargs))
         if after != structure or any(a is not b for a, b in zip(again, leaves, strict=False)):
             return "changes a container that is an argument", ""
         del again
+        kept = watch.container_in(result)
+        if kept:
+            return f"returns {kept}, which is no new container", ""
         escaped = recorder.escaped(result)
         if escaped is not None:
             return f"keeps a tensor ({escaped[0]}) beyond the call, made here", escaped[1]
@@ -375,7 +377,7 @@ class _Lifter:
     def lifted(self, structure: Structure, leaves: list[Any], args: Any, kwargs: Any) -> set[int]:
         """The numbers of the leaves that were lifted, in the order of `made`."""
         self.order = [
-            i for i, x in enumerate(_lifted_places((args, dict(sorted(kwargs.items())))))
+            i for i, x in enumerate(_lifted_places((args, kwargs)))
             if x
         ]  # fmt: skip
         return set(self.order)

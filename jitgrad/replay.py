@@ -110,7 +110,7 @@ class Specialisation:
         if reason:
             return reason
         with self._lock:
-            reason = self.watch.mismatch()
+            reason = self.watch.mismatch_of(leaves, names) or self.watch.mismatch()
         if reason:
             return reason
         for name, wanted in self.trace.special.items():

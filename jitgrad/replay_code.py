@@ -63,7 +63,8 @@ class Writer:
         self.grads: dict[Any, str] = {}
         self.inside: dict[Item, list[Item]] = {}
         self.namespace: dict[str, Any] = {
-            "MISS": MISS, "Tensor": Tensor, "epoch": epoch, "state": state, "defaults": defaults,
+            "MISS": MISS, "MISSING": MISSING, "Tensor": Tensor, "epoch": epoch, "state": state,
+            "defaults": defaults,
             "same": same, "refresh": spec.refresh, "stamp": spec.stamp, "hits": spec.hits,
             "has_layout": has_layout, "make_view": make_view, "make_alias": make_alias,
             "leaf": leaf, "wrap": wrap, "wrap_array": wrap_array, "set_slot": set_slot,
@@ -109,10 +110,10 @@ class Writer:
         self.put("# arguments")
         self._node("args", positional)
         if keywords.context:
-            self.miss_if(f"len(kwargs) != {len(keywords.context)}")
+            self.miss_if(f"(*kwargs,) != {keywords.context!r}")
             for key, child in zip(keywords.context, keywords.children, strict=True):
                 name = self._fresh()
-                self.put(f"{name} = kwargs.get({key!r}, MISS)")
+                self.put(f"{name} = kwargs[{key!r}]")
                 self._node(name, child)
         else:
             self.miss_if("kwargs")
@@ -134,7 +135,11 @@ class Writer:
                             self.miss_if(f"(a{i} is a{j}) is not {(i, j) in self.guard.same}")
 
     def _keys(self) -> None:
-        """Arguments that containers are asked for, or not: they are found by identity."""
+        """Users' attributes of arguments; arguments that containers are asked for by identity."""
+        for (i, name), value in self.watch.arg_attributes.items():
+            read = f"getattr(a{i}, {name!r}, MISSING)"
+            k = self.constant(value, named=True)
+            self.miss_if(f"({read}) is not {k} and not same({read}, {k})")
         if not self.watch.keyed:
             return
         keyed = self.constant(frozenset(self.watch.keyed), named=True)

@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 
 from jitgrad.effects import (
+    Path_,
     Reads,
     attribute_names,
     impure_value,
@@ -48,9 +49,11 @@ from jitgrad.guards import (
     Item,
     State,
     keys_of,
+    own_attributes,
     short,
 )
 from jitgrad.hostscalar import HostScalar
+from jitgrad.pytree import nodes_of
 from jitgrad.random import Generator
 from jitgrad.sources import Arg, Captured, Grad, Owner, Source
 from jitgrad.storage import Storage
@@ -86,7 +89,8 @@ class Watch(State):
         self._loose: set[str] = set()
         self._asked: set[str] = set()
         self._made: dict[int, Any] = {}
-        self.ignore(nodes)
+        self._nodes = {id(x): x for x in nodes}
+        self.ignore(self._nodes.values())
         self._builtins: Item | None = None
         self.leaf_names = names
         self._arg_storage: dict[Storage, int] = {}
@@ -97,7 +101,7 @@ class Watch(State):
                 have = self._arg_storage.get(x._storage)
                 if have is None or len(leaves[have]._chain) > len(x._chain):
                     self._arg_storage[x._storage] = i
-            elif not isinstance(x, SCALARS):
+            elif not isinstance(x, (*SCALARS, np.ndarray)):
                 self.root(x, names[i])
         self.root(function, getattr(function, "__name__", "f"))
 
@@ -117,6 +121,13 @@ class Watch(State):
     def ignore(self, nodes: Iterable[Any]) -> None:
         """Containers that exist for this call only."""
         self._made.update((id(x), x) for x in nodes)
+
+    def container_in(self, result: Any) -> str:
+        """A mutable container in a result that exists outside of the call, as text; or ""."""
+        for x in nodes_of(result):
+            if not isinstance(x, tuple) and (id(x) in self._nodes or id(x) in self._by_object):
+                return f"a {type(x).__name__} that is an argument or captured"
+        return ""
 
     def _append(self, item: Item) -> None:
         item.number = len(self.items)
@@ -434,13 +445,24 @@ class Watch(State):
             return self.put(item, "get", name, value, f"{item.name}.{name}")
         return self._class_attribute(item, type(x), name)
 
-    def _follow(self, item: Item | None, names: Iterable[str]) -> None:
-        for name in names:
+    def _follow(self, item: Item | None, path: Path_, reads: Reads) -> None:
+        """Items for the attributes of a path, from the item of its first name."""
+        for name in path[1:]:
             if item is None:
                 return
+            if item.kind == "array":
+                self._by_object[id(item.now)].looked = True
             item = self._attribute(item, name)
         if item is not None:
-            item.loads += 1
+            self._note_use(item, path, reads)
+
+    def _note_use(self, item: Item, path: Path_, reads: Reads) -> None:
+        """Notes whether code that names an array does more with it than making it a tensor."""
+        item = self._by_object.get(id(item.now), item)
+        if path in reads.looked:
+            item.looked = True
+        else:
+            item.handed = True
 
     # -- code ----------------------------------------------------------------------------------
     def entered(self, frame: FrameType) -> None:
@@ -460,12 +482,18 @@ class Watch(State):
         self._scan(code, frame.f_globals)
         for path in reads.locals:
             x = fields.get(path[0], MISSING)
-            if x is MISSING or len(path) == 1 or _has_no_state(x):
-                continue
-            if not self._is_new(x):
-                self._follow(self.root(x, path[0]), path[1:])
+            if isinstance(x, np.ndarray) and id(x) in self._by_object:
+                self._note_use(self._by_object[id(x)], path, reads)
+            elif x is MISSING or len(path) == 1 or _has_no_state(x):
+                if id(x) in self._by_object and isinstance(x, Tensor):
+                    self._follow(self._by_object[id(x)], path, reads)
+            elif not self._is_new(x):
+                self._follow(self.root(x, path[0]), path, reads)
+            elif _is_users(x):
+                cls: Any = type(x)
+                self._class_attribute(self.root(cls, cls.__name__), cls, path[1])
         if reads.cells:
-            self._cells(code, reads.cells, fields)
+            self._cells(code, reads, fields)
 
     def _learn(self, reads: Reads) -> None:
         """Names that code asks of objects reached in any way."""
@@ -474,16 +502,34 @@ class Watch(State):
             for item in list(self._plain):
                 self._expand_names(item, _own_names(item.now))
         new = (reads.loose - self._loose) | (reads.asked - self._asked)
+        paths = reads.globals | reads.locals | reads.cells
+        named = reads.loose.union(*(path[1:] for path in paths)) - self._named
         self._loose |= reads.loose
         self._asked |= reads.asked
-        self._named |= reads.loose
-        for paths in (reads.globals, reads.locals, reads.cells):
-            self._named.update(n for path in paths for n in path[1:])
+        self._named |= named
+        if named or new:
+            self._ask_arguments(named | new)
         if new:
             for item in list(self._plain):
                 self._expand_names(item, new)
             for item in list(self._sparse):
                 self._expand_present(item, new)
+
+    def _ask_arguments(self, names: Iterable[str]) -> None:
+        """Notes those attributes of tensors among the arguments that users set and code names."""
+        for i, x in enumerate(self.leaves):
+            if isinstance(x, Tensor):
+                own = own_attributes(x)
+                for name in names:
+                    if name in own and (i, name) not in self.arg_attributes:
+                        self.arg_attributes[i, name] = own[name]
+                        if not isinstance(own[name], SCALARS):
+                            what = f"{self.leaf_names[i]}.{name}"
+                            self.reasons.append(
+                                f"reads {what}, set on an argument; pass it as an argument"
+                            )
+                    elif name in self._asked and not hasattr(type(x), name):
+                        self.arg_attributes.setdefault((i, name), MISSING)
 
     def library(self, code: CodeType) -> None:
         """Learns what code of a library that the user's calls asks of objects it is given."""
@@ -506,7 +552,7 @@ class Watch(State):
         reads = reads_of(code)
         owner = self.root_namespace(names, names.get("__name__", "?"))
         for path in reads.globals:
-            self._follow(self._global(owner, path[0]), path[1:])
+            self._follow(self._global(owner, path[0]), path, reads)
         for name in reads.stored:
             self._global(owner, name)
         for name, level in reads.imports:
@@ -568,10 +614,10 @@ class Watch(State):
             return self.put(self._builtins, "item", name, self._builtins.now[name], name)
         return None
 
-    def _cells(self, code: CodeType, paths: set[tuple[str, ...]], fields: dict[str, Any]) -> None:
+    def _cells(self, code: CodeType, reads: Reads, fields: dict[str, Any]) -> None:
         index = {name: i for i, name in enumerate(code.co_freevars)}
         owner = self._closure_of(code, fields)
-        for path in paths:
+        for path in reads.cells:
             name = path[0]
             if owner is not None:
                 cell = owner.now.__closure__[index[name]]
@@ -580,11 +626,11 @@ class Watch(State):
                     value = cell.cell_contents
                 except ValueError:
                     continue
-                self._follow(self.put(holder, "cell", None, value, name), path[1:])
+                self._follow(self.put(holder, "cell", None, value, name), path, reads)
             elif name in fields and name != "__class__":
                 x = fields[name]
                 if not _has_no_state(x) and not self._is_new(x):
-                    self._follow(self.root(x, name), path[1:])
+                    self._follow(self.root(x, name), path, reads)
 
     def _cell(self, cell: Any, name: str) -> Item:
         holder = self._by_object.get(id(cell))
@@ -701,7 +747,8 @@ class Watch(State):
     def release(self) -> None:
         """Lets go of the arguments and of what only recording needs."""
         self.leaves = [None if isinstance(x, Tensor) else x for x in self.leaves]
-        self._arg_storage, self._storages, self._made = {}, {}, {}
+        self._arg_storage, self._storages, self._made, self._nodes = {}, {}, {}, {}
+        self._tensors = []
         self.groups = [[m for m in group if isinstance(m, Item)] for group in self.groups]
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import builtins
+import contextlib
 import dataclasses
 import enum
 import functools
 import types
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from changes import Program, compare, name_of, programs
@@ -161,6 +163,53 @@ def function_with_a_cache() -> Iterator[Any]:
     value.cache_clear()
     value(2)
     yield
+
+
+@compiled
+def singledispatch_and_decorators() -> Iterator[Any]:
+    k = [2.0]
+
+    def deco(function: Any) -> Any:
+        @functools.wraps(function)
+        def inner(*args: Any, **kwargs: Any) -> Any:
+            return function(*args, **kwargs) * k[0]
+
+        return inner
+
+    @functools.singledispatch
+    def weight(v: Any) -> float:
+        return 1.0
+
+    @contextlib.contextmanager
+    def twice() -> Iterator[float]:
+        yield k[0] * 2
+
+    @deco
+    def g(x: Any) -> Any:
+        return x * weight(k[0])
+
+    def f(x: Any) -> Any:
+        with twice() as v:
+            return g(x) + v
+
+    yield f
+    k[0] = 3.0
+    yield
+    weight.register(float)(lambda v: 5.0)
+    yield
+
+
+@compiled
+def names_that_appear_in_builtins() -> Iterator[Any]:
+    builtins.jg_stale_name = 2.0
+
+    def f(x: Any) -> Any:
+        return x * jg_stale_name  # noqa: F821
+
+    yield f
+    builtins.jg_stale_name = 3.0
+    yield
+    del builtins.jg_stale_name
 
 
 @compiled
@@ -498,6 +547,51 @@ def metaclass() -> Iterator[Any]:
     Settings.base = 3.0
     yield
     Meta.k = property(lambda cls: 1.5)
+    yield
+
+
+@compiled
+def class_of_an_object_made_inside() -> Iterator[Any]:
+    @dataclasses.dataclass
+    class Box:
+        k: ClassVar[float] = 2.0
+        t: Any = None
+
+        def go(self, x: Any) -> Any:
+            return x * self.k + Box.k
+
+    def f(x: Any) -> Any:
+        box = Box(x)
+        return box.go(box.t) * box.k
+
+    yield f
+    Box.k = 3.0
+    yield
+    Box.go = lambda self, x: x - self.k
+    yield
+
+
+@compiled
+def iteration_over_an_object() -> Iterator[Any]:
+    class Values:
+        def __init__(self) -> None:
+            self.values = [1.0, 2.0]
+
+        def __iter__(self) -> Iterator[float]:
+            return iter(self.values)
+
+    values = Values()
+
+    def f(x: Any) -> Any:
+        for v in values:
+            x = x * v
+        first, *rest = values
+        return x + first + len(rest) + sum(values) + max(values)
+
+    yield f
+    values.values[0] = 3.0
+    yield
+    values.values.append(4.0)
     yield
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import copy
 import dataclasses
 import functools
 import importlib
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple
 import pytest
 from changes import Program, compare, name_of, programs
 
+import jitgrad as jg
 from jitgrad import nn
 
 COMPILED, compiled = programs()
@@ -314,6 +316,111 @@ def attrgetter_and_itertools() -> Iterator[Any]:
     yield
 
 
+@compiled
+def objects_given_to_the_standard_library() -> Iterator[Any]:
+    @dataclasses.dataclass
+    class Config:
+        k: float = 2.0
+
+    class Cell:
+        def __init__(self) -> None:
+            self.hidden = 2.0
+
+        def value(self) -> float:
+            return self.hidden
+
+    c, cell = Config(), Cell()
+
+    def f(x: Any) -> Any:
+        x = x * sum(dataclasses.asdict(c).values()) + dataclasses.astuple(c)[0]
+        return x * copy.deepcopy(cell).value() + len(copy.copy(cell).__dict__)
+
+    yield f
+    c.k = 3.0
+    yield
+    cell.hidden = 4.0
+    yield
+    cell.more = 1
+    yield
+
+
+@compiled
+def names_in_a_format_string() -> Iterator[Any]:
+    c = types.SimpleNamespace(name="a")
+
+    def f(x: Any) -> Any:
+        return x * len(f"{c.name}")
+
+    yield f
+    c.name = "abc"
+    yield
+
+
+@compiled
+def tensors_as_keys_and_their_ids() -> Iterator[Any]:
+    a, b = jg.ones(3), jg.full((3,), 2.0)
+    current, d, ids = [a], {a: 2.0}, {id(a): 3.0}
+
+    def f(x: Any) -> Any:
+        return x * current[0] * d.get(current[0], 5.0)
+
+    def g(x: Any) -> Any:
+        return f(x) + ids.get(id(current[0]), 7.0)
+
+    yield g
+    current[0] = b
+    yield
+    d[b] = 7.0
+    yield
+    ids[id(b)] = 4.0
+    yield
+    current[0] = a
+    yield
+
+
+@compiled
+def two_ways_to_a_dict_and_a_cycle() -> Iterator[Any]:
+    inner: dict[str, Any] = {"k": 2.0}
+    inner["self"] = inner
+    a, b = {"i": inner}, {"i": inner}
+
+    def f(x: Any) -> Any:
+        return x * a["i"]["k"] + b["i"]["k"] + a["i"]["self"]["self"]["k"]
+
+    yield f
+    inner["k"] = 3.0
+    yield
+    b["i"] = {"k": 4.0}
+    yield
+    b["i"]["k"] = 5.0
+    yield
+    a["i"]["k"] = 6.0
+    yield
+
+
+@compiled
+def chain_of_objects() -> Iterator[Any]:
+    class Cell:
+        pass
+
+    a: Any = Cell()
+    a.next = Cell()
+    a.next.v = 2.0
+
+    def f(x: Any) -> Any:
+        cell = a
+        while hasattr(cell, "next"):
+            cell = cell.next
+        return x * cell.v
+
+    yield f
+    a.next.v = 3.0
+    yield
+    a.next.next = Cell()
+    a.next.next.v = 7.0
+    yield
+
+
 # -- imports and modules of settings ---------------------------------------------------------------
 def fake_module(name: str, **fields: Any) -> types.ModuleType:
     module = types.ModuleType(name)
@@ -462,6 +569,23 @@ def modules_and_classes_in_a_dict() -> Iterator[Any]:
     yield
     m.more = 1
     yield
+
+
+@compiled
+def data_in_modules_of_libraries() -> Iterator[Any]:
+    jg.stale_flag = 2.0
+
+    def f(x: Any) -> Any:
+        return x * jg.stale_flag + getattr(jg, "stale_other", 0) + len(sys.argv)
+
+    yield f
+    jg.stale_flag = 3.0
+    yield
+    jg.stale_other = 3.0
+    yield
+    sys.argv.append("--more")
+    yield
+    del jg.stale_flag, jg.stale_other, sys.argv[-1]
 
 
 @compiled

@@ -40,6 +40,32 @@ def numpy_scalars_and_arrays() -> Iterator[Any]:
     yield
 
 
+@compiled
+def arrays_that_become_tensors_and_are_read() -> Iterator[Any]:
+    a, b, c = (np.array([2.0, 3.0, 4.0], np.float32) for _ in range(3))
+    many = [np.array([1.0, 2.0, 3.0], np.float32)]
+
+    def g(t: Any) -> Any:
+        return jg.from_numpy(t) * float(t.mean())
+
+    def f(x: Any) -> Any:
+        other = b
+        x = x * jg.from_numpy(a) * float(a[0]) + jg.from_numpy(other) * float(other.max())
+        for t in many:
+            x = x + jg.from_numpy(t) * float(t.sum())
+        return x + g(c) + jg.tensor(a)
+
+    yield f
+    a[0] = 5.0
+    yield
+    b[0] = 6.0
+    yield
+    c[0] = 7.0
+    yield
+    many[0][0] = 8.0
+    yield
+
+
 # -- tensors ---------------------------------------------------------------------------------------
 @compiled
 def captured_tensor() -> Iterator[Any]:
@@ -86,6 +112,54 @@ def attributes_of_tensors() -> Iterator[Any]:
     more[0].bias = 1.0
     yield
     more[0] = jg.ones(3)
+    yield
+
+
+@compiled
+def gradients_and_hooks() -> Iterator[Any]:
+    w, v = nn.Parameter(jg.ones(3)), nn.Parameter(jg.ones(3))
+
+    def f(x: Any) -> Any:
+        v.grad = None
+        (x * v).sum().backward()
+        return x * (2 if w.grad is None else w.grad) + v.grad
+
+    yield f
+    w.grad = jg.ones(3)
+    yield
+    w.grad = jg.full((3,), 5.0)
+    yield
+    w.grad.mul_(2)
+    yield
+    w.grad = None
+    yield
+    handle = v.register_hook(lambda g: g * 2)
+    yield
+    handle.remove()
+    yield
+
+
+@compiled
+def lists_of_tensors_and_modules() -> Iterator[Any]:
+    tensors, modules = [jg.ones(3), jg.full((3,), 2.0)], [nn.Linear(3, 3), nn.Tanh()]
+
+    def f(x: Any) -> Any:
+        for t in tensors:
+            x = x * t + len(tensors)
+        for m in modules:
+            x = m(x)
+        return x
+
+    yield f
+    tensors.append(jg.full((3,), 3.0))
+    yield
+    tensors.reverse()
+    yield
+    modules.reverse()
+    yield
+    modules[1] = nn.Linear(3, 3)
+    yield
+    tensors.clear()
     yield
 
 
