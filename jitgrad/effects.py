@@ -355,7 +355,7 @@ def is_random(x: Any) -> bool:
 
 
 # Standard-library objects that hold contents which code of theirs, or C code, reads.
-_UNGUARDED = (
+_UNGUARDED: tuple[Any, ...] = (
     type(os.environ), collections.UserDict, collections.UserList, collections.ChainMap,
     MappingProxyType, weakref.ref, array.array, bytearray, memoryview, type({}.keys()),
     type({}.values()), type({}.items()),

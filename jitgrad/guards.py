@@ -12,7 +12,7 @@ What Module attributes hold is checked only when the epoch moved (jitgrad.state)
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import Enum
 from typing import Any
 
@@ -67,8 +67,8 @@ class Item:
     """
 
     __slots__ = (
-        "before", "captured", "covered", "facts", "fresh", "handed", "key", "kind", "looked", "name",
-        "now", "number", "parent", "step",
+        "before", "captured", "covered", "facts", "fresh", "handed", "key", "kind", "looked",
+        "name", "now", "number", "parent", "step",
     )  # fmt: skip
 
     def __init__(
@@ -327,7 +327,7 @@ class State:
         return [i for i in self.items if i.kind == "array" and i.facts and len(i.facts) > 3]
 
     # -- later calls ---------------------------------------------------------------------------
-    def mismatch_of(self, leaves: list[Any], names: list[str]) -> str:
+    def mismatch_of(self, leaves: Sequence[Any], names: Sequence[str]) -> str:
         """Which attribute that users set on an argument differs, as text."""
         for (i, name), old in self.arg_attributes.items():
             x = getattr(leaves[i], name, MISSING)

@@ -224,7 +224,7 @@ class HostScalar:
     def __repr__(self) -> str:
         return repr(self.specialise())
 
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> type:
         return float
 
