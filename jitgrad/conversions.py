@@ -181,8 +181,8 @@ def legacy_tensor(dtype: DType, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 def legacy_new(cls: type, *args: Any, **kwargs: Any) -> Any:
     """Tensor(2, 3), Tensor([1.0, 2.0]), Tensor(other): in the default dtype."""
-    if len(args) == 1 and isinstance(args[0], Tensor) and cls is not Tensor:
-        made = args[0].detach()  # a subclass is made of any tensor
+    if len(args) == 1 and isinstance(args[0], Tensor):
+        made = args[0].detach()  # of any dtype, unlike FloatTensor(x)
     else:
         made = legacy_tensor(defaults.dtype, args, kwargs)
     return made if cls is Tensor else made._alias(cls)

@@ -15,6 +15,7 @@ from jitgrad.device import device as Device
 from jitgrad.dispatch import apply
 from jitgrad.dispatch import full as _full
 from jitgrad.functions.args import as_shape, expect_range
+from jitgrad.functions.shape import as_strided
 from jitgrad.hostscalar import HostScalar
 from jitgrad.levels import draw_for_examples, examples_like
 from jitgrad.promotion import cast, plain_number
@@ -352,8 +353,11 @@ def full_like(
 def empty_strided(
     size: Sequence[int], stride: Sequence[int], *, dtype: DType | None = None, **more: Any
 ) -> Tensor:
-    """empty(size): strides other than row-major ones are not kept."""
-    return empty(tuple(size), dtype=dtype)
+    """A tensor to be filled (zeros here, always), with these steps between its elements."""
+    last = sum((n - 1) * s for n, s in zip(size, stride, strict=True))
+    memory = empty(0 if 0 in size else last + 1, dtype=dtype)
+    out = as_strided(memory, size, stride, 0)
+    return _finish(out, more.get("requires_grad", False))
 
 
 # -- ranges --------------------------------------------------------------------------------------
@@ -567,7 +571,13 @@ def normal(
     dtype: DType | None = None, layout: Any = None, device: Any = None,
     pin_memory: bool = False, requires_grad: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Normal numbers with these means and standard deviations (tensors or numbers)."""
+    """Normal numbers with these means and standard deviations (tensors or numbers). Raises
+    RuntimeError for a negative standard deviation."""
+    if isinstance(std, Tensor):
+        text = "normal expects all elements of std >= 0.0; got {value}"
+        std = expect_range(std, 0.0, None, RuntimeError, text)
+    elif std < 0:
+        raise RuntimeError(f"normal expects std >= 0.0, but found std {std}")
     _check_device(device)
     if size is None:
         like = mean if isinstance(mean, Tensor) else std

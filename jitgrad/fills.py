@@ -27,7 +27,7 @@ def _fill(self: Tensor, values: Tensor) -> Tensor:
 
 def _draw_dtype(name: str, self: Tensor) -> DType:
     if not self.dtype.is_floating_point:
-        raise RuntimeError(
+        raise NotImplementedError(
             f"[{name}] expected a floating tensor to fill with random numbers; got {self._type}"
         )
     return self.dtype

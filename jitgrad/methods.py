@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from jitgrad import conversions, creation, fills, indexing, inplace, printing
+from jitgrad import conversions, copying, creation, fills, indexing, inplace, printing
 from jitgrad.autograd import engine, hooks
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.dispatch import apply
@@ -49,6 +49,7 @@ def _collect() -> None:
     for name in ("split", "chunk", "split_with_sizes"):
         FUNCTIONS["unsafe_" + name] = FUNCTIONS[name]
     FUNCTIONS["trapz"] = numeric.trapezoid
+    FUNCTIONS["fill"] = select.fill
     FUNCTIONS["index_put"] = indexing.index_put
     FUNCTIONS["is_nonzero"] = is_nonzero
     FUNCTIONS["is_same_size"] = is_same_size
@@ -119,8 +120,9 @@ ONLY_METHODS: dict[str, Callable[..., Any]] = {
 NOT_METHODS = {
     "where": "self is the second argument", "cat": "", "stack": "", "hstack": "", "vstack": "",
     "bucketize": "", "searchsorted": "", "rsub": "", "concat": "", "concatenate": "",
-    "row_stack": "", "isin": "", "trapz": "", "trapezoid": "", "cumulative_trapezoid": "",
-    "gradient": "", "unravel_index": "", "tensordot": "", "var_mean": "", "std_mean": "",
+    "row_stack": "", "fill": "", "isin": "", "trapz": "", "trapezoid": "",
+    "cumulative_trapezoid": "", "gradient": "", "unravel_index": "", "tensordot": "",
+    "var_mean": "", "std_mean": "",
     "cdist": "", "cosine_similarity": "", "pairwise_distance": "", "pdist": "",
 }  # fmt: skip
 
@@ -287,5 +289,7 @@ def attach() -> None:
     Tensor.multinomial = creation.multinomial  # type: ignore[attr-defined]
     for name in VIEWS_IN_PLACE:
         setattr(Tensor, name + "_", view_in_place(FUNCTIONS[name], name + "_"))
+    for name, own in copying.COPYING.items():
+        setattr(Tensor, name, own)
     _attach_operators()
     _attach_properties()

@@ -161,7 +161,7 @@ def collect() -> dict[str, Any]:
                 arrange.tril_indices, arrange.triu_indices):  # fmt: skip
         names[own.__name__] = own
     names["alias_copy"] = with_out(_copying(shape.alias, "alias_copy"))
-    for name in ("detach", "fill", "put", "is_signed", "is_inference", "get_device"):
+    for name in ("detach", "is_signed", "is_inference", "get_device"):
         if hasattr(Tensor, name):
             names.setdefault(name, _method(name))
     names.update(conversions.TENSOR_TYPES)

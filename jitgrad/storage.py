@@ -59,6 +59,14 @@ class Storage:
     def __repr__(self) -> str:
         return f"<Storage {self.type}, version {self.version}>"
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Storage:
+        return Storage(np.array(self._bytes("deepcopy"), order="K"), self.type)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        array = self._bytes("pickle")
+        plain = array.tobytes() if array.dtype.kind not in "biufc" else array
+        return _rebuild_storage, (plain, self.type.dtype, tuple(array.shape))
+
     # What of torch.UntypedStorage public code asks for.
     def data_ptr(self) -> int:
         """The address of the memory. Two tensors share memory iff their storages' are equal."""
@@ -115,6 +123,12 @@ class Storage:
     @property
     def device(self) -> Any:
         return self.type.device
+
+
+def _rebuild_storage(plain: Any, dtype: DType, shape: tuple[int, ...]) -> Storage:
+    if isinstance(plain, bytes):
+        plain = np.frombuffer(bytearray(plain), dtype.np)
+    return Storage(plain.reshape(shape), TensorType(shape, dtype))
 
 
 class TypedStorage:

@@ -1,13 +1,12 @@
 """Tensor: a typed handle on (a part of) a storage, and its place on the tape.
 
 Owns the object: its fields, identity, aliasing (`detach`, `data`), reads of raw data (`numpy`,
-`item`), pickling and copying. Methods made of ops are attached by `methods.py`; recording and
-running ops is `dispatch.py`.
+`item`). Pickling and copying are in copying.py. Methods made of ops are attached by `methods.py`;
+recording and running ops is `dispatch.py`.
 """
 
 from __future__ import annotations
 
-import copy as _copy
 from collections import OrderedDict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -289,12 +288,12 @@ class Tensor:
 
     def stride(self, dim: int | None = None) -> Any:
         """Steps between elements, in elements, of every dimension or of one."""
-        if self._data is None:
+        if self._data is None or not self._data.size:
             steps: list[Any] = []
             step: Any = 1
             for d in reversed(self._type.shape):
                 steps.append(step)
-                step = step * d
+                step = step * (1 if isinstance(d, int) and d == 0 else d)
             strides = tuple(reversed(steps))
         else:
             item = self._type.dtype.itemsize
@@ -618,58 +617,6 @@ class Tensor:
             return format(self.item(), spec)
         return object.__format__(self, spec)
 
-    # -- copies --------------------------------------------------------------------------------
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        if not self.is_leaf:
-            raise RuntimeError(
-                "Only Tensors created explicitly by the user (graph leaves) support the deepcopy "
-                "protocol at the moment; use detach() or clone() first"
-            )
-        if id(self) in memo:
-            return memo[id(self)]
-        array = self._array("deepcopy")
-        # Tensors that share a storage share it in the copy, too.
-        root = memo.get(id(self._storage))
-        if root is None:
-            assert self._storage.array is not None
-            root = Storage(_copy_array(self._storage.array), self._storage.type)
-            memo[id(self._storage)] = root
-            memo.setdefault("keep", []).append(self._storage)  # type: ignore[call-overload]
-        out = _new(type(self))
-        out._type, out._storage, out._chain = self._type, root, self._chain
-        out._node, out._out, out._requires_grad = None, 0, self._requires_grad
-        if self._chain:
-            view = root.array
-            for op, attrs in self._chain:
-                view = op.reference(view, **attrs)
-            out._data = view
-        elif array is self._storage.array:
-            out._data = root.array
-        else:
-            out._data = _copy_array(array)
-            out._storage = Storage(out._data, self._type)
-        memo[id(self)] = out
-        for key, value in self.__dict__.items():
-            if key not in ("_view", "_grad", "_hooks", "_post_hooks"):
-                setattr(out, key, _copy.deepcopy(value, memo))
-        if self._grad is not None:
-            out._grad = _copy.deepcopy(self._grad, memo)
-        return out
-
-    def __copy__(self) -> Any:
-        out = self._alias(type(self))
-        out._node, out._out, out._requires_grad = self._node, self._out, self._requires_grad
-        out.__dict__.update(self.__dict__)
-        return out
-
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        array = np.ascontiguousarray(self._array("pickle")).reshape(self._data.shape)
-        name = self._type.dtype.name
-        raw = array.tobytes() if name == "bfloat16" else array
-        extra = {k: v for k, v in self.__dict__.items() if not k.startswith("_")}
-        shape = tuple(self._data.shape)
-        return (_rebuild, (type(self), raw, name, shape, self.requires_grad, extra))
-
 
 _new = object.__new__
 
@@ -734,24 +681,6 @@ def _python(data: np.ndarray[Any, Any]) -> Any:
     if data.dtype.kind not in "biufc":  # bfloat16
         data = data.astype(np.float32)
     return data.tolist()
-
-
-def _copy_array(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    return np.array(array, copy=True, order="K", subok=False)
-
-
-def _rebuild(
-    cls: type, raw: Any, name: str, shape: tuple[int, ...], requires_grad: bool, extra: Any
-) -> Any:
-    dtype = dtypes.BY_NAME[name]
-    array = np.frombuffer(bytearray(raw), dtype.np) if isinstance(raw, bytes) else raw
-    out: Any = _new(cls)
-    data = wrap(array.reshape(shape), static_type(shape, dtype))
-    for slot in ("_data", "_type", "_storage", "_chain", "_node", "_out"):
-        setattr(out, slot, getattr(data, slot))
-    out._requires_grad = requires_grad
-    out.__dict__.update(extra)
-    return out
 
 
 class HiddenView:

@@ -132,6 +132,7 @@ def _lgamma_reference(x: np.ndarray) -> np.ndarray:
     value = (z - one(0.5)) * np.log(z) - z + np.log(2 * pi) / 2 - np.log(product)
     for k, c in enumerate(_STIRLING):
         value = value + one(c) * z ** -(2 * k + 1)
+    value = np.where((x == 1) | (x == 2), one(0), value)
     value = np.where(y == _INF, one(_INF), value)
     sine = np.abs(np.sin((x - np.rint(x)) * pi))
     mirrored = np.where(sine == 0, one(_INF), np.log(pi / sine) - value)

@@ -42,7 +42,7 @@ def _split_along(name: str, input: Tensor, parts: Any, axis: int, least: int) ->
             f"torch.{name} requires a tensor with at least {least} dimension, but got a tensor "
             f"with {input.ndim} dimensions!"
         )
-    if isinstance(parts, int) and input.shape[axis] % parts:
+    if isinstance(parts, int) and (parts <= 0 or input.shape[axis] % parts):
         raise RuntimeError(
             f"torch.{name} attempted to split along dimension {axis}, but the size of the "
             f"dimension {input.shape[axis]} is not divisible by the split_size {parts}!"
@@ -172,12 +172,8 @@ def unravel_index(indices: Tensor, shape: Any) -> tuple[Tensor, ...]:
     sizes = as_shape((shape,)) if isinstance(shape, int) else as_shape((tuple(shape),))
     total = prod(sizes)
     text = f"[unravel_index] index {{value}} is out of range for shape {tuple(sizes)}"
-    indices = expect_range(indices, -total, total - 1, ValueError, text)
-    out = []
-    for k, size in enumerate(sizes):
-        step = prod(sizes[k + 1 :])
-        out.append(indices.div(step, rounding_mode="floor") % size)
-    return tuple(out)
+    flat = expect_range(cast(indices, dtypes.int64), -total, total - 1, ValueError, text)
+    return tuple(_coordinates(flat, sizes))
 
 
 def nonzero_static(input: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
@@ -192,10 +188,10 @@ def nonzero_static(input: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
     there = (arange(size) < total - flat.sum()).unsqueeze(1)
     if not input.ndim:
         return zeros(size, 0, dtype=dtypes.int64)
-    columns = stack(unravel_index_unchecked(order, input._type.shape), 1)
+    columns = stack(_coordinates(order, input._type.shape), 1)
     return columns.masked_fill(~there, fill_value)
 
 
-def unravel_index_unchecked(flat: Tensor, sizes: Sequence[Any]) -> list[Tensor]:
-    """Coordinates of positions that are known to be inside."""
+def _coordinates(flat: Tensor, sizes: Sequence[Any]) -> list[Tensor]:
+    """The coordinates of positions."""
     return [flat // max(prod(sizes[k + 1 :]), 1) % max(d, 1) for k, d in enumerate(sizes)]

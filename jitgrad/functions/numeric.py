@@ -172,11 +172,11 @@ def _trapezoids(name: str, y: Tensor, x: Tensor | None, dx: Any, dim: int) -> Te
 
 
 def gradient(
-    input: Tensor, *, spacing: Any = 1, dim: Any = None, edge_order: int = 1
+    input: Tensor, *, spacing: Any = None, dim: Any = None, edge_order: int = 1
 ) -> tuple[Tensor, ...]:
     """Central differences along each dim, of second order inside and of `edge_order` at both ends.
 
-    spacing: a number, one for each dim, or the coordinates (a vector for each dim).
+    spacing: a number (1 by default), one for each dim, or the coordinates (a vector for each dim).
     """
     if dim is None:
         axes = list(range(input.ndim))
@@ -184,6 +184,9 @@ def gradient(
         axes = [
             one_axis("gradient", input.ndim, d) for d in ([dim] if isinstance(dim, int) else dim)
         ]
+    if len(set(axes)) != len(axes):
+        raise RuntimeError(f"dim appears multiple times in the list of dims: {dim}")
+    spacing = 1 if spacing is None else spacing
     spaces = list(spacing) if isinstance(spacing, (tuple, list)) else [spacing] * len(axes)
     if len(spaces) != len(axes):
         raise RuntimeError(
@@ -299,5 +302,5 @@ def sum_to_size(input: Tensor, *size: Any) -> Tensor:
     axes = [
         k for k, n in enumerate(input._type.shape) if k < lead or (wanted[k - lead] == 1 and n != 1)
     ]
-    out = input.sum(axes, True, dtype=input.dtype) if axes else input
+    out = input.sum(axes, True) if axes else input
     return out.reshape(wanted) if lead or axes else out

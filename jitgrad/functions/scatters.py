@@ -39,6 +39,12 @@ def scatter_reduce(
         raise RuntimeError(
             "reduce argument must be either sum, prod, mean, amax or amin, got " + str(reduce)
         )
+    if input.dtype is dtypes.bool_ and reduce != "mean":
+        # of bools, sums are "or", products "and"
+        reduce = {"sum": "amax", "prod": "amin"}.get(reduce, reduce)
+        wide = cast(input, dtypes.uint8), cast(src, dtypes.uint8)
+        out = scatter_reduce(wide[0], dim, index, wide[1], reduce, include_self=include_self)
+        return cast(out, dtypes.bool_)
     base = input
     if not include_self:
         base = _neutral(input, reduce, _hit(input, dim, index))
@@ -144,6 +150,9 @@ def put(input: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) 
             "put_(): Expected source and index to have the same number of elements; got "
             f"{source._type} and {index._type}"
         )
+    if accumulate and input.dtype is dtypes.bool_:
+        counts = put(cast(input, dtypes.int64), index, cast(source, dtypes.int64), True)
+        return cast(counts, dtypes.bool_)
     flat, where = input.reshape(-1), as_index("put_", index).reshape(-1)
     attrs = {"dims": (0,), "accumulate": accumulate}
     out = apply(OPS["index_put"], (flat, source.reshape(-1), where), attrs)

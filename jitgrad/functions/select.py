@@ -262,6 +262,12 @@ def bucketize(
     return searchsorted(boundaries, input, out_int32=out_int32, right=right)
 
 
+def fill(input: Tensor, value: Any) -> Tensor:
+    """A tensor of input's shape and dtype, full of the value."""
+    always = constant(True, dtypes.bool_)
+    return apply(OPS["where"], (always, fill_values(input, value), input), {})
+
+
 def fill_values(input: Tensor, value: Any) -> Tensor:
     """One value in input's shape and dtype (what fill_ assigns)."""
     if isinstance(value, Tensor):

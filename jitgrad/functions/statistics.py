@@ -205,24 +205,24 @@ def histc(input: Tensor, bins: int = 100, min: Any = 0, max: Any = 0) -> Tensor:
     if not isinstance(min, Tensor) and not isinstance(max, Tensor) and min > max:
         raise RuntimeError(f"torch.histc: max must be larger than min; got min={min}, max={max}")
     x = input.detach().reshape(-1)
-    low, high = _range(x, min, max)
+    low, high = _range(x, min, max, 1)
     inside = (x >= low) & (x <= high)
     place = ((x - low) / (high - low) * bins).floor().clamp(0, bins - 1)
     place = cast(apply(OPS["where"], (inside, place, constant(0, x.dtype)), {}), dtypes.int64)
     return scatter_add(input.new_zeros(bins), 0, place, cast(inside, x.dtype))
 
 
-def _range(x: Tensor, low: Any, high: Any) -> tuple[Tensor, Tensor]:
-    """The bounds as 0-d tensors: the elements' own where both are 0, apart by 1 at least where they
-    are equal."""
+def _range(x: Tensor, low: Any, high: Any, margin: float) -> tuple[Tensor, Tensor]:
+    """The bounds as 0-d tensors: the elements' own where both are 0; where they are equal, moved
+    apart by `margin` each."""
     if not isinstance(low, Tensor) and low == high == 0 and x.numel():
         low, high = x.amin(), x.amax()
     else:
         low, high = (constant(v, x.dtype) if not isinstance(v, Tensor) else v for v in (low, high))
     same = low == high
     return (
-        apply(OPS["where"], (same, low - 1, low), {}),
-        apply(OPS["where"], (same, high + 1, high), {}),
+        apply(OPS["where"], (same, low - margin, low), {}),
+        apply(OPS["where"], (same, high + margin, high), {}),
     )
 
 
@@ -250,7 +250,8 @@ def histogram(
     else:
         if bins <= 0:
             raise RuntimeError(f"torch.histogram(): bins must be > 0, but got {bins}")
-        low, high = _range(x, *(range or (0, 0)))
+        given = range or (0, 0)
+        low, high = _range(x, given[0], given[1], 0.5)
         step = linspace(0, 1, bins + 1, dtype=dtypes.float64)
         edges = cast(cast(low, dtypes.float64) * (1 - step) + cast(high, dtypes.float64) * step,
                      x.dtype)  # fmt: skip
@@ -365,21 +366,23 @@ def cov(
             )
         if name == "aweights" and not given.is_floating_point():
             raise RuntimeError(f"cov(): expected aweights of a floating dtype; got {given._type}")
+        text = f"cov(): {name} cannot be negative; got {{value}}"
+        given = expect_range(given, 0, None, RuntimeError, text)
         weights = given if weights is None else weights * given
     if weights is None:
         center = x - x.sum(1, True) / count
         total: Any = max(count - correction, 0)
         out = center @ center.T / total
     else:
-        w = cast(weights, x.dtype)
+        w = weights
         total = w.sum()
         center = x - (x * w).sum(1, True) / total
         if aweights is None:
             norm = total - correction
         else:
-            norm = total - correction * (w * cast(aweights, x.dtype)).sum() / total
+            norm = total - correction * (w * aweights).sum() / total
         out = (center * w) @ center.T / norm.clamp(min=0)
-    return out.squeeze() if input.ndim < 2 else out
+    return out.squeeze()
 
 
 def corrcoef(input: Tensor) -> Tensor:
