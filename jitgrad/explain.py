@@ -144,8 +144,8 @@ def check_run(graph: Graph, compiled: Any, arrays: Sequence[np.ndarray[Any, Any]
     Raises RuntimeError that names the first op that differs and the user's line.
     """
     before = [np.array(a, copy=True) for a in arrays]
+    results = compiled.run(arrays)  # raises what eager code would have raised
     expected = interpret(graph, before)
-    results = compiled.run(arrays)
     outputs = len(graph.outputs)
     found = [
         *results[:outputs],

@@ -4,6 +4,7 @@ that no result needs too, with all state as it was and later calls right."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,11 @@ import jitgrad as jg
 import jitgrad.nn.functional as F
 from jitgrad import nn
 from jitgrad.compiler.ir import Graph
+from jitgrad.compiler.link import find_linker
 from jitgrad.compiler.ops import OPS
 from jitgrad.compiler.pipeline import compile_graph
 from jitgrad.compiler.types import TensorType
-from jitgrad.runtime import dtypes
+from jitgrad.runtime import dtypes, load
 
 X = jg.tensor(np.random.default_rng(0).normal(size=(16, 10)).astype(np.float32))
 Y = jg.tensor(np.random.default_rng(1).integers(0, 10, 16))
@@ -210,3 +212,44 @@ def test_symbolic_dims() -> None:
         index[4] = size
         with pytest.raises(IndexError, match=rf"index {size} is .* dimension 0 with size {size}"):
             run([data, index])
+
+
+def test_bounds_that_the_dtype_does_not_reach() -> None:
+    """A bound past the end of the dtype's numbers asks nothing of them; it does not wrap."""
+    for dtype in (jg.int8, jg.uint8, jg.int32):
+        i = jg.arange(100).to(dtype)
+        fast = jg.jit(lambda i: jg.unravel_index(i, (20, 20))[0], fallback="error")
+        for _ in range(2):
+            assert fast(i).tolist() == (np.arange(100) // 20).tolist()
+    g = Graph()
+    x = g.add_input(TensorType((2,), dtypes.uint8), "arg", "x")
+    attrs = {"low": 300, "high": None, "error": "ValueError", "text": "{value} is below 300"}
+    g.outputs = [g.add(OPS["expect_range"], x, **attrs)]
+    with pytest.raises(ValueError, match="7 is below 300"):
+        compile_graph(g).run([np.array([7, 8], np.uint8)])
+
+
+def test_the_check_mode_raises_it_too() -> None:
+    fast = jg.jit(lambda x, i: x[i][:2], fallback="error", check=True)
+    for _ in range(2):
+        fast(X, Y)
+    assert failure(fast, (X, HIGH)) == failure(fast.__wrapped__, (X, HIGH))
+
+
+def test_an_exported_graph_and_its_library(tmp_path: Path) -> None:
+    """The graph raises what eager code raises; a library says which function and bounds."""
+
+    def f(x: jg.Tensor, i: jg.Tensor) -> jg.Tensor:
+        return (F.embedding(i, x), x[i])[0][:2]
+
+    exported = jg.export(f, X, Y)
+    assert exported(X, Y).shape == (2, 10)
+    assert failure(exported, (X, HIGH)) == failure(f, (X, HIGH))
+    if find_linker() is None:
+        pytest.skip("no linker")
+    exported.native(tmp_path / "libpick.so")
+    model = load(tmp_path / "libpick.so")
+    np.testing.assert_array_equal(model(X.numpy(), Y.numpy()), exported(X, Y))
+    with pytest.raises(RuntimeError, match=r"\[embedding\] index .* dimension 0 with size 16") as e:
+        model(X.numpy(), HIGH.numpy())
+    assert Path(__file__).name in str(e.value) and str(tmp_path) not in str(e.value)

@@ -6,25 +6,39 @@ from the op's result (`verdict`), for where nothing computes all of that result.
 
 from __future__ import annotations
 
+import numpy as np
+
 from jitgrad.compiler.loops import INDEX, Array, Builder, Expr, const, dim, load, make, select
 from jitgrad.compiler.ops.record import Check, is_half
+from jitgrad.compiler.ops.regions import all_of
 from jitgrad.compiler.symbolic import Dim, Sym
 from jitgrad.runtime import dtypes
-from jitgrad.runtime.dtypes import DType
 
 
 def broken(check: Check, x: Expr) -> Expr:
     """Whether x is not as asked (NaN never is in a range)."""
     x = x.cast(dtypes.float32) if is_half(x.dtype) else x
     tests = [] if check.zero else [x.ne(0)]
-    if check.low is not None:
-        tests.append(_number(check.low, x.dtype) <= x)
-    if check.high is not None:
-        tests.append(x <= _number(check.high, x.dtype))
-    good = tests[0] if tests else const(True, dtypes.bool_)
-    for t in tests[1:]:
-        good = good & t
-    return make("not", good)
+    tests += [_bound(x, check.low, low=True), _bound(x, check.high, low=False)]
+    good = all_of([t for t in tests if t is not None])
+    return const(False, dtypes.bool_) if good is None else make("not", good)
+
+
+def _bound(x: Expr, bound: Dim | float | None, low: bool) -> Expr | None:
+    """bound <= x, or x <= bound; None where x's dtype has no number that breaks it."""
+    if bound is None:
+        return None
+    if isinstance(bound, Sym):
+        number = dim(bound).cast(x.dtype)
+    else:
+        if not x.dtype.is_floating_point:
+            info = np.iinfo(x.dtype.np)
+            if (bound <= info.min) if low else (bound >= info.max):
+                return None
+            if (bound > info.max) if low else (bound < info.min):
+                return const(False, dtypes.bool_)
+        number = const(bound, x.dtype)
+    return number <= x if low else x <= number
 
 
 def flag(b: Builder, bad: Expr) -> Expr:
@@ -40,7 +54,3 @@ def verdict(b: Builder, check: Check, x: Array) -> Array:
     if not x.ndim:
         return b.pointwise((), dtypes.bool_, bad)
     return b.reduction((), x.shape, bad, "any")
-
-
-def _number(value: Dim | float, dtype: DType) -> Expr:
-    return dim(value).cast(dtype) if isinstance(value, Sym) else const(value, dtype)

@@ -82,19 +82,14 @@ class Check:
     zero: bool = True
     dim: int = 0
 
-    def broken(self, x: np.ndarray) -> np.ndarray:
-        """Where the elements of x are not as asked."""
-        good = np.ones(x.shape, np.bool_) if self.zero else x != 0
-        if self.low is not None:
-            good &= x >= self.low
-        if self.high is not None:
-            good &= x <= self.high
-        return ~good
-
     def first(self, x: np.ndarray) -> Any:
         """The first element, in row-major order, that is not as asked; None when all are."""
-        bad = self.broken(x)
-        return x[bad].reshape(-1)[0].item() if bad.any() else None
+        good: Any = True if self.zero else x != 0
+        if self.low is not None:
+            good = good & (x >= self.low)
+        if self.high is not None:
+            good = good & (x <= self.high)
+        return None if np.all(good) else x[~good].reshape(-1)[0].item()
 
 
 @dataclass

@@ -182,7 +182,7 @@ def _proven(check: Check, operand: Array) -> bool:
             operand = value.attr
             continue
         if value.op == "const":
-            return not check.broken(np.asarray(value.attr).astype(operand.dtype.np)).any()
+            return check.first(np.asarray(value.attr).astype(operand.dtype.np)) is None
         if body.dtype is not dtypes.int64 or not check.zero:
             return False
         bounds = Simplifier(axis_extents(operand)).bounds(body.cast(INDEX))

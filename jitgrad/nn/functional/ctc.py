@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import jitgrad.functions as ops
 from jitgrad.creation import arange, as_tensor, full
+from jitgrad.functions.args import expect_range
 from jitgrad.functions.shape import cat, stack
 from jitgrad.nn.functional.args import expect_floating, expect_tensors
 from jitgrad.nn.functional.reduction import reduce_loss
@@ -83,34 +84,30 @@ def _lengths(op: str, name: str, lengths: Lengths, count: int, most: int | None)
             f"[{op}] expected {name} of shape ({count},), one for each sequence; got "
             f"{tuple(made.shape)}"
         )
-    data = made._data  # a check only: nothing of the result depends on it
-    if data is not None and data.size:
-        if data.min() < 0 or (most is not None and data.max() > most):
-            bound = "" if most is None else f" to {most}"
-            raise RuntimeError(
-                f"[{op}] Expected {name} to have values from 0{bound}; got {data.tolist()}"
-            )
-    return made
+    bound = "" if most is None else f" to {most}"
+    text = f"[{op}] Expected {name} to have values from 0{bound}; got {{value}}"
+    return expect_range(made, 0, most, RuntimeError, text)
 
 
 def _labels(op: str, targets: Tensor, given: Lengths, sizes: Tensor) -> Tensor:
     """The targets as (N, S); what is beyond a target's length is any class."""
-    data = sizes._data  # for checks, and for the size of the result
     if targets.dim() == 2:
-        if targets.shape[0] != sizes.shape[0] or (
-            data is not None and data.size and data.max() > targets.shape[1]
-        ):
-            raise RuntimeError(
-                f"[{op}] expected targets ({sizes.shape[0]}, S), S at least the largest target "
-                f"length; got {tuple(targets.shape)}"
-            )
+        text = (
+            f"[{op}] expected targets ({sizes.shape[0]}, S), S at least the largest target "
+            f"length; got {tuple(targets.shape)}"
+        )
+        if targets.shape[0] != sizes.shape[0]:
+            raise RuntimeError(text)
+        text += " and a length of {value}"
+        sizes = expect_range(sizes, None, targets.shape[1], RuntimeError, text)
         return ops.where(arange(int(targets.shape[1])) < sizes.unsqueeze(1), targets, 0)
     total = int(targets.shape[0])
-    if data is not None and data.sum() != total:
-        raise RuntimeError(
-            f"[{op}] expected a vector of targets as long as target_lengths add up to; got {total} "
-            f"for {data.tolist()}"
-        )
+    text = (
+        f"[{op}] expected a vector of targets as long as target_lengths add up to; got {total} for "
+        "{value}"
+    )
+    expect_range(sizes.sum(), total, total, RuntimeError, text)
+    data = sizes._data  # only for a size of the result that fits
     if not isinstance(given, Tensor):
         longest = max(given, default=0)
     elif state.recorder is None and data is not None:
