@@ -18,9 +18,9 @@ from jitgrad.runtime import dtypes
 def broken(check: Check, x: Expr) -> Expr:
     """Whether x is not as asked (NaN never is in a range)."""
     x = x.cast(dtypes.float32) if is_half(x.dtype) else x
-    tests = [] if check.zero else [x.ne(0)]
+    tests: list[Expr | None] = [] if check.zero else [x.ne(0)]
     tests += [_bound(x, check.low, low=True), _bound(x, check.high, low=False)]
-    good = all_of([t for t in tests if t is not None])
+    good = all_of(tests)
     return const(False, dtypes.bool_) if good is None else make("not", good)
 
 
