@@ -80,7 +80,8 @@ def tensor(
         out = apply(OPS["clone"], (data.detach(),), {})
         return _finish(cast(out, dtype) if dtype is not None else out, requires_grad)
     if isinstance(data, HostScalar):
-        return _finish(cast(data.lift(), dtype or defaults.dtype), requires_grad)
+        out = cast(data.lift(), dtype or defaults.dtype)
+        return _finish(apply(OPS["clone"], (out,), {}), requires_grad)  # what it may write to
     if isinstance(data, (bool, int, float)):
         wanted = dtype or _python_dtype(data)
         _expect_dtype("tensor", wanted)

@@ -251,6 +251,32 @@ class HostScalar:
         return (float, (self.specialise(),))
 
 
+class Numbering:
+    """Numbers lifted expressions, so that equal ones (`1 - beta` of each parameter) are one."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, int] = {}
+        self._table: dict[Any, int] = {}
+        self._keep: list[HostScalar] = []
+
+    def of(self, scalar: HostScalar) -> int:
+        """The number; the same for the same operations on the same leaves and constants."""
+        known, stack = self._known, [scalar]
+        self._keep.append(scalar)  # with its operands, so that no id is used again
+        while stack:
+            node = stack[-1]
+            op, operands = node.expr or ("leaf", ())
+            waiting = [x for x in operands if is_lifted(x) and id(x) not in known]
+            if waiting:
+                stack.extend(waiting)
+                continue
+            stack.pop()
+            key: tuple[Any, ...] = (op, node.name if node.expr is None else None)
+            key += tuple([known[id(x)] if is_lifted(x) else (type(x), repr(x)) for x in operands])
+            known[id(node)] = self._table.setdefault(key, len(self._table))
+        return known[id(scalar)]
+
+
 class Truth:
     """Stands where a guard has a number's value, for all numbers that are (not) zero."""
 

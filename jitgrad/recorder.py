@@ -21,7 +21,7 @@ from jitgrad.autograd.engine import grad
 from jitgrad.compiler.ir import Graph, Rebind, Value, Write
 from jitgrad.compiler.types import TensorType
 from jitgrad.facts import leaf_facts
-from jitgrad.hostscalar import HostScalar, Truth
+from jitgrad.hostscalar import HostScalar, Numbering, Truth
 from jitgrad.pair import Pair, split
 from jitgrad.pytree import Structure, flatten
 from jitgrad.random import draw_tensors
@@ -102,7 +102,8 @@ class Recorder(ValueMap):
         self._rebinds: dict[tuple[int, Any], tuple[Any, Owner, Any]] = {}
         self._draws: dict[Any, int] = {}
         self._seeds: dict[int, Tensor] = {}
-        self._lifted: dict[int, tuple[HostScalar, Tensor]] = {}
+        self._lifted: dict[int, Tensor] = {}
+        self._numbering = Numbering()
         self._numbers: dict[tuple[int, Any], HostScalar] = {}
         self._keep: list[Any] = []
         self.casts: dict[Any, Any] = {}
@@ -225,12 +226,13 @@ class Recorder(ValueMap):
         return seed, number
 
     def lift(self, scalar: HostScalar) -> Tensor:
-        known = self._lifted.get(id(scalar))
+        number = self._numbering.of(scalar)
+        known = self._lifted.get(number)
         if known is not None:
-            return known[1]
+            return known
         out = wrap(np.array(scalar.value, np.float64), static_type((), dtypes.float64))
         if not self.reason:
-            self._lifted[id(scalar)] = (scalar, out)
+            self._lifted[number] = out
             self._add_entry("scalar", Number(scalar), out, out._data)
         return out
 

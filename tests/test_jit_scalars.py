@@ -264,3 +264,41 @@ def test_a_hyper_parameter_that_python_looked_at() -> None:
     assert step.stats.traces == traces + 1
     expected = before - np.float32(0.1) * (X.numpy() + np.float32(0.5) * before)
     np.testing.assert_allclose(w.detach().numpy(), expected, rtol=1e-6)
+
+
+def test_a_tensor_of_a_lifted_float_is_written() -> None:
+    def function(x: Any, s: Any) -> Any:
+        a = jg.tensor(s, dtype=jg.float64)
+        a.add_(1)
+        b = jg.full((), s, dtype=jg.float64)
+        b.mul_(3)
+        return x * a * b * jg.tensor(s, dtype=jg.float64) + jg.as_tensor(s)
+
+    assert run(function, [(2.0,), (3.0,), (4.0,)]).stats.traces == 1
+
+
+def test_equal_expressions_of_lifted_floats_are_one_input() -> None:
+    def inputs(count: int) -> int:
+        ps = [nn.Parameter(jg.ones(3)) for _ in range(count)]
+        optimizer = optim.Adam(ps, lr=0.1)
+
+        @jit
+        def step(x: Any) -> None:
+            for p in ps:
+                p.grad = x.clone()
+            optimizer.step()
+
+        for _ in range(3):
+            step(X)
+        assert step.stats.hits == 1
+        return sum(e.kind == "scalar" for e in step.specialisations[0].trace.entries)
+
+    assert 0 < inputs(2) == inputs(6)
+
+    def function(x: Any, s: Any) -> Any:
+        t = s
+        for _ in range(40):
+            t = (t + t) / 2.0
+        return x * (1 - s) + x * (1 - s) + x * (1.0 - s) + x * (s - 1) + t
+
+    run(function, [(0.1,), (0.25,), (3.0,)])
