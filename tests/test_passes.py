@@ -23,7 +23,7 @@ from jitgrad.compiler.passes.memory import Plan, plan_memory
 from jitgrad.compiler.passes.order import Schedule, order
 from jitgrad.compiler.passes.simplify import simplify
 from jitgrad.compiler.passes.stages import stage
-from jitgrad.compiler.printer import kernel_text
+from jitgrad.compiler.printer import kernel_text, program_text
 from jitgrad.compiler.text import to_text
 from jitgrad.compiler.types import TensorType
 from jitgrad.compiler.verify import verify
@@ -307,3 +307,50 @@ def test_verifier_names_the_pass() -> None:
     g.outputs = [y]
     with pytest.raises(InternalError, match="after some_pass: result"):
         verify(g, "some_pass")
+
+
+# -- checks ----------------------------------------------------------------------------------------
+CHECKED = """\
+graph g() {
+  %0: float32[9, 4] = arg "x"
+  %1: int64[6] = arg "i"
+  %2: float32[6, 4] = index(%0, %1) {dims=(0,)}
+  %3: float32[2, 4] = slice(%2) {starts=(0,0,), steps=(1,1,), stops=(2,4,)}
+  return %3
+}
+"""
+
+
+def test_a_part_of_a_checked_result_keeps_all_its_checks() -> None:
+    program = lower(simplify(parse(CHECKED)))
+    before = program_text(program)
+    assert program.checks == [] and "check0" not in before
+    program = keep_checks(program)
+    (check,) = program.checks
+    wrong = "not(((-9 <= in1[i0]) & (in1[i0] <= 8)))"
+    flag = f"(int32(check(select({wrong}, 1, 0), 1)) != 0)"
+    lines = before.splitlines()
+    lines.insert(-1, f"check0: bool[] = any over [6] (lanes) of {flag}")
+    assert program_text(program).splitlines() == [*lines, "checks check0"]
+    assert check in program.roots and check not in program.results
+
+
+@pytest.mark.parametrize(
+    ("reader", "shape", "checks"),
+    [
+        ("neg(%2)", "6, 4", 0),
+        ("permute(%2) {axes=(1,0,)}", "4, 6", 0),
+        ("flip(%2) {axes=(0,)}", "6, 4", 0),
+        ("reshape(%2) {shape=(3,8,)}", "3, 8", 0),
+        ("pad(%2) {high=(1,0,), interior=(0,0,), low=(1,0,), value=0}", "8, 4", 0),
+        ("pad(%2) {high=(1,0,), interior=(0,0,), low=(-1,0,), value=0}", "6, 4", 1),
+        ("slice(%2) {starts=(0,1,), steps=(1,1,), stops=(6,4,)}", "6, 3", 1),  # columns alone
+        ("slice(%2) {starts=(0,0,), steps=(2,1,), stops=(6,4,)}", "3, 4", 1),
+        ("sum(%2) {axes=(0,), keepdim=False}", "4", 0),
+        ("neg(%0)", "9, 4", 1),
+    ],
+)
+def test_which_readers_compute_all_of_it(reader: str, shape: str, checks: int) -> None:
+    head, _, _ = CHECKED.partition("  %3")
+    graph = parse(f"{head}  %3: float32[{shape}] = {reader}\n  return %3\n}}\n")
+    assert len(keep_checks(lower(simplify(graph))).checks) == checks

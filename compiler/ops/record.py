@@ -89,7 +89,7 @@ class Check:
             good = good & (x >= self.low)
         if self.high is not None:
             good = good & (x <= self.high)
-        return None if np.all(good) else x[~good].reshape(-1)[0].item()
+        return None if good is True or good.all() else x[~good].reshape(-1)[0].item()
 
 
 @dataclass
