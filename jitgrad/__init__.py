@@ -14,6 +14,8 @@ from jitgrad import autograd, methods, public, random
 from jitgrad.autograd import (
     enable_grad,
     inference_mode,
+    is_anomaly_check_nan_enabled,
+    is_anomaly_enabled,
     is_grad_enabled,
     is_inference_mode_enabled,
     no_grad,
@@ -226,7 +228,8 @@ __all__ = [
     "empty", "empty_like", "empty_strided", "enable_grad", "eye", "finfo", "float", "float16",
     "float32", "float64", "from_dlpack", "from_numpy", "frombuffer", "full", "full_like",
     "get_default_dtype", "get_rng_state", "half", "hstack", "iinfo", "inf", "inference_mode",
-    "initial_seed", "int", "int16", "int32", "int64", "int8", "is_complex", "is_floating_point",
+    "initial_seed", "int", "int16", "int32", "int64", "int8", "is_anomaly_check_nan_enabled",
+    "is_anomaly_enabled", "is_complex", "is_floating_point",
     "is_grad_enabled", "is_inference_mode_enabled", "is_tensor", "linspace", "logspace", "long",
     "manual_seed", "meshgrid", "methods", "multinomial", "nan", "no_grad", "normal", "numel",
     "ones", "ones_like", "pi", "promote_types", "rand", "rand_like", "randint", "randint_like",

@@ -317,10 +317,14 @@ def put_on_tape(
         node.outs = save_tensor(outputs) if keep_out else ()
         outputs._node = node
         outputs._requires_grad = True
+        if state.saved_hooks:
+            node.pack()
         return
     node.outs = tuple(
         [save_tensor(y) if keep else y._type for y, keep in zip(outputs, keep_out, strict=True)]
     )
+    if state.saved_hooks:
+        node.pack()
     for i, y in enumerate(outputs):
         if y._type.dtype.category >= _FLOATING:
             y._node = node

@@ -93,7 +93,7 @@ class JitFunction:
         return f"<jit {self.name}: {len(self.specialisations)} specialisations>"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if state.recorder is not None or not knobs.jit or state.abstract:
+        if state.recorder is not None or not knobs.jit or state.abstract or state.saved_hooks:
             return self.__wrapped__(*args, **kwargs)
         first = True
         for spec in self.specialisations:
@@ -148,6 +148,8 @@ class JitFunction:
 
     # -- misses --------------------------------------------------------------------------------
     def _miss(self, args: Any, kwargs: Any) -> Any:
+        if state.anomaly:  # every gradient is looked at, op by op
+            return self.__wrapped__(*args, **kwargs)
         try:
             leaves, structure = flatten((args, kwargs))
         except ValueError:
@@ -390,19 +392,17 @@ class _Lifter:
 def _lifted_places(tree: tuple[tuple[Any, ...], dict[str, Any]]) -> list[bool]:
     """For each leaf of (args, kwargs), whether it is a float that is lifted."""
     out: list[bool] = []
-
-    def walk(x: Any, reachable: bool) -> None:
-        if type(x) is float:
-            out.append(reachable)
-        elif type(x) is tuple or is_named_tuple(x):
-            for y in x:
-                walk(y, reachable)
-        else:
-            out.extend([False] * flatten(x)[1].count)
-
     for x in (*tree[0], *tree[1].values()):
-        walk(x, True)
+        out += _lifted_in(x)
     return out
+
+
+def _lifted_in(x: Any) -> list[bool]:
+    if type(x) is float:
+        return [True]
+    if type(x) is tuple or is_named_tuple(x):
+        return [is_lifted for y in x for is_lifted in _lifted_in(y)]
+    return [False] * flatten(x)[1].count
 
 
 def _plain(result: Any) -> Any:
@@ -423,20 +423,21 @@ def _leaf_names(function: Any, args: Any, structure: Structure) -> list[str]:
     code = getattr(function, "__code__", None)
     own = list(code.co_varnames[: code.co_argcount]) if code is not None else []
     out: list[str] = []
-
-    def walk(s: Structure, name: str) -> None:
-        if s.kind is None:
-            out.append(name)
-            return
-        keys: Any = range(len(s.children)) if s.context is None else s.context
-        for key, child in zip(keys, s.children, strict=False):
-            walk(child, f"{name}[{key!r}]")
-
     positional, keywords = structure.children
     for i, child in enumerate(positional.children):
-        walk(child, own[i] if i < len(own) else f"args[{i}]")
+        out += _names_in(child, own[i] if i < len(own) else f"args[{i}]")
     for key, child in zip(keywords.context, keywords.children, strict=True):
-        walk(child, key)
+        out += _names_in(child, key)
+    return out
+
+
+def _names_in(s: Structure, name: str) -> list[str]:
+    if s.kind is None:
+        return [name]
+    keys: Any = range(len(s.children)) if s.context is None else s.context
+    out: list[str] = []
+    for key, child in zip(keys, s.children, strict=False):
+        out += _names_in(child, f"{name}[{key!r}]")
     return out
 
 

@@ -119,6 +119,7 @@ class Level:
     def inside(self) -> Iterator[None]:
         """Runs a block at this level (again, for a derivative of what was run before)."""
         before = (state.recorder, state.levels)
+        own = (self.recorder, self.below, self.grad_enabled, self.number)
         self.recorder, self.below = before
         self.grad_enabled = state.grad_enabled
         self.number = 1 + max((level.number for level in self.below), default=0)
@@ -128,6 +129,7 @@ class Level:
             yield
         finally:
             state.recorder, state.levels = before
+            self.recorder, self.below, self.grad_enabled, self.number = own
 
     @contextmanager
     def outside(self) -> Iterator[None]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -107,9 +109,46 @@ default_generator = Generator()
 def next_draw(generator: Generator | None = None) -> tuple[Tensor, Tensor]:
     """Seed and draw number of the next draw, as 0-d int64 tensors: operands of a random op."""
     generator = default_generator if generator is None else generator
+    if state.draws is not None:
+        return state.draws.next(generator)
+    return fresh_draw(generator)
+
+
+def fresh_draw(generator: Generator) -> tuple[Tensor, Tensor]:
+    """next_draw, of the generator itself."""
     if state.recorder is not None:
         return state.recorder.draw(generator)
     return draw_tensors(generator._seed, generator.advance())
+
+
+class DrawLog:
+    """`with log.on():` notes the draws of a block; log.on(again=True) gives them once more.
+
+    So recomputation draws what the first run drew, eager and compiled: a draw is a number.
+    """
+
+    def __init__(self) -> None:
+        self._drawn: list[tuple[Tensor, Tensor]] = []
+        self._at: int | None = None
+
+    @contextmanager
+    def on(self, again: bool = False) -> Iterator[None]:
+        """Notes the draws of the block; again: gives those noted before, in their order."""
+        before, at = state.draws, self._at
+        state.draws, self._at = self, 0 if again else None
+        try:
+            yield
+        finally:
+            state.draws, self._at = before, at
+
+    def next(self, generator: Generator) -> tuple[Tensor, Tensor]:
+        if self._at is not None and self._at < len(self._drawn):
+            self._at += 1
+            return self._drawn[self._at - 1]
+        drawn = fresh_draw(generator)
+        if self._at is None:
+            self._drawn.append(drawn)
+        return drawn
 
 
 def draw_tensors(seed: int, draw: int) -> tuple[Tensor, Tensor]:

@@ -23,7 +23,11 @@ class State(threading.local):
         inference: inside inference_mode().
         abstract: ops are inferred only; results have no data.
         recorder: what is told of every op, write, rebind and raw read; or None.
-        anomaly: backward checks every gradient for NaN (detect_anomaly).
+        anomaly, check_nan: errors in backward name the line of the forward operation
+            (detect_anomaly), and gradients are checked for NaN.
+        saved_hooks: pairs (pack, unpack) for what nodes save (autograd/graph.py), the last counts.
+        draws: what numbers random draws instead of their generator, or None (random.DrawLog).
+        backward: the run of the tape that is going on, or None (autograd/engine.py).
         casting: autocast's settings (casting.py), None where they are the defaults.
         casts: casts of parameters that are kept inside autocast contexts; None outside of them.
         levels: the vmaps and forward modes that are being run, innermost last (levels.py).
@@ -34,6 +38,10 @@ class State(threading.local):
     abstract: bool = False
     recorder: Any = None
     anomaly: bool = False
+    check_nan: bool = True
+    saved_hooks: tuple[Any, ...] = ()
+    draws: Any = None
+    backward: Any = None
     casting: Any = None
     casts: Any = None
     levels: tuple[Any, ...] = ()

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Any
 from jitgrad.autograd.engine import backward, grad
 from jitgrad.autograd.forward import jvp
 from jitgrad.autograd.function import Function, FunctionCtx, once_differentiable
+from jitgrad.autograd.function_levels import VmapInfo
 from jitgrad.autograd.gradcheck import GradcheckError, gradcheck, gradgradcheck
 from jitgrad.autograd.modes import (
     detect_anomaly,
     enable_grad,
     inference_mode,
+    is_anomaly_check_nan_enabled,
+    is_anomaly_enabled,
     is_grad_enabled,
     is_inference_mode_enabled,
     no_grad,
@@ -25,14 +28,18 @@ from jitgrad.tensor import Tensor
 if TYPE_CHECKING:
     from jitgrad.autograd import forward_ad as forward_ad
     from jitgrad.autograd import functional as functional
+    from jitgrad.autograd import graph as graph
+    from jitgrad.autograd.report import graph_report as graph_report
 
 Variable = Tensor
 
 
 def __getattr__(name: str) -> Any:
     """Imports what not every program needs at its first use."""
-    if name in ("forward_ad", "functional"):
+    if name in ("forward_ad", "functional", "graph"):
         return importlib.import_module(f"jitgrad.autograd.{name}")
+    if name == "graph_report":
+        return importlib.import_module("jitgrad.autograd.report").graph_report
     raise AttributeError(f"module 'jitgrad.autograd' has no attribute {name!r}")
 
 
@@ -42,6 +49,7 @@ __all__ = [
     "GradcheckError",
     "Node",
     "Variable",
+    "VmapInfo",
     "backward",
     "detect_anomaly",
     "enable_grad",
@@ -49,6 +57,8 @@ __all__ = [
     "gradcheck",
     "gradgradcheck",
     "inference_mode",
+    "is_anomaly_check_nan_enabled",
+    "is_anomaly_enabled",
     "is_grad_enabled",
     "is_inference_mode_enabled",
     "jvp",

@@ -21,8 +21,24 @@ from jitgrad.levels import Level
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.errors import InternalError
 from jitgrad.state import state
-from jitgrad.tape.node import Node, edge_of, zeros_of
+from jitgrad.tape.node import (
+    AccumulateGrad,
+    GradientEdge,
+    Node,
+    edge_of,
+    tensor_at,
+    zeros_of,
+)
 from jitgrad.tensor import AbsentTensor, Tensor, wrap
+
+
+class Run:
+    """One run of the tape: `targets` are the ids of the nodes and leaves that take part."""
+
+    __slots__ = ("targets",)
+
+    def __init__(self, targets: frozenset[int]) -> None:
+        self.targets = targets
 
 
 class _Sink:
@@ -53,10 +69,10 @@ def backward(
     Raises RuntimeError for tensors that do not require grad, a missing or wrong cotangent, and a
     graph whose saved tensors are freed or were changed in place.
     """
-    outputs = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+    outputs = _places(tensors)
     chosen = None
     if inputs is not None:
-        chosen = [inputs] if isinstance(inputs, Tensor) else list(inputs)
+        chosen = _places(inputs)
         if not chosen:
             raise RuntimeError("'inputs' argument to 'backward' cannot be empty.")
     seeds = _seeds(outputs, grad_tensors, create_graph)
@@ -82,8 +98,8 @@ def grad(
     """
     if not only_inputs:
         raise ValueError("[grad] only_inputs=False is not supported; use backward()")
-    outs = [outputs] if isinstance(outputs, Tensor) else list(outputs)
-    ins = [inputs] if isinstance(inputs, Tensor) else list(inputs)
+    outs = _places(outputs)
+    ins = _places(inputs)
     if materialize_grads and allow_unused is False:
         raise ValueError(
             "Expected allow_unused to be True or not passed when materialize_grads=True, "
@@ -106,6 +122,17 @@ def grad(
             )
         result.append(g)
     return tuple(result)
+
+
+def _places(xs: Any) -> list[Any]:
+    """The tensors, or tensors at the gradient edges, that a caller named."""
+    many = [xs] if isinstance(xs, (Tensor, GradientEdge)) else list(xs)
+    return [_place(x) if isinstance(x, GradientEdge) else x for x in many]
+
+
+def _place(edge: GradientEdge) -> Tensor:
+    node = edge.node
+    return node.variable if isinstance(node, AccumulateGrad) else tensor_at(node, edge.output_nr)
 
 
 def _grad_batched(
@@ -207,8 +234,8 @@ def _run(
         if sink.pending == 0 and isinstance(sink.target, Node):
             heapq.heappush(ready, (-sink.target.seq, sink.target))
 
-    before = state.grad_enabled
-    state.grad_enabled = create_graph
+    before, outer = state.grad_enabled, state.backward
+    state.grad_enabled, state.backward = create_graph, Run(frozenset(sinks))
     try:
         leaves = [s for s in sinks.values() if s.pending == 0 and isinstance(s.target, Tensor)]
         for sink in leaves:
@@ -249,7 +276,7 @@ def _run(
                         _finish_leaf(following, wanted, results, inputs, accumulate, create_graph)
             passed = ()
     finally:
-        state.grad_enabled = before
+        state.grad_enabled, state.backward = before, outer
     return results
 
 
@@ -298,13 +325,16 @@ def _run_node(node: Node, grads: list[Tensor | None]) -> tuple[Any, ...]:
             changed = hook(tuple(grads))
             if changed is not None:
                 grads = list(changed) if isinstance(changed, tuple) else [changed]
-    passed = node.run(grads)
+    if state.anomaly:
+        passed = _run_watched(node, grads)
+    else:
+        passed = node.run(grads)
     if not isinstance(passed, (tuple, list)) or len(passed) < len(node.edges):
         given = len(passed) if isinstance(passed, (tuple, list)) else 1
         raise RuntimeError(
             f"[{node.name()}] expected {len(node.edges)} gradients from the derivative; got {given}"
         )
-    if state.anomaly:
+    if state.anomaly and state.check_nan:
         _check_anomaly(node, passed)
     if hooks and -1 in hooks:
         for hook in list(hooks[-1].values()):
@@ -312,6 +342,18 @@ def _run_node(node: Node, grads: list[Tensor | None]) -> tuple[Any, ...]:
             if changed is not None:
                 passed = changed if isinstance(changed, tuple) else (changed,)
     return tuple(passed)
+
+
+def _run_watched(node: Node, grads: list[Tensor | None]) -> Any:
+    """node.run; an error in it names the forward operation's line (detect_anomaly)."""
+    try:
+        return node.run(grads)
+    except Exception as error:
+        error.add_note(
+            f"Error detected in {node.name()}; the forward operation that it belongs to is at "
+            f"{node.line or 'an unknown line'}"
+        )
+        raise
 
 
 def _check_anomaly(node: Node, passed: Sequence[Tensor | None]) -> None:

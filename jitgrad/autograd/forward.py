@@ -74,6 +74,17 @@ class Tangents(Relay):
         self.keep.append(x._storage)
         self.roots[id(x._storage)] = tangent
 
+    def replace(self, x: Tensor, tangent: Tangent) -> None:
+        """Sets the tangent of x, which may be a view; None: zero."""
+        if not x._chain:
+            self.set(x, tangent)
+            return
+        root = self.roots.get(id(x._storage))
+        if root is None:
+            root = zeros_of(x._storage.type)
+        part = zeros_of(x._type) if tangent is None else tangent
+        self.set(x, put_chain(root, x._chain, part))
+
     def start(self, x: Tensor, tangent: Tensor) -> Tensor:
         """x with a tangent: on a storage of its own, on the tape where x is."""
         if x._type.shape != tangent._type.shape:
@@ -114,14 +125,7 @@ class Tangents(Relay):
                         f"got {target._type}, from detach() or .data; write to a clone() of it"
                     )
                 return  # what was detached is no longer this tensor's value, its tangent stays
-            if tangent is None:
-                tangent = zeros_of(value._type)
-            if not target._chain:
-                self.set(target, tangent)
-                return
-            if root is None:
-                root = zeros_of(target._storage.type)
-            self.set(target, put_chain(root, target._chain, tangent))
+            self.replace(target, zeros_of(value._type) if tangent is None else tangent)
 
 
 def jvp(

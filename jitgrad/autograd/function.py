@@ -1,4 +1,7 @@
-"""autograd.Function: derivatives written by the user, on the same tape."""
+"""autograd.Function: derivatives written by the user, on the same tape.
+
+How one runs inside vmap and forward mode is function_levels.py.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,21 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from jitgrad.dispatch import check_inplace, level_of
 from jitgrad.state import state
 from jitgrad.tape.node import (
     RETAIN_ERROR,
     Gradients,
+    LeafNode,
     Node,
+    Packed,
+    edge_of,
     edges_of,
     save_tensor,
     version_error,
     zeros_of,
 )
+from jitgrad.tape.views import rebase
 from jitgrad.tensor import Tensor, _new
 
 
@@ -33,21 +41,20 @@ class FunctionCtx:
 
     def __init__(self) -> None:
         self.to_save: tuple[Tensor | None, ...] = ()
+        self._for_forward: tuple[Tensor | None, ...] | None = None
         self._non_differentiable: set[int] = set()
         self._dirty: set[int] = set()
         self._node: weakref.ref[FunctionNode] | None = None
 
     def save_for_backward(self, *tensors: Tensor | None) -> None:
         """Keeps inputs, outputs or intermediates for backward; call once, in forward."""
-        for t in tensors:
-            if t is not None and not isinstance(t, Tensor):
-                raise TypeError(
-                    "save_for_backward can only save variables, but argument is of type "
-                    f"{type(t).__name__}"
-                )
+        _check_saved(tensors, "save_for_backward")
         self.to_save = tensors
 
-    save_for_forward = save_for_backward
+    def save_for_forward(self, *tensors: Tensor | None) -> None:
+        """Keeps tensors for jvp, where `saved_tensors` gives them."""
+        _check_saved(tensors, "save_for_forward")
+        self._for_forward = tensors
 
     def mark_non_differentiable(self, *outputs: Tensor) -> None:
         """These outputs do not require grad."""
@@ -63,6 +70,8 @@ class FunctionCtx:
 
     @property
     def saved_tensors(self) -> tuple[Tensor | None, ...]:
+        if self._for_forward is not None:
+            return self._for_forward
         if self._node is None:
             return self.to_save
         node = self._node()
@@ -71,6 +80,14 @@ class FunctionCtx:
         return node.unpack_saved()
 
     saved_variables = saved_tensors
+
+
+def _check_saved(tensors: Sequence[Any], name: str) -> None:
+    for t in tensors:
+        if t is not None and not isinstance(t, Tensor):
+            raise TypeError(
+                f"{name} can only save variables, but argument is of type {type(t).__name__}"
+            )
 
 
 class FunctionNode(Node):
@@ -91,6 +108,10 @@ class FunctionNode(Node):
         for t in self.ctx.to_save:
             if t is None:
                 self.kept.append(None)
+            elif state.saved_hooks:
+                own = id(t) in mine
+                place = (None, mine[id(t)]) if own else edge_of(t)
+                self.kept.append((Packed(t._alias() if own else t), (own, place)))
             elif id(t) in mine:
                 self.kept.append((save_tensor(t), mine[id(t)]))
             else:
@@ -105,7 +126,11 @@ class FunctionNode(Node):
             if entry is None:
                 found.append(None)
                 continue
-            (data, storage, chain, type_, version), source = entry
+            saved, source = entry
+            if type(saved) is Packed:
+                found.append(self._unpacked(saved, *source))
+                continue
+            data, storage, chain, type_, version = saved
             now = storage.version - storage.hidden
             if now != version:
                 raise version_error(self, f"saved tensor {i}", type_, version, now)
@@ -117,6 +142,17 @@ class FunctionNode(Node):
             out._node, out._out, out._requires_grad = self, source, True
             found.append(out)
         return tuple(found)
+
+    def _unpacked(self, saved: Packed, own: bool, place: tuple[Any, int]) -> Tensor:
+        x = saved.unpack()
+        edge, slot = place
+        if x is edge:
+            return x
+        out: Tensor = x._alias()
+        if own or edge is not None:
+            node = self if own else LeafNode(edge) if isinstance(edge, Tensor) else edge
+            out._node, out._out, out._requires_grad = node, slot, True
+        return out
 
     def release(self) -> None:
         self.kept = None
@@ -197,26 +233,46 @@ class Function:
             "with backward mode AD."
         )
 
+    vjp = backward
+
+    generate_vmap_rule = False
+    """As PyTorch's; here vmap over a Function without `vmap` works either way."""
+
+    @staticmethod
+    def jvp(ctx: Any, *grad_inputs: Any) -> Any:
+        raise NotImplementedError(
+            "You must implement the jvp function for custom autograd.Function to use it with "
+            "forward mode AD."
+        )
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
+        raise NotImplementedError(
+            "To use autograd.Function with vmap, you must either override the vmap staticmethod or "
+            "set generate_vmap_rule=True."
+        )
+
+    @staticmethod
+    def _run_forward(
+        cls: Any, ctx: FunctionCtx, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any: ...  # attached by function_levels.py
+
     @classmethod
     def apply(cls, *args: Any, **kwargs: Any) -> Any:
         """Runs forward and puts the derivative on the tape."""
         ctx = FunctionCtx()
         positions = [i for i, x in enumerate(args) if isinstance(x, Tensor)]
         tensors = [args[i] for i in positions]
+        level = level_of(tensors)
+        if level is not None:  # what lies below a vmap is not on the tape inside it
+            args = tuple([level.lift(x) if isinstance(x, Tensor) else x for x in args])
+            tensors = [args[i] for i in positions]
         edges, slots = edges_of(tensors)
         wanted = {p for p, e in zip(positions, edges, strict=True) if e is not None}
         taped = state.grad_enabled and bool(wanted)
         ctx.needs_input_grad = tuple(i in wanted for i in range(len(args)))
-        before = state.grad_enabled
-        state.grad_enabled = False
-        try:
-            if cls.setup_context is Function.setup_context:
-                result = cls.forward(ctx, *args, **kwargs)
-            else:
-                result = cls.forward(*args, **kwargs)
-                cls.setup_context(ctx, args, result)
-        finally:
-            state.grad_enabled = before
+        result = cls._run_forward(cls, ctx, args, kwargs)
+        ctx._for_forward = None
         if not taped:
             return result
         many = result if isinstance(result, tuple) else (result,)
@@ -226,7 +282,7 @@ class Function:
             # An input as it is, or a view, becomes an output of this node as a new tensor.
             fresh = not isinstance(y, Tensor) or (id(y) not in inputs and y._view is None)
             if not fresh and id(y) not in ctx._dirty:
-                y = y.detach()
+                y = y._alias()
             outputs.append(y)
         renamed = {id(a): b for a, b in zip(many, outputs, strict=True)}
         ctx.to_save = tuple(
@@ -246,13 +302,27 @@ class Function:
         )
         node.ctx, node.function, node.kept = ctx, cls, []
         node.operands, node.outs = (), ()
-        node.keep(outputs)
         ctx._node = weakref.ref(node)  # the node holds ctx: no cycle
         for i, (y, original) in enumerate(zip(outputs, many, strict=True)):
             if types[i] is None or id(original) in ctx._non_differentiable:
                 continue
-            y._node, y._out, y._requires_grad = node, i, True
+            if id(y) in ctx._dirty:
+                _place_written(y, node, i)
+            else:
+                y._node, y._out, y._requires_grad = node, i, True
+        node.keep(outputs)
         return tuple(outputs) if isinstance(result, tuple) else outputs[0]
+
+
+def _place_written(y: Tensor, node: FunctionNode, i: int) -> None:
+    """An input that forward changed in place is output i of the node from here on."""
+    check_inplace(y, True)
+    if y._base is None:
+        y._node, y._out, y._requires_grad = node, i, True
+        return
+    value: Tensor = y._alias()
+    value._node, value._out, value._requires_grad = node, i, True
+    rebase(y, value)
 
 
 class _Name:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -132,17 +133,41 @@ class inference_mode(_Mode):
 
 
 class detect_anomaly(_Mode):
-    """Backward raises at the first node whose gradient has a NaN, naming its source line."""
+    """For finding errors in backward: an error there, and (check_nan) the first gradient that has a
+    NaN, name the line of the forward operation. Jitted functions run as written. Slow.
+    """
 
     def __init__(self, check_nan: bool = True) -> None:
-        super().__init__(anomaly=check_nan)
+        super().__init__(anomaly=True, check_nan=check_nan)
+        warnings.warn(
+            "Anomaly Detection has been enabled. This mode will increase the runtime and should "
+            "only be enabled for debugging.",
+            stacklevel=2,
+        )
 
 
-class set_detect_anomaly(detect_anomaly):
-    """detect_anomaly with an on/off switch."""
+class set_detect_anomaly(_Mode):
+    """Turns detect_anomaly on or off, at once; as a context manager, for a block."""
 
     def __init__(self, mode: bool, check_nan: bool = True) -> None:
-        super().__init__(mode and check_nan)
+        super().__init__(anomaly=bool(mode), check_nan=bool(check_nan))
+        self._outer = {"anomaly": state.anomaly, "check_nan": state.check_nan}
+        state.anomaly, state.check_nan = bool(mode), bool(check_nan)
+
+    def __enter__(self) -> Any:
+        super().__enter__()
+        self._before[-1].update(self._outer)
+        return self
+
+
+def is_anomaly_enabled() -> bool:
+    """Whether detect_anomaly is in force."""
+    return state.anomaly
+
+
+def is_anomaly_check_nan_enabled() -> bool:
+    """Whether detect_anomaly looks for NaN."""
+    return state.check_nan
 
 
 def is_grad_enabled() -> bool:

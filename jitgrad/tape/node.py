@@ -11,13 +11,13 @@ import weakref
 from collections.abc import Callable, Sequence
 from itertools import count
 from types import CodeType
-from typing import Any
+from typing import Any, NamedTuple
 
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.compiler.types import TensorType
-from jitgrad.state import bump_epoch
+from jitgrad.state import bump_epoch, state
 from jitgrad.storage import Storage
-from jitgrad.tensor import Tensor, _new, absent
+from jitgrad.tensor import Tensor, _new, absent, wrap
 from jitgrad.userline import line_of, user_frame
 
 next_seq = count(1).__next__
@@ -123,7 +123,7 @@ class Node:
         op = self.op
         operands: list[Any] = []
         for i, x in enumerate(self.operands):
-            if type(x) is tuple:
+            if type(x) is tuple or type(x) is Packed:
                 operands.append(self._unpack(x, i))
             else:  # if the record reads it, then for gradients that nobody wants
                 operands.append(absent(x) if i in op.saves or EVERY in op.saves else x)
@@ -136,7 +136,7 @@ class Node:
             return op.vjp(grads[0], out, *operands, **self.attrs)
         outs = tuple(
             self._unpack(y, -1 - i)
-            if type(y) is tuple
+            if type(y) is tuple or type(y) is Packed
             else absent(y)
             if "out" in op.saves or f"out{i}" in op.saves
             else y
@@ -155,19 +155,48 @@ class Node:
         """What is held for the derivative: ("operand 0", tensor) or ("output 0", tensor)."""
         found: list[tuple[str, Tensor]] = []
         for i, x in enumerate(self.operands or ()):
-            if type(x) is tuple:
+            if type(x) is tuple or type(x) is Packed:
                 found.append((f"operand {i}", self._unpack(x, i)))
         if self.outs:
             outs = (self.outs,) if self.nout == 1 else self.outs
             for i, y in enumerate(outs):
-                if type(y) is tuple:
+                if type(y) is tuple or type(y) is Packed:
                     found.append((f"output {i}", self._unpack(y, -1 - i)))
         return found
 
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """A dict for the user's own notes on this node, kept as long as the node."""
+        return _metadata.setdefault(self, {})
+
+    def _sequence_nr(self) -> int:
+        return self.seq
+
     # -- saved tensors ---------------------------------------------------------------------------
-    def _unpack(self, saved: Saved, i: int) -> Tensor:
+    def pack(self) -> None:
+        """Hands what is saved to the pack hook that is in force (saved_tensors_hooks)."""
+        operands, outs = self.operands, self.outs
+        if operands and any(type(x) is tuple for x in operands):
+            self.operands = tuple(
+                [
+                    Packed(self._unpack(x, i)) if type(x) is tuple else x
+                    for i, x in enumerate(operands)
+                ]
+            )
+        if not outs:
+            return
+        if self.nout == 1:
+            self.outs = Packed(saved_tensor(outs))  # type: ignore[assignment]
+        else:
+            self.outs = tuple([Packed(saved_tensor(y)) if type(y) is tuple else y for y in outs])
+
+    def _unpack(self, saved: Saved | Packed, i: int) -> Tensor:
         """The tensor that was saved: operand i, or output -1 - i, with its place on the tape."""
-        data, storage, chain, type_, version = saved
+        if type(saved) is Packed:
+            x = saved.unpack()
+            data, storage, chain, type_, version = x._data, x._storage, x._chain, x._type, None
+        else:
+            data, storage, chain, type_, version = saved  # type: ignore[misc]
         if version is not None and storage.version - storage.hidden != version:
             what = f"operand {i}" if i >= 0 else "its result"
             raise version_error(self, what, type_, version, storage.version - storage.hidden)
@@ -211,6 +240,48 @@ def save_tensor(x: Tensor) -> Saved:
     """Data, storage, chain, type and version of a tensor, without its place on the tape."""
     storage = x._storage
     return (x._data, storage, x._chain, x._type, storage.version - storage.hidden)
+
+
+def saved_tensor(saved: Saved) -> Tensor:
+    """What was saved, off the tape."""
+    out: Tensor = _new(Tensor)
+    out._data, out._storage, out._chain, out._type, _ = saved
+    out._node, out._out, out._requires_grad = None, 0, False
+    return out
+
+
+class Packed:
+    """What a pack hook made of a saved tensor, with the hook that unpacks it."""
+
+    __slots__ = ("_type", "packed", "unpack_hook")
+
+    def __init__(self, x: Tensor) -> None:
+        pack, self.unpack_hook = state.saved_hooks[-1]
+        self._type = x._type
+        hooks, grad_enabled = state.saved_hooks, state.grad_enabled
+        state.saved_hooks, state.grad_enabled = (), False
+        try:
+            self.packed = pack(x)
+        finally:
+            state.saved_hooks, state.grad_enabled = hooks, grad_enabled
+
+    def unpack(self) -> Tensor:
+        """The saved tensor. Raises TypeError and RuntimeError where the hook gives another."""
+        out = self.unpack_hook(self.packed)
+        if not isinstance(out, Tensor):
+            raise TypeError(
+                "Output of saved tensor unpack_hook expected to be a Tensor but got result of type "
+                f"{type(out).__name__}"
+            )
+        if out._type != self._type:
+            raise RuntimeError(
+                f"[saved_tensors_hooks] expected the unpack hook to give a tensor of type "
+                f"{self._type}, as was packed; got {out._type}"
+            )
+        return out
+
+
+_metadata: weakref.WeakKeyDictionary[Node, dict[str, Any]] = weakref.WeakKeyDictionary()
 
 
 def version_error(
@@ -309,6 +380,14 @@ class AccumulateGrad:
         return "<AccumulateGrad>"
 
 
+class GradientEdge(NamedTuple):
+    """A place on the tape: output `output_nr` of a node. autograd.grad and backward take it in the
+    place of a tensor."""
+
+    node: Any
+    output_nr: int
+
+
 def edge_of(x: Tensor) -> tuple[Node | Tensor | None, int]:
     """Where a gradient of x goes: (node, output), (leaf, 0), or (None, 0)."""
     if x._view is not None:
@@ -317,6 +396,13 @@ def edge_of(x: Tensor) -> tuple[Node | Tensor | None, int]:
         return None, 0
     node = x._node
     return (x, 0) if node is None else (node, x._out)
+
+
+def tensor_at(node: Node, slot: int) -> Tensor:
+    """A tensor of the type and the place on the tape of a node's output, without data."""
+    out = wrap(None, node.out_types if node.nout == 1 else node.out_types[slot])
+    out._node, out._out, out._requires_grad = node, slot, True
+    return out
 
 
 def edges_of(
