@@ -167,6 +167,31 @@ def test_schedules_do_not_compile_anew(case):
     assert fast[3].stats.traces == 2 and fast[3].stats.compiles <= 2, fast[3].explain_last_miss()
 
 
+def test_a_state_that_is_loaded_is_used_by_compiled_steps():
+    """Tensors of the state are read afresh: no new trace."""
+    runs = []
+    for compiled in (False, True):
+        p = parameter(1.0, -2.0)
+        o = optim.Adam([p], lr=0.1)
+
+        def step(p=p, o=o):
+            o.zero_grad()
+            (p * p).sum().backward()
+            o.step()
+
+        run = t.jit(step, fallback="error") if compiled else step
+        run(), run(), run()
+        saved = o.state_dict()
+        saved = {**saved, "state": {0: {k: v.clone() for k, v in saved["state"][0].items()}}}
+        run(), run()
+        o.load_state_dict(saved)
+        run()
+        runs.append((p.tolist(), o.state[p]["step"].item(), run))
+    (a, n, _), (b, m, fast) = runs
+    assert n == m == 4 and a == pytest.approx(b, rel=1e-12)
+    assert fast.stats.traces == 2, fast.explain_last_miss()
+
+
 def test_new_betas_are_read_without_a_full_check(monkeypatch):
     """A schedule that replaces the tuple at each call costs no more than one that sets a float."""
     p = parameter(1.0, -2.0)

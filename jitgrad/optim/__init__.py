@@ -5,8 +5,9 @@ from jitgrad.optim._adafactor import Adafactor
 from jitgrad.optim._muon import Muon
 from jitgrad.optim.adadelta import Adadelta
 from jitgrad.optim.adagrad import Adagrad
-from jitgrad.optim.adam import Adam, AdamW
+from jitgrad.optim.adam import Adam
 from jitgrad.optim.adamax import Adamax
+from jitgrad.optim.adamw import AdamW
 from jitgrad.optim.asgd import ASGD
 from jitgrad.optim.lbfgs import LBFGS
 from jitgrad.optim.nadam import NAdam

@@ -1,4 +1,4 @@
-"""Adam and AdamW (Kingma and Ba 2015; Loshchilov and Hutter 2019; AMSGrad: Reddi et al. 2018)."""
+"""Adam (Kingma and Ba 2015; AMSGrad: Reddi et al. 2018)."""
 
 from __future__ import annotations
 
@@ -80,27 +80,6 @@ class Adam(Optimizer):
         step_size = lr / (1 - beta1**t)
         scale = (1 - beta2**t).sqrt()
         p.sub_(m / (v.sqrt() / scale + h["eps"]) * step_size)
-
-
-class AdamW(Adam):
-    """Adam with decoupled weight decay."""
-
-    def __init__(
-        self, params: Params, lr: Any = 1e-3, betas: tuple[Any, Any] = (0.9, 0.999),
-        eps: float = 1e-8, weight_decay: Any = 1e-2, amsgrad: bool = False, *,
-        maximize: bool = False, foreach: bool | None = None, capturable: bool = False,
-        differentiable: bool = False, fused: bool | None = None,
-    ) -> None:  # fmt: skip
-        super().__init__(
-            params, lr, betas, eps, weight_decay, amsgrad, foreach=foreach, maximize=maximize,
-            capturable=capturable, differentiable=differentiable, fused=fused,
-            decoupled_weight_decay=True,
-        )  # fmt: skip
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        for group in self.param_groups:
-            group["decoupled_weight_decay"] = True
 
 
 def _floats(betas: Any) -> bool:

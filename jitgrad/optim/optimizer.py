@@ -331,7 +331,7 @@ class Optimizer(StateDict):
         }  # fmt: skip
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        super().__setstate__(state)
         if "_optimizer_step_pre_hooks" not in self.__dict__:
             self._make_hooks()
         self.defaults.setdefault("differentiable", False)

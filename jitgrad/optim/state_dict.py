@@ -26,6 +26,10 @@ class StateDict:
     SCALARS: tuple[str, ...] = ("step",)
     """State that is a 0-d tensor; a number that is loaded becomes one."""
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Takes attributes over; subclasses complete older states here."""
+        self.__dict__.update(state)
+
     def _make_hooks(self) -> None:
         self._state_hooks: dict[str, OrderedDict[int, Any]] = {
             kind: OrderedDict() for kind in ("save_pre", "save_post", "load_pre", "load_post")
@@ -132,7 +136,7 @@ class StateDict:
                 s.setdefault("param_names", group["param_names"])
             for key, value in self.defaults.items():
                 s.setdefault(key, value)
-        self.state, self.param_groups = state, saved
+        self.__setstate__({"state": state, "param_groups": saved})
         for hook in self._state_hooks["load_post"].values():
             hook(self)
 

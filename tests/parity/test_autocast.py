@@ -77,6 +77,12 @@ CASES = dict([
     ("layer_norm", (arrays((3, 4)), lambda lib, x: lib.F.layer_norm(x, (4,)))),
     ("batch_norm", (arrays((4, 3)), lambda lib, x: lib.F.batch_norm(x, None, None, training=True))),
     ("group_norm", (arrays((2, 4, 3)), lambda lib, x: lib.F.group_norm(x, 2))),
+    ("quantile", (arrays((3, 3)), lambda lib, x: lib.t.quantile(x, 0.3))),
+    ("nanquantile", (arrays((3, 3)), lambda lib, x: lib.t.nanquantile(x, 0.3, dim=0))),
+    ("ctc_loss", (arrays((3, 1, 3)), lambda lib, x: lib.F.ctc_loss(
+        x.log_softmax(-1), lib.t.tensor([[1]]), lib.t.tensor([3]), lib.t.tensor([1])))),
+    top("cov", (3, 4)), top("corrcoef", (3, 4)), top("dist", (3,), (3,)),
+    ("renorm", (arrays((3, 3)), lambda lib, x: lib.t.renorm(x, 2, 0, 1.0))),
     ("gelu", (arrays((3, 3)), lambda lib, x: lib.F.gelu(x))),
     ("normalize", (arrays((3, 3)), lambda lib, x: lib.F.normalize(x))),
     layer("cosine_similarity", (3, 3), (3, 3)),

@@ -183,6 +183,39 @@ def test_loading_state_continues_the_run(name, source, target):
             same(ours, theirs, scale=3e6 if wide else 300)
 
 
+def test_adam_loads_as_adamw():
+    """The class says how weights decay, not the state."""
+    for lib in LIBS:
+        (p, *_) = start(lib, np.float64)
+        other = lib.optim.AdamW([p])
+        other.load_state_dict(lib.optim.Adam([p], weight_decay=0.1).state_dict())
+        assert other.param_groups[0]["decoupled_weight_decay"] is True
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", [*ALL, "Muon"])
+def test_low_precision_parameters(name, dtype):
+    """State has the parameter's dtype, and numbers agree to some roundings."""
+    runs = []
+    for lib in LIBS:
+        rng = np.random.default_rng(0)
+
+        def low(lib=lib, rng=rng):
+            values = lib.t.from_numpy(rng.standard_normal((4, 3)).astype(np.float32))
+            return values.to(getattr(lib.t, dtype))
+
+        p = lib.nn.Parameter(low())
+        optimizer = getattr(lib.optim, name)([p], lr=0.1, **ALL.get(name, {}))
+        for _ in range(4):
+            p.grad = low()
+            optimizer.step()
+        runs.append((p, optimizer.state[p]))
+    (a, state), (b, wanted) = runs
+    same(a, b, scale=3)
+    for key, value in wanted.items():
+        same(state[key], value, key, scale=8)
+
+
 def quadratic(lib, dtype=np.float64):
     """A badly scaled least-squares problem: parameters, and a closure for an optimizer."""
     rng = np.random.default_rng(3)

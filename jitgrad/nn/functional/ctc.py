@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 
 import jitgrad.functions as ops
+from jitgrad.casting import wide
 from jitgrad.creation import arange, as_tensor, full
 from jitgrad.functions.args import expect_range
 from jitgrad.functions.shape import cat, stack
@@ -26,6 +27,7 @@ _NEVER = -1e30
 """The log of the probability of what cannot happen: finite, so that no derivative is NaN."""
 
 
+@wide
 def ctc_loss(
     log_probs: Tensor,
     targets: Tensor,
