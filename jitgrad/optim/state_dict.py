@@ -136,7 +136,11 @@ class StateDict:
                 s.setdefault("param_names", group["param_names"])
             for key, value in self.defaults.items():
                 s.setdefault(key, value)
-        self.__setstate__({"state": state, "param_groups": saved})
+        # In the order that the groups have: compiled steps guard it.
+        loaded = [
+            {**{k: s[k] for k in g if k in s}, **s} for g, s in zip(groups, saved, strict=True)
+        ]
+        self.__setstate__({"state": state, "param_groups": loaded})
         for hook in self._state_hooks["load_post"].values():
             hook(self)
 
