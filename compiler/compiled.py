@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from jitgrad.compiler.host_call import KEY as HOST
+from jitgrad.compiler.host_call import HostCall
 from jitgrad.compiler.image import Image
-from jitgrad.compiler.interpret import first_fault, unknown_fault
+from jitgrad.compiler.interpret import first_fault, unknown_fault, with_line
 from jitgrad.compiler.ir import Graph, Node
 from jitgrad.compiler.symbolic import Sym, evaluate
 from jitgrad.runtime import buffers, launch
@@ -56,8 +58,16 @@ class Compiled:
         ]
         self._where = _find_dims(graph)
         self._arenas: dict[tuple[int, ...], launch.ArenaPlan] = {}
+        self._calls = {
+            symbol: HostCall(graph.nodes[int(symbol)], tuple(graph.env.hints) if syms else ())
+            for key, symbol in image.kernels
+            if key == HOST
+        }
         self.executable = launch.Executable(
-            [library.address(key, symbol) for key, symbol in image.kernels],
+            [
+                self._calls[symbol].address if key == HOST else library.address(key, symbol)
+                for key, symbol in image.kernels
+            ],
             [
                 launch.COMMIT if k < 0 else launch.Launch(k, args, total, grain, last)
                 for k, args, total, grain, last in image.launches
@@ -68,7 +78,7 @@ class Compiled:
             scratch=image.scratch,
             n_sizes=len(self.syms),
             sites={i: _fault(node) for i, node in enumerate(sites)},
-            owners=(library,),
+            owners=(library, self._calls),
             release_gil=report.bytes_after >= launch.WORTH_RELEASING,
         )
 
@@ -100,8 +110,12 @@ class Compiled:
 
     def _error(
         self, fault: _Fault, arrays: Sequence[np.ndarray], dims: Mapping[str, int]
-    ) -> Exception:
+    ) -> BaseException:
         """What eager code would have raised; nothing has been written, so the arrays still say."""
+        for call in self._calls.values():
+            raised = call.taken()
+            if raised is not None and call.node is fault.node:
+                return with_line(raised, call.node)
         found = first_fault(self.graph, arrays, dims)
         return unknown_fault(fault.node) if found is None else found
 

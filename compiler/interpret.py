@@ -43,7 +43,7 @@ def interpret_all(graph: Graph, arrays: Sequence[np.ndarray]) -> dict[Value, np.
 
 def first_fault(
     graph: Graph, arrays: Sequence[np.ndarray], dims: Mapping[str, int] | None = None
-) -> Exception | None:
+) -> BaseException | None:
     """The error that eager code would have raised: of the first node whose check an element fails.
 
     Runs only what checked operands need. dims: the values of symbolic dims. None when all hold.
@@ -63,7 +63,7 @@ def first_fault(
                 c = replace(c, low=_concrete(c.low, known), high=_concrete(c.high, known))
                 value = c.first(values[node.inputs[c.operand]])
                 if value is not None:
-                    return _with_line(node.op.failed(c, value, node.attr), node)
+                    return with_line(node.op.failed(c, value, node.attr), node)
             if node in useful:
                 attrs = {k: _concrete(v, known) for k, v in node.attr.items()}
                 found = node.op.reference(*(values[v] for v in node.inputs), **attrs)
@@ -72,10 +72,10 @@ def first_fault(
     return None
 
 
-def unknown_fault(node: Node) -> Exception:
+def unknown_fault(node: Node) -> BaseException:
     """The error of a node of whose elements one failed a check, it is not known which."""
     errors = [node.op.failed(c, None, node.attr) for c in node_checks(node)]
-    return _with_line(type(errors[0])(" or ".join(map(str, errors))), node)
+    return with_line(type(errors[0])(" or ".join(map(str, errors))), node)
 
 
 def _concrete(x: Any, dims: Mapping[str, int]) -> Any:
@@ -84,8 +84,11 @@ def _concrete(x: Any, dims: Mapping[str, int]) -> Any:
     return evaluate(x, dims) if isinstance(x, Sym) else x
 
 
-def _with_line(error: Exception, node: Node) -> Exception:
-    return type(error)(f"{error} (at {node.line})") if node.line else error
+def with_line(error: BaseException, node: Node) -> BaseException:
+    """The error, its text now ending with the user's line."""
+    if node.line and error.args and isinstance(error.args[0], str):
+        error.args = (f"{error.args[0]} (at {node.line})", *error.args[1:])
+    return error
 
 
 def node_checks(node: Node) -> Sequence[Check]:

@@ -1,7 +1,7 @@
 """The loop language: what lowering produces, fusion rearranges, code generators consume.
 
 An `Array` is a tensor-shaped value, defined by a function from an index to a scalar expression
-(`Pointwise`), by a `Reduction`, `Contraction`, `Scan`, `Scatter` or `Sort`, or an input (no
+(`Pointwise`), by a `Reduction`, `Contraction`, `Scan`, `Scatter`, `Sort` or `Call`, or an input (no
 definition). `Expr` is a node of a hash-consed DAG of scalar operations: equal expressions are the
 same object, so comparing is `is`, and walks must be iterative and visit each node once
 (`postorder`, `rewrite`). Fusion groups arrays into kernels: `LoopKernel`, `ContractionKernel`,
@@ -421,7 +421,23 @@ class Sort:
     key: object
 
 
-Definition = Pointwise | Reduction | Contraction | Scan | Scatter | Sort
+@dataclass(frozen=True, eq=False)
+class Call:
+    """The result number `part` of calling a record's reference (host_call.py) with whole arrays:
+    `operands` are loads of each at its own axes. All parts share the `key` object. `number` and
+    `site` are the node's number in its graph and its fault site; `node` is the node itself."""
+
+    operands: tuple[Expr, ...]
+    part: int
+    key: object
+    node: Any
+    number: int
+    site: Any
+
+
+Definition = Pointwise | Reduction | Contraction | Scan | Scatter | Sort | Call
+JOINT = (Sort, Call)
+"""Definitions of which several arrays, those with one `key`, come from one kernel."""
 
 
 class Builder:
@@ -502,6 +518,21 @@ class Builder:
         values = self._array(shape, body.dtype, Sort(along, body, descending, 0, key))
         indices = self._array(shape, dtypes.int64, Sort(along, body, descending, 1, key))
         return values, indices
+
+    def call(
+        self, operands: Sequence[Array], types: Sequence[Any], node: Any, number: int
+    ) -> tuple[Array, ...]:
+        """The results, of these types (shape, dtype), of a node's reference."""
+        key = object()
+        reads = []
+        for x in operands:
+            if x.strides is not None:  # references get dense arrays
+                x = self.pointwise(x.shape, x.dtype, load(x, self.axes(x.ndim)))
+            reads.append(load(x, self.axes(x.ndim)))
+        return tuple(
+            self._array(t.shape, t.dtype, Call(tuple(reads), k, key, node, number, self.site))
+            for k, t in enumerate(types)
+        )
 
     def broadcast_read(self, x: Array, rank: int) -> Expr:
         """x read at the output's axes, aligned at the last; dims of size 1 read index 0."""
@@ -673,7 +704,7 @@ class ContractionKernel:
 
 @dataclass(eq=False)
 class SpecialKernel:
-    """Scan, Scatter or Sort, alone in its kernel: computes `arrays` (two for a Sort)."""
+    """Scan, Scatter, Sort or Call, alone in its kernel: computes `arrays` (two for a Sort)."""
 
     arrays: list[Array]
     lines: tuple[str, ...] = ()
@@ -732,4 +763,6 @@ def definition_exprs(array: Array) -> list[Expr]:
         return [d.a, d.b]
     if isinstance(d, Scatter):
         return [d.base, *d.index, d.value]
+    if isinstance(d, Call):
+        return list(d.operands)
     return [d.body]

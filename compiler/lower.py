@@ -55,6 +55,11 @@ class Program:
         return [a for i, a in enumerate(self.results) if i not in written]
 
 
+def may_flag(node: Node) -> bool:
+    """Whether the node has a fault site: its kernels may flag an error."""
+    return node.op.checked or node.op.host
+
+
 def lower(graph: Graph, strides: Mapping[int, tuple[Dim, ...]] | None = None) -> Program:
     """Builds the loop definitions of a graph.
 
@@ -70,18 +75,22 @@ def lower(graph: Graph, strides: Mapping[int, tuple[Dim, ...]] | None = None) ->
         arrays[item.value] = array
         inputs.append(array)
     sites: list[Site] = []
-    for node in graph.nodes:
+    for number, node in enumerate(graph.nodes):
         builder.line = node.line
         builder.site = len(sites)
         first = len(builder.arrays)
         operands = [arrays[v] for v in node.inputs]
         try:
-            made = node.op.lower(builder, *operands, **node.attr)
+            if node.op.host:
+                types = [v.type for v in node.outputs]
+                made = builder.call(operands, types, node, number)
+            else:
+                made = node.op.lower(builder, *operands, **node.attr)
         except RuntimeError as e:
             where = f" at {node.line}" if node.line else ""
             raise CompileError(f"{e}{where}; operands {[str(v.type) for v in node.inputs]}") from e
         outputs = made if isinstance(made, tuple) else (made,)
-        if node.op.checked:
+        if may_flag(node):
             sites.append(Site(node, operands, builder.arrays[first:]))
         for value, array in zip(node.outputs, outputs, strict=True):
             if array.dtype is not value.type.dtype or len(array.shape) != value.type.ndim:

@@ -149,6 +149,13 @@ def build_object(
 
 
 def _check_graph(graph: Graph) -> None:
+    for node in graph.nodes:
+        if node.op.host:
+            where = f" (at {node.line})" if node.line else ""
+            raise CompileError(
+                f"[native] {node.op.name} runs as a call into Python and cannot leave it; export "
+                f"the parts before and after it{where}"
+            )
     if graph.writes or graph.rebinds:
         raise CompileError(
             f"[native] expected a pure graph; {graph.name} writes {len(graph.writes)} storages and "

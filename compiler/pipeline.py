@@ -20,10 +20,11 @@ from jitgrad.compiler.codegen.objects import Library, load_objects
 from jitgrad.compiler.codegen.target import Target, host
 from jitgrad.compiler.compiled import Compiled
 from jitgrad.compiler.cost import nbytes
+from jitgrad.compiler.host_call import KEY as HOST
 from jitgrad.compiler.image import Image
 from jitgrad.compiler.ir import Graph
 from jitgrad.compiler.loops import Array, Kernel, kernel_reads, kernel_writes
-from jitgrad.compiler.lower import Program, lower
+from jitgrad.compiler.lower import Program, lower, may_flag
 from jitgrad.compiler.options import Options
 from jitgrad.compiler.passes.checks import keep_checks
 from jitgrad.compiler.passes.fuse import fuse
@@ -126,11 +127,11 @@ def compile_graph(graph: Graph, options: Options | None = None) -> Compiled:
         is_static(i.value.type.shape) for i in graph.inputs
     )
     host_runtime.install(target)
-    sites = [n for n in graph.nodes if n.op.checked]
+    sites = [n for n in graph.nodes if may_flag(n)]
     key = graph_key(graph, options, target)
     image = _cached_image(key) if static and not knobs.dump else None
     if image is not None:
-        library = load_objects([k for k, _ in image.kernels], target)
+        library = load_objects([k for k, _ in image.kernels if k != HOST], target)
         if library is not None:
             report = Report(**{**image.report, "milliseconds": report.milliseconds})
             report.cached = True
@@ -146,7 +147,8 @@ def compile_graph(graph: Graph, options: Options | None = None) -> Compiled:
     report.peak, report.lower_bound, report.total = plan.peak, plan.lower_bound, plan.total
     report.waves = len(stages.schedule.waves)
     with run.step("llvm"):
-        library = Library.build(list(stages.generated.values()), target)
+        codes = [g for g in stages.generated.values() if g.key != HOST]
+        library = Library.build(codes, target)
     run.dump("asm", library.assembly)
     with run.step("image"):
         image, syms = assemble(stages)

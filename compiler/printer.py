@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 from jitgrad.compiler.loops import (
     Array,
+    Call,
     Contraction,
     ContractionKernel,
     Expr,
@@ -103,6 +104,8 @@ def _definition(a: Array, texts: list[str]) -> str:
         return (
             f"scatter {d.combine} into {texts[0]} over {list(d.extents)}: [{index}] <- {texts[-1]}"
         )
+    if isinstance(d, Call):
+        return f"call {d.node.op.name}({', '.join(texts)}), output {d.part}"
     assert isinstance(d, Sort)
     return f"sort along {d.along} of {texts[0]}, output {d.part}"
 

@@ -16,6 +16,7 @@ from jitgrad.compiler.loops import (
     INDEX,
     MATH,
     Array,
+    Call,
     Contraction,
     ContractionKernel,
     Expr,
@@ -213,6 +214,9 @@ def _special(m: Machine, a: Array) -> np.ndarray:
                        "prod": lambda o, v: o * v, "max": np.maximum,
                        "min": np.minimum}[d.combine](old, value[n])  # fmt: skip
         return out
+    if isinstance(d, Call):
+        found = d.node.op.reference(*(m.memory[e.attr] for e in d.operands), **d.node.attr)
+        return np.asarray(found[d.part] if isinstance(found, tuple) else found)
     assert isinstance(d, (Sort, Reduction)) and isinstance(d, Sort)
     v = np.broadcast_to(m.evaluate(d.body, g), shape)
     if v.dtype.kind == "V":  # NumPy does not know where a bfloat16 NaN sorts

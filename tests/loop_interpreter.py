@@ -19,6 +19,7 @@ from jitgrad.compiler.loops import (
     COMPARE,
     INDEX,
     Array,
+    Call,
     Contraction,
     Expr,
     Pointwise,
@@ -142,6 +143,10 @@ class Interpreter:
             return np.flip(out, d.along) if d.reverse else out
         if isinstance(d, Scatter):
             return self.scatter(d, shape)
+        if isinstance(d, Call):
+            operands = [self.values[e.attr] for e in d.operands]
+            found = d.node.op.reference(*operands, **d.node.attr)
+            return np.asarray(found[d.part] if isinstance(found, tuple) else found)
         assert isinstance(d, Sort)
         return self.sort(d, shape)
 

@@ -15,6 +15,8 @@ from typing import Any
 from jitgrad.compiler.codegen import llvm
 from jitgrad.compiler.codegen.kernelcode import Generated, Launch, Operand, Site
 from jitgrad.compiler.codegen.target import Target
+from jitgrad.compiler.host_call import KEY as HOST
+from jitgrad.compiler.host_call import call_of, operands_of
 from jitgrad.compiler.loops import (
     Array,
     Contraction,
@@ -36,7 +38,12 @@ _kept: OrderedDict[Hashable, tuple[Generated, list[Array], list[Any]]] = Ordered
 
 
 def generate(kernel: Kernel, target: Target) -> Generated:
-    """As llvm.generate, from the table where an equal kernel was generated before."""
+    """As llvm.generate, from the table where an equal kernel was generated before. A call into
+    Python is a row of the launch table without code of its own."""
+    call = call_of(kernel)
+    if call is not None:
+        words: list[Operand] = [*operands_of(kernel), Site(call.site)]  # type: ignore[arg-type]
+        return Generated(HOST, "", [Launch(str(call.number), words, 1, 1)])
     form = _Form(kernel)
     if form.symbolic:
         return llvm.generate(kernel, target)

@@ -121,6 +121,8 @@ class Op:
             is asked of which operand, and passes see to it that all of it is checked.
         differentiable: False where every derivative is zero or undefined (comparisons, argmax).
         identity: the result is operand 0, element by element, whenever there is a result (a check).
+        host: has no loop form: compiled code calls `reference`, on the thread of the caller. With
+            `checked`, the reference may raise, and is run for that even if its result is unused.
         noop: when the result has the very type of operand 0, it is operand 0 (reshape, cast, ...).
         exact: the result is correctly rounded, so that folding constants by the reference gives
             the bits that a kernel gives (add, mul, cast, ...; not exp).
@@ -132,6 +134,7 @@ class Op:
     view: bool = False
     random: bool = False
     checked: bool = False
+    host: bool = False
     identity: bool = False
     noop: bool = False
     exact: bool = False

@@ -49,6 +49,9 @@ def keep_checks(program: Program) -> Program:
     builder = Builder()
     builder.prefix = "check"
     for number, site in enumerate(program.sites):
+        if site.node.op.host and site.node.op.checked:
+            program.checks.append(site.arrays[-1])  # run for what its reference may raise
+            continue
         carriers = [a for a in site.arrays if _carries(a, number)]
         if carriers and all(a in whole and hint(prod(_space(a))) > 0 for a in carriers):
             continue

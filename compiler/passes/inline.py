@@ -18,7 +18,9 @@ from dataclasses import dataclass
 from jitgrad.compiler.cost import points, weight
 from jitgrad.compiler.index import Simplifier
 from jitgrad.compiler.loops import (
+    JOINT,
     Array,
+    Call,
     Contraction,
     Expr,
     Pointwise,
@@ -62,7 +64,7 @@ def axis_extents(array: Array) -> dict[int, Dim]:
 def inline(program: Program) -> Bodies:
     """Decides for every array, operands first, and substitutes."""
     readers = _readers(program.arrays)
-    keep = set(program.roots)
+    keep = {*program.roots, *_called_with(program.arrays)}
     bodies: dict[Array, tuple[Expr, ...]] = {}
     virtual: dict[Array, Expr] = {}
     known: dict[Array, _Summary] = {}
@@ -86,22 +88,27 @@ def inline(program: Program) -> Bodies:
     return Bodies(_still_read(staying, bodies, program.roots), bodies, len(virtual))
 
 
+def _called_with(arrays: list[Array]) -> set[Array]:
+    """The operands of calls: they are read as whole arrays, from memory of their own."""
+    return {e.attr for a in arrays if isinstance(a.define, Call) for e in a.define.operands}
+
+
 def _still_read(
     arrays: list[Array], bodies: dict[Array, tuple[Expr, ...]], roots: list[Array]
 ) -> list[Array]:
     """The arrays that roots need after substitution, in order. (Simplified indices may have
-    dropped the last load of one; both outputs of a sort stay.)"""
+    dropped the last load of one; all outputs of a sort or call stay.)"""
     needed = set(roots)
-    sorts: set[object] = set()
+    joint: set[object] = set()
     for array in reversed(arrays):
-        if array in needed or isinstance(array.define, Sort) and array.define.key in sorts:
+        if array in needed or isinstance(array.define, JOINT) and array.define.key in joint:
             needed.add(array)
             needed.update(e.attr for e in loads(bodies[array]))
-            if isinstance(array.define, Sort):
-                sorts.add(array.define.key)
+            if isinstance(array.define, JOINT):
+                joint.add(array.define.key)
     return [
         a for a in arrays
-        if a in needed or (isinstance(a.define, Sort) and a.define.key in sorts)
+        if a in needed or (isinstance(a.define, JOINT) and a.define.key in joint)
     ]  # fmt: skip
 
 
@@ -137,11 +144,11 @@ def live_arrays(program: Program) -> list[Array]:
         if a not in live:
             live.add(a)
             stack.extend(e.attr for e in loads(definition_exprs(a)))
-            if isinstance(a.define, Sort):  # both outputs of a sort are made together
+            if isinstance(a.define, JOINT):  # all outputs of a sort or call are made together
                 stack.extend(
                     b
                     for b in program.arrays
-                    if isinstance(b.define, Sort) and b.define.key is a.define.key
+                    if isinstance(b.define, JOINT) and b.define.key is a.define.key
                 )
     return [a for a in program.arrays if a in live]
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from jitgrad.compiler.cost import nbytes
+from jitgrad.compiler.host_call import call_of
 from jitgrad.compiler.loops import (
     Array,
     ContractionKernel,
@@ -85,6 +86,8 @@ def order(kernels: list[Kernel], program: Program) -> Schedule:
 
 def can_fault(kernel: Kernel) -> bool:
     """Whether a kernel may raise the error flag."""
+    if call_of(kernel) is not None:
+        return True
     return any(e.op == "check" for e in postorder(kernel_exprs(kernel)))
 
 

@@ -107,7 +107,10 @@ def remove_dead(graph: Graph) -> Graph:
 
 
 def _may_fault(node: Node) -> bool:
-    """Whether some element of an operand may fail a check."""
+    """Whether some element of an operand may fail a check, or the reference that is called may
+    raise."""
+    if node.op.host and node.op.checked:
+        return True
     for check in node_checks(node):
         x = node.inputs[check.operand]
         value = constant(x)

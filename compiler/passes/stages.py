@@ -16,6 +16,7 @@ from jitgrad.compiler.cost import weight
 from jitgrad.compiler.loops import (
     INDEX,
     Array,
+    Call,
     Contraction,
     ContractionKernel,
     Expr,
@@ -73,6 +74,8 @@ def _set_exprs(array: Array, exprs: tuple[Expr, ...]) -> None:
         array.define = replace(d, a=exprs[0], b=exprs[1])
     elif isinstance(d, Scatter):
         array.define = replace(d, base=exprs[0], index=exprs[1:-1], value=exprs[-1])
+    elif isinstance(d, Call):
+        array.define = replace(d, operands=exprs)
     elif isinstance(d, (Scan, Sort, Pointwise, Reduction)):
         array.define = replace(d, body=exprs[0])
 
