@@ -50,5 +50,5 @@ def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None
     expect_shape(op, (out,), bias=bias)
     half = ops.matmul(input1, weight.permute(1, 0, 2).reshape(in1, out * in2))
     half = half.reshape((*input1.shape[:-1], out, in2))
-    result = (half * input2.unsqueeze(-2)).sum(-1)
+    result = (half * input2.unsqueeze(-2)).sum(-1).to(input1.dtype)
     return result if bias is None else result + bias

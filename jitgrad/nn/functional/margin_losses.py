@@ -12,7 +12,7 @@ from jitgrad.functions.select import one_hot
 from jitgrad.nn.functional.activations import logsigmoid
 from jitgrad.nn.functional.args import expect_dtype, expect_floating, expect_shape, expect_tensors
 from jitgrad.nn.functional.losses import expect_class_range
-from jitgrad.nn.functional.reduction import legacy_reduction, reduce_loss
+from jitgrad.nn.functional.reduction import expect_reduction, legacy_reduction, reduce_loss
 from jitgrad.runtime import dtypes
 from jitgrad.tensor import Tensor
 
@@ -115,6 +115,7 @@ def multi_margin_loss(
     """
     op = "multi_margin_loss"
     reduction = legacy_reduction(size_average, reduce, reduction)
+    expect_reduction(op, reduction)
     expect_tensors(op, input=input, target=target)
     if p not in (1, 2):
         raise ValueError(f"[{op}] only p == 1 and p == 2 supported; got {p}")
@@ -161,6 +162,7 @@ def multilabel_margin_loss(
     """
     op = "multilabel_margin_loss"
     reduction = legacy_reduction(size_average, reduce, reduction)
+    expect_reduction(op, reduction)
     expect_tensors(op, input=input, target=target)
     rows, batch = _rows(op, input)
     if tuple(target.shape) != tuple(input.shape):

@@ -26,15 +26,20 @@ def legacy_reduction(size_average: bool | None, reduce: bool | None, reduction: 
     return meant
 
 
+def expect_reduction(op: str, reduction: str) -> None:
+    """Raises ValueError for what is no reduction."""
+    if reduction not in ("none", "mean", "sum"):
+        raise ValueError(
+            f"[{op}] expected reduction to be 'none', 'mean' or 'sum'; got {reduction!r}"
+        )
+
+
 def reduce_loss(op: str, loss: Tensor, reduction: str) -> Tensor:
     """The mean, the sum, or the loss itself. Raises ValueError for another reduction."""
+    expect_reduction(op, reduction)
     if reduction == "mean":
         return loss.mean()
-    if reduction == "sum":
-        return loss.sum()
-    if reduction == "none":
-        return loss
-    raise ValueError(f"[{op}] expected reduction to be 'none', 'mean' or 'sum'; got {reduction!r}")
+    return loss.sum() if reduction == "sum" else loss
 
 
 def reduce_weighted(
