@@ -3,7 +3,7 @@
 Owns their loops. A scan goes along its axis one element after the other, with lanes along the last
 other axis where there is one to the right. A scatter copies its base, then does its points in
 order; axes that the index passes through unchanged are done in parallel, with lanes along the
-last. A sort merges runs bottom-up (stable), rows in parallel, in workspace arrays.
+last if it is the output's last. A sort merges runs bottom-up (stable), rows in parallel, in workspace arrays.
 """
 
 from __future__ import annotations
@@ -147,21 +147,21 @@ def _scatter(array: Array, scatter: Scatter, target: Target) -> Generated:
     rank = array.ndim
     identity = tuple(axis(k) for k in range(rank))
     copy = LoopKernel(array.shape, [Stage((), (Store(array, identity, scatter.base),))])
-    # An axis of the points that is itself one index, and is in no other, meets every output
-    # element's points in the same order whoever runs it.
-    parallel = []
-    for j in range(len(scatter.extents)):
-        own = axis(rank + j)
-        whole = [i for i in scatter.index if i is own]
-        others = [i for i in scatter.index if i is not own]
-        if len(whole) == 1 and own not in set(loops.postorder(others)):
-            parallel.append(j)
+    # An axis of the points that is itself an index splits the output: elements of different parts
+    # are written by points of different parts, in the same order whoever runs a part.
+    parallel = [
+        j for j in range(len(scatter.extents)) if any(i is axis(rank + j) for i in scatter.index)
+    ]
     rest = [j for j in range(len(scatter.extents)) if j not in parallel]
     outer = Space([rank + j for j in parallel], [scatter.extents[j] for j in parallel])
     inner = Space([rank + j for j in rest], [scatter.extents[j] for j in rest])
     extents = {rank + j: d for j, d in enumerate(scatter.extents)}
     stores = [(array, offset_of(array, scatter.index), scatter.value)]
     program = _program(outer, extents, stores, [*array.shape, *scatter.extents])
+    # Lanes only along neighbours in memory: rows of the output, a power of two apart, would share
+    # one set of the cache.
+    apart = [rank + j for j in parallel if not _is_one(scatter.extents[j])]
+    program.scalar = not (apart and scatter.index[-1] is axis(apart[-1]))
     part = Part(
         program,
         lambda p, fn: _ScatterNest(p, fn, scatter.combine, inner).emit_outer(),
