@@ -3,7 +3,8 @@
 Owns their loops. A scan goes along its axis one element after the other, with lanes along the last
 other axis where there is one to the right. A scatter copies its base, then does its points in
 order; axes that the index passes through unchanged are done in parallel, with lanes along the
-last if it is the output's last. A sort merges runs bottom-up (stable), rows in parallel, in workspace arrays.
+last if it is the output's last. A sort merges runs bottom-up (stable), rows in parallel, in
+workspace arrays.
 """
 
 from __future__ import annotations

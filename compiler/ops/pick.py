@@ -14,7 +14,7 @@ import numpy as np
 
 from jitgrad.compiler.loops import INDEX, Array, Builder, const, dim, load, make, select
 from jitgrad.compiler.ops.examples import integers, strided, uniform
-from jitgrad.compiler.ops.record import OnnxContext, Op, Sample, op
+from jitgrad.compiler.ops.record import OnnxContext, Op, Sample, op, same_shape
 from jitgrad.compiler.ops.regions import is_empty
 from jitgrad.compiler.symbolic import Dim
 from jitgrad.compiler.types import TensorType
@@ -22,105 +22,104 @@ from jitgrad.runtime import dtypes
 
 
 class Pick(Op):
-    """pick(x, index, inverse; axis): dim `axis` of x, of size n, becomes (m, k).
+    """pick(x, rows, inverse, index; axis): dim `axis` of x, of size n, becomes (k, m).
 
-    index, int64 (m, k), and inverse, int64 (n, r), name each other's elements by row-major number:
-    element e of index holds f = j * r + s to read row j of x, and element f of inverse holds e.
-    -1 stands for nothing in both: it reads 0. So index alone says what is read: row index // r.
+    Tables are int64, and -1 stands for nothing, which reads 0. rows (k, m) says what is read.
+    inverse (r, n) holds in column j the row-major numbers of the elements of rows that hold j.
+    index (k, m) holds where in inverse, by row-major number, each element of rows is told of. What
+    is summed afterwards, k, comes first: then neighbours in memory are summed beside each other.
     """
 
     name = "pick"
-    saves = (1, 2)
+    saves = (2, 3)
 
     def infer(
-        self, x: TensorType, index: TensorType, inverse: TensorType, *, axis: int
+        self, x: TensorType, rows: TensorType, inverse: TensorType, index: TensorType, *, axis: int
     ) -> TensorType:
-        self.same_device((x, index, inverse))
+        self.same_device((x, rows, inverse, index))
         self.expect(0 <= axis < x.ndim, f"expected an axis of {x}; got {axis}", IndexError)
         self.expect(
-            index.ndim == inverse.ndim == 2
-            and index.dtype is inverse.dtype is dtypes.int64
-            and x.shape[axis] == inverse.shape[0],
-            f"expected int64 tables (m, k) and (n, r) for n rows along axis {axis}; got {x}, "
-            f"{index} and {inverse}",
+            all(t.ndim == 2 and t.dtype is dtypes.int64 for t in (rows, inverse, index))
+            and x.shape[axis] == inverse.shape[1]
+            and same_shape(rows.shape, index.shape),
+            f"expected int64 tables (k, m), (r, n) and (k, m) for n rows along axis {axis}; got "
+            f"{x}, {rows}, {inverse} and {index}",
         )
-        return x.with_shape((*x.shape[:axis], *index.shape, *x.shape[axis + 1 :]))
+        return x.with_shape((*x.shape[:axis], *rows.shape, *x.shape[axis + 1 :]))
 
     def reference(
-        self, x: np.ndarray, index: np.ndarray, inverse: np.ndarray, *, axis: int
+        self, x: np.ndarray, rows: np.ndarray, inverse: np.ndarray, index: np.ndarray, *, axis: int
     ) -> np.ndarray:
-        out = np.take(x, np.maximum(index, 0) // inverse.shape[1], axis) if x.shape[axis] else (
-            np.zeros((*x.shape[:axis], *index.shape, *x.shape[axis + 1 :]), x.dtype)
-        )  # fmt: skip
-        nothing = index < 0
+        if not x.shape[axis]:
+            return np.zeros((*x.shape[:axis], *rows.shape, *x.shape[axis + 1 :]), x.dtype)
+        out = np.take(x, np.maximum(rows, 0), axis)
+        nothing = rows < 0
         if nothing.any():
             key: tuple[Any, ...] = (*(slice(None) for _ in range(axis)), nothing)
             out[key] = 0
         return np.ascontiguousarray(out)
 
     def vjp(
-        self, g: Any, out: Any, x: Any, index: Any, inverse: Any, *, axis: int
+        self, g: Any, out: Any, x: Any, rows: Any, inverse: Any, index: Any, *, axis: int
     ) -> tuple[Any, ...]:
-        m, k = index.shape
-        flat = op.reshape(g, shape=(*g.shape[:axis], m * k, *g.shape[axis + 2 :]))
-        rows = op.reshape(index, shape=(m * k, 1))
-        parts = op.pick(flat, inverse, rows, axis=axis)
-        return op.sum(parts, axes=(axis + 1,), keepdim=False), None, None
+        count = index.shape[0] * index.shape[1]
+        flat = op.reshape(g, shape=(*g.shape[:axis], count, *g.shape[axis + 2 :]))
+        parts = op.pick(flat, inverse, op.reshape(index, shape=(1, count)), inverse, axis=axis)
+        return op.sum(parts, axes=(axis,), keepdim=False), None, None, None
 
-    def jvp(
-        self, tangents: tuple[Any, ...], out: Any, x: Any, index: Any, inverse: Any, *, axis: int
-    ) -> Any:
-        return None if tangents[0] is None else op.pick(tangents[0], index, inverse, axis=axis)
+    def jvp(self, tangents: tuple[Any, ...], out: Any, x: Any, *tables: Any, axis: int) -> Any:
+        return None if tangents[0] is None else op.pick(tangents[0], *tables, axis=axis)
 
     def batch(self, operands: Sequence[Any], batched: Sequence[bool], *, axis: int) -> Any:
-        x, index, inverse = operands
+        x, *tables = operands
         if batched[0] and not any(batched[1:]):
-            return op.pick(x, index, inverse, axis=axis + 1)
+            return op.pick(x, *tables, axis=axis + 1)
         size = next(t.shape[0] for t, is_b in zip(operands, batched, strict=True) if is_b)
-        parts = [
-            op.pick(*(_row(t, i) if b else t for t, b in zip(operands, batched, strict=True)),
-                    axis=axis)
-            for i in range(int(size))
-        ]  # fmt: skip
-        return op.concatenate(*(op.reshape(p, shape=(1, *p.shape)) for p in parts), axis=0)
+        parts = []
+        for i in range(int(size)):
+            given = (_row(t, i) if b else t for t, b in zip(operands, batched, strict=True))
+            part = op.pick(*given, axis=axis)
+            parts.append(op.reshape(part, shape=(1, *part.shape)))
+        return op.concatenate(*parts, axis=0)
 
-    def lower(self, b: Builder, x: Array, index: Array, inverse: Array, *, axis: int) -> Array:
-        shape: tuple[Dim, ...] = (*x.shape[:axis], *index.shape, *x.shape[axis + 1 :])
+    def lower(
+        self, b: Builder, x: Array, rows: Array, inverse: Array, index: Array, *, axis: int
+    ) -> Array:
+        shape: tuple[Dim, ...] = (*x.shape[:axis], *rows.shape, *x.shape[axis + 1 :])
         if is_empty(x.shape):
             return b.pointwise(shape, x.dtype, const(0, x.dtype))
         at = b.axes(len(shape))
-        place = load(index, at[axis : axis + 2]).cast(INDEX)
-        row = make("max", place, const(0, INDEX)) // dim(inverse.shape[1])
-        row = make("min", row, dim(x.shape[axis] - 1))
-        value = load(x, (*at[:axis], row, *at[axis + 2 :]))
-        return b.pointwise(shape, x.dtype, select(place >= 0, value, 0))
+        row = load(rows, at[axis : axis + 2]).cast(INDEX)
+        safe = make("min", make("max", row, const(0, INDEX)), dim(x.shape[axis] - 1))
+        value = load(x, (*at[:axis], safe, *at[axis + 2 :]))
+        return b.pointwise(shape, x.dtype, select(row >= 0, value, 0))
 
     def onnx(self, ctx: OnnxContext, inputs: Sequence[str], *, axis: int) -> Any:
-        x, index, inverse = (ctx.type(name) for name in inputs)
+        x, rows = ctx.type(inputs[0]), ctx.type(inputs[1])
         zero = ctx.constant(np.array(0, np.int64))
-        width = ctx.shape(inverse.shape[1:])
-        row = ctx.node("Div", [ctx.node("Max", [inputs[1], zero]), width])
-        out = ctx.node("Gather", [inputs[0], row], axis=axis)
+        out = ctx.node("Gather", [inputs[0], ctx.node("Max", [inputs[1], zero])], axis=axis)
         real = ctx.node("GreaterOrEqual", [inputs[1], zero])
         rest = [1] * (x.ndim - axis - 1)
-        real = ctx.node("Reshape", [real, ctx.shape((*index.shape, *rest))], allowzero=1)
+        real = ctx.node("Reshape", [real, ctx.shape((*rows.shape, *rest))], allowzero=1)
         return ctx.node("Where", [real, out, ctx.constant(np.zeros((), x.dtype.np))])
 
     def samples(self) -> Iterable[Sample]:
-        # by hand: rows 0 1 2 | 0 - 2 | 2 2 - of 4 rows
-        index = np.array([[0, 4, 8], [1, -1, 9], [10, 11, -1]])
-        inverse = np.array([[0, 3, -1, -1], [1, -1, -1, -1], [2, 5, 6, 7], [-1, -1, -1, -1]])
+        rows = np.array([[0, 0, 2], [1, -1, 2], [2, 2, -1]])
+        inverse = np.array([[0, 3, 6, -1], [1, -1, 7, -1], [-1, -1, 2, -1], [-1, -1, 5, -1]])
+        index = np.array([[0, 4, 10], [1, -1, 14], [2, 6, -1]])
+        tables = rows, inverse, index
         x = uniform((2, 4, 3))
-        yield Sample((x, index, inverse), {"axis": 1})
-        yield Sample((uniform((4,)), index, inverse), {"axis": 0}, "one dim")
-        yield Sample((strided(uniform((3, 4))), index, inverse), {"axis": 1}, "strided")
-        yield Sample((x[:0], index, inverse), {"axis": 1}, "empty")
+        yield Sample((x, *tables), {"axis": 1})
+        yield Sample((uniform((4,)), *tables), {"axis": 0}, "one dim")
+        yield Sample((strided(uniform((3, 4))), *tables), {"axis": 1}, "strided")
+        yield Sample((x[:0], *tables), {"axis": 1}, "empty")
         nan = np.full((4, 2), np.nan, np.float32)
-        yield Sample((nan, index, inverse), {"axis": 0}, "NaN", grad=False)
-        yield Sample((integers((4, 2), "int32"), index, inverse), {"axis": 0}, "integers")
-        one = np.array([[0], [1]]), np.array([[0, 1]])
+        yield Sample((nan, *tables), {"axis": 0}, "NaN", grad=False)
+        yield Sample((integers((4, 2), "int32"), *tables), {"axis": 0}, "integers")
+        one = np.array([[0, 0]]), np.array([[0], [1]]), np.array([[0, 1]])
         yield Sample((uniform((1, 3)), *one), {"axis": 0}, "one row, read twice")
-        yield Sample((x, np.zeros((0, 2), np.int64), inverse * 0 - 1), {"axis": 1}, "no reads")
+        none = np.zeros((2, 0), np.int64)
+        yield Sample((x, none, inverse * 0 - 1, none), {"axis": 1}, "no reads")
 
 
 def _row(x: Any, i: int) -> Any:

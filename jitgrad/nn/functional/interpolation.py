@@ -15,10 +15,17 @@ from typing import Any
 
 import numpy as np
 
-from jitgrad.creation import tensor
 from jitgrad.nn.functional.adaptive import adaptive_avg_pool
 from jitgrad.nn.functional.args import expect_tensors
-from jitgrad.nn.functional.tables import Array, Table, fixed_point, picked, resampled, table
+from jitgrad.nn.functional.tables import (
+    Array,
+    Table,
+    fixed_point,
+    merged,
+    resampled,
+    table,
+    weighted,
+)
 from jitgrad.runtime import dtypes
 from jitgrad.tensor import Tensor
 
@@ -61,9 +68,10 @@ def _linear(n: int, m: int, scale: float | None, align: bool) -> Table:
 
 
 def _trimmed(n: int, places: Array, weights: Array) -> Table:
-    """Without weights, and reading one element each, where all else has weight 0."""
+    """Each element once in a row; without weights where each row is one element."""
+    places, weights = merged(places, weights)
     whole = weights == 1
-    if whole.any(1).all():
+    if (whole.sum(1) == 1).all() and (whole | (weights == 0)).all():
         return table(n, places[whole][:, None])
     return table(n, places, weights)
 
@@ -239,9 +247,7 @@ def _rounded(x: Tensor, dim: int, t: Table) -> Tensor:
     """A dim of bytes, held as int32, resampled and rounded to bytes: the fixed-point arithmetic of
     Pillow's and PyTorch's kernels, to the bit."""
     whole, bits = fixed_point(t)
-    weights = tensor(whole.weights, dtype=x.dtype)
-    weights = weights.reshape(tuple(weights.shape) + (1,) * (x.dim() - dim - 1))
-    total = (picked(x, dim, whole) * weights).sum(dim + 1, dtype=x.dtype)
+    total = weighted(x, dim, whole).sum(dim, dtype=x.dtype)
     return ((total + (1 << (bits - 1))) >> bits).clamp(0, 255)
 
 

@@ -130,7 +130,7 @@ def _whole_average(
         start = np.arange(int(shape[dim])) * stride[i] - padding[i]
         places = start[:, None] + np.arange(kernel[i])
         real = (places >= 0) & (places < size)
-        x = picked(x, dim, table(size, np.where(real, places, -1))).sum(dim + 1)
+        x = picked(x, dim, table(size, np.where(real, places, -1))).sum(dim)
         covered = (places < size + padding[i] if include else real).sum(1)
         counts = counts * covered.reshape([-1 if k == i else 1 for k in range(n)])
     by = tensor(counts) if divisor is None else divisor

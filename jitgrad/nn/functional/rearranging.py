@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from jitgrad.compiler.ops import OPS
+import functools
+
+import numpy as np
+
 from jitgrad.nn.functional.args import IntOrInts, expect_tensors, per_dim
-from jitgrad.nn.functional.padding import pad
+from jitgrad.nn.functional.tables import Table, picked, spread, table
 from jitgrad.tensor import Tensor
 
 
@@ -86,19 +89,31 @@ class _Windows:
                 f"[{op}] expected kernel_size, dilation and stride above 0 and padding of at least "
                 f"0; got {self.kernel}, {self.dilation}, {self.stride}, {self.padding}"
             )
-        self.spans = [d * (k - 1) + 1 for k, d in zip(self.kernel, self.dilation, strict=True)]
 
-    def counts(self, op: str, sizes: tuple[int, int], what: str) -> list[int]:
+    def tables(self, op: str, sizes: tuple[int, int], what: str) -> list[Table]:
+        """For each dim, what each of its windows reads, (elements of one, windows)."""
+        spans = [d * (k - 1) + 1 for k, d in zip(self.kernel, self.dilation, strict=True)]
         counts = [
             (n + 2 * p - span) // s + 1
-            for n, p, span, s in zip(sizes, self.padding, self.spans, self.stride, strict=True)
+            for n, p, span, s in zip(sizes, self.padding, spans, self.stride, strict=True)
         ]
         if min(counts) < 1:
             raise RuntimeError(
                 f"[{op}] expected windows no larger than {what}, padded; got {what} {sizes}, "
                 f"kernel_size {self.kernel}, dilation {self.dilation}, padding {self.padding}"
             )
-        return counts
+        return [
+            _windows(*given)
+            for given in zip(
+                sizes, counts, self.kernel, self.dilation, self.padding, self.stride, strict=True
+            )
+        ]
+
+
+@functools.lru_cache(maxsize=256)
+def _windows(n: int, count: int, kernel: int, dilation: int, padding: int, stride: int) -> Table:
+    places = (np.arange(count) * stride - padding)[:, None] + np.arange(kernel) * dilation
+    return table(n, np.where((places >= 0) & (places < n), places, -1))
 
 
 def unfold(
@@ -119,15 +134,11 @@ def unfold(
             f"{tuple(input.shape)}"
         )
     x = input if input.dim() == 4 else input.unsqueeze(0)
-    counts = windows.counts(op, (int(x.shape[2]), int(x.shape[3])), "input")
-    if any(windows.padding):
-        x = pad(x, [p for p in reversed(windows.padding) for _ in range(2)])
-    for k in range(2):  # (N, C, OH, OW, KH, KW)
-        x = x.unfold(2 + k, windows.spans[k], windows.stride[k])
-        if windows.dilation[k] > 1:
-            x = x[..., :: windows.dilation[k]]
-    rows = x.shape[1] * windows.kernel[0] * windows.kernel[1]
-    out = x.permute((0, 1, 4, 5, 2, 3)).reshape((x.shape[0], rows, counts[0] * counts[1]))
+    sizes = int(x.shape[2]), int(x.shape[3])
+    rows, columns = windows.tables(op, sizes, "input")
+    x = picked(picked(x, 2, rows), 4, columns)  # (N, C, KH, OH, KW, OW)
+    batch, channels, kh, oh, kw, ow = x.shape
+    out = x.transpose(3, 4).reshape((batch, channels * kh * kw, oh * ow))
     return out if input.dim() == 4 else out.squeeze(0)
 
 
@@ -149,24 +160,16 @@ def fold(
             f"[{op}] expected input (N, C KH KW, L) or (C KH KW, L), empty in the batch at most; "
             f"got {tuple(input.shape)}"
         )
-    counts = windows.counts(op, (sizes[0], sizes[1]), "output_size")
+    rows, columns = windows.tables(op, (sizes[0], sizes[1]), "output_size")
+    (kh, oh), (kw, ow) = rows.rows.shape, columns.rows.shape
     x = input if input.dim() == 3 else input.unsqueeze(0)
-    area = windows.kernel[0] * windows.kernel[1]
-    if x.shape[1] % area or x.shape[2] != counts[0] * counts[1]:
+    if x.shape[1] % (kh * kw) or x.shape[2] != oh * ow:
         raise RuntimeError(
-            f"[{op}] expected rows that {area} divides, and {counts[0]} x {counts[1]} columns; got "
+            f"[{op}] expected rows that {kh * kw} divides, and {oh} x {ow} columns; got "
             f"{tuple(input.shape)} for output_size {sizes}, kernel_size {windows.kernel}"
         )
-    x = x.reshape((x.shape[0], x.shape[1] // area, *windows.kernel, *counts))
-    x = x.permute((0, 1, 4, 5, 2, 3))
-    for k in (1, 0):
-        d = windows.dilation[k]
-        if d > 1:  # the gaps of a window hold zeros
-            rank = x.dim()
-            attrs = {"low": (0,) * rank, "high": (0,) * rank, "value": 0}
-            x = OPS["pad"](x, interior=(*([0] * (rank - 1)), d - 1), **attrs)
-        n = sizes[k] + 2 * windows.padding[k]
-        x = OPS["fold"](x, axis=2 + k, n=n, size=windows.spans[k], step=windows.stride[k])
-    if any(windows.padding):
-        x = pad(x, [-p for p in reversed(windows.padding) for _ in range(2)])
+    batch, channels = x.shape[0], x.shape[1] // (kh * kw)
+    x = x.reshape((batch, channels, kh, kw, oh, ow)).transpose(3, 4)
+    x = spread(x.reshape((batch, channels, kh, oh, kw * ow)), 4, columns)
+    x = spread(x.reshape((batch, channels, kh * oh, sizes[1])), 2, rows)
     return x if input.dim() == 3 else x.squeeze(0)
