@@ -1,0 +1,573 @@
+"""Collector: the Python state that code can read, as items.
+
+Owns what containers, functions, classes, instances and modules are made of, and which names
+code asks of them: each place gets an Item (guards.py). watch.py tells it which code runs.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import importlib.util
+import operator
+import sys
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Iterable
+from enum import EnumMeta
+from types import (
+    CodeType,
+    FunctionType,
+    MethodType,
+    ModuleType,
+)
+from typing import Any
+
+import numpy as np
+
+from jitgrad.effects import (
+    attribute_names,
+    impure_value,
+    is_module,
+    owner_of,
+    owner_of_class,
+    owner_of_module,
+)
+from jitgrad.facts import tensor_facts
+from jitgrad.guards import (
+    CONTAINERS,
+    MAX_ARRAY_BYTES,
+    MISSING,
+    SCALARS,
+    Item,
+    State,
+    keys_of,
+    own_attributes,
+    short,
+)
+from jitgrad.hostscalar import HostScalar
+from jitgrad.random import Generator
+from jitgrad.reads import Path_, Reads, reads_of
+from jitgrad.storage import Storage
+from jitgrad.tensor import Tensor
+
+_MAX_ITEMS = 20000
+_MAX_CONTAINER = 5000
+_CACHED = type(functools.cache(len))
+_MODULE_SLOTS = (
+    "training", "_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks",
+    "_backward_hooks", "_backward_pre_hooks",
+)  # fmt: skip
+
+
+class Collector(State):
+    """Collects items while a function is recorded.
+
+    leaves: of the arguments; nodes: the containers that hold them. reasons: why something that
+    was met cannot be guarded.
+    """
+
+    def __init__(
+        self, function: Any, leaves: list[Any], names: list[str], nodes: Iterable[Any] = ()
+    ) -> None:
+        super().__init__(leaves)
+        self._by_key: dict[tuple[int, str, Any], Item] = {}
+        self._storages: dict[Storage, Item] = {}
+        self._functions: dict[CodeType, list[Item]] = {}
+        self._scanned: set[tuple[CodeType, int]] = set()
+        self._entered: set[CodeType] = set()
+        self._plain: list[Item] = []
+        self._sparse: list[Item] = []
+        self._loose: set[str] = set()
+        self._asked: set[str] = set()
+        self._made: dict[int, Any] = {}
+        self._nodes = {id(x): x for x in nodes}
+        self.ignore(self._nodes.values())
+        self._builtins: Item | None = None
+        self.leaf_names = names
+        self._arg_storage: dict[Storage, int] = {}
+        self._arg_ids: dict[int, int] = {}
+        for i, x in enumerate(leaves):
+            if isinstance(x, Tensor):
+                self._arg_ids.setdefault(id(x), i)
+                have = self._arg_storage.get(x._storage)
+                if have is None or len(leaves[have]._chain) > len(x._chain):
+                    self._arg_storage[x._storage] = i
+            elif not isinstance(x, (*SCALARS, np.ndarray)):
+                self.root(x, names[i])
+        self.root(function, getattr(function, "__name__", "f"))
+
+    # -- adding ------------------------------------------------------------------------------------
+    def root(self, x: Any, name: str) -> Item:
+        """An item for an object that the guard holds itself."""
+        found = self._by_object.get(id(x))
+        if found is not None:
+            return found
+        item = Item(None, "root", None, "object", x, name)
+        item.covered = True
+        self._append(item)
+        self._by_object[id(x)] = item
+        self._expand(item, x)
+        return item
+
+    def ignore(self, nodes: Iterable[Any]) -> None:
+        """Containers that exist for this call only."""
+        self._made.update((id(x), x) for x in nodes)
+
+    def _append(self, item: Item) -> None:
+        item.number = len(self.items)
+        self.items.append(item)
+        if item.number == _MAX_ITEMS:
+            self.reasons.append(
+                f"reaches more than {_MAX_ITEMS} objects (the last: {item.name}); pass what it "
+                "needs as arguments"
+            )
+
+    def put(
+        self, parent: Item, step: str, key: Any, value: Any, name: str, covered: bool = False
+    ) -> Item:
+        """The item of a place, made when it is first met."""
+        where = (id(parent.now), step, key)
+        found = self._by_key.get(where)
+        if found is not None:
+            return found
+        if type(value) is HostScalar:
+            self.reasons.append(f"keeps a number computed from an argument in {name}")
+        if step in ("size", "absent", "cache") or isinstance(value, SCALARS):
+            kind = "value"
+        elif isinstance(value, Tensor):
+            kind = "tensor"
+        elif isinstance(value, np.ndarray):
+            kind = "array"
+        elif isinstance(value, CONTAINERS):
+            kind = "container"
+        else:
+            kind = "object"
+        first = self._by_object.get(id(value)) if kind == "container" else None
+        if first is not None:
+            kind = "object"  # a second way to it: the items of the first say what it holds
+        item = Item(parent, step, key, kind, value, name)
+        item.facts = first
+        item.covered = covered
+        self._by_key[where] = item
+        self._append(item)
+        if (
+            kind == "value" and step != "cache" and is_users(value)
+        ):  # an Enum's member, a subclass of int, ...
+            self._expand_instance(item, value)
+        if kind == "tensor":
+            item.facts = tensor_facts(value)
+            self._by_object.setdefault(id(value), item)
+            self._expand_sparse(item)
+            have = self._storages.get(value._storage)
+            if have is None or len(have.now._chain) > len(value._chain):
+                self._storages[value._storage] = item
+        elif kind == "array":
+            self._by_object.setdefault(id(value), item)
+            item.facts = (value.dtype, value.shape, value.strides)
+            if value.nbytes <= MAX_ARRAY_BYTES:
+                item.before = value.tobytes()
+        elif kind != "value" and value is not MISSING and id(value) not in self._by_object:
+            self._by_object[id(value)] = item
+            if len(self.items) <= _MAX_ITEMS:
+                self._expand(item, value)
+        return item
+
+    # -- what objects are made of ------------------------------------------------------------------
+    def _expand(self, item: Item, x: Any) -> None:
+        reason = impure_value(x)
+        if reason:
+            self.reasons.append(f"{reason} ({item.name})")
+        elif isinstance(x, CONTAINERS):
+            self._expand_container(item, x)
+        elif isinstance(x, FunctionType):
+            self._expand_function(item, x)
+        elif isinstance(x, MethodType):
+            self.put(item, "get", "__func__", x.__func__, item.name, covered=True)
+            self.put(item, "get", "__self__", x.__self__, f"{item.name}.__self__", covered=True)
+        elif isinstance(x, functools.partial):
+            for key in ("func", "args", "keywords"):
+                self.put(item, "get", key, getattr(x, key), f"{item.name}.{key}", covered=True)
+        elif isinstance(x, property):
+            if x.fget is not None:
+                self.put(item, "get", "fget", x.fget, item.name, covered=True)
+        elif isinstance(x, (staticmethod, classmethod)):
+            self.put(item, "get", "__func__", x.__func__, item.name, covered=True)
+        elif isinstance(x, type):
+            if owner_of_class(x) == "user":
+                self._identity(item, "__mro__", x.__mro__, f"bases of {item.name}")
+                names = tuple(vars(x))
+                made = self._only(item, "names", None, "attributes", names, f"names in {item.name}")
+                made.facts = attribute_names(x)
+                self._expand_sparse(item)
+        elif isinstance(x, ModuleType):
+            if x is not sys:
+                self._expand_sparse(item)
+        elif isinstance(x, Generator):
+            pass  # what reads its seed or its state is noticed (effects.py)
+        elif isinstance(x, (operator.attrgetter, operator.methodcaller)):
+            asked = [n for n in x.__reduce__()[1] if isinstance(n, str)]
+            self._learn(Reads(loose={name for n in asked for name in n.split(".")}))
+        elif isinstance(x, _CACHED):
+            self.put(item, "cache", None, x.cache_info()[1::2], f"cache of {item.name}")
+            self.put(item, "get", "__wrapped__", x.__wrapped__, item.name, covered=True)
+            if isinstance(x.__wrapped__, FunctionType):  # which a filled cache does not enter
+                self._scan(x.__wrapped__.__code__, x.__wrapped__.__globals__)
+        elif getattr(type(x), "is_jit_function", False):
+            self.put(item, "get", "__wrapped__", x.__wrapped__, item.name, covered=True)
+        else:
+            self._expand_instance(item, x)
+
+    def _expand_container(self, item: Item, x: Any) -> None:
+        if len(x) > _MAX_CONTAINER:
+            self.reasons.append(
+                f"reads {item.name}, a {type(x).__name__} of {len(x)} elements; make it a tensor, "
+                "or pass what it needs as arguments"
+            )
+            return
+        fixed = isinstance(x, (tuple, frozenset))
+        if not isinstance(x, tuple):
+            keyed = isinstance(x, (dict, set, frozenset))
+            what = "keys of" if isinstance(x, dict) else "elements of" if keyed else "length of"
+            covered = item.covered or fixed
+            self.put(item, "size", None, keys_of(x), f"{what} {item.name}", covered)
+            for key in x if keyed else ():  # guarded by identity, so what it holds is state
+                if isinstance(key, Tensor):
+                    self.keyed[id(key)] = key
+                if not isinstance(key, (*SCALARS, Tensor)) or is_users(key):
+                    self.root(key, f"<{type(key).__name__}> in {item.name}")
+        if isinstance(x, (set, frozenset)):
+            return
+        covered = fixed or (item.covered and item.step == "item" and item.key in _MODULE_SLOTS)
+        pairs: Iterable[tuple[Any, Any]] = x.items() if isinstance(x, dict) else enumerate(x)
+        for key, value in list(pairs):
+            text = short(key) if isinstance(key, (str, int)) else f"<{type(key).__name__}>"
+            self.put(item, "item", key, value, f"{item.name}[{text}]", covered)
+        if type(x) not in (list, tuple, dict, OrderedDict, defaultdict, deque) and hasattr(
+            x, "__dict__"
+        ):
+            self._expand_instance(item, x)
+
+    def _expand_function(self, item: Item, f: FunctionType) -> None:
+        owner = owner_of(f.__code__.co_filename)
+        if owner != "user":
+            inner = getattr(f, "__wrapped__", None)  # e.g. no_grad()(f): the wrapper is ours
+            if inner is not None and isinstance(inner, FunctionType):
+                self.put(item, "get", "__wrapped__", inner, item.name, covered=True)
+            if owner == "stdlib":  # e.g. the registry of a singledispatch function
+                for cell in f.__closure__ or ():
+                    if type(contents_of(cell)) in (dict, list, FunctionType):
+                        self.put(
+                            self._cell(cell, item.name), "cell", None, cell.cell_contents, item.name
+                        )
+            return
+        self.put(item, "get", "__code__", f.__code__, f"code of {item.name}")
+        self.put(item, "get", "__defaults__", f.__defaults__, f"defaults of {item.name}")
+        self.put(item, "get", "__kwdefaults__", f.__kwdefaults__, f"defaults of {item.name}")
+        self._functions.setdefault(f.__code__, []).append(item)
+        self._expand_sparse(item)
+
+    def _only(self, parent: Item, step: str, key: Any, kind: str, value: Any, name: str) -> Item:
+        """The item of a place whose contents are watched by other items, or do not matter."""
+        where = (id(parent.now), step, key)
+        found = self._by_key.get(where)
+        if found is None:
+            found = self._by_key[where] = Item(parent, step, key, kind, value, name)
+            self._append(found)
+        return found
+
+    def _identity(self, parent: Item, key: str, value: Any, name: str) -> Item:
+        """The item of an attribute that must stay the very object."""
+        return self._only(parent, "get", key, "object", value, name)
+
+    def _vars(self, item: Item) -> Item | None:
+        fields = getattr(item.now, "__dict__", None)
+        if not isinstance(fields, dict):
+            return None
+        have = self._by_object.get(id(fields))
+        if have is not None:
+            return have
+        where = (id(item.now), "get", "__dict__")
+        made = Item(item, "get", "__dict__", "object", fields, f"attributes of {item.name}")
+        made.covered = True
+        self._by_key[where] = made
+        self._by_object[id(fields)] = made
+        self._append(made)
+        covered = is_module(item.now)
+        if not isinstance(item.now, (ModuleType, type)):
+            size = self.put(made, "size", None, tuple(fields), made.name, covered)
+            size.kind = "attributes"
+            cls: Any = type(item.now)
+            size.facts = attribute_names(cls)
+        return made
+
+    def _expand_instance(self, item: Item, x: Any) -> None:
+        self._plain.append(item)
+        fields = self._vars(item)
+        cls: Any = type(x)
+        if is_users(x) or is_module(x):
+            self.put(item, "get", "__class__", cls, f"class of {item.name}", is_module(x))
+        if is_module(x):
+            assert fields is not None
+            for name in _MODULE_SLOTS:
+                if name in fields.now:
+                    self._field(item, fields, name, True)
+            for c in type(x).__mro__:
+                if "forward" in vars(c):
+                    self._class_attribute(item, type(x), "forward")
+                    break
+        names = self._loose | attribute_names(cls) | {"_value_"}  # of an Enum's member
+        self._expand_names(item, names | _own_names(x) if self._every else names)
+
+    def _expand_names(self, item: Item, names: Iterable[str]) -> None:
+        """Items for those of an instance's attributes that have one of these names."""
+        x = item.now
+        fields = self._vars(item)
+        for name in names:
+            if fields is not None and name in fields.now:
+                self._field(item, fields, name, is_module(x))
+            elif _is_slot(type(x), name):
+                value = getattr(x, name, MISSING)
+                self.put(item, "get", name, value, f"{item.name}.{name}")
+            else:
+                self._class_attribute(item, type(x), name)
+
+    def _expand_sparse(self, item: Item) -> None:
+        """Of an object that has many attributes, of which few are state of the function."""
+        self._sparse.append(item)
+        self._expand_present(item, self._loose)
+
+    def _expand_present(self, item: Item, names: Iterable[str]) -> None:
+        """Items for those of these names that the object has, or that code asks whether it has."""
+        x = item.now
+        own = getattr(x, "__dict__", ())
+        if isinstance(x, type):
+            own = {n for c in x.__mro__ if owner_of_class(c) == "user" for n in vars(c)}
+        if isinstance(x, ModuleType) and owner_of_module(x) != "user":
+            for name in self._asked.intersection(names):
+                self._library_attribute(item, name, vars(x).get(name, MISSING))
+            return
+        for name in names:
+            if name in own or name in self._asked:
+                self._attribute(item, name)
+
+    def _library_attribute(self, item: Item, name: str, value: Any) -> Item | None:
+        """The item of data in a module that is not the user's, and of what is not there."""
+        if value is MISSING and name not in self._asked:
+            return None
+        fields = self._vars(self.root(item.now, item.name))
+        assert fields is not None
+        if value is MISSING:
+            return self.put(fields, "absent", name, False, f"{item.name}.{name}")
+        if isinstance(value, (*SCALARS, *CONTAINERS)) and value is not sys.modules:
+            if name in fields.now:
+                return self._field(item, fields, name, False)
+        return Item(None, "root", None, "object", value, name)
+
+    def _field(self, item: Item, fields: Item, name: str, covered: bool) -> Item:
+        where = "" if name in ("_parameters", "_buffers", "_modules") else f".{name}"
+        shown = f"{item.name}{where}" if where or item.name else item.name
+        return self.put(fields, "item", name, fields.now[name], shown, covered)
+
+    def _class_attribute(self, item: Item, cls: type, name: str) -> Item | None:
+        holder = next((c for c in cls.__mro__ if name in vars(c)), None)
+        if holder is None or owner_of_class(holder) != "user":
+            return None
+        self._named.add(name)  # so that a subclass that begins to override it is noticed
+        self.root(cls, cls.__name__)
+        owner = self.root(holder, holder.__name__)
+        return self.put(owner, "class", name, vars(holder)[name], f"{holder.__name__}.{name}")
+
+    def _attribute(self, item: Item, name: str) -> Item | None:
+        """The item of an attribute that code names, of the object of `item`."""
+        x = item.now
+        item = self._by_object.get(id(x), item)
+        if isinstance(x, (*SCALARS, *CONTAINERS, np.ndarray)) and not is_users(x):
+            return None
+        if id(x) in self._made:
+            return None
+        if isinstance(x, (Tensor, FunctionType)):
+            if hasattr(type(x), name):
+                return None
+            return self.put(item, "get", name, vars(x).get(name, MISSING), f"{item.name}.{name}")
+        if isinstance(x, ModuleType):
+            if owner_of_module(x) == "numpy":  # whose submodules are loaded when they are named
+                value = getattr(x, name, MISSING)
+            else:
+                value = vars(x).get(name, MISSING)
+            if owner_of_module(x) != "user":
+                reason = impure_value(value)
+                if reason:
+                    self.reasons.append(reason)
+                return self._library_attribute(item, name, value)
+            fields = self._vars(item)
+            assert fields is not None
+            if value is MISSING:
+                if "__getattr__" in fields.now:  # PEP 562
+                    self._field(item, fields, "__getattr__", False)
+                return self.put(fields, "absent", name, False, f"{item.name}.{name}")
+            return self._field(item, fields, name, False)
+        if isinstance(x, type):
+            meta: Any = type(x)
+            if owner_of_class(meta) == "user":
+                self._class_attribute(item, meta, name)
+            if isinstance(x, EnumMeta) and name in x.__members__:
+                return self.root(x.__members__[name], f"{item.name}.{name}")
+            return self._class_attribute(item, x, name)
+        fields = self._vars(item)
+        module = is_module(x)
+        if fields is not None:
+            if name in fields.now:
+                return self._field(item, fields, name, module)
+            if module:
+                for slot in ("_parameters", "_buffers", "_modules"):
+                    inside = fields.now.get(slot, {})
+                    if name in inside:
+                        return self._by_key.get((id(inside), "item", name))
+            self.put(fields, "absent", name, False, f"{item.name}.{name}", module)
+        if _is_slot(type(x), name):
+            value = getattr(x, name, MISSING)
+            return self.put(item, "get", name, value, f"{item.name}.{name}")
+        return self._class_attribute(item, type(x), name)
+
+    def _follow(self, item: Item | None, path: Path_, reads: Reads) -> None:
+        """Items for the attributes of a path, from the item of its first name."""
+        for name in path[1:]:
+            if item is None:
+                return
+            if item.kind == "array":
+                self._by_object[id(item.now)].looked = True
+            item = self._attribute(item, name)
+        if item is not None:
+            self._note_use(item, path, reads)
+
+    def _note_use(self, item: Item, path: Path_, reads: Reads) -> None:
+        """Notes whether code that names an array does more with it than making it a tensor."""
+        item = self._by_object.get(id(item.now), item)
+        if path in reads.looked:
+            item.looked = True
+        else:
+            item.handed = True
+
+    # -- what code names ---------------------------------------------------------------------------
+    def _learn(self, reads: Reads) -> None:
+        """Names that code asks of objects reached in any way."""
+        if reads.every and not self._every:
+            self._every = True
+            for item in list(self._plain):
+                self._expand_names(item, _own_names(item.now))
+        new = (reads.loose - self._loose) | (reads.asked - self._asked)
+        paths = reads.globals | reads.locals | reads.cells
+        named = reads.loose.union(*(path[1:] for path in paths)) - self._named
+        self._loose |= reads.loose
+        self._asked |= reads.asked
+        self._named |= named
+        if named or new:
+            self._ask_arguments(named | new)
+        if new:
+            for item in list(self._plain):
+                self._expand_names(item, new)
+            for item in list(self._sparse):
+                self._expand_present(item, new)
+
+    def _ask_arguments(self, names: Iterable[str]) -> None:
+        """Notes those attributes of tensors among the arguments that users set and code names."""
+        for i, x in enumerate(self.leaves):
+            if isinstance(x, Tensor):
+                own = own_attributes(x)
+                for name in names:
+                    if name in own and (i, name) not in self.arg_attributes:
+                        self.arg_attributes[i, name] = own[name]
+                        if not isinstance(own[name], SCALARS):
+                            what = f"{self.leaf_names[i]}.{name}"
+                            self.reasons.append(
+                                f"reads {what}, set on an argument; pass it as an argument"
+                            )
+                    elif name in self._asked and not hasattr(type(x), name):
+                        self.arg_attributes.setdefault((i, name), MISSING)
+
+    def _scan(self, code: CodeType, names: dict[str, Any]) -> None:
+        """Adds items for the globals that code reads and the modules that it imports."""
+        where = (code, id(names))
+        if where in self._scanned:
+            return
+        self._scanned.add(where)
+        reads = reads_of(code)
+        owner = self.root_namespace(names, names.get("__name__", "?"))
+        for path in reads.globals:
+            self._follow(self._global(owner, path[0]), path, reads)
+        for name in reads.stored:
+            self._global(owner, name)
+        for name, level in reads.imports:
+            if level:
+                package = names.get("__package__") or ""
+                name = importlib.util.resolve_name("." * level + name, package)
+            self.imported(name, reads)
+
+    def imported(self, name: str, reads: Reads | None = None) -> None:
+        """Adds items for a module that code imports by name; it may not be loaded yet.
+
+        reads: of the code that imports it, None where that is not known.
+        """
+        owner = self.root_namespace(sys.modules, "sys.modules")
+        while name:
+            module = sys.modules.get(name)
+            if isinstance(module, ModuleType):
+                item = self.put(owner, "item", name, module, name)
+                if reads is not None and owner_of_module(module) != "user":
+                    for attribute in reads.loose:
+                        self._attribute(item, attribute)
+            name = name.rpartition(".")[0]
+
+    def root_namespace(self, names: dict[str, Any], name: str) -> Item:
+        """The item of a dict of globals (its contents are watched by name only)."""
+        found = self._by_object.get(id(names))
+        if found is None:
+            found = Item(None, "root", None, "object", names, f"globals of {name}")
+            found.covered = True
+            self._append(found)
+            self._by_object[id(names)] = found
+        return found
+
+    def _global(self, owner: Item, name: str) -> Item | None:
+        if name in owner.now:
+            return self.put(owner, "item", name, owner.now[name], name)
+        self.put(owner, "absent", name, False, name)
+        if self._builtins is None:
+            self._builtins = self.root_namespace(vars(builtins), "builtins")
+        if name in self._builtins.now:
+            return self.put(self._builtins, "item", name, self._builtins.now[name], name)
+        return None
+
+    def _cell(self, cell: Any, name: str) -> Item:
+        holder = self._by_object.get(id(cell))
+        if holder is None:
+            holder = Item(None, "root", None, "object", cell, f"cell {name}")
+            holder.covered = True
+            self._append(holder)
+            self._by_object[id(cell)] = holder
+        return holder
+
+
+def is_users(x: Any) -> bool:
+    """Whether an object is of a class that users wrote."""
+    return owner_of_class(type(x)) == "user"
+
+
+def _own_names(x: Any) -> set[str]:
+    """The names of an instance's own attributes, and of those of its class that users wrote."""
+    names = set(getattr(x, "__dict__", ()))
+    for c in type(x).__mro__:
+        if owner_of_class(c) == "user":
+            names |= {n for n in vars(c) if not n.startswith("__")}
+    return names
+
+
+def contents_of(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return MISSING
+
+
+def _is_slot(cls: type, name: str) -> bool:
+    return any(name in getattr(c, "__slots__", ()) and name in vars(c) for c in cls.__mro__)

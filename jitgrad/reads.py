@@ -1,0 +1,162 @@
+"""Reads: what a code object can read and write, by its bytecode.
+
+Owns the scan: names and attribute paths, imports, names in format strings. Nothing is rewritten,
+nothing is run.
+"""
+
+from __future__ import annotations
+
+import dis
+import re
+from dataclasses import dataclass, field
+from functools import lru_cache
+from types import CodeType
+from typing import Any
+
+Path_ = tuple[str, ...]
+
+
+@dataclass
+class Reads:
+    """What a code object names.
+
+    globals, locals, cells: paths from a global, an argument that is not reassigned, a free
+    variable. The last name of a path may be stored to. loose: attributes of anything else.
+    asked: those of them that may be absent (hasattr, getattr, try). stored: globals that it sets.
+    imports: (module, level). typed: arguments whose type() it asks; "" for any other value.
+    looked: those paths that are not just handed to from_numpy or as_tensor. every: it may read
+    attributes whose names it computes.
+    """
+
+    globals: set[Path_] = field(default_factory=set)
+    locals: set[Path_] = field(default_factory=set)
+    cells: set[Path_] = field(default_factory=set)
+    loose: set[str] = field(default_factory=set)
+    asked: set[str] = field(default_factory=set)
+    stored: set[str] = field(default_factory=set)
+    imports: set[tuple[str, int]] = field(default_factory=set)
+    typed: set[str] = field(default_factory=set)
+    looked: set[Path_] = field(default_factory=set)
+    every: bool = False
+
+
+_TENSOR_MAKERS = ("from_numpy", "as_tensor")
+_SKIPPED = {"CACHE", "EXTENDED_ARG", "PUSH_NULL", "NOP", "RESUME", "COPY_FREE_VARS", "PRECALL"}
+_BY_NAME = {"getattr", "hasattr", "setattr", "delattr"}
+_ALL_NAMES = {"vars", "attrgetter", "__dict__", "__getattribute__", "dir"}
+_DYNAMIC = _BY_NAME | _ALL_NAMES
+
+
+_FIELD = re.compile(r"(?<=\.)[^\W\d]\w*")
+
+
+def _names(argval: Any) -> tuple[str, ...]:
+    return argval if isinstance(argval, tuple) else (argval,)
+
+
+def _computes_names(instructions: list[dis.Instruction]) -> bool:
+    """Whether getattr and its kin get a name that is no constant."""
+    for k, i in enumerate(instructions):
+        if i.opname not in ("LOAD_GLOBAL", "LOAD_NAME") or i.argval not in _BY_NAME:
+            continue
+        constant = False  # the name, between loads that make up the object and the default
+        for following in instructions[k + 1 :]:
+            if following.opname.startswith("CALL"):
+                break
+            if not following.opname.startswith("LOAD_"):
+                return True
+            constant = (
+                constant or isinstance(following.argval, str) and (following.opname == "LOAD_CONST")
+            )
+        if not constant:
+            return True
+    return False
+
+
+@lru_cache(maxsize=4096)
+def reads_of(code: CodeType) -> Reads:
+    """Scans a code object (not the functions nested in it: they are scanned when entered)."""
+    out = Reads()
+    instructions = [i for i in dis.get_instructions(code) if i.opname not in _SKIPPED]
+    count = code.co_argcount + code.co_kwonlyargcount
+    count += bool(code.co_flags & 0x04) + bool(code.co_flags & 0x08)
+    arguments = set(code.co_varnames[:count])
+    for i in instructions:
+        if ("STORE_FAST" in i.opname or "DELETE_FAST" in i.opname) and i.argval is not None:
+            stored = _names(i.argval)
+            arguments -= set(stored[:1] if i.opname == "STORE_FAST_LOAD_FAST" else stored)
+    path: Path_ = ()
+    into: set[Path_] | None = None
+    constants: list[Any] = []
+    before = ""
+
+    def end() -> None:
+        nonlocal before
+        if into is not None and path:
+            into.add(path)
+            if before not in _TENSOR_MAKERS or not op.startswith("CALL"):
+                out.looked.add(path)
+            before = path[-1]
+
+    for n, i in enumerate(instructions):
+        op = i.opname
+        if op.startswith("LOAD_CONST") or op == "LOAD_SMALL_INT":
+            constants.append(i.argval)
+        if op.startswith(("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR")):
+            if into is not None:
+                path = (*path, i.argval)
+            else:
+                out.loose.add(i.argval)
+                if not op.startswith("LOAD"):
+                    out.asked.add(i.argval)  # which is set where it was absent
+            if not op.startswith("LOAD"):
+                end()
+                path, into = (), None
+            continue
+        end()
+        path, into = (), None
+        if op == "LOAD_GLOBAL" or op == "LOAD_NAME":
+            path, into = (i.argval,), out.globals
+            if i.argval == "type":
+                after = [(k.opname, k.argval) for k in instructions[n + 1 : n + 3]]
+                given = after[0][1] if [k[:9] for k, _ in after] == ["LOAD_FAST", "CALL"] else ""
+                out.typed.add(given if given in arguments else "")
+        elif op in ("STORE_GLOBAL", "DELETE_GLOBAL"):
+            out.stored.add(i.argval)
+        elif op in ("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"):
+            if i.argval in code.co_freevars:
+                path, into = (i.argval,), out.cells
+        elif op in ("STORE_DEREF", "DELETE_DEREF"):
+            if i.argval in code.co_freevars:
+                out.cells.add((i.argval,))
+        elif op.startswith("LOAD_FAST") or op == "STORE_FAST_LOAD_FAST":
+            *others, name = _names(i.argval)
+            out.looked.update((n,) for n in others)
+            if name in arguments:
+                path, into = (name,), out.locals
+        elif op in ("LOAD_SUPER_ATTR", "LOAD_SUPER_METHOD", "IMPORT_FROM"):
+            out.loose.add(i.argval)
+        elif op == "IMPORT_NAME":
+            out.imports.add((i.argval, constants[-2]))  # level and names come before
+        elif op == "MATCH_CLASS":
+            keywords = set(constants[-1])
+            out.loose |= keywords | {"__match_args__"}
+            out.asked |= keywords
+            out.every = out.every or bool(i.arg)  # names from __match_args__
+    end()
+    inner = [c for c in code.co_consts if isinstance(c, CodeType)]
+    if any(reads_of(c).typed for c in inner):  # a comprehension over what is here
+        out.typed.add("")
+    used = {p[0] for p in out.globals} | out.loose
+    used |= {n for paths in (out.globals, out.locals, out.cells) for p in paths for n in p[1:]}
+    out.every = out.every or bool(used & _ALL_NAMES) or _computes_names(instructions)
+    if used & _DYNAMIC:
+        out.asked |= {c for c in code.co_consts if isinstance(c, str) and c.isidentifier()}
+        out.loose |= out.asked
+    if "format" in used:  # names in format strings
+        found = {n for c in code.co_consts if isinstance(c, str) for n in _FIELD.findall(c)}
+        out.loose |= found
+        out.asked |= found
+    if code.co_exceptiontable:  # which may catch that an attribute is absent
+        out.asked |= out.loose
+    return out
