@@ -85,6 +85,8 @@ CASES: list[Case] = [
     ("division, sliced", lambda a, b: (a // b)[:2], (Y, Y + 1), (Y, ZERO)),
     ("division, sliced alike", lambda a, b: (a // b)[::3] + (a // b)[1::3], (Y[:15], Y[:15] + 1),
      (jg.arange(15), jg.arange(15) % 3 - 2)),
+    ("columns", lambda x, i: x[i].t()[1:3] + 1, (X, Y), (X, HIGH)),
+    ("one column, one row", lambda x, i: x[i].t()[1:3, ::4] + 1, (X, Y), (X, HIGH)),
     ("embedding, sliced", lambda i: TABLE(i)[8:], (Y,), (HIGH,)),
     ("cropped", lambda x, i: F.pad(x[i], (0, 0, -4, 0)), (X, Y), (X, HIGH)),
     ("padded", lambda x, i: F.pad(x[i], (0, 0, 2, 1)), (X, Y), (X, HIGH)),
@@ -186,6 +188,7 @@ def test_what_is_sure_to_be_computed_needs_no_check_of_its_own() -> None:
         lambda x, i: x[i].reshape(-1) * 2,
         lambda x, i: x[i].t().flip(0) + 1,
         lambda x, i: x[i].reshape(4, 4, 10).permute(2, 0, 1) * x[0, 0],
+        lambda x, i: x[i].t()[1:3] * 2,  # some columns of all rows
         lambda x, i: x.gather(1, i[:, None]).exp(),
         lambda x, i: TABLE(i),
         lambda x, i: ((i // 2)[1:], x + 1)[1],  # a divisor that is known

@@ -1,14 +1,15 @@
 """Checks: every element that a checked op asks something of is looked at, needed or not.
 
 Before: a Program in which a checked op's result carries its checks: computing all of the result
-checks all elements. After: where it is not sure that all of the result will be computed (nothing
-reads it, or only a part of it is read), the program has an array of its own that makes the check,
-over the checked operand alone; so compiled code raises what eager code raises, which computes
-everything.
+checks all elements. After: where it is not sure that all of them will be (nothing reads the result,
+or only a part of it is read), the program has an array of its own that makes the check, over the
+checked operand alone; so compiled code raises what eager code raises, which computes everything.
 
-All of an array is computed if it is a result, if it is no Pointwise (those are never computed in
-part), or if an array of which all is computed reads all of it. `_covers` decides the last from the
-indices of the loads: it says no where it cannot tell, which costs a small kernel, never a check.
+A check depends on some axes of the result that carries it (the row of a gather, not the column).
+All values of these axes are computed if the array is a result or no Pointwise (those are computed
+whole), or if they are all read by an array of which, in turn, all values of the axes that select
+them are. `_selects` decides that from the indices of a load: where it cannot tell it says no, which
+costs a small kernel, never a check.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from jitgrad.compiler.loops import (
     INDEX,
     Array,
     Builder,
+    Call,
     Expr,
     Pointwise,
     axis,
@@ -40,20 +42,25 @@ from jitgrad.compiler.passes.inline import axis_extents, live_arrays
 from jitgrad.compiler.symbolic import Dim, Sym, hint, prod
 from jitgrad.runtime import dtypes
 
+Reads = dict[Array, list[tuple[Array, Expr]]]
+
 
 def keep_checks(program: Program) -> Program:
     """The program, with arrays in `checks` for what nothing else is sure to check."""
     if not program.sites:
         return program
-    whole = _computed_whole(program)
+    reads = _reads(program)
+    ends = set(program.results)
     builder = Builder()
     builder.prefix = "check"
     for number, site in enumerate(program.sites):
         if site.node.op.host and site.node.op.checked:
             program.checks.append(site.arrays[-1])  # run for what its reference may raise
             continue
-        carriers = [a for a in site.arrays if _carries(a, number)]
-        if carriers and all(a in whole and hint(prod(_space(a))) > 0 for a in carriers):
+        carriers = [
+            (a, axes) for a in site.arrays if (axes := _checked_axes(a, number)) is not None
+        ]
+        if carriers and all(_computed(a, axes, reads, ends) for a, axes in carriers):
             continue
         for check in node_checks(site.node):
             operand = site.operands[check.operand]
@@ -65,50 +72,62 @@ def keep_checks(program: Program) -> Program:
     return program
 
 
-def _carries(array: Array, site: int) -> bool:
-    return any(e.op == "check" and e.attr == site for e in postorder(definition_exprs(array)))
+def _checked_axes(array: Array, site: int) -> frozenset[int] | None:
+    """The axes on which the site's checks in a definition depend; None when there is no check."""
+    checks = [e for e in postorder(definition_exprs(array)) if e.op == "check" and e.attr == site]
+    if not checks:
+        return None
+    return frozenset(e.attr for e in postorder(checks) if e.op == "axis")
 
 
-def _space(array: Array) -> tuple[Dim, ...]:
-    """The extents of the loops that evaluate a definition's checks."""
-    return tuple(axis_extents(array).values())
-
-
-def _computed_whole(program: Program) -> set[Array]:
-    """The arrays of which it is sure that every element is computed."""
+def _reads(program: Program) -> Reads:
+    """For each array that something needs, the arrays that read it, and how."""
     live = live_arrays(program)
-    reads: dict[Array, list[tuple[Array, Expr]]] = {a: [] for a in live}
+    reads: Reads = {a: [] for a in live}
     for reader in live:
         for e in loads(definition_exprs(reader)):
             if e.attr in reads:
                 reads[e.attr].append((reader, e))
-    whole: set[Array] = set()
-    for array in reversed(live):
-        if (
-            array in program.results
-            or not isinstance(array.define, Pointwise)
-            or any(r in whole and _covers(array, e, r) for r, e in reads[array])
-        ):
-            whole.add(array)
-    return whole
+    return reads
 
 
-def _covers(array: Array, read: Expr, reader: Array) -> bool:
-    """Whether a load in `reader`, evaluated over all its space, reads every element of `array`."""
+def _computed(array: Array, axes: frozenset[int], reads: Reads, ends: set[Array]) -> bool:
+    """Whether it is sure that elements at all values of these axes are computed."""
+    stack, seen = [(array, axes)], {(array, axes)}
+    while stack:
+        a, wanted = stack.pop()
+        if a not in reads or hint(prod(tuple(axis_extents(a).values()))) == 0:
+            continue
+        if a in ends or not isinstance(a.define, Pointwise):
+            return True
+        for reader, e in reads[a]:
+            if isinstance(reader.define, Call):  # it takes the whole array
+                return True
+            found = _selects(a, wanted, e, reader)
+            if found is not None and (reader, found) not in seen:
+                seen.add((reader, found))
+                stack.append((reader, found))
+    return False
+
+
+def _selects(
+    array: Array, wanted: frozenset[int], read: Expr, reader: Array
+) -> frozenset[int] | None:
+    """The reader's axes that select among all values of the wanted axes of `array`; None where it
+    is not sure that a load reads all of those values."""
     extents = axis_extents(reader)
-    if not hint(prod(tuple(extents.values()))):
-        return False
     used: set[int] = set()
-    for i, n in zip(read.args, array.shape, strict=True):
+    for k in sorted(wanted):
+        n = array.shape[k]
         if not isinstance(n, Sym) and n == 1:
             continue
-        mine = {e.attr for e in postorder([i]) if e.op == "axis"}
-        if mine & used or not _reaches_all(i, n, extents):
+        mine = {e.attr for e in postorder([read.args[k]]) if e.op == "axis"}
+        if mine & used or not _reaches_all(read.args[k], n, extents):
             break
         used |= mine
     else:
-        return True
-    return _in_order(array, read, reader)
+        return frozenset(used)
+    return frozenset(extents) if _in_order(array, read, reader) else None
 
 
 def _reaches_all(i: Expr, n: Dim, extents: Mapping[int, Dim]) -> bool:
