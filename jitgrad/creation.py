@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import math
 import sys
 import warnings
@@ -359,6 +360,20 @@ def empty_strided(
     memory = empty(0 if 0 in size else last + 1, dtype=dtype)
     out = as_strided(memory, size, stride, 0)
     return _finish(out, more.get("requires_grad", False))
+
+
+def empty_permuted(
+    size: Sequence[int], physical_layout: Sequence[int], *, dtype: DType | None = None, **more: Any
+) -> Tensor:
+    """A tensor to be filled, whose dims lie in memory in the order physical_layout."""
+    layout = tuple(physical_layout)
+    if sorted(layout) != [*builtins.range(len(size))]:
+        raise RuntimeError(
+            "Number of dimensions in size does not match the length of the physical_layout, or "
+            f"duplicate dims: got size {tuple(size)} and physical_layout {layout}"
+        )
+    memory = empty(*(size[k] for k in layout), dtype=dtype, **more)
+    return memory.permute(tuple(layout.index(k) for k in builtins.range(len(size))))
 
 
 # -- ranges --------------------------------------------------------------------------------------

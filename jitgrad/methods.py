@@ -215,6 +215,11 @@ def _attach_operators() -> None:
         setattr(Tensor, f"__i{dunder}__", _named(_assigning(name), f"__i{dunder}__"))
     for name in ("lt", "le", "gt", "ge", "eq", "ne"):
         setattr(Tensor, f"__{name}__", _named(_binary(OPS[name]), f"__{name}__"))
+    for alias, name in {"div": "truediv", "rdiv": "rtruediv", "idiv": "itruediv"}.items():
+        setattr(Tensor, f"__{alias}__", getattr(Tensor, f"__{name}__"))
+    Tensor.__rmatmul__ = lambda self, other: (  # type: ignore[attr-defined]
+        linalg.matmul(other, self) if isinstance(other, Tensor) else NotImplemented
+    )
     Tensor.__pow__ = _named(_operator("pow"), "__pow__")
     Tensor.__rpow__ = _named(_operator("pow", True), "__rpow__")
     Tensor.__ipow__ = _named(_assigning("pow"), "__ipow__")  # type: ignore[attr-defined]

@@ -164,6 +164,8 @@ def collect() -> dict[str, Any]:
     for name in ("detach", "is_signed", "is_inference", "get_device"):
         if hasattr(Tensor, name):
             names.setdefault(name, _method(name))
+    names["constant_pad_nd"] = shape.pad_constant
+    names["empty_permuted"] = creation.empty_permuted
     names.update(conversions.TENSOR_TYPES)
     names["set_default_tensor_type"] = conversions.set_default_tensor_type
     return names

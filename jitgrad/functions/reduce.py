@@ -338,6 +338,8 @@ def topk(input: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: boo
             f"got {k}"
         )
     values, indices = sort(input, axis, largest)
+    if not input.ndim:
+        return ValuesIndices(values, indices)
     return ValuesIndices(values.narrow(axis, 0, k), indices.narrow(axis, 0, k))
 
 

@@ -39,12 +39,6 @@ def scatter_reduce(
         raise RuntimeError(
             "reduce argument must be either sum, prod, mean, amax or amin, got " + str(reduce)
         )
-    if input.dtype is dtypes.bool_ and reduce != "mean":
-        # of bools, sums are "or", products "and"
-        reduce = {"sum": "amax", "prod": "amin"}.get(reduce, reduce)
-        wide = cast(input, dtypes.uint8), cast(src, dtypes.uint8)
-        out = scatter_reduce(wide[0], dim, index, wide[1], reduce, include_self=include_self)
-        return cast(out, dtypes.bool_)
     base = input
     if not include_self:
         base = _neutral(input, reduce, _hit(input, dim, index))
@@ -73,6 +67,8 @@ def _neutral(input: Tensor, reduce: str, where: Tensor) -> Tensor:
     """input with what changes nothing under `reduce` at places that `where` holds."""
     dtype = input.dtype
     value: Any = _REDUCTIONS[reduce]
+    if dtype is dtypes.bool_:
+        return apply(OPS["where"], (where, constant(reduce in ("prod", "amin"), dtype), input), {})
     if reduce in ("amax", "amin"):
         low = reduce == "amax"
         if dtype.is_floating_point:

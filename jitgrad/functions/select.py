@@ -39,10 +39,17 @@ def expect_positions(name: str, index: Tensor, axis: int, size: Any) -> Tensor:
     return expect_range(index, 0, size - 1, IndexError, text)
 
 
+def _no_positions(index: Tensor, input: Tensor) -> bool:
+    """Whether the index is empty, and so may have any rank."""
+    return index.ndim != input.ndim and any(d == 0 for d in index._type.shape)
+
+
 def gather(input: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor:
     """out[i][j][k] = input[i][index[i][j][k]][k] for dim 1. Raises IndexError out of range."""
     axis = one_axis("gather", input.ndim, dim)
     index = as_index("gather", index)
+    if _no_positions(index, input):
+        return input.reshape(-1)[:0].reshape(tuple(index._type.shape))
     if not input.ndim:
         source, flat = input.reshape(1), index.reshape(-1)
         picked = apply(OPS["gather"], (source, flat), {"axis": 0})
@@ -89,8 +96,16 @@ def _source(input: Tensor, index: Tensor, src: Any) -> Tensor:
 
 
 def scatter_by(name: str, record: str, input: Tensor, dim: int, index: Tensor, src: Any) -> Tensor:
+    """A scatter record applied; of bools, sums are "or" and products "and"."""
+    if input.dtype is dtypes.bool_ and record != "scatter":
+        record = {"scatter_add": "scatter_amax", "scatter_prod": "scatter_amin"}.get(record, record)
+        wide = cast(src, dtypes.uint8) if isinstance(src, Tensor) else int(bool(src))
+        out = scatter_by(name, record, cast(input, dtypes.uint8), dim, index, wide)
+        return cast(out, dtypes.bool_)
     axis = one_axis(name, input.ndim, dim)
     index = as_index(name, index)
+    if _no_positions(index, input):
+        return input.clone()
     if not input.ndim:
         parts = (input.reshape(1), index.reshape(-1), _source(input, index, src).reshape(-1))
         return apply(OPS[record], parts, {"axis": 0}).reshape(())
@@ -137,6 +152,9 @@ def index_select(input: Tensor, dim: int, index: Tensor) -> Tensor:
 def _put_along(
     name: str, input: Tensor, dim: int, index: Tensor, values: Tensor, accumulate: bool
 ) -> Tensor:
+    if accumulate and input.dtype is dtypes.bool_:  # the sum of bools is "or"
+        wide = cast(input, dtypes.int64), cast(values, dtypes.int64)
+        return cast(_put_along(name, wide[0], dim, index, wide[1], True), dtypes.bool_)
     axis = one_axis(name, input.ndim, dim)
     size = input._type.shape[axis] if input.ndim else 1
     index = expect_positions(name, as_index(name, index).reshape(-1), axis, size)
