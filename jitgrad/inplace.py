@@ -144,6 +144,9 @@ def _become(self: Tensor, view: Tensor) -> Tensor:
     self._storage, self._chain = view._storage, view._chain
     self._node, self._out, self._requires_grad = view._node, view._out, view._requires_grad
     self._view = view._view
+    self.__dict__.pop("_below", None)  # what vmap remembers of a view (levels.py)
+    if "_below" in view.__dict__:
+        self.__dict__["_below"] = view.__dict__["_below"]
     bump_epoch()
     return self
 

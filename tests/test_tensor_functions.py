@@ -160,6 +160,21 @@ def test_view_in_place_of_a_leaf() -> None:
     assert x.grad is not None and x.grad.shape == (3, 2)
 
 
+def test_view_in_place_inside_vmap() -> None:
+    def f(x: Any) -> Any:
+        y = x * 2
+        y.t_()
+        y.unsqueeze_(1)
+        part = y[1:]
+        part.transpose_(0, 2)
+        part.mul_(3)
+        return y.sum(0), part
+
+    x = jg.from_numpy(np.stack([X, X * 2]))
+    for found, wanted in zip(jg.vmap(f)(x), zip(f(x[0]), f(x[1]), strict=True), strict=True):
+        np.testing.assert_allclose(found.numpy(), jg.stack(list(wanted)).numpy())
+
+
 def test_bits_are_shared() -> None:
     x = jg.zeros(4)
     x.view(jg.int32)[1] = 0x3F800000
