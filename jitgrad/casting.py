@@ -79,9 +79,16 @@ def _decorator(choose: Callable[[Casting, list[Tensor]], DType | None]) -> Any:
                 return function(*args, **kwargs)
             return _run(function, choose, settings, args, kwargs)
 
+        autocasting.uncast = function  # type: ignore[attr-defined]
         return autocasting
 
     return decorate
+
+
+def as_given(function: Any) -> Any:
+    """A public function in the dtypes it is given: what its in-place form and out= do, which
+    autocast leaves alone."""
+    return exempt(function.uncast) if hasattr(function, "uncast") else function
 
 
 lower = _decorator(_lowest)

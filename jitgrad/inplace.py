@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from jitgrad import creation
+from jitgrad.casting import as_given
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.dispatch import apply, assign
 from jitgrad.functions import scatters, select, shape
@@ -45,6 +46,7 @@ def store(target: Tensor, value: Tensor, name: str) -> Tensor:
 
 def in_place(function: Callable[..., Any], name: str) -> Callable[..., Tensor]:
     """The method `name` that writes what `function` gives back into its first argument."""
+    function = as_given(function)
 
     @functools.wraps(function)
     def method(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jitgrad import conversions, creation, inplace
+from jitgrad.casting import as_given
 from jitgrad.dispatch import assign
 from jitgrad.functions import arrange, linalg, shape
 from jitgrad.methods import FUNCTIONS
@@ -34,7 +35,7 @@ def with_out(function: Callable[..., Any]) -> Callable[..., Any]:
     def wrapper(*args: Any, out: Any = None, **kwargs: Any) -> Any:
         if out is None:
             return function(*args, **kwargs)
-        return _into(function, out, args, kwargs)
+        return _into(as_given(function), out, args, kwargs)
 
     return wrapper
 

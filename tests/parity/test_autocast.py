@@ -172,6 +172,23 @@ def test_integers_and_float64_stay():
             assert dtype_name(lib.t.prod(x)) == "int64"
 
 
+def test_in_place_forms_and_out_stay():
+    def code(lib):
+        t = lib.t
+        x = t.full((2, 2), 1.001)
+        made = [t.zeros(2, 2) for _ in range(3)]
+        with t.autocast("cpu"):
+            made[0].addmm_(x, x)
+            t.mm(x, x, out=made[1])
+            t.matmul(x, x, out=made[2])
+            made.append(t.zeros(1, 2, 2).baddbmm_(x[None], x[None]))
+            made.append(t.zeros(2).addmv_(x, x[0]))
+        return made
+
+    for a, b in zip(code(OURS), code(THEIRS), strict=True):
+        same(a, b)
+
+
 def model(lib):
     rng = np.random.default_rng(1)
     net = lib.nn.Sequential(
