@@ -133,7 +133,7 @@ def test_host_scalars():
     x = t.ones(2)
     with recording(Log()) as log:
         lr = lift(0.1, "group", "lr")
-        assert type(lr) is HostScalar and isinstance(lr, float)  # code that asks gets eager's answer
+        assert type(lr) is HostScalar and isinstance(lr, float)  # as eager code would see
         step = -lr * 2 / (1 + lr**2) - 0.5
         y = x + step * x
         assert y.dtype is t.float32
