@@ -91,6 +91,10 @@ class ArgumentGuard:
         for held in self.contents.values():
             array, held.array = held.array, None
             assert array is not None
+            if array.dtype.hasobject:
+                return (
+                    "an argument is a NumPy array of objects, which cannot be guarded; use a list"
+                )
             if array.nbytes > MAX_ARRAY_BYTES:
                 return (
                     f"an argument is a NumPy array of {array.nbytes} bytes, whose contents are too "

@@ -164,7 +164,9 @@ class Collector(State):
         elif kind == "array":
             self._by_object.setdefault(id(value), item)
             item.facts = (value.dtype, value.shape, value.strides)
-            if value.nbytes <= MAX_ARRAY_BYTES:
+            if value.dtype.hasobject:
+                self.reasons.append(f"reaches a NumPy array of objects ({name}); use a list")
+            elif value.nbytes <= MAX_ARRAY_BYTES:
                 item.before = value.tobytes()
         elif kind != "value" and value is not MISSING and id(value) not in self._by_object:
             self._by_object[id(value)] = item
@@ -198,6 +200,9 @@ class Collector(State):
                 names = tuple(vars(x))
                 made = self._only(item, "names", None, "attributes", names, f"names in {item.name}")
                 made.facts = attribute_names(x)
+                for base in x.__mro__[1:]:
+                    if owner_of_class(base) == "user":
+                        self.root(base, base.__name__)
                 self._expand_sparse(item)
         elif isinstance(x, ModuleType):
             if x is not sys:
@@ -210,8 +215,11 @@ class Collector(State):
         elif isinstance(x, _CACHED):
             self.put(item, "cache", None, x.cache_info()[1::2], f"cache of {item.name}")
             self.put(item, "get", "__wrapped__", x.__wrapped__, item.name, covered=True)
-            if isinstance(x.__wrapped__, FunctionType):  # which a filled cache does not enter
-                self._scan(x.__wrapped__.__code__, x.__wrapped__.__globals__)
+            f = x.__wrapped__
+            if isinstance(f, FunctionType):  # which a filled cache does not enter
+                self._learn(reads_of(f.__code__))
+                self._scan(f.__code__, f.__globals__)
+                self._captured(f, reads_of(f.__code__))
         elif getattr(type(x), "is_jit_function", False):
             self.put(item, "get", "__wrapped__", x.__wrapped__, item.name, covered=True)
         else:
@@ -537,6 +545,16 @@ class Collector(State):
         if name in self._builtins.now:
             return self.put(self._builtins, "item", name, self._builtins.now[name], name)
         return None
+
+    def _captured(self, f: FunctionType, reads: Reads) -> None:
+        """Adds items for the cells that a function reads."""
+        cells = dict(zip(f.__code__.co_freevars, f.__closure__ or (), strict=True))
+        for path in reads.cells:
+            name = path[0]
+            value = contents_of(cells[name])
+            if value is not MISSING:
+                holder = self._cell(cells[name], name)
+                self._follow(self.put(holder, "cell", None, value, name), path, reads)
 
     def _cell(self, cell: Any, name: str) -> Item:
         holder = self._by_object.get(id(cell))

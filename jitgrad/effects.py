@@ -131,7 +131,7 @@ _PURE_SELF: tuple[type, ...] = (
     range, type, np.ndarray, np.generic, np.ufunc, np.dtype, type(None), type({}.keys()),
     type({}.values()), type({}.items()),
 )  # fmt: skip
-_PURE_OWNERS = ("collections", "functools", "itertools")
+_PURE_OWNERS = ("collections", "functools", "itertools", "re")
 _IMPURE_ARRAY = {"fill", "sort", "put", "itemset", "resize", "partition", "setfield", "setflags",
                  "tofile", "dump", "byteswap"}  # fmt: skip
 

@@ -113,19 +113,13 @@ class Watch(Collector):
         return ours and id(x) not in self._by_object
 
     def _cells(self, code: CodeType, reads: Reads, fields: dict[str, Any]) -> None:
-        index = {name: i for i, name in enumerate(code.co_freevars)}
         owner = self._closure_of(code, fields)
+        if owner is not None:
+            self._captured(owner.now, reads)
+            return
         for path in reads.cells:
             name = path[0]
-            if owner is not None:
-                cell = owner.now.__closure__[index[name]]
-                holder = self._cell(cell, name)
-                try:
-                    value = cell.cell_contents
-                except ValueError:
-                    continue
-                self._follow(self.put(holder, "cell", None, value, name), path, reads)
-            elif name in fields and name != "__class__":
+            if name in fields and name != "__class__":
                 x = fields[name]
                 if not _has_no_state(x) and not self._is_new(x):
                     self._follow(self.root(x, name), path, reads)
