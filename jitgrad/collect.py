@@ -134,7 +134,7 @@ class Collector(State):
             self.reasons.append(f"keeps a number computed from an argument in {name}")
         if step in ("size", "absent", "cache") or isinstance(value, SCALARS):
             kind = "value"
-        elif isinstance(value, Tensor):
+        elif isinstance(value, Tensor) and not value._shapeless:
             kind = "tensor"
         elif isinstance(value, np.ndarray):
             kind = "array"
@@ -181,6 +181,8 @@ class Collector(State):
             self.reasons.append(f"{reason} ({item.name})")
         elif isinstance(x, CONTAINERS):
             self._expand_container(item, x)
+        elif isinstance(x, Tensor) and x._shapeless:  # its class changes when it gets a shape
+            self.put(item, "get", "__class__", type(x), f"class of {item.name}", True)
         elif isinstance(x, FunctionType):
             self._expand_function(item, x)
         elif isinstance(x, MethodType):

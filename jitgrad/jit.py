@@ -208,6 +208,8 @@ class JitFunction:
         result, profile = self._run_recorded(recorder, watch, new_args, new_kwargs)
         trace = recorder.finish(result, lambda: _recording(recorder, profile))
         plain = _plain(result)
+        if recorder.postponed:
+            return plain
         if trace is not None:
             against = self._objection(
                 recorder, watch, trace, guard, args, kwargs, structure, leaves, plain

@@ -76,6 +76,10 @@ class Relay:
         if self.outer is not None:
             self.outer.specialise(scalar)
 
+    def postpone(self) -> None:
+        if self.outer is not None:
+            self.outer.postpone()
+
 
 class _Boundary(Relay):
     """What recorders outside a level hear while it is run: all but what concerns its tensors. (For

@@ -255,6 +255,10 @@ class Recorder(ValueMap):
             known = self._numbers[name] = HostScalar(value, name, self)
         return known
 
+    def postpone(self) -> None:
+        self.postponed = True
+        self.give_up("makes its state in the first call")
+
     def _stranger(self, owner: Tensor, what: str) -> None:
         self._strangers.append((weakref.ref(owner), what))
 

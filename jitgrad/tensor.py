@@ -105,6 +105,7 @@ class Tensor:
     _hooks: OrderedDict[int, Any] | None = None
     _post_hooks: OrderedDict[int, Any] | None = None
     _retains: bool = False
+    _shapeless: bool = False  # a parameter that has no shape yet (nn/parameter.py)
 
     __array_priority__ = 1000
 

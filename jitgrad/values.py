@@ -128,7 +128,7 @@ class ValueMap:
     """Which graph value each storage holds now, while a graph is recorded.
 
     Attributes: `graph`; `entries`, what its inputs are; `reason` and `line`, why and where the
-    recording was given up ("" while it is good).
+    recording was given up ("" while it is good); `postponed`, the next call is to be recorded.
     """
 
     def __init__(self, name: str, finder: Finder) -> None:
@@ -136,6 +136,7 @@ class ValueMap:
         self.finder = finder
         self.reason = ""
         self.line = ""
+        self.postponed = False
         self.entries: list[Entry] = []
         self._values: dict[Storage, Value] = {}
         self._entry: dict[Storage, Entry] = {}

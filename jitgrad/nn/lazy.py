@@ -31,7 +31,7 @@ from jitgrad.nn.layers import Linear
 from jitgrad.nn.module import Module
 from jitgrad.nn.parameter import UninitializedBuffer, UninitializedParameter, is_lazy
 from jitgrad.runtime import dtypes
-from jitgrad.state import bump_epoch
+from jitgrad.state import bump_epoch, state
 from jitgrad.tensor import Tensor
 
 
@@ -73,6 +73,8 @@ class LazyModuleMixin:
                 x.materialize(source.shape)
 
     def _infer_parameters(self, module: Any, args: Any, kwargs: Any) -> None:
+        if state.recorder is not None:  # of a first call there is nothing to replay
+            state.recorder.postpone()
         module.initialize_parameters(*args, **kwargs)
         if module.has_uninitialized_params():
             raise RuntimeError(f"module {type(self).__name__} has not been fully initialized")

@@ -63,6 +63,7 @@ class UninitializedTensorMixin:
     """
 
     cls_to_become: Any = Tensor
+    _shapeless = True
     _requires_grad: bool
 
     def materialize(self, shape: Any, device: Any = None, dtype: DType | None = None) -> None:
