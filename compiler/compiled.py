@@ -84,8 +84,8 @@ class Compiled:
 
     def run(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Runs on arrays for the graph's inputs, in order, of the very dtypes, shapes and strides
-        that were compiled for. Raises what eager code would have
-        raised of a bad element; then no input has been written."""
+        that were compiled for. Raises what eager code would have raised for a bad element; then no
+        input has been written."""
         if self.syms:
             return self._run_symbolic(arrays)
         results = [make() for make in self._make]
