@@ -202,6 +202,17 @@ class Level:
         shape = tuple(value._type.shape)
         return apply(OPS["expand"], (value,), {"shape": (self.size, *shape)})
 
+    def text(self, x: Tensor) -> str:
+        """repr of a tensor of this level, as PyTorch's."""
+        if self not in state.levels:
+            return f"BatchedTensor({x._type}, of a vmap that has ended)"
+        number = 1 + vmap_levels().index(self)
+        with self.outside():
+            value, batched = self.below_of(x)
+            below = repr(value).replace("\n", "\n    ")
+        where = "bdim=0, " if batched else ""
+        return f"BatchedTensor(lvl={number}, {where}value=\n    {below}\n)"
+
     # -- what dispatch asks ----------------------------------------------------------------------
     def apply(self, op: Any, operands: tuple[Tensor, ...], attrs: dict[str, Any], plan: Any) -> Any:
         """dispatch.apply, for operands of which this is the innermost level."""

@@ -13,6 +13,7 @@ import numpy as np
 
 from jitgrad.runtime import dtypes
 from jitgrad.state import defaults
+from jitgrad.storage import LevelStorage
 from jitgrad.tensor import Tensor
 
 
@@ -141,7 +142,9 @@ def _shown(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def tensor_text(x: Tensor, prefix: str = "tensor(") -> str:
-    """repr of a tensor."""
+    """repr of a tensor; inside vmap, of what lies below it."""
+    if type(x._storage) is LevelStorage:
+        return x._storage.level.text(x)
     dtype = x.dtype
     suffixes = []
     if x._data is None:
