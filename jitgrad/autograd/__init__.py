@@ -22,16 +22,14 @@ from jitgrad.autograd.modes import (
     set_detect_anomaly,
     set_grad_enabled,
 )
+from jitgrad.autograd.variable import Variable
 from jitgrad.tape.node import Node
-from jitgrad.tensor import Tensor
 
 if TYPE_CHECKING:
     from jitgrad.autograd import forward_ad as forward_ad
     from jitgrad.autograd import functional as functional
     from jitgrad.autograd import graph as graph
     from jitgrad.autograd.report import graph_report as graph_report
-
-Variable = Tensor
 
 
 def __getattr__(name: str) -> Any:

@@ -1,41 +1,166 @@
 """gradcheck and gradgradcheck: derivatives compared with finite differences.
 
-Every entry of the Jacobian is compared (as torch.autograd.gradcheck's slow mode). Use float64.
+Every entry of the Jacobian is compared, or (fast_mode) its product with random vectors from both
+sides. Reverse mode, forward mode, both by vmap too, and whether a second run gives the same.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from jitgrad.autograd.engine import grad
+from jitgrad.autograd.forward import jvp
 from jitgrad.autograd.modes import no_grad
+from jitgrad.levels import Level
 from jitgrad.runtime import dtypes
 from jitgrad.tensor import Tensor, wrap_array
+
+Array = np.ndarray[Any, Any]
 
 
 class GradcheckError(RuntimeError):
     """An analytical derivative differs from the numerical one."""
 
 
-def _outputs(function: Callable[..., Any], inputs: Sequence[Any]) -> list[Tensor]:
-    out = function(*inputs)
-    many = out if isinstance(out, (tuple, list)) else (out,)
-    return [y for y in many if isinstance(y, Tensor) and y.is_floating_point()]
+@dataclass
+class _Check:
+    """One gradcheck: the function, its inputs, those of them that are checked, and tolerances."""
+
+    func: Callable[..., Any]
+    args: list[Any]
+    places: list[int]
+    eps: float
+    atol: float
+    rtol: float
+    nondet_tol: float
+
+    def outputs(self, args: Sequence[Any]) -> list[Tensor]:
+        out = self.func(*args)
+        many = out if isinstance(out, (tuple, list)) else (out,)
+        return [y for y in many if isinstance(y, Tensor) and y.is_floating_point()]
+
+    @property
+    def inputs(self) -> list[Tensor]:
+        return [self.args[i] for i in self.places]
+
+    # -- numerical -------------------------------------------------------------------------------
+    def moved(self, changes: dict[int, Array]) -> list[Array]:
+        """All outputs, as float64 arrays, with these values of inputs (by place)."""
+        args = list(self.args)
+        for i, x in enumerate(args):
+            if isinstance(x, Tensor):
+                # Functions that take gradients themselves need the tape.
+                fresh = wrap_array(changes[i]) if i in changes else x.detach()
+                args[i] = fresh.requires_grad_(x.requires_grad)
+        return [np.array(y.detach().numpy(), np.float64) for y in self.outputs(args)]
+
+    def slope(self, i: int, direction: Array) -> list[Array]:
+        """The central difference of all outputs along a direction of input i."""
+        base = np.array(self.args[i].detach().numpy())
+        high = self.moved({i: base + self.eps * direction})
+        low = self.moved({i: base - self.eps * direction})
+        return [(a - b) / (2 * self.eps) for a, b in zip(high, low, strict=True)]
+
+    def numerical(self, i: int, count: int) -> list[Array]:
+        """For each output, d output / d input i: (input elements, output elements)."""
+        columns: list[list[Array]] = [[] for _ in range(count)]
+        for direction in _units(self.args[i]):
+            for k, d in enumerate(self.slope(i, direction)):
+                columns[k].append(d.reshape(-1))
+        sizes = [y.size for y in self.moved({})]
+        return [np.stack(c) if c else np.zeros((0, n)) for c, n in zip(columns, sizes, strict=True)]
+
+    # -- analytical ------------------------------------------------------------------------------
+    def pull(self, y: Tensor, seed: Array) -> list[Array]:
+        """The gradients of sum(y * seed) with respect to the checked inputs."""
+        if not y.requires_grad:
+            return [np.zeros(tuple(x.shape)) for x in self.inputs]
+        g = wrap_array(seed.astype(y.dtype.np))
+        found = grad([y], self.inputs, [g], retain_graph=True, allow_unused=True)
+        for x, d in zip(self.inputs, found, strict=True):
+            if d is not None and d._type.dtype is not x._type.dtype:
+                raise GradcheckError(f"gradient of type {d._type} for an input of type {x._type}")
+        return [
+            np.zeros(tuple(x.shape)) if d is None else np.array(d.detach().numpy())
+            for x, d in zip(self.inputs, found, strict=True)
+        ]
+
+    def rows(self, y: Tensor) -> list[Array]:
+        """The Jacobian of one output by reverse mode, for each input: (input, output elements)."""
+        columns = [self.pull(y, unit) for unit in _units(y)]
+        return [
+            np.stack([c[n].reshape(-1) for c in columns], 1)
+            if columns
+            else np.zeros((x.numel(), 0))
+            for n, x in enumerate(self.inputs)
+        ]
+
+    def rows_by_vmap(self, y: Tensor) -> list[Array]:
+        seeds = wrap_array(np.stack(list(_units(y))).astype(y.dtype.np))
+        found = grad([y], self.inputs, [seeds], True, allow_unused=True, is_grads_batched=True)
+        n = y.numel()
+        return [
+            np.zeros((x.numel(), n)) if d is None else d.detach().numpy().reshape(n, -1).T
+            for x, d in zip(self.inputs, found, strict=True)
+        ]
+
+    def push(self, i: int, tangent: Tensor) -> list[Tensor]:
+        """The derivative of all outputs along a tangent of input i, by forward mode."""
+
+        def only(x: Any) -> Any:
+            return self.outputs([x if j == i else a for j, a in enumerate(self.args)])
+
+        return list(jvp(only, [self.args[i]], [tangent])[1])
+
+    def pushed(self, i: int, direction: Array) -> list[Array]:
+        tangent = wrap_array(direction.astype(self.args[i].dtype.np))
+        return [np.array(t.detach().numpy()) for t in self.push(i, tangent)]
+
+    def columns_by_vmap(self, i: int) -> list[Array]:
+        x = self.args[i]
+        level = Level(x.numel())
+        basis = wrap_array(np.stack(list(_units(x))).astype(x.dtype.np))
+        with level.inside():
+            found = self.push(i, level.batch(basis))
+            with level.outside():
+                wide = [level.widened(t).detach().numpy() for t in found]
+        return [w.reshape(x.numel(), -1) for w in wide]
+
+    # -- comparing -------------------------------------------------------------------------------
+    def compare(self, exact: Array, numerical: Array, k: int, i: int, what: str = "") -> None:
+        if not np.allclose(exact, numerical, self.rtol, self.atol):
+            raise GradcheckError(
+                f"{what}Jacobian mismatch for output {k} with respect to input {i},\n"
+                f"numerical:{numerical}\nanalytical:{exact}"
+            )
+
+
+def _units(x: Tensor) -> Sequence[Array]:
+    """Ones at each element in turn, zeros else."""
+    shape = tuple(x.shape)
+    return [np.reshape(row, shape) for row in np.eye(x.numel())]
 
 
 def _checked(inputs: Any) -> tuple[list[Any], list[int]]:
     args = [inputs] if isinstance(inputs, Tensor) else list(inputs)
     places = [i for i, x in enumerate(args) if isinstance(x, Tensor) and x.requires_grad]
     if not places:
-        raise ValueError("gradcheck expects at least one input that requires grad")
+        raise ValueError(
+            "gradcheck expects at least one input tensor to require gradient, but none of the them "
+            "have requires_grad=True."
+        )
     for i in places:
         if args[i].dtype is not dtypes.float64:
-            raise ValueError(
-                f"gradcheck needs float64 inputs, for finite differences; input {i} is "
-                f"{args[i]._type}"
+            warnings.warn(
+                f"Input #{i} requires gradient and is not a double precision floating point. This "
+                f"check will likely fail if all the inputs are not of double precision; got "
+                f"{args[i]._type}",
+                stacklevel=3,
             )
     return args, places
 
@@ -49,26 +174,60 @@ def gradcheck(
     rtol: float = 1e-3,
     raise_exception: bool = True,
     nondet_tol: float = 0.0,
+    check_undefined_grad: bool = True,
+    check_grad_dtypes: bool = False,
+    check_batched_grad: bool = False,
+    check_batched_forward_grad: bool = False,
+    check_forward_ad: bool = False,
+    check_backward_ad: bool = True,
     fast_mode: bool = False,
-    **ignored: Any,
+    masked: bool | None = None,
 ) -> bool:
     """Whether the gradients of func with respect to the inputs that require grad are right.
 
+    check_backward_ad, check_forward_ad: which modes; check_batched_grad and
+    check_batched_forward_grad: by vmap, too. nondet_tol: how far a second backward may differ.
+    fast_mode: one product with random vectors, not the whole Jacobian. Gradients of the wrong dtype
+    and outputs without a gradient are always checked (check_grad_dtypes, check_undefined_grad);
+    masked is for sparse tensors, which there are none of.
+
     Raises GradcheckError (or returns False) for the first Jacobian that differs by more than
-    atol + rtol * |numerical|.
+    atol + rtol * |numerical|; ValueError when no input requires grad. Use float64.
     """
+    if not (check_forward_ad or check_backward_ad):
+        raise AssertionError(
+            "Expected at least one of check_forward_ad or check_backward_ad to be True"
+        )
+    if check_batched_grad and not check_backward_ad:
+        raise AssertionError(
+            "Setting check_batched_grad=True requires check_backward_ad to be True"
+        )
+    if check_batched_forward_grad and not check_forward_ad:
+        raise AssertionError(
+            "Setting check_batched_forward_grad=True requires check_forward_ad to be True"
+        )
     args, places = _checked(inputs)
+    check = _Check(func, args, places, eps, atol, rtol, nondet_tol)
     try:
-        count = len(_outputs(func, args))
-        for k in range(count):
-            analytical = _analytical(func, args, places, k)
-            for i, exact in zip(places, analytical, strict=True):
-                numerical = _numerical(func, args, i, k, eps)
-                if not np.allclose(exact, numerical, rtol, atol):
-                    raise GradcheckError(
-                        f"Jacobian mismatch for output {k} with respect to input {i},\n"
-                        f"numerical:{numerical}\nanalytical:{exact}"
-                    )
+        if fast_mode:
+            _fast(check, check_backward_ad, check_forward_ad)
+        else:
+            _slow(check, check_backward_ad, check_forward_ad)
+        if check_backward_ad:
+            _repeated(check)
+        if check_batched_grad:
+            for k, y in enumerate(check.outputs(args)):
+                if y.requires_grad and y.numel():
+                    pairs = zip(places, check.rows_by_vmap(y), check.rows(y), strict=True)
+                    for i, found, wanted in pairs:
+                        check.compare(found, wanted, k, i, "Batched gradients: ")
+        if check_batched_forward_grad:
+            for i in places:
+                if args[i].numel():
+                    singly = [check.pushed(i, unit) for unit in _units(args[i])]
+                    for k, found in enumerate(check.columns_by_vmap(i)):
+                        wanted = np.stack([s[k].reshape(-1) for s in singly])
+                        check.compare(found, wanted, k, i, "Batched forward gradients: ")
     except GradcheckError:
         if raise_exception:
             raise
@@ -76,51 +235,56 @@ def gradcheck(
     return True
 
 
-def _analytical(
-    func: Callable[..., Any], args: list[Any], places: list[int], k: int
-) -> list[np.ndarray[Any, Any]]:
-    """d output k / d input for each place, (input elements, output elements)."""
-    y = _outputs(func, args)[k]
-    xs = [args[i] for i in places]
-    jacobians = [np.zeros((x.numel(), y.numel())) for x in xs]
-    if not y.requires_grad:
-        return jacobians
-    for j in range(y.numel()):
-        seed = np.zeros(y.numel())
-        seed[j] = 1.0
-        g = wrap_array(seed.reshape(tuple(y.shape)).astype(y.dtype.np))
-        found = grad([y], xs, [g], retain_graph=True, allow_unused=True)
-        for jacobian, part in zip(jacobians, found, strict=True):
-            if part is not None:
-                jacobian[:, j] = part.detach().numpy().reshape(-1)
-    return jacobians
+def _slow(check: _Check, backward: bool, forward: bool) -> None:
+    """Every entry of every Jacobian."""
+    outputs = check.outputs(check.args)
+    jacobians = [check.rows(y) for y in outputs] if backward else []
+    for n, i in enumerate(check.places):
+        numerical = check.numerical(i, len(outputs))
+        for k, jacobian in enumerate(jacobians):
+            check.compare(jacobian[n], numerical[k], k, i)
+        if forward and check.args[i].numel():
+            columns = [check.pushed(i, unit) for unit in _units(check.args[i])]
+            for k in range(len(outputs)):
+                exact = np.stack([c[k].reshape(-1) for c in columns])
+                check.compare(exact, numerical[k], k, i, "Forward mode: ")
 
 
-def _numerical(
-    func: Callable[..., Any], args: list[Any], i: int, k: int, eps: float
-) -> np.ndarray[Any, Any]:
-    x = args[i]
-    base = np.array(x.detach().numpy())
-    columns = []
+def _fast(check: _Check, backward: bool, forward: bool) -> None:
+    """u J v for random unit vectors u and v."""
+    rng = np.random.default_rng(0)
 
-    def run(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        changed = list(args)
-        changed[i] = wrap_array(array)
-        # Functions that take gradients themselves need the tape.
-        changed = [
-            a.detach().requires_grad_(a.requires_grad or j == i) if isinstance(a, Tensor) else a
-            for j, a in enumerate(changed)
-        ]
-        return np.array(_outputs(func, changed)[k].detach().numpy(), np.float64).reshape(-1)
+    def unit(x: Tensor) -> Array:
+        v = rng.standard_normal(tuple(x.shape))
+        return v / max(float(np.linalg.norm(v)), 1e-30)
 
-    for position in np.ndindex(*base.shape):
-        high, low = base.copy(), base.copy()
-        high[position] += eps
-        low[position] -= eps
-        columns.append((run(high) - run(low)) / (2 * eps))
-    if not columns:
-        return np.zeros((0, run(base).size))
-    return np.stack(columns)
+    outputs = check.outputs(check.args)
+    seeds = [unit(y) for y in outputs]
+    for n, i in enumerate(check.places):
+        v = unit(check.args[i])
+        numerical = check.slope(i, v)
+        along = check.pushed(i, v) if forward else []
+        for k, (y, u) in enumerate(zip(outputs, seeds, strict=True)):
+            wanted = np.asarray((numerical[k] * u).sum())
+            if backward:
+                check.compare(np.asarray((check.pull(y, u)[n] * v).sum()), wanted, k, i)
+            if forward:
+                check.compare(np.asarray((along[k] * u).sum()), wanted, k, i, "Forward mode: ")
+
+
+def _repeated(check: _Check) -> None:
+    """A second backward gives the same."""
+    for k, y in enumerate(check.outputs(check.args)):
+        seed = np.ones(tuple(y.shape))
+        pairs = zip(check.places, check.pull(y, seed), check.pull(y, seed), strict=True)
+        for i, a, b in pairs:
+            if not np.allclose(a, b, rtol=0, atol=check.nondet_tol, equal_nan=True):
+                raise GradcheckError(
+                    "Backward is not reentrant, i.e., running backward with same input and "
+                    "grad_output multiple times gives different values, although analytical "
+                    f"gradient matches numerical gradient. The tolerance for nondeterminism was "
+                    f"{check.nondet_tol} (output {k}, input {i})."
+                )
 
 
 def gradgradcheck(
@@ -131,25 +295,40 @@ def gradgradcheck(
     eps: float = 1e-6,
     atol: float = 1e-5,
     rtol: float = 1e-3,
+    gen_non_contig_grad_outputs: bool = False,
     raise_exception: bool = True,
-    **ignored: Any,
+    nondet_tol: float = 0.0,
+    check_undefined_grad: bool = True,
+    check_grad_dtypes: bool = False,
+    check_batched_grad: bool = False,
+    check_fwd_over_rev: bool = False,
+    check_rev_over_rev: bool = True,
+    fast_mode: bool = False,
+    masked: bool = False,
 ) -> bool:
-    """gradcheck of the gradient of func, for random cotangents."""
+    """gradcheck of the gradient of func, for random cotangents (or grad_outputs).
+
+    check_rev_over_rev, check_fwd_over_rev: the mode of the second derivative. Else as gradcheck.
+    """
     args, places = _checked(inputs)
+    plain = _Check(func, args, places, eps, atol, rtol, nondet_tol)
     with no_grad():
-        shapes = [(tuple(y.shape), y.dtype) for y in _outputs(func, args)]
+        shapes = [(tuple(y.shape), y.dtype) for y in plain.outputs(args)]
     if grad_outputs is None:
         rng = np.random.default_rng(0)
-        seeds = [
-            wrap_array(rng.standard_normal(s).astype(d.np)).requires_grad_() for s, d in shapes
-        ]
+        seeds = []
+        for shape, dtype in shapes:
+            values = rng.standard_normal(shape).astype(dtype.np)
+            if gen_non_contig_grad_outputs:
+                values = np.stack([values, values], -1)[..., 0]
+            seeds.append(wrap_array(np.asarray(values)).requires_grad_())
     else:
         seeds = [grad_outputs] if isinstance(grad_outputs, Tensor) else list(grad_outputs)
     n = len(args)
 
     def first(*everything: Any) -> tuple[Any, ...]:
         own, cotangents = everything[:n], everything[n:]
-        ys = _outputs(func, own)
+        ys = plain.outputs(own)
         pairs = [(y, g) for y, g in zip(ys, cotangents, strict=True) if y.requires_grad]
         xs = [own[i] for i in places]
         found = grad([y for y, _ in pairs], xs, [g for _, g in pairs], create_graph=True,
@@ -157,5 +336,8 @@ def gradgradcheck(
         return tuple(found)
 
     return gradcheck(
-        first, [*args, *seeds], eps=eps, atol=atol, rtol=rtol, raise_exception=raise_exception
-    )
+        first, [*args, *seeds], eps=eps, atol=atol, rtol=rtol, raise_exception=raise_exception,
+        nondet_tol=nondet_tol, check_batched_grad=check_batched_grad and check_rev_over_rev,
+        check_forward_ad=check_fwd_over_rev, check_backward_ad=check_rev_over_rev,
+        fast_mode=fast_mode,
+    )  # fmt: skip

@@ -286,3 +286,16 @@ def test_checkpoint_errors(name):
                 checkpoint(f, x, use_reentrant=False, early_stop=name != "more").sum().backward()
         kinds.append(type(caught.value).__name__)
     assert kinds[0] == kinds[1]
+
+
+def test_variable():
+    for t in LIBS:
+        x = t.ones(2)
+        v = t.autograd.Variable(x, requires_grad=True)
+        assert isinstance(v, t.autograd.Variable) and isinstance(v, t.Tensor)
+        assert isinstance(x, t.autograd.Variable) and not isinstance(3, t.autograd.Variable)
+        assert v.is_leaf and v.requires_grad and not x.requires_grad
+        assert v.data_ptr() == x.data_ptr()
+        (v * 2).sum().backward()
+        assert v.grad.tolist() == [2.0, 2.0]
+        assert not t.autograd.Variable(x).requires_grad
