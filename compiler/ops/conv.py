@@ -36,6 +36,7 @@ from jitgrad.compiler.ops.conv_geometry import (
     padded_input,
     unfold_batch,
 )
+from jitgrad.compiler.ops.conv_phases import by_phase, has_phases
 from jitgrad.compiler.ops.examples import integers, strided, uniform
 from jitgrad.compiler.ops.linalg import check_multiply, compute_dtype
 from jitgrad.compiler.ops.movement import align_batch
@@ -246,6 +247,8 @@ class ConvInputGrad(ConvByWeight):
         dilation: Ints,
         groups: int,
     ) -> Array:
+        if has_phases(w.shape[2:], stride, dilation):
+            return by_phase(b, y, w, shape, stride, padding, dilation, groups)
         # With y stride-dilated and padded so that position 0 holds what the last kernel element
         # sends to x[0], this is a plain convolution with the kernel reversed.
         kernel = w.shape[2:]

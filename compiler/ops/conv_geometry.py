@@ -224,6 +224,14 @@ def conv_cases() -> Iterator[tuple[np.ndarray, np.ndarray, dict[str, Any], str]]
     yield x, w, attrs(padding=(1, 2)), "padding"
     yield x, w, attrs(stride=(2, 3), padding=(1, 1)), "strides that leave a rest"
     yield x, w, attrs(dilation=(2, 3), padding=(2, 1)), "dilation"
+    yield x, uniform((4, 3, 2, 4), seed=1), attrs((2, 2), (1, 2)), "strides that divide the kernel"
+    yield (
+        uniform((1, 4, 7, 6)),
+        uniform((2, 2, 4, 3), seed=1),
+        attrs((2, 1), (3, 1), (1, 2), 2),
+        "phases along one dim, groups",
+    )
+    yield uniform((2, 2, 8)), uniform((3, 2, 3), seed=1), attrs((3,), (0,), (1,)), "patches"
     yield (
         uniform((1, 4, 5, 5)),
         uniform((6, 2, 3, 3), seed=1),
