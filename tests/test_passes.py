@@ -222,6 +222,20 @@ def test_matmul_takes_bias_and_activation_into_its_epilogue() -> None:
     assert sum(map(len, schedule.waves)) == 1 and plan.peak == 0
 
 
+@pytest.mark.parametrize(("pieces", "kept", "kernels"), [
+    (3, False, 1), (3, True, 1), (60, False, 2), (60, True, 2),
+])  # fmt: skip
+def test_heavy_bodies_stay_out_of_column_sums(pieces: int, kept: bool, kernels: int) -> None:
+    """As the gradient of the steps of a recurrent layer and the bias's: a choice of many pieces,
+    summed over the steps."""
+    g, inputs = _graph(*[(1, 4, 16)] * pieces)
+    whole = g.add(OPS["concatenate"], *inputs, axis=0)
+    total = g.add(OPS["sum"], whole, axes=(0, 1), keepdim=False)
+    g.outputs = [total, whole] if kept else [total]
+    _, schedule, _ = compile_to_schedule(g)
+    assert sum(map(len, schedule.waves)) == kernels
+
+
 def test_independent_updates_share_a_wave_and_write_in_place_after_the_commit() -> None:
     g, inputs = _graph((4, 4), (7,), (3, 5))
     for i, x in enumerate(inputs):

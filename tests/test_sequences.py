@@ -259,3 +259,23 @@ def test_power_method_in_a_compiled_step():
     for a, b in zip(models[0].buffers(), models[1].buffers(), strict=True):
         np.testing.assert_allclose(a.numpy(), b.numpy(), atol=1e-6)
     assert step.stats.hits == 3
+
+
+def test_long_sequence_compiles_to_its_numbers():
+    """60 steps: long enough that the sum of the steps' gradients is a heavy body."""
+    model = nn.LSTM(3, 4, batch_first=True)
+
+    def step(x):
+        model.zero_grad()
+        y, _ = model(x)
+        (y * y).sum().backward()
+        return [p.grad for p in model.parameters()]
+
+    compiled = t.jit(step, fallback="error")
+    for seed in range(2):
+        x = tensor(2, 60, 3, seed=seed).float()
+        got = [g.clone() for g in compiled(x)]
+        for a, b in zip(got, step(x), strict=True):
+            np.testing.assert_allclose(
+                a.numpy(), b.numpy(), rtol=1e-4, atol=2e-6 * float(b.abs().max())
+            )

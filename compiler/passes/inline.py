@@ -39,6 +39,7 @@ from jitgrad.compiler.symbolic import Dim, hint
 
 MAX_WEIGHT = 2000  # a body past this stays a kernel of its own
 CHEAP = 12  # work per element that costs less than a trip through memory
+HEAVY = 100  # more work per element than this is done in memory order, not in that of a column sum
 
 
 @dataclass
@@ -204,10 +205,17 @@ def _goes_inline(
         return False
     if any(isinstance(r.define, Sort) for r, _ in readers):
         return False
+    if summary.work > HEAVY and any(_sums_columns(r) for r, _ in readers):
+        return False
     factor = sum(points(r) * n for r, n in readers) / max(1, hint(array.numel))
     if len(readers) == 1 and factor <= 1.0:
         return True
     return summary.work * factor <= CHEAP and summary.reads <= 1
+
+
+def _sums_columns(reader: Array) -> bool:
+    d = reader.define
+    return isinstance(d, Reduction) and d.order.startswith("columns")
 
 
 def _drops_check(array: Array, body: Expr, readers: list[tuple[Array, int]]) -> bool:
