@@ -160,7 +160,11 @@ def short(value: Any) -> str:
         return f"tensor {value._type}"
     if is_module(value):
         return f"<{type(value).__name__}>"
-    text = repr(value).replace("\n", " ")
+    if type(value) is tuple:
+        inside = ", ".join(map(short, value[:8])) + (", ..." if len(value) > 8 else "")
+        text = f"({inside},)" if len(value) == 1 else f"({inside})"
+    else:
+        text = repr(value).replace("\n", " ")
     return text if len(text) <= 60 else text[:57] + "..."
 
 
