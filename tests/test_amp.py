@@ -143,6 +143,21 @@ def test_compiled_skips_are_eager_ones(name):
         )
 
 
+@pytest.mark.parametrize("name", ["Muon", "Adafactor", "Adam"])
+def test_steps_inside_autocast_are_those_outside(name):
+    ends = []
+    for on in (False, True):
+        t.manual_seed(0)
+        p = nn.Parameter(t.randn(5, 4))
+        optimizer = getattr(optim, name)([p], lr=0.1)
+        for _ in range(3):
+            p.grad = t.randn(5, 4)
+            with t.autocast("cpu", enabled=on):
+                optimizer.step()
+        ends.append(p.detach())
+    assert ends[0].equal(ends[1])
+
+
 def test_what_cannot_be_skipped_says_so():
     """A first step with dampening: the buffer would begin otherwise than PyTorch's."""
     p = nn.Parameter(t.ones(2))

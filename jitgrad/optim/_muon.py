@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from jitgrad.casting import exempt
 from jitgrad.optim.optimizer import (
     Hyper,
     Optimizer,
@@ -73,6 +74,7 @@ class Muon(Optimizer):
         p.sub_(step.to(p.dtype) * (lr * ratio))
 
 
+@exempt
 def _orthogonal(g: Tensor, coefficients: tuple[Any, Any, Any], steps: int, eps: Any) -> Tensor:
     if steps >= 100:
         raise ValueError(f"[Muon] expected ns_steps below 100; got {steps}")

@@ -256,9 +256,8 @@ class Optimizer(StateDict):
         old = p.clone()
         self.update(p, grad, state, h)
         p.copy_(where(skip, old, p))
-        for key, value in state.items():
-            if isinstance(value, Tensor):
-                value.copy_(where(skip, before[key], value) if key in before else value)
+        for key, value in before.items():
+            state[key].copy_(where(skip, value, state[key]))
         if new := set(state) - set(before):
             self.skipped_begin(skip, {key: state[key] for key in new}, h)
 
