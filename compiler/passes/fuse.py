@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 
 from jitgrad.compiler.cost import nbytes, weight
 from jitgrad.compiler.loops import Array, Contraction, Expr, Pointwise, Reduction, loads
-from jitgrad.compiler.passes.inline import HEAVY, Bodies, axis_extents
+from jitgrad.compiler.passes.inline import HEAVY, Bodies, axis_extents, sums_columns
 from jitgrad.compiler.passes.reach import must_follow
 from jitgrad.compiler.symbolic import Dim, Sym, hint, prod, same
 
@@ -222,7 +222,7 @@ def _join_reduction(
         new_outer, new_inner = [mapping[k] for k in out], [mapping[k] for k in inner]
         if not _parallel_enough([group.outer[k] for k in new_outer], group.outer):
             return False
-        if group.weight > HEAVY and array.define.order.startswith("columns"):
+        if group.weight > HEAVY and sums_columns(array):
             return False
         _respace(group, new_outer, new_inner)
         place = {old: new for new, old in enumerate([*new_outer, *new_inner])}

@@ -205,7 +205,7 @@ def _goes_inline(
         return False
     if any(isinstance(r.define, Sort) for r, _ in readers):
         return False
-    if summary.work > HEAVY and any(_sums_columns(r) for r, _ in readers):
+    if summary.work > HEAVY and any(sums_columns(r) for r, _ in readers):
         return False
     factor = sum(points(r) * n for r, n in readers) / max(1, hint(array.numel))
     if len(readers) == 1 and factor <= 1.0:
@@ -213,8 +213,9 @@ def _goes_inline(
     return summary.work * factor <= CHEAP and summary.reads <= 1
 
 
-def _sums_columns(reader: Array) -> bool:
-    d = reader.define
+def sums_columns(array: Array) -> bool:
+    """Whether it is a reduction over leading axes."""
+    d = array.define
     return isinstance(d, Reduction) and d.order.startswith("columns")
 
 
