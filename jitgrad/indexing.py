@@ -286,22 +286,26 @@ def put(view: Tensor, advanced: Sequence[Any], value: Tensor, accumulate: bool) 
 
 
 def index_put_(
-    x: Tensor, indices: Sequence[Any], values: Tensor, accumulate: bool = False
+    input: Tensor, indices: Sequence[Any], values: Tensor, accumulate: bool = False
 ) -> Tensor:
-    """x[indices] = values (or += values) in place; returns x."""
-    if not isinstance(values, Tensor) or not can_cast(values.dtype, x.dtype):
+    """input[indices] = values (or += values) in place; returns input."""
+    if not isinstance(values, Tensor) or not can_cast(values.dtype, input.dtype):
         raise RuntimeError(
-            f"Index put requires the source and destination dtypes match, got {x.dtype} for the "
-            f"destination and {getattr(values, 'dtype', type(values))} for the source."
+            f"Index put requires the source and destination dtypes match, got {input.dtype} for "
+            f"the destination and {getattr(values, 'dtype', type(values))} for the source."
         )
+    if accumulate and input.dtype is dtypes.bool_:  # the sum of bools is "or"
+        counts = index_put(cast(input, dtypes.int64), indices, cast(values, dtypes.int64), True)
+        assign(input, cast(counts, dtypes.bool_))
+        return input
     index = tuple(slice(None) if i is None else i for i in indices)
-    view, advanced = _view(x, _parts(x, index))
-    put(view, advanced, cast(values, x.dtype), accumulate)
-    return x
+    view, advanced = _view(input, _parts(input, index))
+    put(view, advanced, cast(values, input.dtype), accumulate)
+    return input
 
 
 def index_put(
-    x: Tensor, indices: Sequence[Any], values: Tensor, accumulate: bool = False
+    input: Tensor, indices: Sequence[Any], values: Tensor, accumulate: bool = False
 ) -> Tensor:
-    """A copy of x with values at the indices (or added there)."""
-    return index_put_(x.clone(), indices, values, accumulate)
+    """A copy of input with values at the indices (or added there)."""
+    return index_put_(input.clone(), indices, values, accumulate)

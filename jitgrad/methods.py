@@ -44,7 +44,7 @@ def _collect() -> None:
     FUNCTIONS["diagonal"] = shape.diagonal_view
     for alias, name in elementwise.ALIASES.items():
         FUNCTIONS[alias] = FUNCTIONS[name]
-    FUNCTIONS["swapaxes"] = FUNCTIONS["swapdims"] = shape.transpose
+    FUNCTIONS["swapaxes"], FUNCTIONS["swapdims"] = shape.swapaxes, shape.transpose
     FUNCTIONS["moveaxis"] = shape.movedim
     for name in ("split", "chunk", "split_with_sizes"):
         FUNCTIONS["unsafe_" + name] = FUNCTIONS[name]
@@ -71,12 +71,12 @@ _TABLE: dict[Any, str] = {
     "gradient cummax cummin sum_to_size",
     special: "digamma polygamma mvlgamma",
     arrange: "split_with_sizes hsplit vsplit dsplit narrow_copy diagflat unravel_index "
-    "nonzero_static",
+    "nonzero_static repeat_interleave",
     scatters: "scatter_reduce index_reduce masked_scatter put slice_scatter select_scatter "
     "diagonal_scatter as_strided_scatter",
     shape: "reshape permute transpose t movedim flatten unflatten ravel squeeze unsqueeze "
     "broadcast_to narrow select unbind split chunk tensor_split clone flip fliplr flipud tile "
-    "repeat_interleave roll rot90 tril triu diag diag_embed as_strided",
+    "roll rot90 tril triu diag diag_embed as_strided",
     linalg: "matmul mm bmm mv dot vdot inner outer ger addmm addmv addr baddbmm addbmm tensordot "
     "kron cross trace",
     distance: "cdist cosine_similarity pairwise_distance pdist",

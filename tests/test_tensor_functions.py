@@ -268,6 +268,30 @@ def test_poisson_and_binomial_follow_the_seed() -> None:
         jg.poisson(jg.tensor([-1.0]))
 
 
+# -- searching -------------------------------------------------------------------------------------
+@pytest.mark.parametrize("right", [False, True])
+@pytest.mark.parametrize("size", [0, 1, 5, 17, 64, 100])
+def test_searchsorted(size: int, right: bool) -> None:
+    """Few elements are compared one by one, many by bisection; NaN comes last."""
+    ordered = np.sort(np.round(rng.standard_normal((2, size)) * 3), 1)
+    values = np.append(np.round(rng.standard_normal((2, 30)) * 4), [[np.nan], [np.inf]], 1)
+    for a, v in ((ordered[0], values), (ordered, values)):
+        eager, compiled = both(lambda a, v: jg.searchsorted(a, v, right=right), (a, v))
+        side: Any = "right" if right else "left"
+        rows = [a, a] if a.ndim == 1 else list(a)
+        wanted = np.stack([np.searchsorted(r, w, side) for r, w in zip(rows, v, strict=True)])
+        np.testing.assert_array_equal(eager.numpy(), wanted)
+        np.testing.assert_array_equal(compiled.numpy(), wanted)
+
+
+def test_repeat_interleave_of_known_size_compiles() -> None:
+    x, r = jg.from_numpy(X), jg.tensor([1, 0, 5, 2, 0, 1])
+    f = jg.jit(fallback="error")(lambda x, r: x.repeat_interleave(r, 1, output_size=9))
+    for _ in range(2):
+        np.testing.assert_array_equal(f(x, r).numpy(), np.repeat(X, r.numpy(), 1))
+    np.testing.assert_array_equal(x.repeat_interleave(r, 1).numpy(), np.repeat(X, r.numpy(), 1))
+
+
 # -- copies ----------------------------------------------------------------------------------------
 @pytest.mark.parametrize("dtype", [jg.float32, jg.bfloat16, jg.int64, jg.bool])
 @pytest.mark.parametrize("how", ["pickle", "deepcopy"])

@@ -12,22 +12,26 @@ import numpy as np
 
 from jitgrad.compiler.symbolic import prod
 from jitgrad.creation import arange, host_tensor, zeros
-from jitgrad.functions.args import as_shape, expect_range
+from jitgrad.functions.args import as_shape, expect_range, one_axis
+from jitgrad.functions.select import searchsorted
 from jitgrad.functions.shape import (
     cat,
     clone,
     diag_embed,
+    expand,
     meshgrid,
     narrow,
     pad_constant,
+    reshape,
     split,
     stack,
     tensor_split,
+    unsqueeze,
 )
 from jitgrad.promotion import cast, constant, result_type
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import DType
-from jitgrad.tensor import Tensor
+from jitgrad.tensor import Tensor, wrap_array
 
 
 # -- splits ----------------------------------------------------------------------------------------
@@ -140,6 +144,48 @@ def vander(x: Tensor, N: int | None = None, *, increasing: bool = False) -> Tens
     if not columns:
         return zeros(x.shape[0], 0, dtype=dtype)
     return cat(columns if increasing else columns[::-1], 1)
+
+
+# -- repetitions -----------------------------------------------------------------------------------
+def repeat_interleave(
+    input: Tensor, repeats: Any = None, dim: int | None = None, *, output_size: int | None = None
+) -> Tensor:
+    """Each element along `dim` (flattened by default) repeated so many times: a number, or one for
+    each element. Tensors of repeats are read (so end a trace), unless output_size is given."""
+    if repeats is None:
+        return _repeated(input)
+    if dim is None:
+        input, dim = reshape(input, -1), 0
+    axis = one_axis("repeat_interleave", input.ndim, dim)
+    if isinstance(repeats, Tensor) and repeats.numel() == 1 and output_size is None:
+        repeats = int(repeats)
+    if isinstance(repeats, int):
+        shape = input._type.shape
+        wide = expand(unsqueeze(input, axis + 1), (*shape[: axis + 1], repeats, *shape[axis + 1 :]))
+        return reshape(wide, (*shape[:axis], shape[axis] * repeats, *shape[axis + 1 :]))
+    size = operator.index(input._type.shape[axis])
+    if repeats.numel() not in (1, size):
+        raise RuntimeError(
+            "repeats must have the same size as input along dim, but got repeats.size(0) = "
+            f"{repeats.numel()} and input.size({axis}) = {size}"
+        )
+    if output_size is None:
+        return input.index_select(axis, _repeated(repeats))
+    # The size is known, so nothing is read: output i is of the first element whose end is past i.
+    ends = repeats.expand(size).cumsum(0)
+    return input.index_select(axis, searchsorted(ends, arange(output_size), right=True))
+
+
+def _repeated(repeats: Tensor) -> Tensor:
+    """0, 1, 2, ..., each as often as `repeats` says. Ends a trace."""
+    counts = repeats._array("repeat_interleave")
+    if counts.ndim != 1:
+        raise RuntimeError(
+            f"repeat_interleave only accept 1D vector as repeat; got {repeats._type}"
+        )
+    if counts.size and counts.min() < 0:
+        raise RuntimeError("repeats can not be negative")
+    return wrap_array(np.repeat(np.arange(counts.size, dtype=np.int64), counts))
 
 
 # -- index tensors ---------------------------------------------------------------------------------

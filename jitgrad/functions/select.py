@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from jitgrad.casting import widest
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.dispatch import apply
 from jitgrad.functions.args import expect_range, one_axis
-from jitgrad.promotion import cast, constant, elementwise, plain_number
+from jitgrad.promotion import cast, constant, elementwise, plain_number, result_type
 from jitgrad.runtime import dtypes
 from jitgrad.tensor import Tensor, wrap_array
 
@@ -254,21 +255,53 @@ def searchsorted(
                 f"must be int64; got {sorted_sequence._type} and {sorter._type}"
             )
         sorted_sequence = gather(sorted_sequence, -1, sorter)
+    if side not in (None, "left", "right"):
+        raise RuntimeError(f"searchsorted(): side can only be 'left' or 'right', but got {side}")
+    if right and side == "left":
+        raise RuntimeError("searchsorted(): side and right can't be set to opposites, got left")
     if not isinstance(input, Tensor):
-        input = constant(input, sorted_sequence.dtype)
-    right = right or side == "right"
-    # The number of elements that come before: those less, or not greater.
-    if sorted_sequence.ndim == 1:
-        before = (
-            sorted_sequence <= input.unsqueeze(-1)
-            if right
-            else sorted_sequence < input.unsqueeze(-1)
+        input = constant(input, result_type(sorted_sequence, input))
+    if sorted_sequence.ndim == 0:
+        raise RuntimeError("searchsorted(): boundaries tensor should have positive dimension")
+    same = tuple(sorted_sequence._type.shape[:-1]) == tuple(input._type.shape[:-1])
+    if sorted_sequence.ndim > 1 and not (same and input.ndim == sorted_sequence.ndim):
+        raise RuntimeError(
+            "searchsorted(): boundaries tensor should be 1 dimension or the first N-1 dimensions "
+            f"of boundaries tensor and input value tensor must match; got {sorted_sequence._type} "
+            f"and {input._type}"
         )
-    else:
-        wide = sorted_sequence.unsqueeze(-2)
-        before = wide <= input.unsqueeze(-1) if right else wide < input.unsqueeze(-1)
-    count = before.sum(-1)
+    right = right or side == "right"
+    size = operator.index(sorted_sequence._type.shape[-1])
+    find = _count_before if size <= _FEW else _bisect
+    count = find(sorted_sequence.detach(), input.detach(), right, size)
     return cast(count, dtypes.int32) if out_int32 else count
+
+
+_FEW = 16
+"""Up to so many sorted elements, values are compared with each of them."""
+
+
+def _count_before(ordered: Tensor, values: Tensor, right: bool, size: int) -> Tensor:
+    """The number of elements that come before each value: not those from it on (NaN is last)."""
+    wide = ordered if ordered.ndim == 1 else ordered.unsqueeze(-2)
+    after = elementwise(OPS["gt" if right else "ge"], wide, values.unsqueeze(-1))
+    return elementwise(OPS["logical_not"], after).sum(-1)
+
+
+def _bisect(ordered: Tensor, values: Tensor, right: bool, size: int) -> Tensor:
+    """The same by binary search: one gather for each bit of the size."""
+    low = constant(0, dtypes.int64).expand(tuple(values._type.shape))
+    for bit in reversed(range(size.bit_length())):
+        probe = low + 2**bit
+        at = (probe - 1).clamp(max=size - 1)
+        if ordered.ndim == 1:
+            found = ordered.gather(0, at.reshape(-1)).reshape(tuple(at._type.shape))
+        else:
+            found = ordered.gather(-1, at)
+        after = elementwise(OPS["gt" if right else "ge"], found, values)
+        beyond = elementwise(OPS["logical_or"], after, probe > size)
+        low = apply(OPS["where"], (beyond, low, probe), {})
+    return low
 
 
 def bucketize(

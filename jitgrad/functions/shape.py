@@ -6,8 +6,6 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.compiler.symbolic import Sym
 from jitgrad.compiler.symbolic import prod as dims_product
@@ -17,7 +15,7 @@ from jitgrad.functions.args import as_dim, as_shape, expect_tensor, infer_minus_
 from jitgrad.promotion import cast, constant, result_type
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import DType
-from jitgrad.tensor import Size, Tensor, root_of, wrap_array
+from jitgrad.tensor import Size, Tensor, root_of
 
 
 # -- views ---------------------------------------------------------------------------------------
@@ -110,6 +108,11 @@ def transpose(input: Tensor, dim0: int, dim1: int) -> Tensor:
     axes = list(range(rank))
     axes[a], axes[b] = axes[b], axes[a]
     return apply(OPS["permute"], (input,), {"axes": tuple(axes)})
+
+
+def swapaxes(input: Tensor, axis0: int, axis1: int) -> Tensor:
+    """Two dims exchanged; a view."""
+    return transpose(input, axis0, axis1)
 
 
 def t(input: Tensor) -> Tensor:
@@ -614,32 +617,6 @@ def tile(input: Tensor, *positional: Any, dims: Any = None) -> Tensor:
     """repeat, with missing counts in front taken as 1."""
     counts = as_shape(positional if dims is None else (dims,))
     return repeat(input, (1,) * (input.ndim - len(counts)) + counts)
-
-
-def repeat_interleave(
-    input: Tensor, repeats: Any = None, dim: int | None = None, *, output_size: int | None = None
-) -> Tensor:
-    """Each element along `dim` (flattened by default) repeated so many times."""
-    if repeats is None:
-        values = input.tolist()
-        index = [i for i, n in enumerate(values) for _ in range(n)]
-        return _index_tensor(index)
-    if dim is None:
-        input, dim = reshape(input, -1), 0
-    axis = one_axis("repeat_interleave", input.ndim, dim)
-    if isinstance(repeats, Tensor) and repeats.numel() == 1:
-        repeats = int(repeats)
-    if isinstance(repeats, int):
-        shape = input._type.shape
-        wide = expand(unsqueeze(input, axis + 1), (*shape[: axis + 1], repeats, *shape[axis + 1 :]))
-        return reshape(wide, (*shape[:axis], shape[axis] * repeats, *shape[axis + 1 :]))
-    counts = repeats.tolist()
-    index = [i for i, n in enumerate(counts) for _ in range(n)]
-    return input.index_select(axis, _index_tensor(index))
-
-
-def _index_tensor(values: list[int]) -> Tensor:
-    return wrap_array(np.array(values, np.int64))
 
 
 def roll(input: Tensor, shifts: Any, dims: Any = None) -> Tensor:
