@@ -88,8 +88,12 @@ def test_infinities_and_nan(name):
 @pytest.mark.parametrize("rank", range(5))
 def test_softmax_without_dim(rank):
     x = np.random.default_rng(0).standard_normal((2, 3, 4, 2)[:rank])
-    with pytest.warns(UserWarning, match="Implicit dimension"):
-        check(lambda lib, x: lib.F.softmax(x), np.asarray(x))
+
+    def code(lib, x):
+        with pytest.warns(UserWarning, match="Implicit dimension"):
+            return lib.F.softmax(x), lib.F.softmin(x), lib.nn.LogSoftmax()(x)
+
+    check(code, np.asarray(x), scale=4)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -253,29 +254,38 @@ def softmax(
 ) -> Tensor:
     """exp(x) / sum(exp(x)) along dim, of input's shape.
 
-    dim None is PyTorch's old choice: 0 for 0-d, 1-d and 3-d inputs, else 1. dtype converts first.
+    dim None is PyTorch's old choice, with a warning: 0 for 0-d, 1-d and 3-d inputs, else 1. dtype
+    converts first.
     Raises IndexError for a dim out of range.
     """
-    return ops.softmax(input, _softmax_dim("softmax", input, dim), dtype=dtype)
+    return ops.softmax(input, _softmax_dim("softmax", input, dim, _stacklevel), dtype=dtype)
 
 
 def log_softmax(
     input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: DType | None = None
 ) -> Tensor:
     """x - logsumexp(x) along dim; see softmax."""
-    return ops.log_softmax(input, _softmax_dim("log_softmax", input, dim), dtype=dtype)
+    return ops.log_softmax(input, _softmax_dim("log_softmax", input, dim, _stacklevel), dtype=dtype)
 
 
 def softmin(
     input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: DType | None = None
 ) -> Tensor:
     """softmax(-x) along dim; see softmax."""
-    return ops.softmax(-input, _softmax_dim("softmin", input, dim), dtype=dtype)
+    return ops.softmax(-input, _softmax_dim("softmin", input, dim, _stacklevel), dtype=dtype)
 
 
-def _softmax_dim(op: str, input: Tensor, dim: int | None) -> int:
+def _softmax_dim(op: str, input: Tensor, dim: int | None, stacklevel: int) -> int:
     expect_tensors(op, input=input)
-    return (0 if input.dim() in (0, 1, 3) else 1) if dim is None else dim
+    if dim is not None:
+        return dim
+    warnings.warn(
+        f"Implicit dimension choice for {op} has been deprecated. Change the call to include dim=X "
+        "as an argument.",
+        UserWarning,
+        stacklevel=stacklevel,
+    )
+    return 0 if input.dim() in (0, 1, 3) else 1
 
 
 # -- in place --------------------------------------------------------------------------------------
