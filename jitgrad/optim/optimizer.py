@@ -28,6 +28,7 @@ from jitgrad.tape.node import RemovableHandle
 from jitgrad.tensor import Tensor
 
 Params = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
+ParamsT = Params  # PyTorch's name
 State = dict[str, Any]
 Hyper = dict[str, Any]
 
