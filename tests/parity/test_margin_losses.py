@@ -5,7 +5,16 @@ import warnings
 
 import numpy as np
 import pytest
-from parity.compare import LIBS, OURS, THEIRS, check, raises_alike, same, torch
+from parity.compare import (
+    LIBS,
+    OURS,
+    THEIRS,
+    check,
+    copy_parameters,
+    raises_alike,
+    same,
+    torch,
+)
 
 REDUCTIONS = ["mean", "sum", "none"]
 
@@ -179,6 +188,36 @@ def test_cosine_similarity(dim):
     check(lambda lib, a, b: lib.F.cosine_similarity(a * 1e-5, b, dim), a, b, scale=10)
 
 
+@pytest.mark.parametrize("outer", [(), (2,), (2, 3)])
+@pytest.mark.parametrize("options", [
+    {}, {"reduction": "none", "label_smoothing": 0.1}, {"ignore_index": 1, "reduction": "sum"},
+], ids=str)  # fmt: skip
+def test_linear_cross_entropy(outer, options):
+    y = np.random.default_rng(0).integers(0, 4, (3, *outer))
+
+    def code(lib, x, w, b):
+        target = lib.t.from_numpy(y)
+        f = lib.F.linear_cross_entropy
+        return f(x, w, target, **options), f(x, w, target, linear_bias=b, **options)
+
+    weight, bias = values(4, *outer, 5, seed=1), values(4, *outer, seed=2)
+    check(code, values(3, 5), weight, bias, scale=10)
+    if not outer:
+        p = np.abs(values(3, 4, seed=4))
+        check(
+            lambda lib, x, w, p: lib.F.linear_cross_entropy(x, w, p), values(3, 5), weight, p,
+            scale=10,
+        )  # fmt: skip
+    theirs = THEIRS.nn.LinearCrossEntropyLoss(5, 4, out_features=outer, bias=True, **options)
+    ours = OURS.nn.LinearCrossEntropyLoss(5, 4, out_features=outer, bias=True, **options)
+    assert repr(ours) == repr(theirs) and not any(copy_parameters(theirs, ours))
+    x = values(3, 5).astype(np.float32)
+    same(
+        ours(OURS.t.from_numpy(x), OURS.t.from_numpy(y)),
+        theirs(torch.from_numpy(x), torch.from_numpy(y)), scale=10,
+    )  # fmt: skip
+
+
 # -- layers ----------------------------------------------------------------------------------------
 LAYERS = {
     "SoftMarginLoss": ({}, 2), "HingeEmbeddingLoss": ({"margin": 0.5}, 2),
@@ -251,6 +290,12 @@ def test_deprecated_flags(size_average, reduce):
 
 
 BAD = {
+    "linear sizes": lambda lib, x: lib.F.linear_cross_entropy(x, x[:, :2], lib.t.tensor([0, 1, 2])),
+    "linear bias": lambda lib, x: lib.F.linear_cross_entropy(
+        x, x, lib.t.tensor([0, 1, 2]), linear_bias=x[0]
+    ),
+    "linear ignored": lambda lib, x: lib.F.linear_cross_entropy(x, x, x[:, :3], ignore_index=1),
+    "linear rank": lambda lib, x: lib.F.linear_cross_entropy(x[0], x[:, None], lib.t.tensor(0)),
     "p": lambda lib, x: lib.F.multi_margin_loss(x, lib.t.tensor([0, 1, 2]), 3),
     "multi weight": lambda lib, x: lib.F.multi_margin_loss(x, lib.t.tensor([0, 1, 2]), weight=x),
     "multi target": lambda lib, x: lib.F.multi_margin_loss(x, lib.t.tensor([0, 1])),
