@@ -64,9 +64,9 @@ _TABLE = {
     "linear": "Bilinear Identity LazyLinear Linear NonDynamicallyQuantizableLinear",
     "loss": "_Loss _WeightedLoss BCELoss BCEWithLogitsLoss CTCLoss CosineEmbeddingLoss "
     "CrossEntropyLoss GaussianNLLLoss HingeEmbeddingLoss HuberLoss KLDivLoss L1Loss "
-    "LinearCrossEntropyLoss MSELoss MarginRankingLoss MultiLabelMarginLoss MultiLabelSoftMarginLoss "
-    "MultiMarginLoss NLLLoss NLLLoss2d PoissonNLLLoss SmoothL1Loss SoftMarginLoss TripletMarginLoss "
-    "TripletMarginWithDistanceLoss",
+    "LinearCrossEntropyLoss MSELoss MarginRankingLoss MultiLabelMarginLoss "
+    "MultiLabelSoftMarginLoss MultiMarginLoss NLLLoss NLLLoss2d PoissonNLLLoss "
+    "SmoothL1Loss SoftMarginLoss TripletMarginLoss TripletMarginWithDistanceLoss",
     "module": "_IncompatibleKeys Module",
     "normalization": "CrossMapLRN2d GroupNorm LayerNorm LocalResponseNorm RMSNorm",
     "padding": "_CircularPadNd _ConstantPadNd _ReflectionPadNd _ReplicationPadNd CircularPad1d "
