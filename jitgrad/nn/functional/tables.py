@@ -1,7 +1,8 @@
 """Constant tables along one dim: which elements each place of a result reads, with what weights.
 
-What interpolation, adaptive pooling, padding, unfold and fold are made of. Tables depend on sizes and options
-only; the op `pick` reads by them, and its derivative reads by their inverse, so neither scatters.
+What interpolation, adaptive pooling, padding, unfold and fold are made of. Tables depend on sizes
+and options only; the op `pick` reads by them, and its derivative reads by their inverse, so
+neither scatters.
 """
 
 from __future__ import annotations
