@@ -45,11 +45,19 @@ def store(target: Tensor, value: Tensor, name: str) -> Tensor:
 
 
 def in_place(function: Callable[..., Any], name: str) -> Callable[..., Tensor]:
-    """The method `name` that writes what `function` gives back into its first argument."""
+    """The method `name` that writes what `function` gives back into its first argument.
+
+    Inside vmap and forward mode it computes with a copy: what their rules save of the argument is
+    its value before the write.
+    """
     function = as_given(function)
 
     @functools.wraps(function)
     def method(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if state.levels:
+            before = shape.clone(self)
+            args = tuple([before if a is self else a for a in args])
+            return store(self, function(before, *args, **kwargs), name)
         return store(self, function(self, *args, **kwargs), name)
 
     method.__name__ = method.__qualname__ = name

@@ -102,6 +102,31 @@ class _Boundary(Relay):
         return type(storage) is not LevelStorage or storage.level.number < self.level.number
 
 
+class _Outside:
+    """`with level.outside():` (a class, as every op inside vmap enters it)."""
+
+    __slots__ = ("before", "level")
+
+    def __init__(self, level: Level) -> None:
+        self.level = level
+
+    def __enter__(self) -> None:
+        level = self.level
+        levels = state.levels
+        if level not in levels:
+            raise RuntimeError(
+                "vmap: expected a tensor of a vmap that is being run; this one was kept beyond its "
+                "vmap; return it instead"
+            )
+        self.before = (state.recorder, levels, state.grad_enabled)
+        state.recorder, state.levels = level.recorder, level.below
+        if not level.grad_enabled:
+            state.grad_enabled = False
+
+    def __exit__(self, *exc: object) -> None:
+        state.recorder, state.levels, state.grad_enabled = self.before
+
+
 class Level:
     """One vmap that is being run over `size` examples.
 
@@ -135,21 +160,9 @@ class Level:
             state.recorder, state.levels = before
             self.recorder, self.below, self.grad_enabled, self.number = own
 
-    @contextmanager
-    def outside(self) -> Iterator[None]:
+    def outside(self) -> _Outside:
         """Runs a block on the tensors below."""
-        if self not in state.levels:
-            raise RuntimeError(
-                "vmap: expected a tensor of a vmap that is being run; this one was kept beyond its "
-                "vmap; return it instead"
-            )
-        before = (state.recorder, state.levels, state.grad_enabled)
-        state.recorder, state.levels = self.recorder, self.below
-        state.grad_enabled = before[2] and self.grad_enabled
-        try:
-            yield
-        finally:
-            state.recorder, state.levels, state.grad_enabled = before
+        return _Outside(self)
 
     # -- tensors -------------------------------------------------------------------------------
     def wrap(self, value: Tensor, type_: TensorType, batched: bool) -> Tensor:

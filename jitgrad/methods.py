@@ -28,7 +28,7 @@ from jitgrad.functions import (
     special,
     statistics,
 )
-from jitgrad.inplace import in_place, store, view_in_place
+from jitgrad.inplace import in_place, view_in_place
 from jitgrad.promotion import NUMBERS
 from jitgrad.tensor import Tensor
 
@@ -246,11 +246,11 @@ def _named(method: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 
 def _assigning(name: str) -> Callable[..., Any]:
-    function = FUNCTIONS[name]
+    write = in_place(FUNCTIONS[name], name + "_")
 
     def method(self: Tensor, other: Any) -> Any:
         other = _operand(other)
-        return other if other is NotImplemented else store(self, function(self, other), name + "_")
+        return other if other is NotImplemented else write(self, other)
 
     return method
 

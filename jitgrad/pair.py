@@ -185,7 +185,7 @@ class CompiledNode(TapeNode):
             raise RuntimeError(RETAIN_ERROR + f" (node {self.name()}, made at {self.line})")
         pair = self.pair
         full = [zeros_of(t) if g is None else g for g, t in zip(grads, pair.out_types, strict=True)]
-        if state.grad_enabled:
+        if state.grad_enabled or state.levels:  # examples or tangents among the cotangents
             return joint_grads(self, full)
         arrays = [_dense(g._data) for g in full]
         arrays += self._arrays(self.kept, pair.backward.inputs[len(full) :])

@@ -343,3 +343,13 @@ def test_a_module_is_written_when_its_buffers_are_mapped() -> None:
     agree([out[1]], [own(X[1])])
     agree([buffers["running_mean"][1]], [own.running_mean])
     assert buffers["num_batches_tracked"].tolist() == [1] * B
+
+
+def test_a_compiled_backward_of_many_cotangents() -> None:
+    f = jg.jit(lambda x: (x.sin() @ W).sum(1), fallback="error")
+    for _ in range(3):
+        x = X[0].clone().requires_grad_()
+        found = func.jacrev(f)(X[0])
+        (rows,) = jg.autograd.grad(f(x), x, jg.eye(4), is_grads_batched=True)
+        agree([found, rows], [func.jacrev(f.__wrapped__)(X[0])] * 2)
+    assert f.stats.hits > 0
