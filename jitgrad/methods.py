@@ -65,8 +65,8 @@ _TABLE: dict[Any, str] = {
     reduce: "sum prod mean var std var_mean std_mean amax amin aminmax max min argmax argmin any "
     "all count_nonzero nansum nanmean logsumexp softmax log_softmax cumsum cumprod sort argsort "
     "msort topk norm diff",
-    statistics: "kthvalue median nanmedian mode quantile nanquantile histc histogram bincount "
-    "unique unique_consecutive cov corrcoef",
+    statistics: "kthvalue median nanmedian mode quantile nanquantile histc histogram "
+    "histogramdd bincount unique unique_consecutive cov corrcoef",
     numeric: "lcm ldexp frexp isin dist renorm logcumsumexp trapezoid cumulative_trapezoid "
     "gradient cummax cummin sum_to_size",
     special: "digamma polygamma mvlgamma",
@@ -120,7 +120,8 @@ ONLY_METHODS: dict[str, Callable[..., Any]] = {
 NOT_METHODS = {
     "where": "self is the second argument", "cat": "", "stack": "", "hstack": "", "vstack": "",
     "bucketize": "", "searchsorted": "", "rsub": "", "concat": "", "concatenate": "",
-    "row_stack": "", "fill": "", "isin": "", "trapz": "", "trapezoid": "",
+    "row_stack": "", "histogramdd": "", "fill": "", "isin": "", "trapz": "",
+    "trapezoid": "",
     "cumulative_trapezoid": "", "gradient": "", "unravel_index": "", "tensordot": "",
     "var_mean": "", "std_mean": "",
     "cdist": "", "cosine_similarity": "", "pairwise_distance": "", "pdist": "",

@@ -104,7 +104,7 @@ _NO_OUT = """allclose argwhere as_strided broadcast_to chunk diagonal equal flat
     isclose isfinite isreal moveaxis movedim narrow permute positive ravel reshape select split
     squeeze swapaxes swapdims t tensor_split tile transpose unbind unflatten unique unsqueeze
     unique_consecutive hsplit vsplit dsplit split_with_sizes cov corrcoef diagflat resolve_conj
-    resolve_neg adjoint is_nonzero is_same_size histogram unravel_index detach"""
+    resolve_neg adjoint is_nonzero is_same_size histogram histogramdd unravel_index detach"""
 
 _MAKERS: tuple[Callable[..., Any], ...] = (
     creation.arange, creation.bernoulli, creation.empty, creation.eye, creation.full,

@@ -13,6 +13,7 @@ from jitgrad.public import with_out
 _SHARED = {
     "digamma": "digamma", "psi": "digamma", "erf": "erf", "erfc": "erfc", "erfinv": "erfinv",
     "exp2": "exp2", "expit": "sigmoid", "expm1": "expm1", "gammaln": "lgamma", "i0": "i0",
+    "modified_bessel_i0": "i0",
     "log1p": "log1p", "log_softmax": "log_softmax", "logit": "logit", "logsumexp": "logsumexp",
     "multigammaln": "mvlgamma", "polygamma": "polygamma", "round": "round", "sinc": "sinc",
     "softmax": "softmax", "xlogy": "xlogy",
@@ -25,6 +26,7 @@ _OWN = (
 _ALL: dict[str, Callable[..., Any]] = {
     **{name: with_out(FUNCTIONS[source]) for name, source in _SHARED.items()},
     **{function.__name__: with_out(function) for function in _OWN},
+    "modified_bessel_i1": with_out(special.i1),
 }
 globals().update(_ALL)
 __all__ = sorted(_ALL)

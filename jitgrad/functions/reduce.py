@@ -295,7 +295,10 @@ def _scan(name: str, input: Tensor, dim: int, dtype: DType | None) -> Tensor:
     axis = one_axis(name, x.ndim, dim)
     if not x.ndim:
         return x.clone()
-    return apply(OPS[name], (x,), {"axis": axis})
+    attrs: dict[str, Any] = {"axis": axis}
+    if dtype.category is Category.INT and dtype is not dtypes.int64:
+        attrs["dtype"] = dtype  # the record's own default is int64
+    return apply(OPS[name], (x,), attrs)
 
 
 def cumsum(input: Tensor, dim: int, *, dtype: DType | None = None) -> Tensor:
@@ -391,6 +394,8 @@ def diff(
     if not input.ndim:
         raise RuntimeError("diff expects input to be at least one-dimensional")
     axis = one_axis("diff", input.ndim, dim)
+    if n == 0:
+        return input
     parts: Sequence[Tensor] = [t for t in (prepend, input, append) if t is not None]
     if len(parts) > 1:
         input = apply(OPS["concatenate"], tuple(parts), {"axis": axis})

@@ -7,6 +7,7 @@ end a trace; all others are composed of ops.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -248,26 +249,80 @@ def histogram(
     if not input.is_floating_point():
         raise RuntimeError(f"[histogram] expected a floating tensor; got {input._type}")
     x = input.detach().reshape(-1)
+    edges, place, inside = _buckets("histogram", x, bins, range)
+    counts = cast(inside, x.dtype)
+    if weight is not None:
+        counts = counts * weight.detach().reshape(-1)
+    hist = scatter_add(x.new_zeros(edges.shape[0] - 1), 0, place, counts)
+    if density:
+        hist = hist / (hist.sum() * (edges[1:] - edges[:-1]))
+    return Histogram(hist, edges)
+
+
+def _buckets(name: str, x: Tensor, bins: Any, given: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """(edges, the part that each element falls into, whether it falls into any)."""
     if isinstance(bins, Tensor):
         edges = bins
     else:
         if bins <= 0:
-            raise RuntimeError(f"torch.histogram(): bins must be > 0, but got {bins}")
-        given = range or (0, 0)
-        low, high = _range(x, given[0], given[1], 0.5)
+            raise RuntimeError(f"torch.{name}(): bins must be > 0, but got {bins}")
+        low, high = _range(x, *(given or (0, 0)), margin=0.5)
         step = linspace(0, 1, bins + 1, dtype=dtypes.float64)
         edges = cast(cast(low, dtypes.float64) * (1 - step) + cast(high, dtypes.float64) * step,
                      x.dtype)  # fmt: skip
     count = edges.shape[0] - 1
     inside = (x >= edges[0]) & (x <= edges[-1])
-    place = (searchsorted(edges, x, right=True) - 1).clamp(0, count - 1)
-    counts = cast(inside, x.dtype)
+    place = (searchsorted(edges.contiguous(), x, right=True) - 1).clamp(0, count - 1)
+    return edges, place, inside
+
+
+class HistogramDD(NamedTuple):
+    """What histogramdd returns."""
+
+    hist: Tensor
+    bin_edges: tuple[Tensor, ...]
+
+
+def histogramdd(
+    input: Tensor, bins: Any, *, range: Sequence[float] | None = None,
+    weight: Tensor | None = None, density: bool = False,
+) -> HistogramDD:  # fmt: skip
+    """histogram of points (..., D) in D dims: `bins` is a number, one for each dim, or the edges
+    of each; `range` the lower and upper bound of each dim, one after the other."""
+    if input.ndim < 2 or not input.is_floating_point():
+        raise RuntimeError(
+            f"torch.histogramdd: input tensor should have at least 2 dimensions, and a floating "
+            f"dtype; got {input._type}"
+        )
+    dims = operator.index(input.shape[-1])
+    points = input.detach().reshape(-1, dims)
+    if isinstance(bins, int):
+        bins = [bins] * dims
+    if len(bins) != dims or (range is not None and len(range) != 2 * dims):
+        raise RuntimeError(
+            f"torch.histogramdd: expected bins for each of {dims} dims, and twice as many bounds; "
+            f"got {len(bins)} and range={range}"
+        )
+    sizes, all_edges = [], []
+    flat: Any = 0
+    every: Any = True
+    for k, part in enumerate(bins):
+        bounds = None if range is None else (range[2 * k], range[2 * k + 1])
+        edges, place, inside = _buckets("histogramdd", points[:, k], part, bounds)
+        count = operator.index(edges.shape[0]) - 1
+        flat, every = place + flat * count, inside & every
+        sizes.append(count)
+        all_edges.append(edges)
+    counts = cast(every, points.dtype)
     if weight is not None:
         counts = counts * weight.detach().reshape(-1)
-    hist = scatter_add(x.new_zeros(count), 0, place, counts)
+    hist = scatter_add(points.new_zeros(math.prod(sizes)), 0, flat, counts).reshape(sizes)
     if density:
-        hist = hist / (hist.sum() * (edges[1:] - edges[:-1]))
-    return Histogram(hist, edges)
+        hist = hist / hist.sum()
+        for k, edges in enumerate(all_edges):
+            width = (edges[1:] - edges[:-1]).reshape((-1,) + (1,) * (dims - 1 - k))
+            hist = hist / width
+    return HistogramDD(hist, tuple(all_edges))
 
 
 def bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
@@ -328,11 +383,11 @@ def unique_consecutive(
 def _distinct(
     input: Tensor, values: Any, inverse: Any, counts: Any, with_inverse: bool, with_counts: bool
 ) -> Any:
-    out = [host_tensor(np.ascontiguousarray(values.astype(input.dtype.np, copy=False)))]
+    out = [host_tensor(np.array(values, input.dtype.np, order="C"))]
     if with_inverse:
-        out.append(host_tensor(np.ascontiguousarray(inverse, np.int64)))
+        out.append(host_tensor(np.array(inverse, np.int64, order="C")))
     if with_counts:
-        out.append(host_tensor(np.ascontiguousarray(counts, np.int64)))
+        out.append(host_tensor(np.array(counts, np.int64, order="C")))
     return out[0] if len(out) == 1 else tuple(out)
 
 
