@@ -7,8 +7,8 @@ to compute again than to carry through memory are substituted into their readers
 Rules, for a pointwise producer that is no result (scored by work per point and how often it
 would be evaluated): free bodies (movement, casts, constants) go everywhere; a producer with one
 reader that evaluates it no more often than it has elements goes there (a heavy one not into a sum
-over columns); a cheap one with few loads goes to all its readers. Contractions take only plain loads at affine indices, since their packing
-wants addresses, not work.
+over columns); a cheap one with few loads goes to all its readers. Contractions take only plain
+loads at affine indices, since their packing wants addresses, not work.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Parametrizations: weight norm, spectral norm. (Orthogonal matrices: orthogonal.py.)"""
+"""Parametrizations: weight norm, spectral norm. Orthogonal matrices are in orthogonal.py, which is
+imported when it is first named."""
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import jitgrad.functions as ops
@@ -147,3 +149,9 @@ def spectral_norm(
         weight, n_power_iterations, output_dim(module) if dim is None else dim, eps
     )
     return register_parametrization(module, name, made)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "orthogonal":
+        return importlib.import_module("jitgrad.nn.utils.orthogonal").orthogonal
+    raise AttributeError(f"module 'jitgrad.nn.utils.parametrizations' has no attribute {name!r}")
