@@ -248,7 +248,8 @@ class Collector(State):
         if isinstance(x, (set, frozenset)):
             return
         covered = fixed or (item.covered and item.step == "item" and item.key in _MODULE_SLOTS)
-        pairs: Iterable[tuple[Any, Any]] = x.items() if isinstance(x, dict) else enumerate(x)
+        # dict's own items: reading those of an optimizer's group would lift its floats.
+        pairs: Iterable[tuple[Any, Any]] = dict.items(x) if isinstance(x, dict) else enumerate(x)
         for key, value in list(pairs):
             text = short(key) if isinstance(key, (str, int)) else f"<{type(key).__name__}>"
             self.put(item, "item", key, value, f"{item.name}[{text}]", covered)

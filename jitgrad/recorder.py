@@ -248,6 +248,8 @@ class Recorder(ValueMap):
             return value
         name = (id(owner), key)
         known = self._numbers.get(name)
+        if known is not None and known.value != value:
+            return value  # set by the function itself, which ends the recording
         if known is None:
             if not self.finder.number(owner, key):
                 return value

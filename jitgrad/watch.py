@@ -189,7 +189,8 @@ class Watch(Collector):
 
     def number(self, owner: Any, key: Any) -> bool:
         holder = self._by_object.get(id(owner)) or self.root(owner, "dict")
-        item = self.put(holder, "item", key, owner[key], f"{holder.name}[{key!r}]")
+        value = dict.__getitem__(owner, key) if isinstance(owner, dict) else owner[key]
+        item = self.put(holder, "item", key, value, f"{holder.name}[{key!r}]")
         item.kind = "lifted"
         return True
 

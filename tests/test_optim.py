@@ -167,6 +167,107 @@ def test_schedules_do_not_compile_anew(case):
     assert fast[3].stats.traces == 2 and fast[3].stats.compiles <= 2, fast[3].explain_last_miss()
 
 
+READS = {
+    "item": lambda g: g["lr"],
+    "get": lambda g: g.get("lr", 7.0),
+    "items": lambda g: dict(g.items())["lr"],
+    "values": lambda g: list(g.values())[1],
+    "dict": lambda g: dict(g)["lr"],
+    "unpacked": lambda g: {**g}["lr"],
+    "copy": lambda g: g.copy()["lr"],
+    "or": lambda g: (g | {})["lr"],
+    "setdefault": lambda g: g.setdefault("lr", 7.0),
+    "beta": lambda g: g["betas"][0],
+}
+
+
+@pytest.mark.parametrize("how", READS)
+def test_what_users_read_of_groups_is_never_old(how):
+    """The rate is an input of the step; other code of the function that reads it sees it, too."""
+    p = parameter(1.0, 2.0)
+    o = optim.Adam([p], lr=0.1)
+    read = READS[how]
+
+    @t.jit(fallback="error")
+    def step():
+        p.grad = t.ones_like(p)
+        o.step()
+        group = o.param_groups[0]
+        return t.ones(1, dtype=t.float64) * read(group), {"rate": read(group)}
+
+    for k, lr in enumerate((0.1, 0.1, 0.2, 0.3, 0.3)):
+        o.param_groups[0]["lr"], o.param_groups[0]["betas"] = lr, (lr, 0.99)
+        scaled, out = step()
+        assert scaled.item() == out["rate"] == lr and type(out["rate"]) is float, (how, k)
+
+
+def test_a_rate_that_the_step_sets_itself_is_used_at_once():
+    p = parameter(1.0)
+    o = optim.SGD([p], lr=0.5)
+
+    @t.jit(fallback="silent")
+    def step():
+        p.grad = t.ones_like(p)
+        o.step()
+        o.param_groups[0]["lr"] = o.param_groups[0]["lr"] / 2
+        o.step()
+
+    step()
+    assert p.item() == 1 - 0.5 - 0.25 and type(o.param_groups[0]["lr"]) is float
+    step()
+    assert p.item() == 1 - 0.5 - 0.25 - 0.25 - 0.125
+
+
+def test_a_scheduler_inside_says_why_it_is_not_compiled():
+    p = parameter(1.0)
+    o = optim.SGD([p], lr=0.5)
+    s = optim.lr_scheduler.ExponentialLR(o, 0.5)
+
+    @t.jit
+    def step():
+        p.grad = t.ones_like(p)
+        o.step()
+        s.step()
+
+    with pytest.warns(UserWarning, match="steps a scheduler"):
+        step()
+    step()
+    assert p.item() == 1 - 0.5 - 0.25 and s.get_last_lr() == [0.125]
+    assert all(type(lr) is float for lr in s.get_last_lr())
+
+
+def test_user_written_steps_read_schedules_too():
+    """An optimizer of the user's, without counters: its rate is an input."""
+
+    class Signs(optim.Optimizer):
+        def __init__(self, params, lr):
+            super().__init__(params, {"lr": lr})
+
+        @t.no_grad()
+        def step(self):
+            for group in self.param_groups:
+                for p in group["params"]:
+                    p.add_(p.grad.sign(), alpha=-group["lr"])
+
+    p = parameter(1.0, -2.0)
+    o = Signs([p], lr=0.1)
+    s = optim.lr_scheduler.ExponentialLR(o, 0.5)
+
+    @t.jit(fallback="error")
+    def step():
+        o.zero_grad()
+        (p * p).sum().backward()
+        o.step()
+
+    x, lr = np.array([1.0, -2.0]), 0.1
+    for _ in range(5):
+        step()
+        s.step()
+        x, lr = x - lr * np.sign(x), lr / 2
+        np.testing.assert_allclose(p.detach().numpy(), x, rtol=1e-14)
+    assert step.stats.traces == 1
+
+
 def test_a_state_that_is_loaded_is_used_by_compiled_steps():
     """Tensors of the state are read afresh: no new trace."""
     runs = []

@@ -18,8 +18,8 @@ from typing import Any
 from jitgrad.autograd.modes import enable_grad, set_grad_enabled
 from jitgrad.creation import zeros, zeros_like
 from jitgrad.functions import where
-from jitgrad.hostscalar import lift
 from jitgrad.nn.module import clear_grad
+from jitgrad.optim.group import Group
 from jitgrad.optim.state_dict import StateDict
 from jitgrad.runtime import dtypes
 from jitgrad.state import defaults as modes
@@ -184,7 +184,7 @@ class Optimizer(StateDict):
         group["params"] = params
         if names:
             group["param_names"] = names
-        self.param_groups.append(group)
+        self.param_groups.append(Group(group))
 
     def _check_parameter(self, p: Any) -> None:
         name = type(self).__name__
@@ -266,9 +266,10 @@ class Optimizer(StateDict):
         """What state tensors that `update` made become where `skip` is true."""
 
     def hyper(self) -> Iterator[tuple[dict[str, Any], Hyper]]:
-        """Each group, and its hyper-parameters: floats lifted, one-element tensors 0-d."""
+        """Each group, and its hyper-parameters: floats lifted (Group does that), one-element
+        tensors 0-d."""
         for group in self.param_groups:
-            yield group, {k: _hyper(v, group, k) for k, v in group.items() if k != "params"}
+            yield group, {k: _hyper(v) for k, v in group.items() if k != "params"}
 
     def init_state(self, state: State, key: str, value: Tensor) -> Tensor:
         """Puts a new tensor into a parameter's state (seen by a recording)."""
@@ -344,10 +345,8 @@ class Optimizer(StateDict):
         return text + ")"
 
 
-def _hyper(value: Any, group: dict[str, Any], key: str) -> Any:
-    if isinstance(value, Tensor):
-        return value.squeeze() if value.ndim else value
-    return lift(value, group, key)
+def _hyper(value: Any) -> Any:
+    return value.squeeze() if isinstance(value, Tensor) and value.ndim else value
 
 
 def steps_of(optimizer: Optimizer) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from jitgrad.creation import as_tensor, tensor
+from jitgrad.optim.group import Group
 from jitgrad.runtime import dtypes
 from jitgrad.state import defaults as modes
 from jitgrad.tape.node import RemovableHandle
@@ -138,7 +139,8 @@ class StateDict:
                 s.setdefault(key, value)
         # In the order that the groups have: compiled steps guard it.
         loaded = [
-            {**{k: s[k] for k in g if k in s}, **s} for g, s in zip(groups, saved, strict=True)
+            Group({**{k: s[k] for k in g if k in s}, **s})
+            for g, s in zip(groups, saved, strict=True)
         ]
         self.__setstate__({"state": state, "param_groups": loaded})
         for hook in self._state_hooks["load_post"].values():

@@ -11,6 +11,7 @@ import warnings
 from typing import Any
 
 from jitgrad.optim.optimizer import Optimizer, steps_of
+from jitgrad.state import state
 from jitgrad.tensor import Tensor
 
 Rate = Any  # a float, or a 0-d tensor
@@ -59,6 +60,12 @@ def warn_epoch() -> None:
         UserWarning,
         stacklevel=4,
     )
+
+
+def leave_trace() -> None:
+    """Called before a schedule counts: a function that is being recorded runs eagerly."""
+    if state.recorder is not None and hasattr(state.recorder, "give_up"):
+        state.recorder.give_up("steps a scheduler, whose counters are Python numbers")
 
 
 def state_of(function: Any) -> dict[str, Any] | None:
@@ -123,6 +130,7 @@ class LRScheduler:
 
     def step(self, epoch: int | None = None) -> None:
         """Advances by one epoch (or to `epoch`; deprecated), and sets the groups' rates."""
+        leave_trace()
         if self._step_count == 1:
             self._warn_order()
         self._step_count += 1

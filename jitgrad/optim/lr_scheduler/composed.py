@@ -10,6 +10,7 @@ from typing import Any
 from jitgrad.optim.lr_scheduler.base import (
     LRScheduler,
     check_optimizer,
+    leave_trace,
     set_value,
     values_of,
     warn_epoch,
@@ -92,6 +93,7 @@ class SequentialLR(_Composed):
 
     def step(self) -> None:  # type: ignore[override]
         """Advances by one epoch."""
+        leave_trace()
         self.last_epoch += 1
         index = bisect_right(self._milestones, self.last_epoch)
         scheduler = self._schedulers[index]
@@ -190,6 +192,7 @@ class ReduceLROnPlateau(LRScheduler):
 
     def step(self, metrics: Any, epoch: int | None = None) -> None:  # type: ignore[override]
         """Looks at the metric of one more epoch (a number or a one-element tensor)."""
+        leave_trace()
         value = float(metrics)
         if epoch is None:
             epoch = self.last_epoch + 1
