@@ -34,8 +34,17 @@ class Module(Stateful):
     training: bool
     _modules: dict[str, Module | None]
     _compiled_call_impl: Callable[..., Any] | None = None
+    dump_patches: bool = False
+    call_super_init: bool = False
+    """Whether __init__ calls that of the next class, with its arguments (several base classes)."""
 
-    def __init__(self) -> None:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        if not self.call_super_init and (args or kwargs):
+            given = [*map(type, args), *kwargs]
+            raise TypeError(
+                f"{type(self).__name__}.__init__() got unexpected arguments {given}; Module takes "
+                "none"
+            )
         put = object.__setattr__
         put(self, "training", True)
         put(self, "_parameters", Slots())
@@ -45,6 +54,8 @@ class Module(Stateful):
         put(self, "_is_full_backward_hook", None)
         for name in HOOK_DICTS:
             put(self, name, OrderedDict())
+        if self.call_super_init:
+            super().__init__(*args, **kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError(

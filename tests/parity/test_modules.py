@@ -345,6 +345,24 @@ def test_operators_and_text_of_containers():
     assert found[0] == found[1]
 
 
+def test_several_base_classes():
+    for lib in LIBS:
+
+        class Named:
+            def __init__(self, name):
+                self.name = name
+
+        class Both(lib.nn.Module, Named):
+            call_super_init = True
+
+            def __init__(self, lib=lib):
+                super().__init__(name="both")
+                self.layer = lib.nn.Linear(1, 1)
+
+        m = Both()
+        assert m.name == "both" and len(list(m.parameters())) == 2
+
+
 def test_submodules_and_attributes():
     found = []
     for lib in LIBS:
@@ -370,6 +388,8 @@ def test_submodules_and_attributes():
 
 
 BAD = {
+    "arguments": lambda lib: lib.nn.Module(1),
+    "keywords": lambda lib: lib.nn.Module(width=1),
     "set nothing": lambda lib: net(lib).set_submodule("", lib.nn.ReLU()),
     "set no module": lambda lib: net(lib).set_submodule("stem", 3),
     "set strict": lambda lib: net(lib).set_submodule("stem.new", lib.nn.ReLU(), strict=True),
