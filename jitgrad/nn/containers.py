@@ -14,7 +14,7 @@ class _Numbered(Module):
     """Children named "0", "1", ..., indexed like a list."""
 
     def _slice(self, index: slice) -> Any:
-        return type(self)(list(self._modules.values())[index])  # type: ignore[call-arg]
+        return type(self)(list(self._modules.values())[index])
 
     def _key(self, index: int) -> str:
         index = operator.index(index)
