@@ -266,7 +266,8 @@ def _buckets(name: str, x: Tensor, bins: Any, given: Any) -> tuple[Tensor, Tenso
     else:
         if bins <= 0:
             raise RuntimeError(f"torch.{name}(): bins must be > 0, but got {bins}")
-        low, high = _range(x, *(given or (0, 0)), margin=0.5)
+        least, most = given or (0, 0)
+        low, high = _range(x, least, most, 0.5)
         step = linspace(0, 1, bins + 1, dtype=dtypes.float64)
         edges = cast(cast(low, dtypes.float64) * (1 - step) + cast(high, dtypes.float64) * step,
                      x.dtype)  # fmt: skip
