@@ -182,6 +182,10 @@ _FROM_FUNCTIONAL = (
 _LAZY = {  # name -> (module, name in it)
     **{name: ("nn.functional", name) for name in _FROM_FUNCTIONAL},
     "adaptive_max_pool1d": ("nn.functional", "adaptive_max_pool1d_with_indices"),
+    "affine_grid_generator": ("nn.functional", "affine_grid"),
+    "grid_sampler": ("nn.functional.sampling", "grid_sampler"),
+    "grid_sampler_2d": ("nn.functional.sampling", "grid_sampler"),
+    "grid_sampler_3d": ("nn.functional.sampling", "grid_sampler"),
     **{
         f"{name}_window": ("functions.windows", f"{name}_window")
         for name in ("bartlett", "blackman", "hamming", "hann", "kaiser")

@@ -481,6 +481,31 @@ def test_affine_grid(size, align):
     both(lambda lib, theta: lib.F.affine_grid(theta, size, align), values(2, n, n + 1))
 
 
+# -- the same functions in the main namespace ------------------------------------------------------
+MAIN = {
+    "conv1d": lambda t, x, w: t.conv1d(x[:, :, 0], w[:, :, 0]),
+    "conv2d": lambda t, x, w: t.conv2d(x, w, padding=1),
+    "conv_transpose2d": lambda t, x, w: t.conv_transpose2d(x, w.transpose(0, 1), stride=2),
+    "max_pool2d": lambda t, x, w: t.max_pool2d(x, 2),
+    "max_pool1d_with_indices": lambda t, x, w: t.max_pool1d_with_indices(x[0], 2),
+    "avg_pool1d": lambda t, x, w: t.avg_pool1d(x[0], 2),
+    "adaptive_avg_pool1d": lambda t, x, w: t.adaptive_avg_pool1d(x[0], 2),
+    "adaptive_max_pool1d": lambda t, x, w: t.adaptive_max_pool1d(x[0], 2),
+    "pixel_shuffle": lambda t, x, w: t.pixel_shuffle(x, 2),
+    "channel_shuffle": lambda t, x, w: t.channel_shuffle(x, 2),
+    "grid_sampler": lambda t, x, w: t.grid_sampler(
+        x, t.affine_grid_generator(w[:2, 0, :2, :3], (2, 4, 3, 2), False), 0, 2, False
+    ),
+    "max_pool2d_with_indices": lambda t, x, w: t.nn.functional.max_pool2d_with_indices(x, 2),
+}
+
+
+@pytest.mark.parametrize("name", MAIN)
+def test_main_namespace(name):
+    x, w = values(2, 4, 5, 6), values(3, 4, 3, 3, seed=1)
+    check(lambda lib, x: MAIN[name](lib.t, x, lib.t.from_numpy(w)), x, scale=20)
+
+
 # -- errors ----------------------------------------------------------------------------------------
 def ones(lib, *shape):
     return lib.t.ones(*shape, dtype=lib.t.float64)

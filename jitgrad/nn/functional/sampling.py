@@ -82,6 +82,20 @@ def grid_sample(
     return out.reshape((*input.shape[:2], *grid.shape[1:-1])).to(input.dtype)
 
 
+def grid_sampler(
+    input: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool
+) -> Tensor:
+    """grid_sample with numbers of modes: 0 bilinear, 1 nearest, 2 bicubic; 0 zeros, 1 border,
+    2 reflection."""
+    if interpolation_mode not in range(3) or padding_mode not in range(3):
+        raise ValueError(
+            f"[grid_sampler] expected interpolation_mode and padding_mode from 0 to 2; got "
+            f"{interpolation_mode} and {padding_mode}"
+        )
+    mode, padding = _MODES[interpolation_mode], _PADDING_MODES[padding_mode]
+    return grid_sample(input, grid, mode, padding, align_corners)
+
+
 def _nothing_of(x: Tensor) -> Tensor:
     """Zeros, on the tape of x."""
     return ops.where(tensor(False), x, 0.0)
