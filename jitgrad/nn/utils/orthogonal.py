@@ -14,8 +14,7 @@ from jitgrad.autograd.modes import no_grad
 from jitgrad.creation import eye, from_numpy, randn
 from jitgrad.functions.shape import cat
 from jitgrad.nn.module import Module
-from jitgrad.nn.utils.parametrizations import named_tensor
-from jitgrad.nn.utils.parametrize import register_parametrization
+from jitgrad.nn.utils.parametrize import named_tensor, register_parametrization
 from jitgrad.tensor import Tensor
 
 

@@ -1,16 +1,15 @@
-"""Parametrizations: weight norm, spectral norm. Orthogonal matrices are in orthogonal.py, which is
-imported when it is first named."""
+"""Parametrizations: weight norm, spectral norm; orthogonal matrices are orthogonal.py's."""
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import jitgrad.functions as ops
 from jitgrad.autograd.modes import no_grad
 from jitgrad.nn import functional as F
 from jitgrad.nn.module import Module
-from jitgrad.nn.utils.parametrize import register_parametrization
+from jitgrad.nn.utils.orthogonal import orthogonal as orthogonal
+from jitgrad.nn.utils.parametrize import named_tensor, register_parametrization
 from jitgrad.tensor import Tensor
 
 
@@ -119,17 +118,6 @@ def sigma(matrix: Tensor, u: Tensor, v: Tensor) -> Tensor:
     return u.clone().dot(matrix.mv(v.clone()))
 
 
-def named_tensor(function: str, module: Module, name: str) -> Tensor:
-    """The tensor that is to be parametrized. Raises ValueError where there is none."""
-    weight: Any = getattr(module, name, None)
-    if not isinstance(weight, Tensor):
-        raise ValueError(
-            f"[{function}] expected a parameter or buffer of {type(module).__name__}; it has no "
-            f"{name!r}"
-        )
-    return weight
-
-
 def output_dim(module: Module) -> int:
     """The dim of the weight that counts outputs: 1 of transposed convolutions, else 0."""
     return int(any(c.__name__.startswith("ConvTranspose") for c in type(module).__mro__))
@@ -149,9 +137,3 @@ def spectral_norm(
         weight, n_power_iterations, output_dim(module) if dim is None else dim, eps
     )
     return register_parametrization(module, name, made)
-
-
-def __getattr__(name: str) -> Any:
-    if name == "orthogonal":
-        return importlib.import_module("jitgrad.nn.utils.orthogonal").orthogonal
-    raise AttributeError(f"module 'jitgrad.nn.utils.parametrizations' has no attribute {name!r}")

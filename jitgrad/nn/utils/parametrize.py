@@ -250,6 +250,17 @@ def register_parametrization(
     return module
 
 
+def named_tensor(function: str, module: Module, name: str) -> Tensor:
+    """The tensor that is to be parametrized. Raises ValueError where there is none."""
+    weight: Any = getattr(module, name, None)
+    if not isinstance(weight, Tensor):
+        raise ValueError(
+            f"[{function}] expected a parameter or buffer of {type(module).__name__}; it has no "
+            f"{name!r}"
+        )
+    return weight
+
+
 def _check_added(before: Tensor, parametrization: Module) -> None:
     """Raises ValueError where a further parametrization changes dtype or shape, either way."""
     dtype, shape = before.dtype, tuple(before.shape)
