@@ -1,7 +1,7 @@
 """Reads and writes along one axis at positions held in an int64 tensor.
 
 Owns gather, scatter and scatter_add, with torch.gather's semantics: one position per element. All
-are checked: a position outside its dim (negative ones too, as in PyTorch) raises IndexError in
+are checked: a position outside its dim (negative ones too, as in PyTorch) raises RuntimeError in
 eager mode, and flags a fault in compiled code.
 
 Results do not depend on scheduling: writes happen in row-major order of the index, so the last of
@@ -81,7 +81,7 @@ class Along(Op):
         return [in_dim(types[0].shape, attrs["axis"])]
 
     def failed(self, check: Check, value: Any, attrs: dict[str, Any]) -> Exception:
-        return out_of_bounds(self, check, value)
+        return out_of_bounds(self, check, value, RuntimeError)
 
 
 class Gather(Along):

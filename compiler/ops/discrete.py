@@ -10,7 +10,7 @@ import numpy as np
 from jitgrad.compiler.loops import Builder, Expr, const, make, select
 from jitgrad.compiler.ops import examples
 from jitgrad.compiler.ops.arithmetic import Binary
-from jitgrad.compiler.ops.record import Sample
+from jitgrad.compiler.ops.record import Sample, zeros_like
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import DType
 
@@ -62,7 +62,6 @@ class Nextafter(Binary):
 
     name, promotes = "nextafter", "same"
     exact, widens = True, False
-    differentiable = False
 
     def check_dtype(self, dtype: DType) -> None:
         super().check_dtype(dtype)
@@ -71,6 +70,9 @@ class Nextafter(Binary):
             f"expected a floating dtype; got {dtype}; use .float()",
             NotImplementedError,
         )
+
+    def partials(self, t0: Any, t1: Any, out: Any, a: Any, b: Any) -> tuple[Any, Any]:
+        return t0, None if t1 is None else zeros_like(t1)
 
     def reference(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         a, b = np.broadcast_arrays(a, b)

@@ -90,7 +90,7 @@ class AdvancedIndexing(Op):
         return [_in_dim(shape, d, first + k) for k, d in enumerate(dims)]
 
     def failed(self, check: Check, value: Any, attrs: dict[str, Any]) -> Exception:
-        return out_of_bounds(self, check, value)
+        return out_of_bounds(self, check, value, IndexError)
 
 
 class Index(AdvancedIndexing):

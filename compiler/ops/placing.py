@@ -44,10 +44,10 @@ def verify(record: Op, check: Check, index: np.ndarray) -> None:
         raise record.failed(check, value, {})
 
 
-def out_of_bounds(record: Op, check: Check, value: Any) -> Exception:
-    """PyTorch's IndexError."""
+def out_of_bounds(record: Op, check: Check, value: Any, kind: type[Exception]) -> Exception:
+    """PyTorch's words for a position outside its dim."""
     what = "an index" if value is None else f"index {value}"
-    return IndexError(
+    return kind(
         f"[{record.name}] {what} is out of bounds for dimension {check.dim} with size "
         f"{check.high + 1}"
     )
