@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.dispatch import apply
@@ -11,6 +11,7 @@ from jitgrad.functions.elementwise import generated, where
 from jitgrad.functions.reduce import logsumexp, vector_norm
 from jitgrad.functions.shape import slice_along, view_dtype
 from jitgrad.promotion import cast, constant, floating, result_type
+from jitgrad.return_types import TYPES
 from jitgrad.runtime import dtypes
 from jitgrad.tensor import Tensor
 
@@ -29,13 +30,6 @@ def ldexp(input: Tensor, other: Tensor) -> Tensor:
     return input * power
 
 
-class Frexp(NamedTuple):
-    """What frexp returns."""
-
-    mantissa: Tensor
-    exponent: Tensor
-
-
 # dtype -> (integer dtype of its bits, bits of the fraction, bias of the exponent, exponent bits)
 _FLOATS = {
     dtypes.float64: (dtypes.int64, 52, 1023, 0x7FF),
@@ -45,7 +39,7 @@ _FLOATS = {
 }
 
 
-def frexp(input: Tensor) -> Frexp:
+def frexp(input: Tensor) -> Any:
     """(mantissa, int32 exponent) with input = mantissa * 2**exponent and 1/2 <= |mantissa| < 1.
 
     0, NaN and infinity are their own mantissas, with exponent 0. Raises RuntimeError for integers.
@@ -68,7 +62,7 @@ def frexp(input: Tensor) -> Frexp:
     half = generated["bitwise_right_shift"](exponent, 1)
     low = generated["exp2"](cast(-half, input.dtype))
     high = generated["exp2"](cast(half - exponent, input.dtype))
-    return Frexp(input * low * high, exponent)
+    return TYPES["frexp"](input * low * high, exponent)
 
 
 def isin(
@@ -253,27 +247,20 @@ def _one_sided(a: Tensor, b: Tensor, c: Tensor, h: Any, k: Any) -> Tensor:
 
 
 # -- running extremes ------------------------------------------------------------------------------
-class Running(NamedTuple):
-    """What cummax and cummin return."""
-
-    values: Tensor
-    indices: Tensor
-
-
-def cummax(input: Tensor, dim: int) -> Running:
+def cummax(input: Tensor, dim: int) -> Any:
     """(the greatest element so far along dim, the index of its last place). NaN wins."""
     return _running("cummax", input, dim)
 
 
-def cummin(input: Tensor, dim: int) -> Running:
+def cummin(input: Tensor, dim: int) -> Any:
     """(the least element so far along dim, the index of its last place). NaN wins."""
     return _running("cummin", input, dim)
 
 
-def _running(name: str, input: Tensor, dim: int) -> Running:
+def _running(name: str, input: Tensor, dim: int) -> Any:
     axis = one_axis(name, input.ndim, dim)
     if not input.ndim:
-        return Running(input.clone(), cast(input.detach() * 0 != 0, dtypes.int64) * 0)
+        return TYPES[name](input.clone(), cast(input.detach() * 0 != 0, dtypes.int64) * 0)
     x = input.detach()
     x = cast(x, dtypes.uint8) if x.dtype is dtypes.bool_ else x
     best = apply(OPS[name], (x,), {"axis": axis})
@@ -285,7 +272,7 @@ def _running(name: str, input: Tensor, dim: int) -> Running:
     place = place.reshape((-1,) + (1,) * (x.ndim - 1 - axis))
     places = apply(OPS["where"], (hit, place, constant(0, dtypes.int64)), {})
     indices = apply(OPS["cummax"], (places,), {"axis": axis})
-    return Running(input.gather(axis, indices), indices)
+    return TYPES[name](input.gather(axis, indices), indices)
 
 
 def sum_to_size(input: Tensor, *size: Any) -> Tensor:

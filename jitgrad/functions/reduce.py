@@ -6,7 +6,7 @@ import builtins
 import math
 import operator
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from jitgrad.casting import wide
 from jitgrad.compiler.ops.record import OPS
@@ -15,6 +15,7 @@ from jitgrad.compiler.symbolic import prod as dims_product
 from jitgrad.dispatch import apply
 from jitgrad.functions.args import all_axes, one_axis
 from jitgrad.promotion import cast, floating
+from jitgrad.return_types import TYPES
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import Category, DType
 from jitgrad.tensor import Tensor
@@ -164,22 +165,8 @@ def _filled(name: str, input: Tensor, dim: Any) -> tuple[int, ...]:
 
 def aminmax(input: Tensor, *, dim: int | None = None, keepdim: bool = False) -> Any:
     """(min, max) over a dim, or of all."""
-    return MinMax(amin(input, () if dim is None else dim, keepdim),
+    return TYPES["aminmax"](amin(input, () if dim is None else dim, keepdim),
                   amax(input, () if dim is None else dim, keepdim))  # fmt: skip
-
-
-class MinMax(NamedTuple):
-    """What aminmax returns."""
-
-    min: Tensor
-    max: Tensor
-
-
-class ValuesIndices(NamedTuple):
-    """What max, min, sort, topk, ... over a dim return."""
-
-    values: Tensor
-    indices: Tensor
 
 
 def _extreme(name: str, input: Tensor, dim: Any, keepdim: bool) -> Any:
@@ -190,13 +177,13 @@ def _extreme(name: str, input: Tensor, dim: Any, keepdim: bool) -> Any:
         return input.maximum(dim) if name == "max" else input.minimum(dim)
     axis = one_axis(name, input.ndim, dim)
     if not input.ndim:
-        return ValuesIndices(input.clone(), _reduce(best, input, (), False))
+        return TYPES[name](input.clone(), _reduce(best, input, (), False))
     index = _reduce(best, input, (axis,), True)
     # The value at the index: its gradient goes to one element, not shared among ties.
     value = apply(OPS["gather"], (input, index), {"axis": axis})
     if not keepdim:
         value, index = value.squeeze(axis), index.squeeze(axis)
-    return ValuesIndices(value, index)
+    return TYPES[name](value, index)
 
 
 def max(input: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
@@ -316,9 +303,9 @@ def sort(input: Tensor, dim: int = -1, descending: bool = False, stable: bool = 
     axis = one_axis("sort", input.ndim, dim)
     if not input.ndim:
         values, indices = sort(input.reshape(1), 0, descending)
-        return ValuesIndices(values.reshape(()), indices.reshape(()))
+        return TYPES["sort"](values.reshape(()), indices.reshape(()))
     attrs = {"axis": axis, "descending": bool(descending)}
-    return ValuesIndices(*apply(OPS["sort"], (input,), attrs))
+    return TYPES["sort"](*apply(OPS["sort"], (input,), attrs))
 
 
 def argsort(input: Tensor, dim: int = -1, descending: bool = False, stable: bool = True) -> Tensor:
@@ -342,8 +329,8 @@ def topk(input: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: boo
         )
     values, indices = sort(input, axis, largest)
     if not input.ndim:
-        return ValuesIndices(values, indices)
-    return ValuesIndices(values.narrow(axis, 0, k), indices.narrow(axis, 0, k))
+        return TYPES["topk"](values, indices)
+    return TYPES["topk"](values.narrow(axis, 0, k), indices.narrow(axis, 0, k))
 
 
 def vector_norm(

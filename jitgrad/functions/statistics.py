@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -18,9 +18,10 @@ from jitgrad.compiler.ops.record import OPS
 from jitgrad.creation import arange, host_tensor, linspace
 from jitgrad.dispatch import apply
 from jitgrad.functions.args import expect_range, one_axis
-from jitgrad.functions.reduce import ValuesIndices, argmax, argsort, sort
+from jitgrad.functions.reduce import argmax, argsort, sort
 from jitgrad.functions.select import scatter_add, searchsorted
 from jitgrad.promotion import cast, constant, floating
+from jitgrad.return_types import TYPES
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import Category
 from jitgrad.tensor import Tensor
@@ -35,14 +36,16 @@ def kthvalue(input: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Any
         raise RuntimeError(f"[kthvalue] selected number k out of range for dimension {dim}: {k}")
     values, indices = sort(input, axis)
     if not input.ndim:
-        return ValuesIndices(values, indices)
-    return _dropped(values.narrow(axis, k - 1, 1), indices.narrow(axis, k - 1, 1), axis, keepdim)
+        return TYPES["kthvalue"](values, indices)
+    at = indices.narrow(axis, k - 1, 1)
+    return _dropped("kthvalue", values.narrow(axis, k - 1, 1), at, axis, keepdim)
 
 
-def _dropped(values: Tensor, indices: Tensor, axis: int, keepdim: bool) -> ValuesIndices:
+def _dropped(name: str, values: Tensor, indices: Tensor, axis: int, keepdim: bool) -> Any:
+    """The result of function `name`, with or without the reduced dim."""
     if not keepdim:
         values, indices = values.squeeze(axis), indices.squeeze(axis)
-    return ValuesIndices(values, indices)
+    return TYPES[name](values, indices)
 
 
 def median(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
@@ -64,13 +67,13 @@ def _median(name: str, input: Tensor, dim: int | None, keepdim: bool, skip: bool
         return flat.gather(0, _median_index(flat, 0, skip)).reshape(())
     axis = one_axis(name, input.ndim, dim)
     if not input.ndim:
-        return ValuesIndices(input.clone(), arange(1).reshape(()))
+        return TYPES[name](input.clone(), arange(1).reshape(()))
     if input.shape[axis] == 0:
         raise IndexError(
             f"{name}(): Expected reduction dim {axis} to have non-zero size; got {input._type}"
         )
     indices = _median_index(input, axis, skip)
-    return _dropped(input.gather(axis, indices), indices, axis, keepdim)
+    return _dropped(name, input.gather(axis, indices), indices, axis, keepdim)
 
 
 def _median_index(x: Tensor, axis: int, skip: bool) -> Tensor:
@@ -91,7 +94,7 @@ def mode(input: Tensor, dim: int = -1, keepdim: bool = False) -> Any:
     """The most frequent element along `dim` (the least of them), and an index where it is."""
     axis = one_axis("mode", input.ndim, dim)
     if not input.ndim:
-        return ValuesIndices(input.clone(), arange(1).reshape(()))
+        return TYPES["mode"](input.clone(), arange(1).reshape(()))
     size = input.shape[axis]
     if size == 0:
         raise IndexError(
@@ -106,7 +109,7 @@ def mode(input: Tensor, dim: int = -1, keepdim: bool = False) -> Any:
     first = apply(OPS["concatenate"], (place.narrow(-1, 0, 1), begin), {"axis": values.ndim - 1})
     run = place - apply(OPS["cummax"], (first,), {"axis": values.ndim - 1})
     at = indices.gather(-1, argmax(run, -1, True)).movedim(-1, axis)
-    return _dropped(input.gather(axis, at), at, axis, keepdim)
+    return _dropped("mode", input.gather(axis, at), at, axis, keepdim)
 
 
 _INTERPOLATIONS = ("linear", "lower", "higher", "midpoint", "nearest")
@@ -230,17 +233,10 @@ def _range(x: Tensor, low: Any, high: Any, margin: float) -> tuple[Tensor, Tenso
     )
 
 
-class Histogram(NamedTuple):
-    """What histogram returns."""
-
-    hist: Tensor
-    bin_edges: Tensor
-
-
 def histogram(
     input: Tensor, bins: Any, *, range: Sequence[float] | None = None,
     weight: Tensor | None = None, density: bool = False,
-) -> Histogram:  # fmt: skip
+) -> Any:  # fmt: skip
     """(counts, edges) of elements between ascending edges: `bins` itself where it is a vector, else
     that number of equal parts of `range` (of the elements' own by default).
 
@@ -256,7 +252,7 @@ def histogram(
     hist = scatter_add(x.new_zeros(edges.shape[0] - 1), 0, place, counts)
     if density:
         hist = hist / (hist.sum() * (edges[1:] - edges[:-1]))
-    return Histogram(hist, edges)
+    return TYPES["histogram"](hist, edges)
 
 
 def _buckets(name: str, x: Tensor, bins: Any, given: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -277,17 +273,10 @@ def _buckets(name: str, x: Tensor, bins: Any, given: Any) -> tuple[Tensor, Tenso
     return edges, place, inside
 
 
-class HistogramDD(NamedTuple):
-    """What histogramdd returns."""
-
-    hist: Tensor
-    bin_edges: tuple[Tensor, ...]
-
-
 def histogramdd(
     input: Tensor, bins: Any, *, range: Sequence[float] | None = None,
     weight: Tensor | None = None, density: bool = False,
-) -> HistogramDD:  # fmt: skip
+) -> Any:  # fmt: skip
     """histogram of points (..., D) in D dims: `bins` is a number, one for each dim, or the edges
     of each; `range` the lower and upper bound of each dim, one after the other."""
     if input.ndim < 2 or not input.is_floating_point():
@@ -323,7 +312,7 @@ def histogramdd(
         for k, edges in enumerate(all_edges):
             width = (edges[1:] - edges[:-1]).reshape((-1,) + (1,) * (dims - 1 - k))
             hist = hist / width
-    return HistogramDD(hist, tuple(all_edges))
+    return TYPES["histogramdd"](hist, tuple(all_edges))
 
 
 def bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:

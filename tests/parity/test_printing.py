@@ -81,6 +81,12 @@ def test_options(options):
             lib.t.set_printoptions(profile="default")
 
 
+def test_results_of_several_fields():
+    for code in ("x.max(0)", "x.sort(1)", "x.topk(1)", "x.median(0)", "t.aminmax(x)", "x.cummax(0)",
+                 "t.histogram(x, 2)", "x.mode(0)"):  # fmt: skip
+        assert_same(lambda lib, code=code: repr(eval(code, {"t": lib.t, "x": lib.t.eye(3)})))
+
+
 def test_str_and_format():
     assert_same(lambda lib: f"{lib.t.tensor(2.5):.3f} {lib.t.tensor(3)} {lib.t.ones(2)}")
     assert_same(lambda lib: f"{lib.t.tensor(True)} {lib.t.tensor(2.5)!r}")
