@@ -55,7 +55,21 @@ def many_ops(t, f, x, w):
     return f.vmap(one)(x), f.jacrev(one)(x[0]), f.vmap(f.jacrev(one))(x), f.vmap(f.jacfwd(one))(x)
 
 
+def unpooling(t, f, x, w):
+    """A function whose derivative is no op's: straight through, with the values detached."""
+    where = t.tensor([[0, 2, 5, 7]])
+
+    def one(a):
+        return t.nn.functional.max_unpool1d(a.reshape(1, 4), where, 2).sin()
+
+    outer = f.grad(lambda v: t.stack([one(a * v) for a in x]).sum())(w)
+    if t is jitgrad:  # PyTorch has no vmap of it
+        outer = f.grad(lambda v: f.vmap(lambda a: one(a * v))(x).sum())(w)
+    return f.jvp(one, (w,), (x[0],)), f.jacrev(one)(w), f.jacfwd(one)(w), outer
+
+
 CASES = {
+    "unpooling": unpooling,
     "vmap": lambda t, f, x, w: f.vmap(lambda a: a.sin() * 2)(x),
     "vmap in_dims": lambda t, f, x, w: f.vmap(lambda a: (a * w[:3]).sum(), in_dims=1)(x),
     "vmap last dim": lambda t, f, x, w: f.vmap(lambda a, b: a.sum() * b, in_dims=(-1, None))(x, w),

@@ -17,6 +17,7 @@ from jitgrad.autograd.modes import is_grad_enabled
 from jitgrad.nn.functional.args import expect_tensors
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import DType
+from jitgrad.state import state
 from jitgrad.tensor import Tensor
 
 
@@ -39,7 +40,8 @@ def applied(formula: Callable[..., Tensor], input: Tensor, inplace: bool, *args:
         return formula(input, *args)
     expect_tensors(formula.__name__.lstrip("_"), input=input)
     # What the derivative needs is a copy: the write would invalidate the input itself.
-    kept = input.clone() if input.requires_grad and is_grad_enabled() else input
+    taped = state.levels or (input.requires_grad and is_grad_enabled())
+    kept = input.clone() if taped else input
     return input.copy_(formula(kept, *args))
 
 

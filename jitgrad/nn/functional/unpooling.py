@@ -16,6 +16,7 @@ from jitgrad.creation import rand, tensor
 from jitgrad.functions.select import expect_positions
 from jitgrad.nn.functional.args import IntOrInts, expect_dtype, expect_tensors, per_dim
 from jitgrad.runtime import dtypes
+from jitgrad.state import state
 from jitgrad.tensor import Tensor
 
 
@@ -70,7 +71,7 @@ def max_unpool(
     where = expect_positions(op, indices.flatten(len(lead)), len(lead), math.prod(sizes))
     values = input.flatten(len(lead))
     out = input.new_zeros((*lead, math.prod(sizes))).scatter(-1, where, values.detach())
-    if input.requires_grad and is_grad_enabled():
+    if state.levels or (input.requires_grad and is_grad_enabled()):
         # Of several values for one place the last is there, and all get its gradient, as PyTorch's
         # do: zeros, each with the derivative 1 by its value, are added where values are.
         zeros = ops.where(values.isfinite(), values - values.detach(), 0.0)
