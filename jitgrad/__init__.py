@@ -104,6 +104,7 @@ if TYPE_CHECKING:
     from jitgrad import cpu as cpu
     from jitgrad import cuda as cuda
     from jitgrad import func as func
+    from jitgrad import linalg as linalg
     from jitgrad import nn as nn
     from jitgrad import optim as optim
     from jitgrad import utils as utils
@@ -168,8 +169,8 @@ def numel(input: Tensor) -> Any:
 
 # Imported at their first use. jit and export can be called.
 _SUBMODULES = (
-    "amp", "cpu", "cuda", "export", "func", "jit", "nn", "optim", "serialization", "special",
-    "utils",
+    "amp", "cpu", "cuda", "export", "func", "jit", "linalg", "nn", "optim", "serialization",
+    "special", "utils",
 )  # fmt: skip
 _FROM_FUNCTIONAL = (
     "adaptive_avg_pool1d", "alpha_dropout", "avg_pool1d", "bilinear", "celu", "celu_",
@@ -189,6 +190,11 @@ _LAZY = {  # name -> (module, name in it)
     **{
         f"{name}_window": ("functions.windows", f"{name}_window")
         for name in ("bartlett", "blackman", "hamming", "hann", "kaiser")
+    },
+    **{name: ("old_linalg", name) for name in methods.LATER},
+    **{
+        name: ("old_linalg", name)
+        for name in ("frobenius_norm", "lu_unpack", "nuclear_norm")
     },
     "binomial": ("draws", "binomial"),
     "poisson": ("draws", "poisson"),

@@ -15,13 +15,13 @@ _FLOATS = {
 
 
 class finfo:
-    """Limits of a floating dtype (the default one if none is named).
+    """Limits of a floating dtype (the default one if none is named; a complex one's parts').
 
     Attributes: bits, eps, max, min, tiny (smallest_normal), smallest_normal, resolution, dtype.
     """
 
     def __init__(self, type: DType | None = None) -> None:
-        dtype = defaults.dtype if type is None else type
+        dtype = (defaults.dtype if type is None else type).to_real()
         if not dtype.is_floating_point:
             raise TypeError(f"torch.finfo() requires a floating point input type; got {dtype}")
         fraction, exponent = _FLOATS[dtype.name]

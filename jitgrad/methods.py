@@ -6,6 +6,8 @@ method `f_` is the function f and an assign (inplace.py).
 
 from __future__ import annotations
 
+import functools
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -162,6 +164,41 @@ def where_method(self: Tensor, condition: Tensor, other: Any) -> Tensor:
     return elementwise.where(condition, self, other)
 
 
+# Methods whose modules are imported at the first call: name -> (module of functions/, name in it).
+LATER: dict[str, tuple[str, str]] = {
+    "cholesky": ("decompositions", "cholesky_old"),
+    "lu": ("decompositions", "lu_old"),
+    "qr": ("decompositions", "qr_old"),
+    "svd": ("decompositions", "svd_old"),
+    "lu_solve": ("solvers", "lu_solve_old"),
+    "inverse": ("solvers", "inv"),
+    "pinverse": ("solvers", "pinverse"),
+    **{name: ("decompositions", name) for name in ("geqrf", "matrix_exp", "ormqr")},
+    **{
+        name: ("solvers", name)
+        for name in (
+            "cholesky_inverse", "cholesky_solve", "det", "logdet", "matrix_power", "slogdet",
+            "triangular_solve",
+        )
+    },
+    "orgqr": ("decompositions", "householder_product"),
+}  # fmt: skip
+
+
+def _later(name: str) -> Callable[..., Any]:
+    module, inner = LATER[name]
+
+    @functools.cache
+    def found() -> Callable[..., Any]:
+        return getattr(importlib.import_module(f"jitgrad.functions.{module}"), inner)
+
+    def method(self: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return found()(self, *args, **kwargs)
+
+    method.__doc__ = f"jitgrad.{name}, of this tensor."
+    return _named(method, name)
+
+
 VIEWS_IN_PLACE = ("squeeze", "unsqueeze", "transpose", "t", "swapaxes", "swapdims", "as_strided")
 
 
@@ -281,6 +318,8 @@ def attach() -> None:
             setattr(Tensor, name, function)
     for name, function in ONLY_METHODS.items():
         setattr(Tensor, name, function)
+    for name in LATER:
+        setattr(Tensor, name, _later(name))
     Tensor.where = where_method  # type: ignore[attr-defined]
     for name in IN_PLACE:
         setattr(Tensor, name + "_", in_place(FUNCTIONS[name], name + "_"))

@@ -66,6 +66,18 @@ class DType:
         """True for the integer dtypes; False for bool."""
         return self.category is Category.INT
 
+    def to_real(self) -> DType:
+        """The dtype of a complex dtype's parts; any other dtype itself."""
+        if self.category is not Category.COMPLEX:
+            return self
+        return float32 if self.itemsize == 8 else float64
+
+    def to_complex(self) -> DType:
+        """The complex dtype whose parts are of this dtype (at least float32)."""
+        if self.category is Category.COMPLEX:
+            return self
+        return complex128 if self is float64 else complex64
+
     def __repr__(self) -> str:
         return f"jitgrad.{self.name}"
 

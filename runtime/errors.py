@@ -8,9 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 
 class InternalError(RuntimeError):
     """An invariant of jitgrad does not hold: a bug of ours, never the user's mistake."""
+
+
+class LinAlgError(np.linalg.LinAlgError, RuntimeError):
+    """A matrix that has no such inverse or factor. A RuntimeError, as PyTorch's is."""
 
 
 class CompileError(RuntimeError):

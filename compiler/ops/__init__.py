@@ -29,6 +29,8 @@ from jitgrad.compiler.ops import (
     scatter_reduce,
     slicing,
     softmax,
+    solving,
+    spectral,
     transcendental,
     windows,
 )
@@ -66,6 +68,8 @@ __all__ = [
     "scatter_reduce",
     "slicing",
     "softmax",
+    "solving",
+    "spectral",
     "transcendental",
     "windows",
 ]

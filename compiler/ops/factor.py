@@ -14,10 +14,13 @@ from typing import Any
 import numpy as np
 
 from jitgrad.compiler.ops.examples import uniform
-from jitgrad.compiler.ops.linalg import sum_terms, transpose
+from jitgrad.compiler.ops.linalg import adjoint, conj, sum_terms, transpose
 from jitgrad.compiler.ops.record import Op, Sample, apply_like, op, scalar_like, zeros_like
 from jitgrad.compiler.types import TensorType
 from jitgrad.runtime import dtypes
+from jitgrad.runtime.errors import LinAlgError
+
+MATRICES = (dtypes.float32, dtypes.float64, dtypes.complex64, dtypes.complex128)
 
 
 class Factorization(Op):
@@ -26,16 +29,21 @@ class Factorization(Op):
     host = True
 
     def expect_matrix(self, x: TensorType, square: bool = False) -> None:
-        """Raises RuntimeError unless x is (..., m, n) of float32 or float64, or (..., n, n)."""
+        """Raises RuntimeError unless x is (..., m, n), or (..., n, n), of a dtype of MATRICES."""
         self.expect(
             x.ndim >= 2, f"The input tensor must have at least 2 dimensions; got {x} of {x.ndim}"
         )
         self.expect(
-            x.dtype in (dtypes.float32, dtypes.float64),
-            f"expected float32 or float64; got {x}; convert it with .to(dtype)",
+            x.dtype in MATRICES,
+            f"expected float32, float64, complex64 or complex128; got {x}; convert it with "
+            ".to(dtype)",
         )
         if square:
-            self.expect(x.shape[-1] == x.shape[-2], f"expected a batch of square matrices; got {x}")
+            self.expect(
+                x.shape[-1] == x.shape[-2],
+                f"A must be batches of square matrices, but they are {x.shape[-2]} by "
+                f"{x.shape[-1]} matrices; got {x}",
+            )
 
     def batch(self, operands: Sequence[Any], batched: Sequence[bool], **attrs: Any) -> Any:
         size = next(x.shape[0] for x, b in zip(operands, batched, strict=True) if b)
@@ -48,14 +56,20 @@ class Factorization(Op):
 
 def triangle(x: Any, upper: bool, unit: bool = False) -> Any:
     """The triangle of matrices, the diagonal included (zeros there when unit); zeros elsewhere."""
-    places = []
+    rows, columns = places(x)
+    compare = (op.gt if unit else op.ge) if not upper else (op.lt if unit else op.le)
+    return op.where(compare(rows, columns), x, scalar_like(x, 0))
+
+
+def places(x: Any) -> tuple[Any, Any]:
+    """The row numbers (m, 1) and column numbers (1, n) of matrices (..., m, n)."""
+    made = []
     for k, n in enumerate(x.shape[-2:]):
         index = apply_like(
             op.iota, x, shape=(n,), dtype=dtypes.int64, start=0, step=1, device=str(x.device)
         )
-        places.append(op.reshape(index, shape=(n, 1) if k == 0 else (1, n)))
-    compare = (op.gt if unit else op.ge) if not upper else (op.lt if unit else op.le)
-    return op.where(compare(*places), x, scalar_like(x, 0))
+        made.append(op.reshape(index, shape=(n, 1) if k == 0 else (1, n)))
+    return made[0], made[1]
 
 
 def half_diagonal(x: Any) -> Any:
@@ -65,44 +79,59 @@ def half_diagonal(x: Any) -> Any:
     return op.mul(op.add(strict, whole), scalar_like(x, 0.5))
 
 
+def hermitian(x: Any) -> Any:
+    """(x + x^H) / 2."""
+    return op.mul(op.add(x, adjoint(x)), scalar_like(x, 0.5))
+
+
+def solve_adjoint(a: Any, b: Any, *, upper: bool, unit: bool = False) -> Any:
+    """X with A^H X = B, of a triangle of A."""
+    return op.solve_triangular(conj(a), b, upper=upper, transpose=True, unit=unit)
+
+
+def solve_right(a: Any, b: Any, *, upper: bool, unit: bool = False) -> Any:
+    """X with X A = B, of a triangle of A."""
+    x = op.solve_triangular(a, transpose(b), upper=upper, transpose=True, unit=unit)
+    return transpose(x)
+
+
+def solve_right_adjoint(a: Any, b: Any, *, upper: bool, unit: bool = False) -> Any:
+    """X with X A^H = B, of a triangle of A."""
+    x = op.solve_triangular(a, adjoint(b), upper=upper, transpose=False, unit=unit)
+    return adjoint(x)
+
+
 class Cholesky(Factorization):
-    """The lower triangular L with A = L L^T, of symmetric positive definite A (..., n, n), of which
+    """The lower triangular L with A = L L^H, of Hermitian positive definite A (..., n, n), of which
     the lower triangle is read. Raises LinAlgError for a matrix that is not positive definite."""
 
     name = "cholesky"
     checked = True
     saves = ("out",)
 
-    def infer(self, a: TensorType) -> TensorType:
+    def infer(self, a: TensorType) -> Any:
         self.expect_matrix(a, square=True)
         return a
 
-    def reference(self, a: np.ndarray) -> np.ndarray:
+    def reference(self, a: np.ndarray) -> Any:
         try:
             return np.asarray(np.linalg.cholesky(a), a.dtype)
         except np.linalg.LinAlgError:
-            raise np.linalg.LinAlgError(
+            raise LinAlgError(
                 f"[cholesky] The factorization could not be completed because the input "
                 f"{a.dtype}{list(a.shape)} is not positive-definite; add a multiple of the identity"
             ) from None
 
-    def _inside(self, low: Any, middle: Any) -> Any:
-        """low^-T middle low^-1."""
-        left = op.solve_triangular(low, middle, upper=False, transpose=True, unit=False)
-        both = op.solve_triangular(low, transpose(left), upper=False, transpose=True, unit=False)
-        return transpose(both)
-
     def vjp(self, g: Any, out: Any, a: Any) -> tuple[Any, ...]:
-        s = self._inside(out, half_diagonal(op.matmul(transpose(out), g)))
-        return (op.mul(op.add(s, transpose(s)), scalar_like(out, 0.5)),)
+        middle = half_diagonal(op.matmul(adjoint(out), g))
+        left = solve_adjoint(out, middle, upper=False)
+        return (hermitian(solve_right(out, left, upper=False)),)
 
     def jvp(self, tangents: tuple[Any, ...], out: Any, a: Any) -> Any:
-        (t,) = tangents
-        t = op.mul(op.add(t, transpose(t)), scalar_like(out, 0.5))
-        solve = {"upper": False, "transpose": False, "unit": False}
-        x = op.solve_triangular(out, t, **solve)
-        x = op.solve_triangular(out, transpose(x), **solve)
-        return op.matmul(out, half_diagonal(x))
+        left = op.solve_triangular(
+            out, hermitian(tangents[0]), upper=False, transpose=False, unit=False
+        )
+        return op.matmul(out, half_diagonal(solve_right_adjoint(out, left, upper=False)))
 
     def samples(self) -> Iterable[Sample]:
         for shape, note in (((3, 3), ""), ((2, 4, 4), "batched"), ((1, 1), "1 by 1"),
@@ -111,6 +140,49 @@ class Cholesky(Factorization):
             spd = x @ x.swapaxes(-1, -2) + 2 * np.eye(shape[-1], dtype=x.dtype)
             # Derivatives are of symmetric matrices: checked in tests/test_linalg.py.
             yield Sample((spd,), note=note, grad=False)
+
+
+class CholeskyEx(Cholesky):
+    """(L, info): info (int32) is the order of the first leading minor that is not positive, and 0
+    where there is none; L is then the factor up to there. Raises nothing."""
+
+    name = "cholesky_ex"
+    checked = False
+    nout = 2
+    saves = ("out0",)
+
+    def infer(self, a: TensorType) -> Any:
+        self.expect_matrix(a, square=True)
+        return a, TensorType(a.shape[:-2], dtypes.int32, a.device)
+
+    def reference(self, a: np.ndarray) -> Any:
+        info = np.zeros(a.shape[:-2], np.int32)
+        try:
+            return np.asarray(np.linalg.cholesky(a), a.dtype), info
+        except np.linalg.LinAlgError:
+            pass
+        out = np.tril(a)
+        for place in np.ndindex(a.shape[:-2]):
+            info[place] = _cholesky_rows(out[place])
+        return out, info
+
+    def vjp(self, g: Any, out: Any, a: Any) -> tuple[Any, ...]:
+        return super().vjp(g[0], out[0], a)
+
+    def jvp(self, tangents: tuple[Any, ...], out: Any, a: Any) -> Any:
+        return super().jvp(tangents, out[0], a), None
+
+
+def _cholesky_rows(m: np.ndarray) -> int:
+    """Factors the lower triangle of one matrix in place, column by column; where that stops."""
+    for j in range(m.shape[0]):
+        row = m[j, :j]
+        pivot = (m[j, j] - row @ row.conj()).real
+        if not pivot > 0:
+            return j + 1
+        m[j, j] = np.sqrt(pivot)
+        m[j + 1 :, j] = (m[j + 1 :, j] - m[j + 1 :, :j] @ row.conj()) / m[j, j]
+    return 0
 
 
 class SolveTriangular(Factorization):
@@ -145,11 +217,11 @@ class SolveTriangular(Factorization):
     def vjp(
         self, g: Any, out: Any, a: Any, b: Any, *, upper: bool, transpose: bool, unit: bool
     ) -> tuple[Any, ...]:
-        gb = op.solve_triangular(a, g, upper=upper, transpose=not transpose, unit=unit)
+        gb = op.solve_triangular(conj(a), g, upper=upper, transpose=not transpose, unit=unit)
         return self._of_matrix(gb, out, upper, transpose, unit), gb
 
     def _of_matrix(self, gb: Any, x: Any, upper: bool, transposed: bool, unit: bool) -> Any:
-        outer = op.matmul(x, transpose(gb)) if transposed else op.matmul(gb, transpose(x))
+        outer = op.matmul(conj(x), _transposed(gb)) if transposed else op.matmul(gb, adjoint(x))
         return op.neg(triangle(outer, upper, unit))
 
     def jvp(
@@ -185,4 +257,4 @@ def _transposed(x: Any) -> Any:
     return transpose(x)
 
 
-cholesky, solve_triangular = Cholesky(), SolveTriangular()
+cholesky, cholesky_ex, solve_triangular = Cholesky(), CholeskyEx(), SolveTriangular()

@@ -64,13 +64,13 @@ class Matmul(Bilinear):
         return out.astype(a.dtype, copy=False)
 
     def vjp(self, g: Any, out: Any, a: Any, b: Any) -> tuple[Any, ...]:
-        ga = op.matmul(g, transpose(b))
+        ga = op.matmul(g, adjoint(b))
         if b.ndim == 2 and a.ndim > 2:  # one product over all rows, not a batch of them summed
             rows = prod(a.shape[:-1])
             flat_a = op.reshape(a, shape=(rows, a.shape[-1]))
-            gb = op.matmul(transpose(flat_a), op.reshape(g, shape=(rows, g.shape[-1])))
+            gb = op.matmul(adjoint(flat_a), op.reshape(g, shape=(rows, g.shape[-1])))
         else:
-            gb = op.matmul(transpose(a), g)
+            gb = op.matmul(adjoint(a), g)
         return reduce_like(ga, a), reduce_like(gb, b)
 
     def batch(self, operands: Sequence[Any], batched: Sequence[bool]) -> Any:
@@ -140,6 +140,16 @@ def _batch_dim(x: Array, k: int) -> tuple[bool, Dim]:
 def transpose(x: Any) -> Any:
     """x with its last two dims swapped."""
     return op.permute(x, axes=(*range(x.ndim - 2), x.ndim - 1, x.ndim - 2))
+
+
+def conj(x: Any) -> Any:
+    """The complex conjugate; x itself where it is real."""
+    return op.conj(x) if x.dtype.is_complex else x
+
+
+def adjoint(x: Any) -> Any:
+    """The conjugate transpose of the last two dims."""
+    return conj(transpose(x))
 
 
 def sum_terms(*terms: Any) -> Any:

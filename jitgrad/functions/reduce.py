@@ -354,7 +354,7 @@ def vector_norm(
     if ord == 1:
         return _reduce("sum", x.abs(), axes, keepdim)
     wide = cast(x, dtypes.float32) if x.dtype.itemsize == 2 else x
-    powers = wide * wide if ord == 2 else wide.abs() ** float(ord)
+    powers = wide * wide if ord == 2 else _powers(wide, float(ord))
     total = _reduce("sum", powers, axes, keepdim)
     # sqrt has an infinite slope at 0; a norm's subgradient there is 0, as in PyTorch.
     zero = total == 0
@@ -363,12 +363,37 @@ def vector_norm(
     return cast(root.masked_fill(zero, 0.0), x.dtype)
 
 
+def _powers(x: Tensor, ord: float) -> Tensor:
+    """|x| ** ord. Below 1 the slope at 0 is infinite: it counts as 0, as in PyTorch."""
+    if ord >= 1:
+        return x.abs() ** ord
+    zero = x == 0
+    at_zero = 0.0 if ord > 0 else math.inf
+    return (x.masked_fill(zero, 1.0).abs() ** ord).masked_fill(zero, at_zero)
+
+
+def nuclear_norm(x: Tensor, dim: Sequence[int] = (-2, -1), keepdim: bool = False) -> Tensor:
+    """The sum of the singular values of the matrices in two dims."""
+    rows, columns = (one_axis("nuclear_norm", x.ndim, d) for d in dim)
+    values = apply(OPS["svdvals"], (x.movedim((rows, columns), (-2, -1)),), {})
+    out = values.sum(-1)
+    if keepdim:
+        out = out.unsqueeze(-1).unsqueeze(-1).movedim((-2, -1), (rows, columns))
+    return out
+
+
 def norm(
     input: Tensor, p: Any = "fro", dim: Any = None, keepdim: bool = False, dtype: Any = None
 ) -> Tensor:
-    """The p-norm over dims (2 for "fro")."""
+    """The p-norm over dims (2 for "fro"; "nuc", of matrices: the sum of singular values)."""
     if p == "nuc":
-        raise NotImplementedError("[norm] the nuclear norm is not there yet (docs/limits.md)")
+        x = input if dtype is None else cast(input, dtype)
+        if dim is None and x.ndim != 2 or dim is not None and len(dim) != 2:
+            raise RuntimeError(
+                "[norm] expected a matrix, or two dims, for the nuclear norm; got "
+                f"{x._type} and dim {dim}"
+            )
+        return nuclear_norm(x, (0, 1) if dim is None else dim, keepdim)
     return vector_norm(input, 2 if p in ("fro", None) else p, dim, keepdim, dtype=dtype)
 
 

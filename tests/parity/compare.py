@@ -28,7 +28,8 @@ THEIRS = SimpleNamespace(
 LIBS = (OURS, THEIRS)
 
 # Relative to the largest magnitude of a result: a few roundings of sums of products.
-TOLERANCE = {"float16": 3e-3, "bfloat16": 2e-2, "float32": 3e-6, "float64": 1e-13}
+TOLERANCE = {"float16": 3e-3, "bfloat16": 2e-2, "float32": 3e-6, "float64": 1e-13,
+             "complex64": 3e-6, "complex128": 1e-13}  # fmt: skip
 
 
 def numpy(x):
