@@ -6,8 +6,7 @@ method `f_` is the function f and an assign (inplace.py).
 
 from __future__ import annotations
 
-import functools
-import importlib
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -164,7 +163,8 @@ def where_method(self: Tensor, condition: Tensor, other: Any) -> Tensor:
     return elementwise.where(condition, self, other)
 
 
-# Methods whose modules are imported at the first call: name -> (module of functions/, name in it).
+# Methods that are jitgrad.name, whose module (old_linalg) that imports at the first use: name -> its
+# (module of functions/, name in it).
 LATER: dict[str, tuple[str, str]] = {
     "cholesky": ("decompositions", "cholesky_old"),
     "lu": ("decompositions", "lu_old"),
@@ -186,14 +186,8 @@ LATER: dict[str, tuple[str, str]] = {
 
 
 def _later(name: str) -> Callable[..., Any]:
-    module, inner = LATER[name]
-
-    @functools.cache
-    def found() -> Callable[..., Any]:
-        return getattr(importlib.import_module(f"jitgrad.functions.{module}"), inner)
-
     def method(self: Tensor, *args: Any, **kwargs: Any) -> Any:
-        return found()(self, *args, **kwargs)
+        return getattr(sys.modules["jitgrad"], name)(self, *args, **kwargs)
 
     method.__doc__ = f"jitgrad.{name}, of this tensor."
     return _named(method, name)

@@ -1,7 +1,8 @@
 """Linear algebra against NumPy, finite differences and its own identities; eager and compiled.
 
 The records of factorizations are checked on their samples by test_ops.py and
-test_op_derivatives.py; here are the ones whose derivative is of symmetric matrices, and what is composed of them.
+test_op_derivatives.py; here are the ones whose derivative is of symmetric matrices, and what is
+composed of them.
 """
 
 import numpy as np

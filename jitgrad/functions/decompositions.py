@@ -201,13 +201,14 @@ def householder_product(input: Tensor, tau: Tensor) -> Tensor:
             f"tau.shape[-1]; got input {a._type} and tau {tau._type}"
         )
     _same_dtype("torch.linalg.householder_product", input=a, tau=tau)
-    out = eye(m, n, dtype=a.dtype, device=a.device).expand(*a._type.shape[:-2], m, n)
+    one = eye(*a.shape[-2:], dtype=a.dtype, device=a.device)
+    out = one.expand(*a._type.shape[:-2], m, n)
     return _reflect(a, tau, out, list(range(int(tau._type.shape[-1])))[::-1], False).clone()
 
 
 def _reflect(a: Tensor, tau: Tensor, x: Tensor, order: list[int], adjoint: bool) -> Tensor:
     """H_i x for i in the order given (H_i^H when adjoint)."""
-    v = a.tril(-1) + eye(*a._type.shape[-2:], dtype=a.dtype, device=a.device)
+    v = a.tril(-1) + eye(*a.shape[-2:], dtype=a.dtype, device=a.device)
     for i in order:
         column = v.narrow(-1, i, 1)
         scale = tau.narrow(-1, i, 1).unsqueeze(-1)
@@ -327,8 +328,8 @@ def zero_pivot(packed: Tensor) -> Tensor:
 
 def unpack(packed: Tensor) -> tuple[Tensor, Tensor]:
     """L (unit lower triangular) and U of a packed LU."""
-    m, n = packed._type.shape[-2:]
-    k = min(int(m), int(n))
+    m, n = packed.shape[-2:]
+    k = min(m, n)
     low = packed.narrow(-1, 0, k).tril(-1)
     low = low + eye(m, k, dtype=packed.dtype, device=packed.device)
     return low, packed.narrow(-2, 0, k).triu()

@@ -375,7 +375,7 @@ def matrix_power(A: Tensor, n: int) -> Tensor:
             out = square if out is None else out @ square
         n >>= 1
         square = square @ square if n else square
-    return out.clone() if out is A else out  # type: ignore[union-attr, return-value]
+    return out.clone() if out is A else out  # type: ignore[return-value]
 
 
 def multi_dot(tensors: Sequence[Tensor]) -> Tensor:
