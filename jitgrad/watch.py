@@ -25,6 +25,7 @@ import numpy as np
 from jitgrad.collect import Collector, contents_of, is_users
 from jitgrad.effects import (
     is_module,
+    owner_of,
     owner_of_class,
 )
 from jitgrad.guards import (
@@ -107,7 +108,8 @@ class Watch(Collector):
         if id(x) in self._made or _is_transient(x):
             return True
         if isinstance(x, FunctionType) and id(x) not in self._by_object:
-            return x.__code__ in self._entered  # a local function of one that ran
+            # A local function of one that ran, or one of ours (what func.grad, func.vjp gave).
+            return x.__code__ in self._entered or owner_of(x.__code__.co_filename) == "jitgrad"
         # Our own objects (the ctx of an autograd.Function, ...) are known where they are state.
         ours = owner_of_class(type(x)) == "jitgrad" and not is_module(x)
         return ours and id(x) not in self._by_object

@@ -114,7 +114,21 @@ def hvp(t, f, net, params, x, y, xq, yq):
     return forward, reverse, twice, whole
 
 
-NETWORKS = {"maml": maml, "maml_tape": maml_tape, "physics": physics,
+def tangent_kernel(t, f, net, params, x, y, xq, yq):
+    """The neural tangent kernel by vjp and jvp, a function of vjp's captured by another."""
+
+    def one(a, b):
+        out, pull = f.vjp(lambda p: f.functional_call(net, p, (a,)), params)
+
+        def row(g):
+            return f.jvp(lambda p: f.functional_call(net, p, (b,)), (params,), pull(g))[1]
+
+        return f.vmap(row)(t.eye(out.numel(), dtype=out.dtype))
+
+    return f.vmap(f.vmap(one, (None, 0)), (0, None))(x[0], xq[1])
+
+
+NETWORKS = {"tangent_kernel": tangent_kernel, "maml": maml, "maml_tape": maml_tape, "physics": physics,
             "per_sample": per_sample, "hvp": hvp}  # fmt: skip
 
 
