@@ -163,7 +163,7 @@ def where_method(self: Tensor, condition: Tensor, other: Any) -> Tensor:
     return elementwise.where(condition, self, other)
 
 
-# Methods that are jitgrad.name, whose module (old_linalg) that imports at the first use: name -> its
+# Methods that are jitgrad.name, which imports old_linalg at the first use: name -> its
 # (module of functions/, name in it).
 LATER: dict[str, tuple[str, str]] = {
     "cholesky": ("decompositions", "cholesky_old"),
