@@ -128,8 +128,8 @@ def tangent_kernel(t, f, net, params, x, y, xq, yq):
     return f.vmap(f.vmap(one, (None, 0)), (0, None))(x[0], xq[1])
 
 
-NETWORKS = {"tangent_kernel": tangent_kernel, "maml": maml, "maml_tape": maml_tape, "physics": physics,
-            "per_sample": per_sample, "hvp": hvp}  # fmt: skip
+NETWORKS = {"maml": maml, "maml_tape": maml_tape, "physics": physics, "per_sample": per_sample,
+            "hvp": hvp, "tangent_kernel": tangent_kernel}  # fmt: skip
 
 
 def run_both(code, arrays, check_hits=True):
