@@ -261,6 +261,7 @@ def full(
     layout: Any = None,
     device: Any = None,
     requires_grad: bool = False,
+    pin_memory: bool = False,
 ) -> Tensor:
     """A tensor of one value; dtype by default the value's (bool, int64 or the default dtype)."""
     _check_device(device)
@@ -288,7 +289,8 @@ def _shape(name: str, size: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _filled(name: str, value: int) -> Any:
     def make(
-        *size: Any,
+        *sizes: Any,
+        size: Any = None,
         dtype: DType | None = None,
         layout: Any = None,
         device: Any = None,
@@ -298,7 +300,9 @@ def _filled(name: str, value: int) -> Any:
     ) -> Tensor:
         _check_device(device)
         wanted = defaults.dtype if dtype is None else _expect_dtype(name, dtype)
-        out = _full(_shape(name, size), plain_number(value, wanted), wanted)
+        out = _full(
+            _shape(name, sizes if size is None else (size,)), plain_number(value, wanted), wanted
+        )
         return _finish(out, requires_grad)
 
     make.__name__ = make.__qualname__ = name
@@ -321,11 +325,13 @@ def _like(make: Any) -> Any:
         layout: Any = None,
         device: Any = None,
         requires_grad: bool = False,
+        pin_memory: bool = False,
         memory_format: Any = None,
+        **generator: Any,
     ) -> Tensor:
         wanted = input.dtype if dtype is None else dtype
         out: Tensor = make(tuple(input._type.shape), dtype=wanted, device=device,
-                           requires_grad=requires_grad)  # fmt: skip
+                           requires_grad=requires_grad, **generator)  # fmt: skip
         return examples_like(input, out) if state.levels else out
 
     like.__name__ = like.__qualname__ = f"{make.__name__}_like"
@@ -344,6 +350,7 @@ def full_like(
     layout: Any = None,
     device: Any = None,
     requires_grad: bool = False,
+    pin_memory: bool = False,
     memory_format: Any = None,
 ) -> Tensor:
     """A tensor of one value, of input's shape and dtype."""
@@ -353,13 +360,14 @@ def full_like(
 
 
 def empty_strided(
-    size: Sequence[int], stride: Sequence[int], *, dtype: DType | None = None, **more: Any
-) -> Tensor:
+    size: Sequence[int], stride: Sequence[int], *, dtype: DType | None = None, layout: Any = None,
+    device: Any = None, requires_grad: bool = False, pin_memory: bool = False,
+) -> Tensor:  # fmt: skip
     """A tensor to be filled (zeros here, always), with these steps between its elements."""
     last = sum((n - 1) * s for n, s in zip(size, stride, strict=True))
-    memory = empty(0 if 0 in size else last + 1, dtype=dtype)
+    memory = empty(0 if 0 in size else last + 1, dtype=dtype, device=device)
     out = as_strided(memory, size, stride, 0)
-    return _finish(out, more.get("requires_grad", False))
+    return _finish(out, requires_grad)
 
 
 def empty_permuted(
@@ -386,6 +394,7 @@ def arange(
     layout: Any = None,
     device: Any = None,
     requires_grad: bool = False,
+    pin_memory: bool = False,
 ) -> Tensor:
     """start, start + step, ... below end: int64 for ints, else the default dtype."""
     _check_device(device)
@@ -431,6 +440,7 @@ def linspace(
     layout: Any = None,
     device: Any = None,
     requires_grad: bool = False,
+    pin_memory: bool = False,
 ) -> Tensor:
     """`steps` numbers from start to end, both included. Symmetric in start and end."""
     _check_device(device)
@@ -458,11 +468,11 @@ def _iota(count: Any, start: Any, step: Any, dtype: DType) -> Tensor:
 
 def logspace(
     start: float, end: float, steps: int, base: float = 10.0, *, dtype: DType | None = None,
-    **more: Any,
+    layout: Any = None, device: Any = None, requires_grad: bool = False, pin_memory: bool = False,
 ) -> Tensor:  # fmt: skip
     """base ** linspace(start, end, steps)."""
-    powers = base ** linspace(start, end, steps, dtype=dtypes.float64)
-    return cast(powers, dtype or defaults.dtype)
+    powers = base ** linspace(start, end, steps, dtype=dtypes.float64, device=device)
+    return _finish(cast(powers, dtype or defaults.dtype), requires_grad)
 
 
 def eye(
@@ -473,6 +483,7 @@ def eye(
     layout: Any = None,
     device: Any = None,
     requires_grad: bool = False,
+    pin_memory: bool = False,
 ) -> Tensor:
     """A matrix with ones on the diagonal, zeros elsewhere."""
     _check_device(device)
@@ -498,7 +509,8 @@ def draw(name: str, shape: tuple[Any, ...], dtype: DType, generator: Generator |
 
 def _random(name: str, record: str, doc: str) -> Any:
     def make(
-        *size: Any,
+        *sizes: Any,
+        size: Any = None,
         generator: Generator | None = None,
         dtype: DType | None = None,
         layout: Any = None,
@@ -508,7 +520,8 @@ def _random(name: str, record: str, doc: str) -> Any:
     ) -> Tensor:
         _check_device(device)
         wanted = defaults.dtype if dtype is None else _expect_dtype(name, dtype)
-        return _finish(draw(record, _shape(name, size), wanted, generator), requires_grad)
+        shape = _shape(name, sizes if size is None else (size,))
+        return _finish(draw(record, shape, wanted, generator), requires_grad)
 
     make.__name__ = make.__qualname__ = name
     make.__doc__ = doc
@@ -521,7 +534,7 @@ rand_like, randn_like = _like(rand), _like(randn)
 
 
 def randint(
-    low: int,
+    low: int = 0,
     high: Any = None,
     size: Any = None,
     *,
@@ -530,6 +543,7 @@ def randint(
     layout: Any = None,
     device: Any = None,
     requires_grad: bool = False,
+    pin_memory: bool = False,
 ) -> Tensor:
     """Integers in [low, high), int64 by default; randint(high, size) starts at 0.
 
@@ -538,6 +552,11 @@ def randint(
     _check_device(device)
     if size is None:
         low, high, size = 0, low, high
+    if high is None or size is None:
+        raise TypeError(
+            f"randint() expected a bound and a size: randint(high, size) or randint(low, high, "
+            f"size); got low={low}, high={high}, size={size}"
+        )
     low, high = int(low), int(high)
     if high <= low:
         raise RuntimeError(
@@ -554,7 +573,7 @@ def random_integers(shape: tuple[Any, ...], extent: int, generator: Generator | 
     if extent >= 2**32:
         high = cast(draw("random_bits", shape, dtypes.uint32, generator), dtypes.int64)
         bits = (high & 0x7FFFFFFF) * 2**32 + bits
-    return bits % extent
+    return bits if extent == 2**63 else bits % extent
 
 
 def randint_like(input: Tensor, low: int, high: int | None = None, **more: Any) -> Tensor:

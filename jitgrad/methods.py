@@ -29,6 +29,7 @@ from jitgrad.functions import (
     special,
     statistics,
 )
+from jitgrad.functions.args import numpy_names
 from jitgrad.inplace import in_place, view_in_place
 from jitgrad.promotion import NUMBERS
 from jitgrad.tensor import Tensor
@@ -43,6 +44,8 @@ def _collect() -> None:
         for name in names.split():
             FUNCTIONS[name] = getattr(module, name)
     FUNCTIONS["diagonal"] = shape.diagonal_view
+    for name, function in FUNCTIONS.items():
+        FUNCTIONS[name] = numpy_names(function)
     for alias, name in elementwise.ALIASES.items():
         FUNCTIONS[alias] = FUNCTIONS[name]
     FUNCTIONS["swapaxes"], FUNCTIONS["swapdims"] = shape.swapaxes, shape.transpose

@@ -17,6 +17,7 @@ from jitgrad import conversions, creation, inplace
 from jitgrad.casting import as_given
 from jitgrad.dispatch import assign
 from jitgrad.functions import arrange, linalg, shape
+from jitgrad.functions.args import numpy_names
 from jitgrad.methods import FUNCTIONS
 from jitgrad.promotion import can_cast, cast
 from jitgrad.state import state
@@ -151,7 +152,7 @@ def collect() -> dict[str, Any]:
         for name, function in FUNCTIONS.items()
     }
     for make in _MAKERS:
-        names[make.__name__] = with_out(make)
+        names[make.__name__] = with_out(numpy_names(make))
     for name in _IN_PLACE.split():
         if hasattr(Tensor, name + "_"):
             names[name + "_"] = _method(name + "_")

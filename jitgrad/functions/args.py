@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jitgrad.compiler.ops.record import OPS
@@ -12,6 +14,33 @@ from jitgrad.dispatch import apply
 from jitgrad.tensor import Tensor
 
 Dims = "int | Sequence[int] | None"
+
+
+def numpy_names(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, that also takes NumPy's names of arguments, as PyTorch's do: axis for dim,
+    keepdims for keepdim. Functions with neither are given back as they are."""
+    code = inspect.unwrap(function).__code__
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    if "axis" in names or not ("dim" in names or "keepdim" in names):
+        return function
+
+    @functools.wraps(function)
+    def renamed(*args: Any, **kwargs: Any) -> Any:
+        if kwargs:
+            for theirs, ours in _NUMPY_NAMES:
+                if theirs in kwargs:
+                    if ours in kwargs:
+                        raise TypeError(
+                            f"{function.__name__}(): got both {ours} and {theirs}, which name the "
+                            "same argument"
+                        )
+                    kwargs[ours] = kwargs.pop(theirs)
+        return function(*args, **kwargs)
+
+    return renamed
+
+
+_NUMPY_NAMES = (("axis", "dim"), ("keepdims", "keepdim"))
 
 
 def is_dim(x: Any) -> bool:

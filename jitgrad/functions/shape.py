@@ -40,9 +40,11 @@ def reshape(input: Tensor, *positional: Any, shape: Any = None) -> Tensor:
     return apply(OPS["reshape"], (input,), {"shape": sizes})
 
 
-def view(input: Tensor, *positional: Any, size: Any = None) -> Tensor:
+def view(input: Tensor, *positional: Any, size: Any = None, dtype: DType | None = None) -> Tensor:
     """reshape that never copies: raises RuntimeError where the memory does not allow it. With a
     dtype: see view_dtype."""
+    if dtype is not None:
+        return view_dtype(input, dtype)
     if len(positional) == 1 and isinstance(positional[0], DType):
         return view_dtype(input, positional[0])
     given = as_shape(positional if size is None else (size,))
@@ -383,8 +385,12 @@ def unbind(input: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
     return tuple(select(input, axis, i) for i in range(operator.index(input._type.shape[axis])))
 
 
-def split(input: Tensor, split_size_or_sections: Any, dim: int = 0) -> tuple[Tensor, ...]:
+def split(
+    input: Tensor, split_size_or_sections: Any = None, dim: int = 0, *, split_size: Any = None
+) -> tuple[Tensor, ...]:
     """Parts along a dim, of one size (the last may be smaller) or of the sizes given. Views."""
+    if split_size_or_sections is None:  # the method's name for it
+        split_size_or_sections = split_size
     axis = one_axis("split", input.ndim, dim)
     if not input.ndim:
         raise RuntimeError("split expects at least a 1-dimensional tensor")
