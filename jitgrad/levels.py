@@ -76,6 +76,14 @@ class Relay:
         if self.outer is not None:
             self.outer.specialise(scalar)
 
+    def truth(self, scalar: Any) -> None:
+        if self.outer is not None:
+            self.outer.truth(scalar)
+
+    def give_up(self, reason: str, line: str = "") -> None:
+        if self.outer is not None:
+            self.outer.give_up(reason, line)
+
     def postpone(self) -> None:
         if self.outer is not None:
             self.outer.postpone()

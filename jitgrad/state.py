@@ -26,6 +26,7 @@ class State(threading.local):
         anomaly, check_nan: errors in backward name the line of the forward operation
             (detect_anomaly), and gradients are checked for NaN.
         saved_hooks: pairs (pack, unpack) for what nodes save (autograd/graph.py), the last counts.
+        hooks_forbidden: the message of disable_saved_tensors_hooks; "" outside of it.
         draws: what numbers random draws instead of their generator, or None (random.DrawLog).
         backward: the run of the tape that is going on, or None (autograd/engine.py).
         casting: autocast's settings (casting.py), None where they are the defaults.
@@ -40,6 +41,7 @@ class State(threading.local):
     anomaly: bool = False
     check_nan: bool = True
     saved_hooks: tuple[Any, ...] = ()
+    hooks_forbidden: str = ""
     draws: Any = None
     backward: Any = None
     casting: Any = None

@@ -160,6 +160,12 @@ def test_functions_contexts_and_hooks_make_no_cycles() -> None:
         z = Square.apply(y).exp()
     del y, z
     assert nodes() == alive
+    many = jg.ones(2, 3, requires_grad=True)
+    y = func.vmap(Square.apply)(many)
+    z = func.vmap(func.grad(lambda a: Square.apply(a).sum()))(many)
+    assert nodes() > alive
+    del y, z
+    assert nodes() == alive
 
 
 def test_transforms_and_levels_leave_nothing() -> None:

@@ -12,7 +12,10 @@ import jitgrad.nn.functional as F
 from jitgrad import func, nn
 from jitgrad.compiler.ops.record import OPS, Op
 from jitgrad.func import grad, vmap
+from jitgrad.levels import Relay
 from jitgrad.pytree import flatten
+from jitgrad.recorder import Recorder
+from jitgrad.state import state
 
 RNG = np.random.default_rng(0)
 B = 3
@@ -290,8 +293,6 @@ def test_a_tensor_kept_beyond_its_map_says_so() -> None:
 
 
 def test_errors_leave_the_levels_as_they_were() -> None:
-    from jitgrad.state import state
-
     def fails(x: Any) -> Any:
         raise KeyError("here")
 
@@ -353,3 +354,13 @@ def test_a_compiled_backward_of_many_cotangents() -> None:
         (rows,) = jg.autograd.grad(f(x), x, jg.eye(4), is_grads_batched=True)
         agree([found, rows], [func.jacrev(f.__wrapped__)(X[0])] * 2)
     assert f.stats.hits > 0
+
+
+def test_levels_pass_on_all_that_recorders_are_told() -> None:
+    """Whatever the recorder of jit has for others to call, that of a level has, too."""
+    own = {"finish", "escaped", "items", "value_of", "entry_of"}  # what jit itself calls
+    told = {n for n in vars(Recorder) if not n.startswith("_") and callable(vars(Recorder)[n])}
+    assert told - own - {"give_up"} <= set(vars(Relay))
+    lazy = nn.LazyLinear(3)
+    assert vmap(lambda x: x.sum())(lazy(X)).shape == (B,)
+    assert func.jvp(nn.LazyLinear(3), (X,), (X,))[1].shape == (B, 4, 3)

@@ -20,6 +20,8 @@ class UnpackedDualTensor(NamedTuple):
 class _DualLevel(Tangents):
     """The level of dual_level(), as told from those of func.jvp."""
 
+    block: dual_level
+
 
 def _current() -> _DualLevel | None:
     for level in reversed(state.levels):
@@ -39,7 +41,9 @@ class dual_level:
     def __enter__(self) -> int:
         if _current() is not None:
             raise RuntimeError("Nested forward mode AD is not supported at the moment")
-        self._inside = _DualLevel().inside()
+        level = _DualLevel()
+        level.block = self
+        self._inside = level.inside()
         self._inside.__enter__()
         return 0
 
@@ -49,25 +53,20 @@ class dual_level:
         self._inside = None
 
 
-_entered: list[dual_level] = []
-
-
 def enter_dual_level() -> int:
     """Enters a level until exit_dual_level(); dual_level() is the same as a block."""
-    level = dual_level()
-    number = level.__enter__()
-    _entered.append(level)
-    return number
+    return dual_level().__enter__()
 
 
 def exit_dual_level(*, level: int | None = None) -> None:
     """Leaves the level. Raises RuntimeError where none was entered."""
-    if not _entered or (level is not None and level != 0):
+    now = _current()
+    if now is None or (level is not None and level != 0):
         raise RuntimeError(
             "Trying to exit a forward AD level that was not the last one that was created. This is "
             "not supported."
         )
-    _entered.pop().__exit__(None, None, None)
+    now.block.__exit__(None, None, None)
 
 
 def make_dual(tensor: Tensor, tangent: Tensor, *, level: int | None = None) -> Tensor:

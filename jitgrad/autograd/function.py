@@ -163,7 +163,7 @@ class FunctionNode(Node):
             zeros_of(t) if g is None and self.ctx.materialize_grads and t is not None else g
             for g, t in zip(grads, types, strict=True)
         ]
-        found = self.function.backward(self.ctx, *full)
+        found = self.function._derivative()(self.ctx, *full)
         many = found if isinstance(found, (tuple, list)) else (found,)
         count = len(self.ctx.needs_input_grad)
         if len(many) < count or any(g is not None for g in many[count:]):
@@ -256,6 +256,18 @@ class Function:
     def _run_forward(
         cls: Any, ctx: FunctionCtx, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any: ...  # attached by function_levels.py
+
+    @classmethod
+    def _derivative(cls) -> Callable[..., Any]:
+        """backward, or vjp, its other name. Raises RuntimeError where both are given."""
+        if cls.vjp is Function.vjp:
+            return cls.backward
+        if cls.backward is not Function.backward:
+            raise RuntimeError(
+                "Implementing both 'backward' and 'vjp' for a custom Function is not allowed. You "
+                "should only implement one of them."
+            )
+        return cls.vjp
 
     @classmethod
     def apply(cls, *args: Any, **kwargs: Any) -> Any:

@@ -134,7 +134,8 @@ class _Call:
         self, function: Any, ctx: FunctionCtx, level: Level, batched: tuple[bool, ...],
         kwargs: dict[str, Any],
     ) -> None:  # fmt: skip
-        self.function, self.ctx, self.level = function, ctx, level
+        self.function, self.level = function, level
+        self.ctx: Any = ctx
         self.batched, self.kwargs = batched, kwargs
         self.outputs: list[tuple[Any, bool]] = []
         self.saved: list[tuple[Any, bool]] = []
@@ -182,6 +183,7 @@ class _OfExamples(Function):
         )
         ctx.mark_dirty(*[x for x, z in zip(below, args, strict=True) if id(z) in call.ctx._dirty])
         ctx.set_materialize_grads(call.ctx.materialize_grads)
+        call.ctx = None  # it holds the outputs, whose node holds the call
         return tuple(outputs) if isinstance(result, tuple) else outputs[0]
 
     @staticmethod
@@ -194,7 +196,7 @@ class _OfExamples(Function):
             inner.needs_input_grad = ctx.needs_input_grad[1:]
             inner.to_save = _wrapped(level, ctx.saved_tensors, call.saved)
             seeds = _wrapped(level, grads, call.outputs)
-            found = call.function.backward(inner, *seeds)
+            found = call.function._derivative()(inner, *seeds)
             many = found if isinstance(found, (tuple, list)) else (found,)
             with level.outside():
                 out = [_gradient(level, g, b) for g, b in zip(many, call.batched, strict=False)]

@@ -30,15 +30,12 @@ class saved_tensors_hooks:
         self.unpack_hook = unpack_hook
 
     def __enter__(self) -> None:
-        if _disabled:
-            raise RuntimeError(_disabled[-1])
+        if state.hooks_forbidden:
+            raise RuntimeError(state.hooks_forbidden)
         state.saved_hooks = (*state.saved_hooks, (self.pack_hook, self.unpack_hook))
 
     def __exit__(self, *exc: object) -> None:
         state.saved_hooks = state.saved_hooks[:-1]
-
-
-_disabled: list[str] = []
 
 
 @contextmanager
@@ -46,11 +43,11 @@ def disable_saved_tensors_hooks(error_message: str) -> Iterator[None]:
     """In the block, saved_tensors_hooks raises RuntimeError with this message."""
     if state.saved_hooks:
         raise RuntimeError(error_message)
-    _disabled.append(error_message)
+    before, state.hooks_forbidden = state.hooks_forbidden, error_message
     try:
         yield
     finally:
-        _disabled.pop()
+        state.hooks_forbidden = before
 
 
 class save_on_cpu(saved_tensors_hooks):

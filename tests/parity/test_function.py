@@ -267,3 +267,27 @@ def test_errors(name):
                 Bad.apply(x, 2.0).sum().backward()
         kinds.append(type(caught.value))
     assert kinds[0] is kinds[1] or issubclass(kinds[1], kinds[0]), kinds
+
+
+def test_vjp_is_another_name_of_backward():
+    for t in (jitgrad, torch):
+
+        class Twice(t.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                return x * 2
+
+            @staticmethod
+            def vjp(ctx, g):
+                return g * 3
+
+        class Both(Twice):
+            @staticmethod
+            def backward(ctx, g):
+                return g
+
+        x = t.ones(2, requires_grad=True)
+        Twice.apply(x).sum().backward()
+        assert x.grad.tolist() == [3.0, 3.0]
+        with pytest.raises(RuntimeError, match="both 'backward' and 'vjp'"):
+            Both.apply(x).sum().backward()
