@@ -10,7 +10,7 @@ import importlib
 import math
 from typing import TYPE_CHECKING, Any
 
-from jitgrad import autograd, methods, public, random
+from jitgrad import autograd, compiler, methods, public, random
 from jitgrad.autograd import (
     enable_grad,
     inference_mode,
@@ -70,6 +70,7 @@ from jitgrad.functions.shape import (
 )
 from jitgrad.functions.shape import broadcast_shapes_of as _broadcast_shapes_of
 from jitgrad.info import finfo, iinfo
+from jitgrad.missing import no_such
 from jitgrad.printing import set_printoptions
 from jitgrad.promotion import can_cast, promote_types, result_type
 from jitgrad.random import (
@@ -98,6 +99,7 @@ from jitgrad.runtime.dtypes import (
 from jitgrad.runtime.dtypes import bool_ as bool
 from jitgrad.state import get_default_dtype, set_default_dtype
 from jitgrad.tensor import Size, Tensor
+from jitgrad.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from jitgrad import amp as amp
@@ -112,16 +114,13 @@ if TYPE_CHECKING:
     from jitgrad.amp.autocast_mode import get_autocast_dtype as get_autocast_dtype
     from jitgrad.amp.autocast_mode import is_autocast_enabled as is_autocast_enabled
     from jitgrad.func import vmap as vmap
+    from jitgrad.jit import compile as compile
     from jitgrad.jit import disable_jit as disable_jit
     from jitgrad.jit import jit as jit
     from jitgrad.serialization import load as load
     from jitgrad.serialization import load_safetensors as load_safetensors
     from jitgrad.serialization import save as save
     from jitgrad.serialization import save_safetensors as save_safetensors
-
-    compile = jit
-
-__version__ = "0.1.0"
 
 methods.attach()
 _PUBLIC = public.collect()
@@ -134,9 +133,10 @@ float = float32
 int = int32
 pi, e, inf, nan = math.pi, math.e, math.inf, math.nan
 strided = "strided"
+layout = memory_format = str
 newaxis = None
-contiguous_format, preserve_format, channels_last = (
-    "contiguous_format", "preserve_format", "channels_last",
+contiguous_format, preserve_format, channels_last, channels_last_3d = (
+    "contiguous_format", "preserve_format", "channels_last", "channels_last_3d",
 )  # fmt: skip
 
 
@@ -169,8 +169,19 @@ def numel(input: Tensor) -> Any:
 
 # Imported at their first use. jit and export can be called.
 _SUBMODULES = (
-    "amp", "cpu", "cuda", "export", "func", "jit", "linalg", "nn", "optim", "serialization",
-    "special", "utils",
+    "_dynamo", "accelerator", "amp", "backends", "cpu", "cuda", "distributed",
+    "export", "func", "fx", "hub", "jit", "linalg", "mps", "nn", "optim", "overrides",
+    "serialization",
+    "special", "testing", "types", "utils", "version", "xpu",
+)  # fmt: skip
+_SETTINGS = (
+    "AcceleratorError", "OutOfMemoryError", "_assert", "are_deterministic_algorithms_enabled",
+    "compiled_with_cxx11_abi", "get_default_device", "get_deterministic_debug_mode",
+    "get_float32_matmul_precision", "get_num_interop_threads", "get_num_threads",
+    "is_deterministic_algorithms_warn_only_enabled", "is_warn_always_enabled",
+    "set_default_device", "set_deterministic_debug_mode", "set_float32_matmul_precision",
+    "set_flush_denormal", "set_num_interop_threads", "set_num_threads", "set_warn_always",
+    "typename", "use_deterministic_algorithms",
 )  # fmt: skip
 _FROM_FUNCTIONAL = (
     "adaptive_avg_pool1d", "alpha_dropout", "avg_pool1d", "bilinear", "celu", "celu_",
@@ -182,6 +193,7 @@ _FROM_FUNCTIONAL = (
 )  # fmt: skip
 _LAZY = {  # name -> (module, name in it)
     **{name: ("nn.functional", name) for name in _FROM_FUNCTIONAL},
+    **{name: ("settings", name) for name in _SETTINGS},
     "adaptive_max_pool1d": ("nn.functional", "adaptive_max_pool1d_with_indices"),
     "affine_grid_generator": ("nn.functional", "affine_grid"),
     "grid_sampler": ("nn.functional.sampling", "grid_sampler"),
@@ -198,7 +210,7 @@ _LAZY = {  # name -> (module, name in it)
     },
     "binomial": ("draws", "binomial"),
     "poisson": ("draws", "poisson"),
-    "compile": ("jit", "jit"),
+    "compile": ("jit", "compile"),
     "disable_jit": ("jit", "disable_jit"),
     "load": ("serialization", "load"),
     "load_safetensors": ("serialization", "load_safetensors"),
@@ -224,10 +236,16 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module(f"jitgrad.{module}"), inner)
     if name in _SUBMODULES:
         return importlib.import_module(f"jitgrad.{name}")
-    raise AttributeError(
-        f"module 'jitgrad' has no attribute {name!r}; what of PyTorch is not there yet is listed "
-        "in docs/limits.md"
-    )
+    if name == "_C":
+        raise no_such("jitgrad", name, "jitgrad is Python: there is no extension module")
+    raise no_such("jitgrad", name)
+
+
+def _of_compiler(name: str) -> Any:
+    return getattr(importlib.import_module("jitgrad.compiling"), name)
+
+
+compiler.public = _of_compiler
 
 
 __all__ = [

@@ -28,11 +28,12 @@ class Modes:
         self.anomaly = state.anomaly
         self.dtype = defaults.dtype
         self.casting = state.casting
+        self.settings = defaults.settings
 
     def mismatch(self) -> str:
         """Which mode differs now; "" when none does."""
         now = Modes()
-        for name in ("grad_enabled", "inference", "anomaly", "dtype", "casting"):
+        for name in ("grad_enabled", "inference", "anomaly", "dtype", "casting", "settings"):
             if getattr(self, name) != getattr(now, name):
                 return f"{name}: {getattr(self, name)} -> {getattr(now, name)}"
         return ""

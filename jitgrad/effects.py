@@ -25,6 +25,7 @@ from jitgrad import random as jitgrad_random
 from jitgrad.autograd import engine, hooks
 from jitgrad.hostscalar import make_plain
 from jitgrad.reads import reads_of
+from jitgrad.settings import THREADS
 from jitgrad.state import set_default_dtype
 from jitgrad.userline import _FOLDERS
 
@@ -248,6 +249,7 @@ _LIBRARY_EFFECTS: dict[CodeType, str] = {
         "reads the state of a random generator",
     ),
     set_default_dtype.__code__: "sets the default dtype",
+    **{f.__code__: f"calls {f.__name__}()" for f in THREADS},
     hooks.register_hook.__code__: "registers a hook",
     hooks.register_post_accumulate_grad_hook.__code__: "registers a hook",
     hooks.retain_grad.__code__: "calls retain_grad()",

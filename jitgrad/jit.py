@@ -13,24 +13,47 @@ import gc
 import sys
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType, MethodType
 from typing import Any
+from typing import Final as Final
 
+from jitgrad import scripting
 from jitgrad.argument_guards import ArgumentGuard, Modes
 from jitgrad.callable_module import make_callable
 from jitgrad.compiler.ir import Graph
 from jitgrad.effects import Profile, is_module
 from jitgrad.explain import Explanation, Stats, check_run, compile_options, pair_options
 from jitgrad.hostscalar import HostScalar
+from jitgrad.missing import no_such
 from jitgrad.pytree import Structure, flatten, is_named_tuple, nodes_of, tree_map
 from jitgrad.recorder import Recorder, Trace
 from jitgrad.replay import Specialisation
 from jitgrad.replay_support import MISS, overlap
 from jitgrad.runtime.errors import CompileError, FallbackWarning
 from jitgrad.runtime.knobs import knob, knobs
+from jitgrad.scripting import Attribute as Attribute
+from jitgrad.scripting import RecursiveScriptModule as RecursiveScriptModule
+from jitgrad.scripting import ScriptFunction as ScriptFunction
+from jitgrad.scripting import ScriptModule as ScriptModule
+from jitgrad.scripting import annotate as annotate
+from jitgrad.scripting import export as export
+from jitgrad.scripting import freeze as freeze
+from jitgrad.scripting import ignore as ignore
+from jitgrad.scripting import interface as interface
+from jitgrad.scripting import is_scripting as is_scripting
+from jitgrad.scripting import is_tracing as is_tracing
+from jitgrad.scripting import load as load
+from jitgrad.scripting import optimize_for_inference as optimize_for_inference
+from jitgrad.scripting import optimized_execution as optimized_execution
+from jitgrad.scripting import save as save
+from jitgrad.scripting import script_if_tracing as script_if_tracing
+from jitgrad.scripting import script_method as script_method
+from jitgrad.scripting import set_fusion_strategy as set_fusion_strategy
+from jitgrad.scripting import unused as unused
 from jitgrad.sources import Captured
 from jitgrad.state import state
 from jitgrad.tensor import Tensor
@@ -60,6 +83,7 @@ class JitFunction:
     """
 
     is_jit_function = True
+    instances: weakref.WeakSet[JitFunction] = weakref.WeakSet()
 
     def __init__(
         self,
@@ -85,6 +109,7 @@ class JitFunction:
         self._lock = threading.RLock()
         self._closed = False
         self._last_miss: list[str] = []
+        JitFunction.instances.add(self)
 
     def __get__(self, owner: Any, cls: type | None = None) -> Any:
         return self if owner is None else MethodType(self, owner)
@@ -506,6 +531,89 @@ def disable_jit() -> Iterator[None]:
         yield
 
 
-__all__ = ["JitFunction", "disable_jit", "jit"]
+# -- torch.compile and torch.jit ------------------------------------------------------------------
+_MODES = (None, "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+_EAGER_BACKENDS = ("eager", "aot_eager")
+
+
+def compile(
+    model: Any = None,
+    *,
+    fullgraph: bool = False,
+    dynamic: bool | None = None,
+    backend: Any = "inductor",
+    mode: str | None = None,
+    options: dict[str, Any] | None = None,
+    disable: bool = False,
+    **jit_options: Any,
+) -> Any:
+    """`jit`, with torch.compile's arguments (and jit's own beside them).
+
+    Args:
+        fullgraph: what cannot be compiled raises (fallback="error").
+        dynamic: accepted. Each shape is compiled for itself, so True warns.
+        backend: "inductor" is jitgrad's compiler; "eager" and "aot_eager" leave functions as they
+            are.
+        mode: one of PyTorch's words; they choose nothing.
+        options: there are none.
+        disable: leaves functions as they are.
+
+    Raises RuntimeError for another backend, mode or option.
+    """
+    if mode is not None and options is not None:
+        raise RuntimeError(
+            "Either mode or options can be specified, but both can't be specified at the same time."
+        )
+    if mode not in _MODES:
+        raise RuntimeError(f"[compile] expected mode in {_MODES}; got {mode!r}")
+    if options:
+        raise RuntimeError(
+            f"[compile] expected no options: there are none of {sorted(options)}; see jitgrad.jit"
+        )
+    if backend != "inductor" and backend not in _EAGER_BACKENDS:
+        raise RuntimeError(
+            f"[compile] expected backend 'inductor' (jitgrad's compiler), 'eager' or 'aot_eager'; "
+            f"got {backend!r}"
+        )
+    if fullgraph:
+        jit_options.setdefault("fallback", "error")
+    if dynamic:
+        warnings.warn(
+            "[compile] dynamic=True: sizes are not symbolic yet; each new shape is compiled",
+            stacklevel=2,
+        )
+    if disable or backend in _EAGER_BACKENDS:
+        return (lambda function: function) if model is None else model
+    return jit(model, **jit_options)
+
+
+def script(
+    obj: Any, optimize: Any = None, _frames_up: int = 0, _rcb: Any = None,
+    example_inputs: Any = None,
+) -> Any:  # fmt: skip
+    """jit(obj): functions and Modules are compiled as Python. Classes come back as they are."""
+    return obj if isinstance(obj, type) else jit(obj)
+
+
+def trace(func: Any, example_inputs: Any = None, **options: Any) -> Any:
+    """jit(func): what depends on Python values is guarded, so no examples are needed.
+
+    Options are torch.jit.trace's; they choose nothing.
+    """
+    return jit(func)
+
+
+def trace_module(mod: Any, inputs: Any, **options: Any) -> Any:
+    """jit(mod)."""
+    return jit(mod)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "isinstance":  # not bound here, where the builtin is used
+        return scripting.isinstance_
+    raise no_such(__name__, name)
+
+
+__all__ = ["JitFunction", "compile", "disable_jit", "jit", "script", "trace"]
 
 make_callable(__name__, jit)  # `@jitgrad.jit`, also once this module hides the function

@@ -220,13 +220,15 @@ class Writer:
     # -- modes and Python state ----------------------------------------------------------------
     def _modes(self) -> None:
         modes = self.spec.modes
+        settings = self.constant(modes.settings)
         self.put("# modes")
         self.miss_if(
             f"state.grad_enabled is not {modes.grad_enabled} "
             f"or state.inference is not {modes.inference} "
             f"or state.anomaly is not {modes.anomaly} "
             f"or defaults.dtype is not {self.constant(modes.dtype)} "
-            f"or state.casting != {self.constant(modes.casting)}"
+            f"or state.casting != {self.constant(modes.casting)} "
+            f"or (defaults.settings is not {settings} and defaults.settings != {settings})"
         )
 
     def _state(self) -> None:

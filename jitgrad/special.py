@@ -7,6 +7,7 @@ from typing import Any
 
 from jitgrad.functions import special
 from jitgrad.methods import FUNCTIONS
+from jitgrad.missing import missing
 from jitgrad.public import with_out
 
 # name here -> name at the top
@@ -32,8 +33,4 @@ globals().update(_ALL)
 __all__ = sorted(_ALL)
 
 
-def __getattr__(name: str) -> Any:
-    raise AttributeError(
-        f"module 'jitgrad.special' has no attribute {name!r}; what of torch.special is not there "
-        "is listed in docs/limits.md"
-    )
+__getattr__ = missing(__name__)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from jitgrad.runtime import dtypes
@@ -60,10 +61,22 @@ def bump_epoch() -> None:
     epoch[0] += 1
 
 
+@dataclass(frozen=True)
+class Settings:
+    """What settings.py stores. The numbers that ops compute depend on none of it."""
+
+    matmul_precision: str = "highest"
+    deterministic: bool = False
+    warn_only: bool = False
+    warn_always: bool = False
+
+
 class Defaults:
-    """Process-wide defaults; `dtype` is what floats become (set_default_dtype)."""
+    """Process-wide defaults; `dtype` is what floats become (set_default_dtype), `settings` what is
+    stored for whoever asks. Compiled functions guard both."""
 
     dtype: DType = dtypes.float32
+    settings: Settings = Settings()
 
 
 defaults = Defaults()

@@ -112,6 +112,15 @@ class Tensor:
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         return cls._legacy_new(*args, **kwargs)
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name in ("__torch_function__", "__torch_dispatch__"):
+            if name in vars(cls):
+                raise TypeError(
+                    f"[Tensor] expected a subclass without {name}; {cls.__name__} defines it: "
+                    "functions cannot be overridden yet (docs/limits.md)"
+                )
+
     if TYPE_CHECKING:
         # Attached by methods.py.
         def __getattr__(self, name: str) -> Any: ...

@@ -10,6 +10,9 @@ from jitgrad.amp.autocast_mode import (
     is_autocast_enabled,
 )
 from jitgrad.amp.grad_scaler import GradScaler
+from jitgrad.missing import missing
+
+__getattr__ = missing(__name__)
 
 __all__ = [
     "GradScaler", "autocast", "autocast_mode", "custom_bwd", "custom_fwd", "get_autocast_dtype",

@@ -23,6 +23,7 @@ from jitgrad.autograd.modes import (
     set_grad_enabled,
 )
 from jitgrad.autograd.variable import Variable
+from jitgrad.missing import no_such
 from jitgrad.tape.node import Node
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"jitgrad.autograd.{name}")
     if name == "graph_report":
         return importlib.import_module("jitgrad.autograd.report").graph_report
-    raise AttributeError(f"module 'jitgrad.autograd' has no attribute {name!r}")
+    raise no_such(__name__, name)
 
 
 __all__ = [

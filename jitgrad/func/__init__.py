@@ -10,6 +10,9 @@ from jitgrad.func.forward import jacfwd, jvp
 from jitgrad.func.mapping import vmap
 from jitgrad.func.reverse import grad, grad_and_value, hessian, jacrev, linearize, vjp
 from jitgrad.func.stateless import functional_call, stack_module_state
+from jitgrad.missing import missing
+
+__getattr__ = missing(__name__)
 
 __all__ = [
     "functional_call",

@@ -1,5 +1,6 @@
 """Layers, losses and containers, by torch.nn's names."""
 
+from jitgrad.missing import missing
 from jitgrad.nn import common_types as common_types
 from jitgrad.nn import functional as functional
 from jitgrad.nn import init as init
@@ -172,6 +173,8 @@ from jitgrad.nn.transformer import (
     TransformerEncoder,
     TransformerEncoderLayer,
 )
+
+__getattr__ = missing(__name__)
 
 __all__ = [
     "CELU", "ELU", "GELU", "GLU", "GRU", "LSTM", "RNN", "SELU", "AdaptiveAvgPool1d",

@@ -17,6 +17,7 @@ from jitgrad.autograd.modes import no_grad
 from jitgrad.creation import empty, empty_like, from_numpy, randperm
 from jitgrad.creation import eye as _identity
 from jitgrad.functions import where
+from jitgrad.missing import missing
 from jitgrad.random import Generator
 from jitgrad.runtime import dtypes
 from jitgrad.tensor import Tensor
@@ -264,3 +265,5 @@ eye, dirac, sparse = _deprecated(eye_), _deprecated(dirac_), _deprecated(sparse_
 xavier_uniform, xavier_normal = _deprecated(xavier_uniform_), _deprecated(xavier_normal_)
 kaiming_uniform, kaiming_normal = _deprecated(kaiming_uniform_), _deprecated(kaiming_normal_)
 orthogonal = _deprecated(orthogonal_)
+
+__getattr__ = missing(__name__)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from jitgrad.autograd.modes import no_grad
 from jitgrad.creation import empty_like
-from jitgrad.jit import jit
+from jitgrad.jit import compile
 from jitgrad.nn.hooks import HOOK_DICTS
 from jitgrad.nn.parameter import Buffer, Parameter, is_lazy
 from jitgrad.nn.slots import Slots
@@ -76,9 +76,9 @@ class Module(Stateful):
         return self.forward(*args, **kwargs)
 
     def compile(self, **options: Any) -> None:
-        """From here on, calls of this module run compiled: `jit`, with its options."""
+        """From here on, calls of this module run compiled: `jitgrad.compile`, with its options."""
         bump_epoch()
-        object.__setattr__(self, "_compiled_call_impl", jit(self._call_impl, **options))
+        object.__setattr__(self, "_compiled_call_impl", compile(self._call_impl, **options))
 
     # -- attributes ----------------------------------------------------------------------------
     def __setattr__(self, name: str, value: Any) -> None:

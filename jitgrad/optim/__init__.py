@@ -1,5 +1,6 @@
 """Optimizers, by torch.optim's names."""
 
+from jitgrad.missing import missing
 from jitgrad.optim import lr_scheduler, swa_utils
 from jitgrad.optim._adafactor import Adafactor
 from jitgrad.optim._muon import Muon
@@ -17,6 +18,8 @@ from jitgrad.optim.rmsprop import RMSprop
 from jitgrad.optim.rprop import Rprop
 from jitgrad.optim.sgd import SGD
 from jitgrad.optim.sparse_adam import SparseAdam
+
+__getattr__ = missing(__name__)
 
 __all__ = [
     "ASGD", "LBFGS", "SGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Muon",

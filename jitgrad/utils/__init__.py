@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from jitgrad.missing import no_such
 from jitgrad.utils import data as data
 
 if TYPE_CHECKING:
@@ -13,9 +14,9 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> Any:
     """Imports what not every program needs at its first use."""
-    if name == "checkpoint":
-        return importlib.import_module("jitgrad.utils.checkpoint")
-    raise AttributeError(f"module 'jitgrad.utils' has no attribute {name!r}")
+    if name in ("benchmark", "checkpoint", "model_zoo", "tensorboard"):
+        return importlib.import_module(f"jitgrad.utils.{name}")
+    raise no_such(__name__, name)
 
 
 __all__ = ["data"]

@@ -6,6 +6,7 @@ of, and the compiler fuses it.
 
 from jitgrad.functions.distance import cosine_similarity, pairwise_distance, pdist
 from jitgrad.functions.select import one_hot
+from jitgrad.missing import missing
 from jitgrad.nn.functional.activations import (
     celu,
     celu_,
@@ -148,6 +149,8 @@ from jitgrad.nn.functional.with_indices import (
     max_pool2d_with_indices,
     max_pool3d_with_indices,
 )
+
+__getattr__ = missing(__name__)
 
 __all__ = [
     "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool1d",

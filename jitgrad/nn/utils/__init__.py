@@ -4,6 +4,7 @@ they are first named."""
 import importlib
 from typing import Any
 
+from jitgrad.missing import no_such
 from jitgrad.nn.utils import parametrizations as parametrizations
 from jitgrad.nn.utils import parametrize as parametrize
 from jitgrad.nn.utils import rnn as rnn
@@ -29,10 +30,7 @@ from jitgrad.nn.utils.weight_norm import remove_weight_norm, weight_norm
 def __getattr__(name: str) -> Any:
     if name in ("prune", "stateless"):
         return importlib.import_module(f"jitgrad.nn.utils.{name}")
-    raise AttributeError(
-        f"module 'jitgrad.nn.utils' has no attribute {name!r}; what of PyTorch is not there yet is "
-        "listed in docs/limits.md"
-    )
+    raise no_such(__name__, name)
 
 
 __all__ = [

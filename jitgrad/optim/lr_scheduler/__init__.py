@@ -1,5 +1,6 @@
 """Learning-rate schedules, by torch.optim.lr_scheduler's names."""
 
+from jitgrad.missing import missing
 from jitgrad.optim.lr_scheduler.base import LRScheduler, _LRScheduler
 from jitgrad.optim.lr_scheduler.composed import ChainedScheduler, ReduceLROnPlateau, SequentialLR
 from jitgrad.optim.lr_scheduler.cycles import CosineAnnealingWarmRestarts, CyclicLR, OneCycleLR
@@ -14,6 +15,8 @@ from jitgrad.optim.lr_scheduler.formulas import (
     PolynomialLR,
     StepLR,
 )
+
+__getattr__ = missing(__name__)
 
 __all__ = [
     "ChainedScheduler", "ConstantLR", "CosineAnnealingLR", "CosineAnnealingWarmRestarts",

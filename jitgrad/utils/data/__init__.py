@@ -1,5 +1,6 @@
 """Datasets, samplers and loaders, by torch.utils.data's names."""
 
+from jitgrad.missing import missing
 from jitgrad.utils.data.dataloader import DataLoader, default_collate, default_convert
 from jitgrad.utils.data.dataset import (
     ConcatDataset,
@@ -17,6 +18,8 @@ from jitgrad.utils.data.sampler import (
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
+
+__getattr__ = missing(__name__)
 
 __all__ = [
     "BatchSampler", "ConcatDataset", "DataLoader", "Dataset", "IterableDataset", "RandomSampler",

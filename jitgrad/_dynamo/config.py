@@ -1,0 +1,12 @@
+"""torch._dynamo.config: settings that are kept and choose nothing."""
+
+suppress_errors = False
+cache_size_limit = recompile_limit = 8
+accumulated_cache_size_limit = accumulated_recompile_limit = 256
+verbose = False
+dynamic_shapes = True
+assume_static_by_default = True
+automatic_dynamic_shapes = True
+capture_scalar_outputs = False
+capture_dynamic_output_shape_ops = False
+optimize_ddp = True

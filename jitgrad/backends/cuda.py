@@ -1,0 +1,89 @@
+"""Flags of CUDA's libraries. There are none: they are kept and choose nothing."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from jitgrad.missing import missing
+from jitgrad.settings import get_float32_matmul_precision, set_float32_matmul_precision
+
+
+class _Matmul:
+    """Flags of products. allow_tf32 is set_float32_matmul_precision in other words."""
+
+    allow_fp16_reduced_precision_reduction = True
+    allow_bf16_reduced_precision_reduction = True
+    allow_fp16_accumulation = False
+    fp32_precision = "none"
+
+    @property
+    def allow_tf32(self) -> bool:
+        return get_float32_matmul_precision() != "highest"
+
+    @allow_tf32.setter
+    def allow_tf32(self, value: bool) -> None:
+        set_float32_matmul_precision("high" if value else "highest")
+
+
+class _Choices:
+    """Which ways of computing attention may be chosen from. There is one."""
+
+    flash = math = mem_efficient = cudnn = True
+
+
+matmul = _Matmul()
+cufft_plan_cache = SimpleNamespace(size=0, max_size=0)
+_choices = _Choices()
+
+
+def is_built() -> bool:
+    """Whether there is code for CUDA."""
+    return False
+
+
+def flash_sdp_enabled() -> bool:
+    """What enable_flash_sdp was told."""
+    return _choices.flash
+
+
+def enable_flash_sdp(enabled: bool) -> None:
+    """Kept; there is one way to compute attention."""
+    _choices.flash = bool(enabled)
+
+
+def math_sdp_enabled() -> bool:
+    """What enable_math_sdp was told."""
+    return _choices.math
+
+
+def enable_math_sdp(enabled: bool) -> None:
+    """Kept; there is one way to compute attention."""
+    _choices.math = bool(enabled)
+
+
+def mem_efficient_sdp_enabled() -> bool:
+    """What enable_mem_efficient_sdp was told."""
+    return _choices.mem_efficient
+
+
+def enable_mem_efficient_sdp(enabled: bool) -> None:
+    """Kept; there is one way to compute attention."""
+    _choices.mem_efficient = bool(enabled)
+
+
+def cudnn_sdp_enabled() -> bool:
+    """What enable_cudnn_sdp was told."""
+    return _choices.cudnn
+
+
+def enable_cudnn_sdp(enabled: bool) -> None:
+    """Kept; there is one way to compute attention."""
+    _choices.cudnn = bool(enabled)
+
+
+def is_flash_attention_available() -> bool:
+    """Whether there is a flash attention for CUDA."""
+    return False
+
+
+__getattr__ = missing(__name__)

@@ -1,0 +1,13 @@
+"""mkl: not there. jitgrad computes with code of its own."""
+
+from __future__ import annotations
+
+from jitgrad.missing import missing
+
+
+def is_available() -> bool:
+    """Whether the library is there."""
+    return False
+
+
+__getattr__ = missing(__name__)

@@ -1,0 +1,18 @@
+"""Metal: not there. jitgrad computes with code of its own."""
+
+from __future__ import annotations
+
+from jitgrad.missing import missing
+
+
+def is_available() -> bool:
+    """Whether the library is there."""
+    return False
+
+
+def is_built() -> bool:
+    """Whether there is code for the device."""
+    return False
+
+
+__getattr__ = missing(__name__)
