@@ -169,7 +169,7 @@ def numel(input: Tensor) -> Any:
 
 # Imported at their first use. jit and export can be called.
 _SUBMODULES = (
-    "_dynamo", "accelerator", "amp", "backends", "cpu", "cuda", "distributed",
+    "_dynamo", "accelerator", "amp", "backends", "compiling", "cpu", "cuda", "distributed",
     "export", "func", "fx", "hub", "jit", "linalg", "mps", "nn", "optim", "overrides",
     "serialization",
     "special", "testing", "types", "utils", "version", "xpu",
@@ -241,11 +241,7 @@ def __getattr__(name: str) -> Any:
     raise no_such("jitgrad", name)
 
 
-def _of_compiler(name: str) -> Any:
-    return getattr(importlib.import_module("jitgrad.compiling"), name)
-
-
-compiler.public = _of_compiler
+compiler.public = lambda name: getattr(__getattr__("compiling"), name)
 
 
 __all__ = [
