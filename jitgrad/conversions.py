@@ -147,6 +147,13 @@ def new_tensor(self: Tensor, data: Any, **kwargs: Any) -> Tensor:
     return creation.tensor(data, **kwargs)
 
 
+def new_empty_strided(self: Tensor, size: Any, stride: Any, **kwargs: Any) -> Tensor:
+    """empty_strided in this tensor's dtype."""
+    if kwargs.get("dtype") is None:
+        kwargs["dtype"] = self.dtype
+    return creation.empty_strided(size, stride, **kwargs)
+
+
 def new(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """The old constructor in this tensor's dtype: x.new(2, 3), x.new([1, 2]), x.new(size)."""
     return legacy_tensor(self.dtype, args, kwargs)
@@ -217,9 +224,7 @@ def set_default_tensor_type(t: Any) -> None:
 METHODS: dict[str, Callable[..., Any]] = {
     "to": to, "type": type_, "type_as": type_as, "cpu": cpu, "cuda": cuda,
     "pin_memory": pin_memory, "new_tensor": new_tensor, "new": new,
-    "new_empty_strided": lambda self, size, stride, **kwargs: creation.empty_strided(
-        size, stride, **{"dtype": self.dtype, **kwargs}
-    ),
+    "new_empty_strided": new_empty_strided,
     **{name: conversion(name, dtype) for name, dtype in CONVERSIONS.items()},
     **{
         f"new_{make.__name__}": new_full_method(make)

@@ -327,11 +327,11 @@ def _like(make: Any) -> Any:
         requires_grad: bool = False,
         pin_memory: bool = False,
         memory_format: Any = None,
-        **generator: Any,
+        **more: Any,  # generator, for the random ones
     ) -> Tensor:
         wanted = input.dtype if dtype is None else dtype
         out: Tensor = make(tuple(input._type.shape), dtype=wanted, device=device,
-                           requires_grad=requires_grad, **generator)  # fmt: skip
+                           requires_grad=requires_grad, **more)  # fmt: skip
         return examples_like(input, out) if state.levels else out
 
     like.__name__ = like.__qualname__ = f"{make.__name__}_like"
