@@ -21,6 +21,7 @@ from jitgrad.functions.args import numpy_names
 from jitgrad.methods import FUNCTIONS
 from jitgrad.promotion import can_cast, cast
 from jitgrad.state import state
+from jitgrad.storage import Storage, TypedStorage
 from jitgrad.tensor import Tensor
 
 
@@ -144,6 +145,16 @@ def _method(name: str) -> Callable[..., Any]:
     return getattr(Tensor, name)
 
 
+def is_storage(obj: Any) -> bool:
+    """Whether obj is a storage."""
+    return isinstance(obj, (Storage, TypedStorage))
+
+
+def to_dlpack(tensor: Tensor) -> Any:
+    """A DLPack capsule on the tensor's memory."""
+    return tensor.__dlpack__()
+
+
 def collect() -> dict[str, Any]:
     """What `jitgrad.name` is, for the names that tables give. Called after methods.attach()."""
     without = frozenset(_NO_OUT.split())
@@ -163,11 +174,12 @@ def collect() -> dict[str, Any]:
                 arrange.tril_indices, arrange.triu_indices):  # fmt: skip
         names[own.__name__] = own
     names["alias_copy"] = with_out(_copying(shape.alias, "alias_copy"))
-    for name in ("detach", "is_signed", "is_inference", "get_device"):
+    for name in ("is_conj", "is_neg", "is_distributed", "detach", "is_signed", "is_inference", "get_device"):
         if hasattr(Tensor, name):
             names.setdefault(name, _method(name))
     names["constant_pad_nd"] = shape.pad_constant
     names["empty_permuted"] = creation.empty_permuted
+    names["is_storage"], names["to_dlpack"] = is_storage, to_dlpack
     names.update(conversions.TENSOR_TYPES)
     names["set_default_tensor_type"] = conversions.set_default_tensor_type
     return names
