@@ -128,6 +128,10 @@ _COPIES = """as_strided detach diagonal expand narrow permute select split split
     t transpose unbind unfold unsqueeze view"""
 
 
+_ALSO_METHODS = ("is_conj", "is_neg", "is_distributed", "detach", "is_signed", "is_inference",
+                 "get_device")  # fmt: skip
+
+
 def _copying(view: Callable[..., Any], name: str) -> Callable[..., Any]:
     @functools.wraps(view)
     def function(*args: Any, **kwargs: Any) -> Any:
@@ -174,7 +178,7 @@ def collect() -> dict[str, Any]:
                 arrange.tril_indices, arrange.triu_indices):  # fmt: skip
         names[own.__name__] = own
     names["alias_copy"] = with_out(_copying(shape.alias, "alias_copy"))
-    for name in ("is_conj", "is_neg", "is_distributed", "detach", "is_signed", "is_inference", "get_device"):
+    for name in _ALSO_METHODS:
         if hasattr(Tensor, name):
             names.setdefault(name, _method(name))
     names["constant_pad_nd"] = shape.pad_constant
