@@ -42,6 +42,7 @@ from jitgrad.tape.node import (
     IdentityNode,
     Node,
     OverwrittenNode,
+    StartNode,
     edge_of,
     next_seq,
     save_tensor,
@@ -425,13 +426,13 @@ def check_inplace(target: Tensor, value_requires_grad: bool = False) -> None:
     if not state.grad_enabled:
         return
     info = target._view
-    if target.requires_grad and target._node is None:
+    if target.requires_grad and _is_start(target._node):
         raise RuntimeError(
             "a leaf Variable that requires grad is being used in an in-place operation."
         )
     if info is not None and info.base is not None:
         base = info.base
-        if base._requires_grad and base._node is None:
+        if base._requires_grad and _is_start(base._node):
             raise RuntimeError(
                 "a view of a leaf Variable that requires grad is being used in an in-place "
                 "operation."
@@ -441,6 +442,11 @@ def check_inplace(target: Tensor, value_requires_grad: bool = False) -> None:
                 "A view was created in no_grad mode and is being modified inplace with grad mode "
                 "enabled. Make the view in grad mode, or write to it in no_grad mode."
             )
+
+
+def _is_start(node: Node | None) -> bool:
+    """Whether a tensor with this node is a leaf, or what func.grad gave a function as one."""
+    return node is None or type(node) is StartNode
 
 
 def assign(target: Tensor, value: Tensor) -> None:

@@ -19,6 +19,7 @@ from jitgrad.autograd.modes import (
     is_grad_enabled,
     is_inference_mode_enabled,
     no_grad,
+    set_anomaly_enabled,
     set_detect_anomaly,
     set_grad_enabled,
 )
@@ -63,6 +64,7 @@ __all__ = [
     "jvp",
     "no_grad",
     "once_differentiable",
+    "set_anomaly_enabled",
     "set_detect_anomaly",
     "set_grad_enabled",
 ]

@@ -160,6 +160,11 @@ class set_detect_anomaly(_Mode):
         return self
 
 
+def set_anomaly_enabled(mode: bool, check_nan: bool = True) -> None:
+    """Turns detect_anomaly on or off in this thread."""
+    state.anomaly, state.check_nan = bool(mode), bool(check_nan)
+
+
 def is_anomaly_enabled() -> bool:
     """Whether detect_anomaly is in force."""
     return state.anomaly

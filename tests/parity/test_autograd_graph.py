@@ -180,8 +180,10 @@ def test_anomaly():
             with warnings.catch_warnings(), pytest.raises(KeyError):
                 warnings.simplefilter("ignore")
                 Wrong.apply(x).sum().backward()
+        t.set_anomaly_enabled(True, check_nan=False)
+        assert t.is_anomaly_enabled() and not t.is_anomaly_check_nan_enabled()
         t.autograd.set_detect_anomaly(True)
-        assert t.is_anomaly_enabled()
+        assert t.is_anomaly_enabled() and t.is_anomaly_check_nan_enabled()
         t.autograd.set_detect_anomaly(False)
         assert not t.is_anomaly_enabled()
 

@@ -203,6 +203,9 @@ def test_transforms(name):
 
 
 ERRORS = {
+    "in place, the argument": lambda t, f, x, w: f.grad(lambda a: a.sin_().sum())(x),
+    "in place, each argument": lambda t, f, x, w: f.vmap(f.grad(lambda a: a.sin_().sum()))(x),
+    "in place, a view of it": lambda t, f, x, w: f.grad(lambda a: (a[0].mul_(2) + a).sum())(x),
     "in place": lambda t, f, x, w: f.vmap(lambda a: t.zeros(3, dtype=a.dtype).add_(a[:3]))(x),
     "item": lambda t, f, x, w: f.vmap(lambda a: a.sum().item())(x),
     "if": lambda t, f, x, w: f.vmap(lambda a: a if a.sum() > 0 else -a)(x),
