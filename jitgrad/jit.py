@@ -302,6 +302,7 @@ class JitFunction:
         if escaped is not None:
             return f"keeps a tensor ({escaped[0]}) beyond the call, made here", escaped[1]
         watch.freeze()
+        guard.loosen(leaves, recorder.is_written)
         if watch.reasons:
             return watch.reasons[0], ""
         written = [trace.entries[w.input].array for w in trace.graph.writes]

@@ -141,7 +141,12 @@ class Recorder(ValueMap):
         old = self._root(target, line)
         if self.reason:
             return
-        chain = self._suffix(target, line)
+        _, chain = self._place(target, line)
+        if storage in self._parts:
+            self.give_up(
+                "writes to one of two tensors that show different parts of one storage", line
+            )
+            return
         if chain:
             assert old is not None
             update = GraphTensor(self, new, line)
@@ -336,7 +341,7 @@ class Recorder(ValueMap):
         sources: list[tuple[str, int]] = []
         for v in kept:
             entry = self.entries[inputs[v]] if v in inputs else None
-            if entry is not None and self._values[entry.storage] is v:
+            if entry is not None and self._now(entry) is v:
                 sources.append(("input", inputs[v]))
             else:  # made by the forward, or overwritten by it
                 have = roots.values.index(v) if v in roots.values else roots.add_value(v)
@@ -401,7 +406,7 @@ class Recorder(ValueMap):
             pair.kept = [(k, place[i] if k == "result" else i) for k, i in pair.kept]
 
         for i, entry in enumerate(self.entries):
-            value = self._values[entry.storage]
+            value = self._now(entry)
             entry.writes = self._counts.get(entry.storage, 0)
             entry.hidden_writes = self._hidden.get(entry.storage, 0)
             if value is not entry.value and not isinstance(entry.source, Constant):
@@ -445,8 +450,7 @@ class Recorder(ValueMap):
             self.entry_of(x)
             if self.reason:
                 return ConstantResult(None)
-        entry = self._entry.get(storage)
-        chain = self._suffix(x, "")
+        entry, chain = self._place(x, "")
         requires_grad = x.requires_grad
         if entry is not None and entry.kind != "scalar" and not isinstance(entry.source, Constant):
             if requires_grad and x._node is not None and not self._is_view_of(x, entry):
@@ -457,7 +461,7 @@ class Recorder(ValueMap):
         number = roots.number(x)
         if x._node is None or not requires_grad:
             return FreshResult(roots.add(storage), chain, requires_grad, number)
-        if x._node.operands is None:  # backward() ran inside: as in eager, it cannot run again
+        if self._is_spent(x):  # backward() ran inside: as in eager, it cannot run again
             return FreshResult(roots.add(storage), chain, True, number, SPENT)
         if chain:  # the compiled node makes what the view shows, on memory of its own
             index, chain = roots.add_value(self.value_of(x, "")), ()
@@ -465,6 +469,22 @@ class Recorder(ValueMap):
         else:
             index = roots.add(storage)
         return FreshResult(index, chain, False, number, roots.slot(x))
+
+    def _is_spent(self, x: Any) -> bool:
+        """Whether a backward has freed a part of what x was computed by."""
+        seen: set[int] = set()
+        stack = [x._node]
+        while stack:
+            node = stack.pop()
+            if node is None or isinstance(node, Tensor) or id(node) in seen:
+                continue
+            if node.seq < self.first_node:
+                continue
+            if node.operands is None:
+                return True
+            seen.add(id(node))
+            stack.extend(node.edges)
+        return False
 
     def _is_array_twice(self, entry: Entry) -> bool:
         """Whether another storage, too, is on the NumPy array that the entry is on."""
@@ -484,7 +504,7 @@ class Recorder(ValueMap):
         )
 
     def _check_writes(self) -> None:
-        written = [e for e in self.entries if self._values[e.storage] is not e.value]
+        written = [e for e in self.entries if self._now(e) is not e.value]
         for e in self.entries:
             x = e.tensor  # None where the function made it, of a NumPy array
             if x is not None and (x._node is not e.node or x.requires_grad != e.requires_grad):
@@ -505,6 +525,10 @@ class Recorder(ValueMap):
         for ref, what in self._strangers:
             if ref() is not None:
                 self.give_up(f"{what} a tensor that is reached in no way jit can follow")
+
+    def is_written(self, storage: Storage) -> bool:
+        """Whether the function writes to a storage that it did not make."""
+        return storage in self._counts
 
     def escaped(self, result: Any) -> tuple[TensorType, str] | None:
         """A traced tensor that something outside still holds: its type and source line."""

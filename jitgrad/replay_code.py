@@ -125,8 +125,9 @@ class Writer:
         else:
             for i in tensors:
                 group = self.guard.groups[i]
-                chain = self.constant(self.guard.chains[i])
-                self.miss_if(f"a{i}._chain != {chain}")
+                chain = self.guard.chains[i]
+                if chain is not None:
+                    self.miss_if(f"a{i}._chain != {self.constant(chain)}")
                 for j in tensors:
                     if j < i:
                         op = "is not" if self.guard.groups[j] == group else "is"

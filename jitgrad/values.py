@@ -39,6 +39,9 @@ class Finder(Protocol):
     def storage(self, storage: Storage) -> Found | None:
         """A tensor on this storage that later calls will find, too."""
 
+    def part(self, x: Tensor) -> Found | None:
+        """The argument that shows the part of the storage of which x is a view."""
+
     def owner(self, owner: Any) -> Owner | None:
         """Where later calls find the object whose slot is read or rebound."""
 
@@ -140,6 +143,7 @@ class ValueMap:
         self.entries: list[Entry] = []
         self._values: dict[Storage, Value] = {}
         self._entry: dict[Storage, Entry] = {}
+        self._parts: dict[Storage, list[Entry]] = {}  # other parts of storages that none writes
         self._counts: dict[Storage, int] = {}
         self._views: dict[Any, tuple[int, Any, Value]] = {}
         self._grads: dict[Storage, Found] = {}
@@ -157,7 +161,10 @@ class ValueMap:
             return _NOTHING
         storage = x._storage
         count = self._counts.get(storage, 0)
-        for n, step in enumerate(chain := self._suffix(x, line)):
+        entry, chain = self._place(x, line)
+        if entry is not None:
+            value = self._now(entry)
+        for n, step in enumerate(chain):
             key = (storage, tuple(map(id, chain[: n + 1])))
             cached = self._views.get(key)
             if cached is None or cached[0] != count:
@@ -196,6 +203,14 @@ class ValueMap:
     def _add_entry(
         self, kind: str, source: Source, tensor: Tensor, array: np.ndarray[Any, Any]
     ) -> Entry:
+        entry = self._new_entry(kind, source, tensor, array)
+        self._entry[entry.storage] = entry
+        self._values[entry.storage] = entry.value
+        return entry
+
+    def _new_entry(
+        self, kind: str, source: Source, tensor: Tensor, array: np.ndarray[Any, Any]
+    ) -> Entry:
         name = self._name(source)
         value = self.graph.add_input(plain_type(tensor._type), kind, name)
         storage = tensor._storage
@@ -207,8 +222,6 @@ class ValueMap:
             tensor.requires_grad,
         )  # fmt: skip
         self.entries.append(entry)
-        self._entry[storage] = entry
-        self._values[storage] = value
         return entry
 
     def _name(self, source: Source) -> str:
@@ -220,19 +233,35 @@ class ValueMap:
             unique = f"{name}#{n}"
         return unique
 
-    def _suffix(self, x: Tensor, line: str) -> Any:
-        """The view ops from the graph's value of the storage to x."""
-        entry = self._entry.get(x._storage)
-        if entry is None or not entry.base:
-            return x._chain
-        assert entry.tensor is not None
-        base = entry.tensor._chain
-        if len(x._chain) < len(base) or any(
-            a is not b for a, b in zip(base, x._chain, strict=False)
-        ):
+    def _now(self, entry: Entry) -> Value:
+        """What the memory of a graph input holds now."""
+        written = self._counts.get(entry.storage)
+        return self._values[entry.storage] if written else entry.value
+
+    def _place(self, x: Tensor, line: str) -> tuple[Entry | None, Any]:
+        """The graph input that x's memory came from (None: the function made it), and the view ops
+        from the graph's value of that memory to x."""
+        first = self._entry.get(x._storage)
+        if first is None or not first.base:
+            return first, x._chain
+        parts = self._parts.get(x._storage, [])
+        for entry in (first, *parts):
+            assert entry.tensor is not None
+            if is_part(x._chain, entry.tensor._chain):
+                return entry, x._chain[entry.base :]
+        found = None if self._counts.get(x._storage) else self.finder.part(x)
+        if found is None:
             self.give_up("uses two tensors that show different parts of one storage", line)
-            return ()
-        return x._chain[len(base) :]
+            return first, ()
+        source, tensor = found
+        entry = self._new_entry("arg", source, tensor, tensor._data)
+        self._parts[x._storage] = [*parts, entry]
+        return entry, x._chain[entry.base :]
+
+
+def is_part(chain: Any, base: Any) -> bool:
+    """Whether a tensor with this chain of views is a view of one whose chain is `base`."""
+    return len(base) <= len(chain) and all(a is b for a, b in zip(base, chain, strict=False))
 
 
 _NOTHING = Value(TensorType((), dtypes.float32))

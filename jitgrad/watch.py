@@ -40,6 +40,7 @@ from jitgrad.reads import Reads, reads_of
 from jitgrad.sources import Arg, Captured, Grad, Owner, Source
 from jitgrad.storage import Storage
 from jitgrad.tensor import Tensor
+from jitgrad.values import is_part
 
 
 class Watch(Collector):
@@ -158,6 +159,12 @@ class Watch(Collector):
             return Arg(index), self.leaves[index]
         item = self._storages.get(storage)
         return None if item is None else (Captured(item), item.now)
+
+    def part(self, x: Tensor) -> tuple[Source, Tensor] | None:
+        for i, y in enumerate(self.leaves):
+            if isinstance(y, Tensor) and y._storage is x._storage and is_part(x._chain, y._chain):
+                return Arg(i), y
+        return None
 
     def owner(self, owner: Any) -> Owner | None:
         index = self._arg_ids.get(id(owner))

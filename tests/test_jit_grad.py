@@ -372,3 +372,23 @@ def test_an_alias_made_inside_may_require_grad() -> None:
 
     with pytest.raises(CompileError):
         jg.jit(keeps, fallback="error")(x)
+
+
+def test_a_result_on_what_backward_freed() -> None:
+    """As the state of a recurrent net: off the loss, on operations that the loss went through."""
+
+    def f(x: jg.Tensor, w: jg.Tensor) -> tuple[jg.Tensor, jg.Tensor]:
+        h = (x * w).tanh()
+        h.exp().sum().backward()
+        return h * 2, h.detach()
+
+    compiled = jg.jit(f, fallback="error")
+    x = jg.tensor([1.0, 2.0])
+    for _ in range(3):
+        w = jg.tensor([0.5, -1.0], requires_grad=True)
+        carried, value = compiled(x, w)
+        assert carried.requires_grad and carried.tolist() == (value * 2).tolist()
+        assert not carried.detach().requires_grad
+        with pytest.raises(RuntimeError, match="second time"):
+            carried.sum().backward()
+    assert compiled.stats.hits == 2
