@@ -21,7 +21,21 @@ _OWN = ("_view", "_grad", "_hooks", "_post_hooks")
 
 
 def deepcopy_tensor(self: Tensor, memo: dict[int, Any]) -> Any:
-    """copy.deepcopy. Raises RuntimeError for what an op made on the tape."""
+    """copy.deepcopy: with .grad and attributes. Raises RuntimeError for what an op made on the
+    tape."""
+    if id(self) in memo:
+        return memo[id(self)]
+    out = deepcopy_values(self, memo)
+    for key, value in self.__dict__.items():
+        if key not in _OWN:
+            setattr(out, key, copy.deepcopy(value, memo))
+    if self._grad is not None:
+        out._grad = copy.deepcopy(self._grad, memo)
+    return out
+
+
+def deepcopy_values(self: Tensor, memo: dict[int, Any]) -> Any:
+    """copy.deepcopy of a Parameter: its values and requires_grad. Raises as deepcopy_tensor."""
     if not self.is_leaf:
         raise RuntimeError(
             "Only Tensors created explicitly by the user (graph leaves) support the deepcopy "
@@ -33,11 +47,6 @@ def deepcopy_tensor(self: Tensor, memo: dict[int, Any]) -> Any:
     out = _on_storage(type(self), copy.deepcopy(self._storage, memo), self._chain, self)
     out._requires_grad = self._requires_grad
     memo[id(self)] = out
-    for key, value in self.__dict__.items():
-        if key not in _OWN:
-            setattr(out, key, copy.deepcopy(value, memo))
-    if self._grad is not None:
-        out._grad = copy.deepcopy(self._grad, memo)
     return out
 
 
@@ -62,10 +71,11 @@ def _shares(data: Any, storage: Storage) -> bool:
 
 
 def copy_tensor(self: Tensor) -> Any:
-    """copy.copy: another tensor on the same memory, at the same place of the tape."""
+    """copy.copy: another tensor on the same memory, at the same place of the tape; no .grad."""
     out = self._alias(type(self))
     out._node, out._out, out._requires_grad = self._node, self._out, self._requires_grad
     out.__dict__.update(self.__dict__)
+    out._grad = None
     return out
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from jitgrad.copying import deepcopy_values
 from jitgrad.creation import empty
 from jitgrad.device import device as Device
 from jitgrad.runtime.dtypes import DType
@@ -37,6 +38,10 @@ class Parameter(Tensor):
 
     def __repr__(self) -> str:
         return "Parameter containing:\n" + super().__repr__()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """Without .grad and the attributes that users set."""
+        return deepcopy_values(self, memo)
 
 
 class Buffer(Tensor):

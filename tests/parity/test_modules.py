@@ -162,6 +162,24 @@ def test_conversion_and_copies():
         assert not m.blocks[1].norm.training
 
 
+@pytest.mark.parametrize("copier", [copy.copy, copy.deepcopy], ids=["copy", "deepcopy"])
+def test_what_copies_keep(copier):
+    """.grad and attributes: of a parameter, of a plain leaf, of a module's parameter."""
+    found = []
+    for lib in LIBS:
+        for x in (lib.nn.Parameter(lib.t.ones(3)), lib.t.ones(3, requires_grad=True)):
+            x.tag = "mine"
+            (x * 2).sum().backward()
+            y = copier(x)
+            found.append((lib.name, y.grad is None, hasattr(y, "tag"), y.requires_grad))
+            assert x.grad.tolist() == [2, 2, 2]
+        layer = lib.nn.Linear(2, 2)
+        layer(lib.t.ones(1, 2)).sum().backward()
+        found.append((lib.name, copier(layer).weight.grad is None))
+    half = len(found) // 2
+    assert [f[1:] for f in found[:half]] == [f[1:] for f in found[half:]]
+
+
 def test_state_dict_hooks_and_versions():
     """Pre-, post- and load hooks, extra state, _metadata, overridden methods, in their order."""
     logs = []
