@@ -114,13 +114,13 @@ class ArgumentGuard:
         for i, group in enumerate(self.groups):
             if self.chains[i] is not None:
                 members.setdefault(group, []).append(i)
-        for group in members.values():
-            tensors = list({id(leaves[i]): leaves[i] for i in group}.values())
+        for numbers in members.values():
+            tensors = list({id(leaves[i]): leaves[i] for i in numbers}.values())
             if is_written(tensors[0]._storage) or any(
                 a is not b and is_part(a._chain, b._chain) for a in tensors for b in tensors
             ):
                 continue
-            for i in group:
+            for i in numbers:
                 self.chains[i] = None
 
     def mismatch(self, structure: Structure, leaves: Sequence[Any], names: Sequence[str]) -> str:

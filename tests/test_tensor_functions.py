@@ -340,28 +340,3 @@ def test_resize() -> None:
     x.resize_(8)
     x[0] = 8
     assert view[0] == 7 and x.tolist() == [8, 1, 2, 3, 0, 0, 0, 0]
-
-
-@pytest.mark.parametrize("name", ["sum", "mean", "amax", "var", "logsumexp", "argmax", "any"])
-def test_names_of_numpy(name):
-    """axis and keepdims, of functions and methods."""
-    x = jg.from_numpy(np.arange(12.0).reshape(3, 4))
-    x = x > 10 if name == "any" else x
-    want = getattr(x, name)(dim=1, keepdim=True)
-    for found in (
-        getattr(x, name)(axis=1, keepdims=True),
-        getattr(jg, name)(x, axis=1, keepdims=True),
-        getattr(jg, name)(x, axis=1, keepdims=True, out=jg.empty_like(want)),
-    ):
-        assert found.shape == (3, 1) and found.tolist() == want.tolist()
-    with pytest.raises(TypeError, match="'dim' and 'axis'"):
-        getattr(x, name)(dim=1, axis=1)
-
-
-def test_axis_of_what_is_no_reduction():
-    x = jg.arange(6.0).reshape(2, 3)
-    assert jg.stack([x, x], axis=2).shape == (2, 3, 2)
-    assert jg.cat([x, x], axis=1).shape == (2, 6)
-    assert x.unsqueeze(axis=0).shape == (1, 2, 3)
-    assert x.clone().cumsum_(axis=0)[1].tolist() == [3.0, 5.0, 7.0]
-    assert jg.gather(x, axis=1, index=jg.tensor([[2], [0]])).tolist() == [[2.0], [3.0]]

@@ -112,7 +112,7 @@ def get_linear_schedule_with_warmup(optimizer, num_warmup_steps, num_training_st
 
 def mlp():
     return nn.Sequential(
-        nn.Linear(6, 10), nn.BatchNorm1d(10), nn.ReLU(inplace=True), nn.Dropout(p=0.0),
+        nn.Linear(6, 10, bias=False), nn.BatchNorm1d(10), nn.ReLU(inplace=True), nn.Dropout(p=0.0),
         nn.Linear(10, 3),
     )  # fmt: skip
 
