@@ -259,7 +259,7 @@ __all__ = [
     "manual_seed", "meshgrid", "methods", "multinomial", "nan", "no_grad", "normal", "numel",
     "ones", "ones_like", "pi", "promote_types", "rand", "rand_like", "randint", "randint_like",
     "randn", "randn_like", "random", "randperm", "range", "result_type", "seed",
-    "set_anomaly_enabled", "set_default_dtype", "set_grad_enabled", "set_printoptions", "set_rng_state",
-    "short", "stack",
+    "set_anomaly_enabled", "set_default_dtype", "set_grad_enabled", "set_printoptions",
+    "set_rng_state", "short", "stack",
     "tensor", "uint8", "vstack", "zeros", "zeros_like", *sorted(_PUBLIC),
 ]  # fmt: skip
