@@ -78,12 +78,23 @@ EMPTY = frozenset(
 )  # fmt: skip
 
 
+NOT_PUBLIC = frozenset(
+    {
+        # Samples that are views of larger memory, of which the driver's copies know nothing.
+        "as_strided.partial_views",
+        "max_pool2d_with_indices_backward",
+        "to_sparse",
+    }
+)
+
+
 def entries() -> list[Any]:
     """The database's entries of dense functions that the public can call."""
     return [
         e
         for e in common.op_db
-        if not e.name.startswith(("_", "jiterator", "masked.", "sparse.", "torch.", "signal."))
+        if label(e) not in NOT_PUBLIC
+        and not e.name.startswith(("_", "jiterator", "masked.", "sparse.", "torch.", "signal."))
         or e.name.startswith("__")
     ]
 
@@ -161,6 +172,8 @@ def convert(x: Any, strided: bool = False) -> Any:
         return type(x)(items) if type(x) in (tuple, list) else type(x)(*items)
     if isinstance(x, dict):
         return {k: convert(v, strided) for k, v in x.items()}
+    if isinstance(x, torch.nn.Module):  # a distance, made without arguments
+        return getattr(jitgrad.nn, type(x).__name__)()
     if callable(x) and str(getattr(x, "__module__", "")).startswith("torch"):
         return lookup(f"nn.functional.{x.__name__}")
     if isinstance(x, slice):
