@@ -12,7 +12,7 @@ from typing import Any
 
 import jitgrad.functions as ops
 from jitgrad.casting import wide
-from jitgrad.creation import ones_like, zeros_like
+from jitgrad.creation import ones_like
 from jitgrad.functions.args import expect_range
 from jitgrad.nn.functional.activations import logsigmoid
 from jitgrad.nn.functional.args import expect_dtype, expect_floating, expect_shape, expect_tensors
@@ -284,27 +284,38 @@ def _expect_classes(op: str, input: Tensor, target: Tensor) -> None:
 
 
 def expect_class_range(op: str, target: Tensor, ignore_index: int | None, classes: Any) -> Tensor:
-    """The target, with class 0 where it is to be ignored. Raises IndexError, naming the class, for
-    one out of range."""
-    text = f"[{op}] Target {{value}} is out of bounds: expected classes from 0 to {classes - 1}"
+    """The target. Raises IndexError, naming the class, for one out of range."""
     if ignore_index is not None:
-        text += f", or ignore_index {ignore_index}"
-        target = ops.where(target == ignore_index, zeros_like(target), target)
+        return _counted_classes(op, target, ignore_index, classes)[0]
+    text = f"[{op}] Target {{value}} is out of bounds: expected classes from 0 to {classes - 1}"
     return expect_range(target, 0, classes - 1, IndexError, text)
 
 
-def _picked(
-    log_p: Tensor, safe: Tensor, weight: Tensor | None, ignored: Tensor, dim: int
+def _counted_classes(
+    op: str, target: Tensor, ignore_index: int, classes: Any
 ) -> tuple[Tensor, Tensor]:
-    """(-log_p[safe] * weight[safe], weight[safe]), both 0 where ignored."""
+    """The target, with class 0 where it is to be ignored; and where it counts."""
+    text = (
+        f"[{op}] Target {{value}} is out of bounds: expected classes from 0 to {classes - 1}, or "
+        f"ignore_index {ignore_index}"
+    )
+    counts = target != ignore_index
+    safe = ops.where(counts, target, 0)
+    return expect_range(safe, 0, classes - 1, IndexError, text), counts
+
+
+def _picked(
+    log_p: Tensor, safe: Tensor, weight: Tensor | None, counts: Tensor, dim: int
+) -> tuple[Tensor, Tensor]:
+    """(-log_p[safe] * weight[safe], weight[safe]), both 0 where not counted."""
     loss = -ops.gather(log_p, dim, safe.unsqueeze(dim)).squeeze(dim)
     if weight is None:
-        counted = ops.logical_not(ignored).to(log_p.dtype)
+        counted = counts.to(log_p.dtype)
     else:
         chosen = weight.index_select(0, safe.reshape(-1)).reshape(safe.shape)
-        counted = ops.where(ignored, 0.0, chosen)
+        counted = ops.where(counts, chosen, 0.0)
         loss = loss * chosen
-    return ops.where(ignored, 0.0, loss), counted
+    return ops.where(counts, loss, 0.0), counted
 
 
 @wide
@@ -327,8 +338,8 @@ def nll_loss(
     reduction = legacy_reduction(size_average, reduce, reduction)
     dim = _class_dim("nll_loss", input, target, weight)
     _expect_classes("nll_loss", input, target)
-    safe = expect_class_range("nll_loss", target, ignore_index, input.shape[dim])
-    loss, counted = _picked(input, safe, weight, target == ignore_index, dim)
+    safe, counts = _counted_classes("nll_loss", target, ignore_index, input.shape[dim])
+    loss, counted = _picked(input, safe, weight, counts, dim)
     if reduction == "mean":
         return loss.sum() / counted.sum()
     return reduce_loss("nll_loss", loss, reduction)
@@ -373,12 +384,11 @@ def cross_entropy(
         loss = -(terms if by_class is None else terms * by_class).sum(dim)
         return reduce_loss(op, loss, reduction)
     _expect_classes(op, input, target)
-    safe = expect_class_range(op, target, ignore_index, classes)
-    ignored = target == ignore_index
-    loss, counted = _picked(log_p, safe, weight, ignored, dim)
+    safe, counts = _counted_classes(op, target, ignore_index, classes)
+    loss, counted = _picked(log_p, safe, weight, counts, dim)
     if label_smoothing:
         smooth = -(log_p if by_class is None else log_p * by_class).sum(dim)
-        smooth = ops.where(ignored, 0.0, smooth)
+        smooth = ops.where(counts, smooth, 0.0)
         loss = loss * (1 - label_smoothing) + smooth * (label_smoothing / classes)
     if reduction == "mean":
         return loss.sum() / counted.sum()
