@@ -17,7 +17,7 @@ from jitgrad.runtime import dtypes
 from jitgrad.storage import Storage
 from jitgrad.tensor import Tensor, _new, static_type, wrap_array
 
-_OWN = ("_view", "_grad", "_hooks", "_post_hooks")
+_OWN = ("_view", "_was", "_below", "_grad", "_hooks", "_post_hooks")
 
 
 def deepcopy_tensor(self: Tensor, memo: dict[int, Any]) -> Any:

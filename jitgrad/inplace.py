@@ -182,6 +182,8 @@ def view_in_place(function: Callable[..., Tensor], name: str) -> Callable[..., T
             source._node, source._out = self._node, self._out
             source._requires_grad = self._requires_grad
         view = function(source, *args, **kwargs)
+        if source is not self:
+            self._was = source
         if leaf:
             view = view.detach()
             view._requires_grad, view._view = True, None

@@ -101,6 +101,7 @@ class Tensor:
 
     # Rarely set; they live in the instance's __dict__ then.
     _view: ViewInfo | None = None
+    _was: Tensor | None = None  # stands for it as the base of views made before it became one
     _grad: Tensor | None = None
     _hooks: OrderedDict[int, Any] | None = None
     _post_hooks: OrderedDict[int, Any] | None = None

@@ -26,13 +26,20 @@ class ViewInfo:
         tracked: False when the view was made in no_grad mode.
     """
 
-    __slots__ = ("base", "hidden", "tracked", "version")
+    __slots__ = ("_base", "hidden", "tracked", "version")
 
     def __init__(self, base: Tensor | None, version: int, hidden: bool, tracked: bool) -> None:
-        self.base = base
+        self._base = base
         self.version = version
         self.hidden = hidden
         self.tracked = tracked
+
+    @property
+    def base(self) -> Tensor | None:
+        base = self._base
+        if base is not None and base._was is not None:  # it became a view itself, in place
+            base = self._base = base._was
+        return base
 
     def detached(self) -> ViewInfo:
         return ViewInfo(None, self.version, self.hidden, True)
