@@ -179,11 +179,29 @@ def apply(op: Any, operands: tuple[Tensor, ...], attrs: dict[str, Any]) -> Any:
         for x in operands:
             if x._requires_grad or (x._view is not None and x.requires_grad):
                 put_on_tape(op, operands, attrs, plan, outputs)
+                if current.saved_hooks:
+                    _tell(op, operands, attrs, outputs)
+                    pack_node(outputs)
+                    return outputs
                 break
     if current.recorder is not None:
-        many = outputs if op.nout > 1 else (outputs,)
-        current.recorder.op(op, operands, attrs, many, user_line())
+        _tell(op, operands, attrs, outputs)
     return outputs
+
+
+def _tell(op: Any, operands: tuple[Tensor, ...], attrs: dict[str, Any], outputs: Any) -> None:
+    """Reports an op to the recorder, if there is one."""
+    if state.recorder is not None:
+        many = outputs if op.nout > 1 else (outputs,)
+        state.recorder.op(op, operands, attrs, many, user_line())
+
+
+def pack_node(outputs: Any) -> None:
+    """Hands what an op's node saved to the pack hook. After recorders know the outputs: the hook
+    may apply ops to them."""
+    many = outputs if isinstance(outputs, tuple) else (outputs,)
+    node = next(y._node for y in many if y._node is not None)
+    node.pack()
 
 
 def _make_plan(key: Any, op: Any, operands: tuple[Tensor, ...], attrs: dict[str, Any]) -> Plan:
@@ -318,14 +336,10 @@ def put_on_tape(
         node.outs = save_tensor(outputs) if keep_out else ()
         outputs._node = node
         outputs._requires_grad = True
-        if state.saved_hooks:
-            node.pack()
         return
     node.outs = tuple(
         [save_tensor(y) if keep else y._type for y, keep in zip(outputs, keep_out, strict=True)]
     )
-    if state.saved_hooks:
-        node.pack()
     for i, y in enumerate(outputs):
         if y._type.dtype.category >= _FLOATING:
             y._node = node

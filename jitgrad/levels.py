@@ -20,7 +20,7 @@ from typing import Any
 
 from jitgrad.compiler.ops.record import OPS, Op
 from jitgrad.compiler.types import TensorType
-from jitgrad.dispatch import apply, as_view, assign, put_on_tape
+from jitgrad.dispatch import apply, as_view, assign, pack_node, put_on_tape
 from jitgrad.random import draw_tensors
 from jitgrad.runtime.errors import InternalError
 from jitgrad.state import recording, state
@@ -269,11 +269,14 @@ class Level:
         else:
             outputs = tuple([self.wrap(y, t, batched) for y, t in zip(many, types, strict=True)])
         result = outputs if op.nout > 1 else outputs[0]
-        if plan.taped and state.grad_enabled and any(x.requires_grad for x in lifted):
+        taped = plan.taped and state.grad_enabled and any(x.requires_grad for x in lifted)
+        if taped:
             put_on_tape(op, lifted, attrs, plan, result)
         recorder = state.recorder
         if recorder is not None and getattr(recorder, "level", None) is not self:
             recorder.op(op, operands, attrs, outputs, user_line())
+        if taped and state.saved_hooks:
+            pack_node(result)
         return result
 
     def _one_by_one(

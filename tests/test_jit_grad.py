@@ -392,3 +392,35 @@ def test_a_result_on_what_backward_freed() -> None:
         with pytest.raises(RuntimeError, match="second time"):
             carried.sum().backward()
     assert compiled.stats.hits == 2
+
+
+def test_hooks_on_saved_tensors_inside() -> None:
+    """What the pack hook does is recorded, for gradients inside and outside; forward mode, too."""
+    w = jg.nn.Parameter(jg.randn(4, 4))
+    hooks = jg.autograd.graph.saved_tensors_hooks(lambda t: t.half(), lambda t: t.float())
+
+    def loss(x: Any) -> Any:
+        with hooks:
+            return (x @ w).sin().exp().sum()
+
+    def inside(x: Any) -> Any:
+        return jg.autograd.grad(loss(x), w)[0]
+
+    def forward(x: Any) -> Any:
+        with jg.autograd.forward_ad.dual_level():
+            d = jg.autograd.forward_ad.make_dual(x, x * 2)
+            return jg.autograd.forward_ad.unpack_dual(loss(d)).tangent
+
+    x = jg.randn(3, 4)
+    wanted, along = inside(x), forward(x)
+    own, outer, ahead = (jg.jit(f, fallback="error") for f in (inside, loss, forward))
+    for _ in range(3):
+        w.grad = None
+        outer(x).backward()
+        assert w.grad is not None
+        for found in (own(x), w.grad):
+            np.testing.assert_allclose(found.numpy(), wanted.numpy(), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(ahead(x).detach(), along.detach(), rtol=1e-5)
+    assert own.stats.hits == 2 and outer.stats.hits == 2
+    plain = jg.autograd.grad((x @ w).sin().exp().sum(), w)[0]
+    assert not plain.equal(wanted)  # the hooks were used

@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from jitgrad.tape.node import Node, Packed
+from jitgrad.tape.node import Held, Node, Packed
 from jitgrad.tensor import Tensor
 
 
@@ -115,8 +115,9 @@ def _storages(node: Node) -> list[Any]:
     for x in saved:
         if type(x) is tuple and len(x) == 5:
             found.append(x[1])
-        elif type(x) is Packed and isinstance(x.packed, Tensor):
-            found.append(x.packed._storage)
+        elif type(x) is Packed:
+            parts = x.packed if type(x.packed) is tuple else (x.packed,)
+            found += [p.saved[1] for p in parts if type(p) is Held]
     return found
 
 

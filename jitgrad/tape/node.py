@@ -261,13 +261,13 @@ class Packed:
         hooks, grad_enabled = state.saved_hooks, state.grad_enabled
         state.saved_hooks, state.grad_enabled = (), False
         try:
-            self.packed = pack(x)
+            self.packed = _held(pack(x))
         finally:
             state.saved_hooks, state.grad_enabled = hooks, grad_enabled
 
     def unpack(self) -> Tensor:
         """The saved tensor. Raises TypeError and RuntimeError where the hook gives another."""
-        out = self.unpack_hook(self.packed)
+        out = self.unpack_hook(_given(self.packed))
         if not isinstance(out, Tensor):
             raise TypeError(
                 "Output of saved tensor unpack_hook expected to be a Tensor but got result of type "
@@ -279,6 +279,28 @@ class Packed:
                 f"{self._type}, as was packed; got {out._type}"
             )
         return out
+
+
+class Held:
+    """A tensor that a pack hook gave, held as nodes hold tensors: off the tape, so without a cycle
+    where it is the node's own output."""
+
+    __slots__ = ("saved",)
+
+    def __init__(self, x: Tensor) -> None:
+        self.saved = save_tensor(x)
+
+
+def _held(packed: Any) -> Any:
+    if type(packed) is tuple:
+        return tuple([_held(p) for p in packed])
+    return Held(packed) if type(packed) is Tensor else packed
+
+
+def _given(packed: Any) -> Any:
+    if type(packed) is tuple:
+        return tuple([_given(p) for p in packed])
+    return saved_tensor(packed.saved) if type(packed) is Held else packed
 
 
 _metadata: weakref.WeakKeyDictionary[Node, dict[str, Any]] = weakref.WeakKeyDictionary()
