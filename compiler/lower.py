@@ -5,11 +5,12 @@ Owns the Program: input arrays, definitions in order, results, and the fault sit
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from jitgrad.compiler.ir import Graph, Node, Value
-from jitgrad.compiler.loops import Array, Builder, load
+from jitgrad.compiler.loops import LEAVES, Array, Builder, Pointwise, load, postorder
 from jitgrad.compiler.symbolic import Dim
 from jitgrad.runtime.errors import CompileError, InternalError
 
@@ -57,7 +58,44 @@ class Program:
 
 def may_flag(node: Node) -> bool:
     """Whether the node has a fault site: its kernels may flag an error."""
-    return node.op.checked or node.op.host
+    return node.op.checked or node.op.host or is_complex(node)
+
+
+def is_complex(node: Node) -> bool:
+    """Whether an operand or a result is complex. There is no arithmetic of complex numbers in the
+    loop language, so such a node is a call of its reference, unless it only moves elements."""
+    return any(v.type.dtype.is_complex for v in (*node.inputs, *node.outputs))
+
+
+def _moves(arrays: Sequence[Array]) -> bool:
+    """Whether these definitions do no more with complex elements than to read and choose them."""
+    for array in arrays:
+        if not isinstance(array.define, Pointwise):
+            return False
+        for e in postorder([array.define.body]):
+            if e.op in LEAVES or (e.op == "select" and not e.args[0].dtype.is_complex):
+                continue
+            if e.dtype.is_complex or any(x.dtype.is_complex for x in e.args):
+                return False
+    return True
+
+
+def _lowered(builder: Builder, node: Node, operands: list[Array], number: int) -> Any:
+    """The arrays of a node's results."""
+    types = [v.type for v in node.outputs]
+    if node.op.host:
+        return builder.call(operands, types, node, number)
+    if not is_complex(node):
+        return node.op.lower(builder, *operands, **node.attr)
+    first = len(builder.arrays)
+    try:
+        made = node.op.lower(builder, *operands, **node.attr)
+        if _moves(builder.arrays[first:]):
+            return made
+    except (RuntimeError, TypeError):
+        pass  # no form in the loop language
+    del builder.arrays[first:]
+    return builder.call(operands, types, node, number)
 
 
 def lower(graph: Graph, strides: Mapping[int, tuple[Dim, ...]] | None = None) -> Program:
@@ -81,11 +119,7 @@ def lower(graph: Graph, strides: Mapping[int, tuple[Dim, ...]] | None = None) ->
         first = len(builder.arrays)
         operands = [arrays[v] for v in node.inputs]
         try:
-            if node.op.host:
-                types = [v.type for v in node.outputs]
-                made = builder.call(operands, types, node, number)
-            else:
-                made = node.op.lower(builder, *operands, **node.attr)
+            made = _lowered(builder, node, operands, number)
         except RuntimeError as e:
             where = f" at {node.line}" if node.line else ""
             raise CompileError(f"{e}{where}; operands {[str(v.type) for v in node.inputs]}") from e

@@ -25,6 +25,7 @@ from jitgrad.compiler.header import c_header
 from jitgrad.compiler.interpret import unknown_fault
 from jitgrad.compiler.ir import Graph, Node
 from jitgrad.compiler.link import link_shared
+from jitgrad.compiler.lower import is_complex
 from jitgrad.compiler.pipeline import Options, assemble, stages_of
 from jitgrad.compiler.symbolic import is_static
 from jitgrad.runtime import artifact_format as fmt
@@ -150,7 +151,7 @@ def build_object(
 
 def _check_graph(graph: Graph) -> None:
     for node in graph.nodes:
-        if node.op.host:
+        if node.op.host or is_complex(node):
             where = f" (at {node.line})" if node.line else ""
             raise CompileError(
                 f"[native] {node.op.name} runs as a call into Python and cannot leave it; export "

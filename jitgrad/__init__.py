@@ -130,6 +130,7 @@ globals().update(_PUBLIC)
 dtype = DType
 broadcast_shapes = _broadcast_shapes_of
 half, double, short, long = float16, float64, int16, int64
+cfloat, cdouble = complex64, complex128
 float = float32
 int = int32
 pi, e, inf, nan = math.pi, math.e, math.inf, math.nan

@@ -98,6 +98,8 @@ def _to_int(value: Any, dtype: DType) -> Any:
 def _python_dtype(value: Any) -> DType:
     if isinstance(value, bool):
         return dtypes.bool_
+    if isinstance(value, builtins.complex):
+        return defaults.dtype.to_complex()
     return dtypes.int64 if isinstance(value, int) else defaults.dtype
 
 
@@ -521,6 +523,11 @@ def _random(name: str, record: str, doc: str) -> Any:
         _check_device(device)
         wanted = defaults.dtype if dtype is None else _expect_dtype(name, dtype)
         shape = _shape(name, sizes if size is None else (size,))
+        if wanted.is_complex:
+            parts = draw(record, (*shape, 2), wanted.to_real(), generator)
+            if record == "normal":
+                parts = parts * math.sqrt(0.5)
+            return _finish(apply(OPS["view_as_complex"], (parts,), {}), requires_grad)
         return _finish(draw(record, shape, wanted, generator), requires_grad)
 
     make.__name__ = make.__qualname__ = name

@@ -18,6 +18,7 @@ from jitgrad.compiler.ops.record import OPS
 from jitgrad.dispatch import apply
 from jitgrad.functions import (
     arrange,
+    complex_numbers,
     distance,
     elementwise,
     linalg,
@@ -63,8 +64,8 @@ def _collect() -> None:
 
 _TABLE: dict[Any, str] = {
     elementwise: "add sub rsub mul div pow float_power where masked_fill clamp clamp_min clamp_max "
-    "square sgn frac signbit round logit lerp addcmul addcdiv hypot logaddexp logaddexp2 xlogy "
-    "heaviside nan_to_num fmax fmin deg2rad rad2deg isposinf isneginf isreal positive isclose "
+    "square frac signbit round logit lerp addcmul addcdiv hypot logaddexp logaddexp2 xlogy "
+    "heaviside nan_to_num fmax fmin deg2rad rad2deg isposinf isneginf positive isclose "
     "allclose equal",
     reduce: "sum prod mean var std var_mean std_mean amax amin aminmax max min argmax argmin any "
     "all count_nonzero nansum nanmean logsumexp softmax log_softmax cumsum cumprod sort argsort "
@@ -74,6 +75,8 @@ _TABLE: dict[Any, str] = {
     numeric: "lcm ldexp frexp isin dist renorm logcumsumexp trapezoid cumulative_trapezoid "
     "gradient cummax cummin sum_to_size",
     special: "digamma polygamma mvlgamma",
+    complex_numbers: "adjoint angle conj conj_physical complex imag isreal polar real resolve_conj "
+    "resolve_neg sgn view_as_complex view_as_real",
     arrange: "split_with_sizes hsplit vsplit dsplit narrow_copy diagflat unravel_index "
     "nonzero_static repeat_interleave",
     scatters: "scatter_reduce index_reduce masked_scatter put slice_scatter select_scatter "
@@ -129,6 +132,8 @@ NOT_METHODS = {
     "cumulative_trapezoid": "", "gradient": "", "unravel_index": "", "tensordot": "",
     "var_mean": "", "std_mean": "",
     "cdist": "", "cosine_similarity": "", "pairwise_distance": "", "pdist": "",
+    "complex": "", "polar": "", "real": "a property", "imag": "a property",
+    "view_as_complex": "", "view_as_real": "",
 }  # fmt: skip
 
 IN_PLACE = (
@@ -146,7 +151,7 @@ IN_PLACE = (
     "negative", "sinc", "arccos", "arccosh", "arcsin", "arcsinh", "arctan", "arctan2", "arctanh",
     "digamma", "erfinv", "fix", "gcd", "greater", "greater_equal", "heaviside", "i0",
     "index_reduce", "lcm", "ldexp", "less", "less_equal", "lgamma", "mvlgamma", "nextafter",
-    "not_equal", "renorm", "addbmm",
+    "not_equal", "renorm", "addbmm", "conj_physical",
 )  # fmt: skip
 
 
@@ -296,15 +301,22 @@ def _attach_properties() -> None:
         doc="All dims in reverse order.",
     )
     Tensor.mT = property(shape.matrix_transpose, doc="The last two dims exchanged.")  # type: ignore[attr-defined]
-    Tensor.H = property(lambda self: self.t(), doc="The conjugate transpose of a matrix.")  # type: ignore[attr-defined]
-    Tensor.mH = property(shape.matrix_transpose, doc="mT, conjugated.")  # type: ignore[attr-defined]
-    Tensor.real = property(_real, doc="The tensor itself, for real dtypes.")  # type: ignore[attr-defined]
+    Tensor.H = property(_adjoint, doc="The conjugate transpose of a matrix.")  # type: ignore[attr-defined]
+    Tensor.mH = property(complex_numbers.adjoint, doc="mT, conjugated.")  # type: ignore[attr-defined]
+    Tensor.real = property(complex_numbers.real, _set_real, doc="The real part, a view.")  # type: ignore[attr-defined]
+    Tensor.imag = property(complex_numbers.imag, _set_imag, doc="The imaginary part, a view.")  # type: ignore[attr-defined]
 
 
-def _real(self: Tensor) -> Tensor:
-    if self.dtype.is_complex:
-        raise NotImplementedError("[real] complex parts are not there yet (docs/limits.md)")
-    return self
+def _adjoint(self: Tensor) -> Tensor:
+    return complex_numbers.conj(FUNCTIONS["t"](self))
+
+
+def _set_real(self: Tensor, value: Any) -> None:
+    inplace.copy_(complex_numbers.real(self), creation.as_tensor(value))
+
+
+def _set_imag(self: Tensor, value: Any) -> None:
+    inplace.copy_(complex_numbers.imag(self), creation.as_tensor(value))
 
 
 def attach() -> None:

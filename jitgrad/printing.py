@@ -60,10 +60,16 @@ class _Formatter:
     """How the numbers of one tensor print: all of one width."""
 
     def __init__(self, values: np.ndarray[Any, Any]) -> None:
+        self.parts: tuple[_Formatter, _Formatter] | None = None
+        self.max_width: int = 1
+        if values.dtype.kind == "c":
+            self.parts = _Formatter(values.real), _Formatter(values.imag)
+            self.floating = True
+            self.max_width = sum(part.max_width for part in self.parts) + 1
+            return
         self.floating = values.dtype.kind == "f"
         self.int_mode = True
         self.sci_mode = False
-        self.max_width = 1
         flat = values.reshape(-1)
         if not self.floating:
             for value in flat.tolist():
@@ -90,6 +96,13 @@ class _Formatter:
             self.max_width = max(self.max_width, len(self.format(value)))
 
     def format(self, value: Any) -> str:
+        if self.parts:
+            first, second = (
+                form.padded(part)
+                for form, part in zip(self.parts, (value.real, value.imag), strict=True)
+            )
+            sign = "" if second.lstrip().startswith("-") else "+"
+            return f"{first}{sign}{second.lstrip()}j"
         if not self.floating:
             return str(value)
         if self.sci_mode:
@@ -154,7 +167,9 @@ def tensor_text(x: Tensor, prefix: str = "tensor(") -> str:
         values = x._array("repr")
         if values.dtype.kind not in "biufc":
             values = values.astype(np.float32)
-        shown_by_default = (dtypes.bool_, dtypes.int64, defaults.dtype)
+        shown_by_default = (
+            dtypes.bool_, dtypes.int64, defaults.dtype, defaults.dtype.to_complex(),
+        )  # fmt: skip
         if values.size == 0:
             body = "[]"
             if values.ndim != 1:

@@ -26,6 +26,7 @@ _STORAGE: dict[str, ir.Type] = {
     "bool": I8, "uint8": I8, "int8": I8, "int16": ir.IntType(16), "int32": I32, "int64": I64,
     "uint32": I32, "uint64": I64, "float16": ir.IntType(16), "bfloat16": ir.IntType(16),
     "float32": ir.FloatType(), "float64": ir.DoubleType(), "index": I64,
+    "complex64": I64, "complex128": ir.IntType(128),
 }  # fmt: skip
 
 
@@ -165,10 +166,10 @@ class Code:
     def load(self, base: ir.Value, index: Int, element: ir.Type, width: int = 1) -> ir.Value:
         """`width` neighbours from element `index` on; aligned as an element is."""
         address = self.at(base, index, element)
-        return self.b.load(address, align=size_of(element), typ=vector_of(element, width))
+        return self.b.load(address, align=alignment(element), typ=vector_of(element, width))
 
     def store(self, value: ir.Value, base: ir.Value, index: Int, element: ir.Type) -> None:
-        self.b.store(value, self.at(base, index, element), align=size_of(element))
+        self.b.store(value, self.at(base, index, element), align=alignment(element))
 
     def local(self, element: ir.Type, count: int = 1, align: int = 64) -> ir.Value:
         """Memory on the stack, for the whole of the function."""
@@ -240,6 +241,11 @@ def size_of(element: ir.Type) -> int:
     if isinstance(element, ir.DoubleType):
         return 8
     return int(element.width) // 8
+
+
+def alignment(element: ir.Type) -> int:
+    """Bytes that an element in memory is sure to be aligned to (complex128: those of its parts)."""
+    return min(size_of(element), 8)
 
 
 def is_float(dtype: DType) -> bool:

@@ -29,6 +29,7 @@ _REGISTER: dict[str, ir.Type] = {
     "int32": ir.IntType(32), "int64": I64, "uint32": ir.IntType(32), "uint64": I64, "index": I64,
     "float16": ir.IntType(16), "bfloat16": ir.IntType(16),
     "float32": ir.FloatType(), "float64": ir.DoubleType(),
+    "complex64": I64, "complex128": ir.IntType(128),  # moved, never computed with
 }  # fmt: skip
 
 HALVES = (dtypes.float16, dtypes.bfloat16)
@@ -46,6 +47,10 @@ def constant(value: Any, dtype: DType, width: int = 1) -> ir.Constant:
     """A number of the dtype, in every lane."""
     if dtype in HALVES:
         value = convert.half_bits(float(value), dtype)
+    elif dtype.is_complex:
+        number = complex(value)
+        parts = struct.pack("<2f" if dtype.itemsize == 8 else "<2d", number.real, number.imag)
+        value = int.from_bytes(parts, "little")
     elif dtype is dtypes.float32:
         value = struct.unpack("f", struct.pack("f", value))[0] if abs(value) < 3.5e38 else value
     scalar = register_type(dtype)

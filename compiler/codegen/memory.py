@@ -15,6 +15,7 @@ from jitgrad.compiler.codegen.code import (
     PTR,
     VOID,
     Literal,
+    alignment,
     integers,
     lanes,
     size_of,
@@ -67,13 +68,13 @@ class Access:
         if self.stride in (1, -1):
             back = 0 if self.stride == 1 else self.width - 1
             if self.mask is None:
-                raw = b.load(self.pointer(b, back), align=size_of(kind), typ=vector)
+                raw = b.load(self.pointer(b, back), align=alignment(kind), typ=vector)
                 return raw if self.stride == 1 else _reverse(b, raw)
             mask = self.mask if self.stride == 1 else _reverse(b, self.mask)
             f = _intrinsic(
                 b, f"llvm.masked.load.{mangle(vector)}.p0", vector, [PTR, mask.type, vector]
             )
-            raw = _masked_call(b, f, [self.pointer(b, back), mask, zero], 0, size_of(kind))
+            raw = _masked_call(b, f, [self.pointer(b, back), mask, zero], 0, alignment(kind))
             return raw if self.stride == 1 else _reverse(b, raw)
         if self.stride == 2 and self.mask is None:
             return self._every_second(b, vector)
@@ -81,11 +82,11 @@ class Access:
         mask = self._all()
         name = f"llvm.masked.gather.{mangle(vector)}.v{self.width}p0"
         f = _intrinsic(b, name, vector, [pointers.type, mask.type, vector])
-        return _masked_call(b, f, [pointers, mask, zero], 0, size_of(kind))
+        return _masked_call(b, f, [pointers, mask, zero], 0, alignment(kind))
 
     def _every_second(self, b: ir.IRBuilder, vector: ir.VectorType) -> ir.Value:
         """Elements 0, 2, .., 2 (n - 1), from two loads that meet: [0, n) and [n - 1, 2 n - 1)."""
-        n, align = self.width, size_of(self.kind)
+        n, align = self.width, alignment(self.kind)
         low = b.load(self.pointer(b), align=align, typ=vector)
         high = b.load(self.pointer(b, 1 - n), align=align, typ=vector)
         return b.shuffle_vector(
@@ -100,17 +101,17 @@ class Access:
                 value = _reverse(b, value)
                 mask = None if mask is None else _reverse(b, mask)
             if mask is None:
-                b.store(value, self.pointer(b, back), align=size_of(kind))
+                b.store(value, self.pointer(b, back), align=alignment(kind))
                 return
             name = f"llvm.masked.store.{mangle(value.type)}.p0"
             f = _intrinsic(b, name, VOID, [value.type, PTR, mask.type])
-            _masked_call(b, f, [value, self.pointer(b, back), mask], 1, size_of(kind))
+            _masked_call(b, f, [value, self.pointer(b, back), mask], 1, alignment(kind))
             return
         pointers = self._pointers(b)
         mask = self._all()
         name = f"llvm.masked.scatter.{mangle(value.type)}.v{self.width}p0"
         f = _intrinsic(b, name, VOID, [value.type, pointers.type, mask.type])
-        _masked_call(b, f, [value, pointers, mask], 1, size_of(kind))
+        _masked_call(b, f, [value, pointers, mask], 1, alignment(kind))
 
 
 def _masked_call(

@@ -19,7 +19,16 @@ from jitgrad.compiler.codegen.schedule import (
 )
 from jitgrad.compiler.codegen.target import Target
 from jitgrad.compiler.index import Simplifier
-from jitgrad.compiler.loops import INDEX, Array, Expr, LoopKernel, Reduce, postorder, rewrite
+from jitgrad.compiler.loops import (
+    INDEX,
+    LEAVES,
+    Array,
+    Expr,
+    LoopKernel,
+    Reduce,
+    postorder,
+    rewrite,
+)
 from jitgrad.compiler.symbolic import Dim, Sym, hint
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.errors import CompileError
@@ -168,7 +177,8 @@ def prepare(kernel: LoopKernel) -> Program:
 
 def _refuse(roots: Iterable[Expr]) -> None:
     for e in postorder(roots):
-        if e.dtype.category is dtypes.Category.COMPLEX:
+        moved = e.op in LEAVES or e.op == "select"
+        if e.dtype.category is dtypes.Category.COMPLEX and not moved:
             raise CompileError(f"complex numbers ({e.op} of {e.dtype.name}) are not compiled")
 
 

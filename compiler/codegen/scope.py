@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import llvmlite.ir as ir
 
-from jitgrad.compiler.codegen.code import I8, I64, size_of, storage_type, vector_of
+from jitgrad.compiler.codegen.code import I8, I64, alignment, storage_type, vector_of
 from jitgrad.compiler.codegen.emit import (
     constant,
     from_memory,
@@ -386,7 +386,7 @@ class Scope:
         access = self.access(array, e.args[0], home)
         if access.width == 1:
             b = home.at_end()
-            raw = b.load(access.pointer(b), align=size_of(kind), typ=kind)
+            raw = b.load(access.pointer(b), align=alignment(kind), typ=kind)
         else:
             raw = access.load(home.at_end(), kind)
         if array.dtype is dtypes.bool_:
@@ -403,7 +403,7 @@ class Scope:
         if access.width == 1:
             if width_of(value) > 1:  # the same place for every lane: the last one stays
                 raise InternalError("a store that varies by lane to one place")
-            b.store(value, access.pointer(b), align=size_of(kind))
+            b.store(value, access.pointer(b), align=alignment(kind))
             return
         if width_of(value) == 1:
             value = broadcast(b, value, access.width)

@@ -58,7 +58,12 @@ class Binary(Elementwise):
 
     def vjp(self, g: Any, out: Any, *operands: Any, **attrs: Any) -> tuple[Any, ...]:
         a, b = operands
-        ga, gb = self.partials(g, g, out, a, b)
+        if g.dtype.is_complex:
+            g = op.conj(g)
+            terms = self.partials(g, g, out, a, b)
+            ga, gb = (None if t is None else op.conj(t) for t in terms)
+        else:
+            ga, gb = self.partials(g, g, out, a, b)
         return reduce_like(ga, a), reduce_like(gb, b)
 
     def jvp(self, tangents: tuple[Any, ...], out: Any, *operands: Any, **attrs: Any) -> Any:
@@ -85,6 +90,7 @@ class Add(Binary):
     """a + b; logical or of bools."""
 
     name, onnx_op, onnx_bool = "add", "Add", "Or"
+    complex_too = True
     exact = True
     numpy = np.add
 
@@ -102,6 +108,7 @@ class Sub(Binary):
     """a - b. Bools are refused, as in PyTorch."""
 
     name, node, onnx_op = "sub", "sub", "Sub"
+    complex_too = True
     exact = True
     numpy = np.subtract
 
@@ -120,6 +127,7 @@ class Mul(Binary):
     """a * b; logical and of bools."""
 
     name, onnx_op, onnx_bool = "mul", "Mul", "And"
+    complex_too = True
     exact = True
     saves = (0, 1)
     numpy = np.multiply
@@ -141,6 +149,7 @@ class Div(Binary):
     """a / b of floats (integers are promoted to the default float dtype first)."""
 
     name, promotes, node, onnx_op = "div", "float", "div", "Div"
+    complex_too = True
     exact = True
     saves = (1, "out")
     numpy = np.divide
@@ -365,6 +374,7 @@ class Pow(Binary):
     """a ** b. Integers wrap, and 1/a rounds toward zero for a negative exponent (0 ** -1 is 0)."""
 
     name, onnx_op = "pow", "Pow"
+    complex_too = True
     saves = (0, 1, "out")
     numpy = _power
 
@@ -394,7 +404,8 @@ class Pow(Binary):
             slope = op.mul(b, op.pow(a, op.sub(b, 1.0)))
             da = op.where(op.eq(b, zero), zero, op.mul(t0, slope))
         if t1 is not None:
-            flat = op.logical_and(op.eq(a, zero), op.ge(b, zero))
+            size = op.real(b) if b.dtype.is_complex else b
+            flat = op.logical_and(op.eq(a, zero), op.ge(size, scalar_like(size, 0)))
             db = op.where(flat, zero, op.mul(t1, op.mul(out, op.log(a))))
         return da, db
 

@@ -32,12 +32,14 @@ class Comparison(Binary):
 
 class Eq(Comparison):
     name, node, onnx_op, onnx_bool = "eq", "eq", "Equal", "Equal"
+    complex_too = True
     exact = True
     numpy = np.equal
 
 
 class Ne(Comparison):
     name, node = "ne", "ne"
+    complex_too = True
     exact = True
     numpy = np.not_equal
 
@@ -88,6 +90,8 @@ class Ge(_Order):
 
 class Logical(Comparison):
     """Of truth values: an element is true when it is not 0 (NaN is true)."""
+
+    complex_too = True
 
     def scalar(self, b: Builder, *x: Expr, **attrs: Any) -> Expr:
         return make(self.node, *(v if v.dtype is dtypes.bool_ else v.ne(0) for v in x))

@@ -97,6 +97,8 @@ def cast_array(x: np.ndarray, dtype: DType) -> np.ndarray:
     source, target = dtypes.from_numpy(x.dtype), dtype.np
     if dtype is dtypes.bool_:
         return np.asarray(x != 0)
+    if source.is_complex and not dtype.is_complex:
+        x, source = x.real, source.to_real()
     if source.is_floating_point and dtype.is_integer:
         return _float_to_int(x, dtype)
     if is_half(dtype) and source.itemsize > 2:
@@ -138,7 +140,8 @@ def cast_expr(x: Expr, dtype: DType) -> Expr:
 
 
 class Cast(Elementwise):
-    """Converts to `dtype`. Floats to integers round toward zero."""
+    """Converts to `dtype`. Floats to integers round toward zero; complex numbers lose their
+    imaginary part (bool: whether they are not 0)."""
 
     name, public, widens, noop = "cast", False, False, True
     exact = True
@@ -148,13 +151,7 @@ class Cast(Elementwise):
 
     def infer(self, *types: TensorType, **attrs: Any) -> TensorType:
         dtype: DType = attrs["dtype"]
-        out = super().infer(*types)
-        self.expect(
-            not (out.dtype.is_complex or dtype.is_complex) or out.dtype is dtype,
-            f"complex dtypes are not supported; got {out} to {dtype}",
-            TypeError,
-        )
-        return out.with_dtype(dtype)
+        return super().infer(*types).with_dtype(dtype)
 
     def reference(self, x: np.ndarray, dtype: DType) -> np.ndarray:
         return cast_array(x, dtype)
@@ -166,11 +163,11 @@ class Cast(Elementwise):
 
     def vjp(self, g: Any, out: Any, *operands: Any, **attrs: Any) -> tuple[Any, ...]:
         (x,) = operands
-        return (self(g, dtype=x.dtype) if x.dtype.is_floating_point else None,)
+        return (self(g, dtype=x.dtype) if x.dtype.category >= dtypes.Category.FLOAT else None,)
 
     def jvp(self, tangents: tuple[Any, ...], out: Any, *operands: Any, **attrs: Any) -> Any:
         (t,) = tangents
-        if t is None or not attrs["dtype"].is_floating_point:
+        if t is None or attrs["dtype"].category < dtypes.Category.FLOAT:
             return None
         return self(t, **attrs)
 

@@ -60,6 +60,8 @@ class Unary(Elementwise):
         return op.mul(t, self.derivative(out, x))
 
     def vjp(self, g: Any, out: Any, *operands: Any, **attrs: Any) -> tuple[Any, ...]:
+        if g.dtype.is_complex:
+            return (op.conj(self.chain(op.conj(g), out, *operands)),)
         return (self.chain(g, out, *operands),)
 
     def jvp(self, tangents: tuple[Any, ...], out: Any, *operands: Any, **attrs: Any) -> Any:
@@ -92,6 +94,7 @@ class _NoBool(Unary):
 
 class Neg(_NoBool):
     name, promotes, node, onnx_op = "neg", "same", "neg", "Neg"
+    complex_too = True
     exact = True
     numpy = np.negative
 
@@ -100,7 +103,10 @@ class Neg(_NoBool):
 
 
 class Abs(Unary):
+    """The size; of complex numbers a real one."""
+
     name, promotes, onnx_op = "abs", "same", "Abs"
+    complex_too = True
     exact = True
     saves = (0,)
     numpy = np.absolute
@@ -109,8 +115,30 @@ class Abs(Unary):
     def scalar(self, b: Builder, *x: Expr, **attrs: Any) -> Expr:
         return make("abs", *x) if x[0].dtype.signed else x[0]
 
+    def out_dtype(self, dtype: DType) -> DType:
+        return dtype.to_real()
+
     def derivative(self, out: Any, x: Any) -> Any:
         return op.sign(x)
+
+    def vjp(self, g: Any, out: Any, *operands: Any, **attrs: Any) -> tuple[Any, ...]:
+        (x,) = operands
+        if not x.dtype.is_complex:
+            return (self.chain(g, out, x),)
+        return (op.mul(op.cast(g, dtype=x.dtype), direction(x)),)
+
+    def jvp(self, tangents: tuple[Any, ...], out: Any, *operands: Any, **attrs: Any) -> Any:
+        (t,), (x,) = tangents, operands
+        if t is None or not x.dtype.is_complex:
+            return None if t is None else self.chain(t, out, x)
+        return op.real(op.mul(t, op.conj(direction(x))))
+
+
+def direction(x: Any) -> Any:
+    """x / |x| of complex numbers; 0 at 0."""
+    size = op.abs(x)
+    safe = op.where(op.eq(size, scalar_like(size, 0)), scalar_like(size, 1), size)
+    return op.div(x, op.cast(safe, dtype=x.dtype))
 
 
 class Stepwise(Unary):
@@ -221,6 +249,7 @@ class Relu(_NoBool):
 class Predicate(Unary):
     """Result bool; no derivative."""
 
+    complex_too = True
     promotes = "bool"
     differentiable = False
 

@@ -17,7 +17,6 @@ from jitgrad.compiler.ops.regions import accumulator, is_one
 from jitgrad.compiler.symbolic import Dim, prod
 from jitgrad.compiler.types import TensorType, broadcast_shapes
 from jitgrad.runtime import dtypes
-from jitgrad.runtime.dtypes import DType
 
 
 class Bilinear(Op):
@@ -44,7 +43,7 @@ class Matmul(Bilinear):
             f"expected operands of at least 2 dims; got {a} and {b}; reshape vectors to matrices",
         )
         device = self.same_device((a, b))
-        check_multiply(self, a, b)
+        check_multiply(self, a, b, complex_too=True)
         self.expect(
             a.shape[-1] == b.shape[-2],
             f"mat1 and mat2 shapes cannot be multiplied: expected the last dim of mat1 to equal "
@@ -166,16 +165,16 @@ def compute_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return accumulator(dtypes.from_numpy(dtype)).np
 
 
-def check_multiply(record: Op, a: TensorType, b: TensorType) -> None:
+def check_multiply(record: Op, a: TensorType, b: TensorType, complex_too: bool = False) -> None:
     """Raises unless both operands have one dtype that products are defined for."""
     record.expect(
         a.dtype is b.dtype,
         f"expected operands to have the same dtype; got {a} and {b}; convert one with .to(dtype)",
     )
-    bad: tuple[DType, ...] = (dtypes.bool_, dtypes.complex64, dtypes.complex128)
     record.expect(
-        a.dtype not in bad,
-        f"expected a real number dtype; got {a} and {b}; convert them with .to(dtype)",
+        a.dtype is not dtypes.bool_ and (complex_too or not a.dtype.is_complex),
+        f"expected a {'' if complex_too else 'real '}number dtype; got {a} and {b}; convert them "
+        "with .to(dtype)",
         TypeError,
     )
 

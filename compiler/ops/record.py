@@ -229,13 +229,15 @@ class Elementwise(Op):
       "bool"   promoted to a common dtype, result bool (comparisons)
     `public` False keeps the op from becoming a Tensor method and a public function of its name.
     float16 and bfloat16 compute in float32 and round once, in `reference` and in `lower` alike
-    (not when `widens` is False: bodies that only choose or move values).
+    (not when `widens` is False: bodies that only choose or move values). `complex_too`: complex
+    operands are taken as well (ops/complex_parts.py says how derivatives follow).
     """
 
     arity: int = 1
     promotes: str = "same"
     public: bool = True
     widens: bool = True
+    complex_too: bool = False
 
     def infer(self, *types: TensorType, **attrs: Any) -> TensorType:
         self.expect(
@@ -263,6 +265,8 @@ class Elementwise(Op):
         return types
 
     def check_dtype(self, dtype: DType) -> None:
+        if dtype.is_complex and self.complex_too:
+            return
         if self.promotes == "float" and not dtype.is_floating_point:
             raise TypeError(
                 f"[{self.name}] expected a floating dtype; got {dtype}; convert with .to(dtype)"
@@ -270,7 +274,10 @@ class Elementwise(Op):
         if self.promotes == "int" and dtype.category > dtypes.Category.INT:
             raise TypeError(f"[{self.name}] expected an integer or bool dtype; got {dtype}")
         if dtype.is_complex:
-            raise TypeError(f"[{self.name}] complex dtypes are not supported; got {dtype}")
+            raise RuntimeError(
+                f'[{self.name}] "{self.name}" is not defined for complex dtypes; got {dtype}; use '
+                "its real, imag or abs"
+            )
 
     def out_dtype(self, dtype: DType) -> DType:
         return dtypes.bool_ if self.promotes == "bool" else dtype

@@ -67,6 +67,7 @@ class Reduce(Op):
 
     combine = ""
     onnx_op = ""
+    complex_too = False
     needs_elements = False  # an empty reduced axis is an error: there is no identity
 
     def infer(self, *types: TensorType, **attrs: Any) -> TensorType:
@@ -77,7 +78,10 @@ class Reduce(Op):
             f"expected axes sorted, without repetition, in [0, {x.ndim}); got {axes} for {x}",
             IndexError,
         )
-        self.expect(not x.dtype.is_complex, f"complex dtypes are not supported; got {x}", TypeError)
+        self.expect(
+            self.complex_too or not x.dtype.is_complex,
+            f"not defined for complex dtypes; got {x}; use its real, imag or abs",
+        )
         if self.needs_elements:
             empty = [k for k in axes if not isinstance(x.shape[k], Sym) and x.shape[k] == 0]
             self.expect(
@@ -142,12 +146,13 @@ class _Accumulated(Reduce):
     """sum and prod. Bools and integers give int64 unless `dtype` says otherwise; the operand is
     converted to the result's dtype first. float16 and bfloat16 accumulate in float32."""
 
+    complex_too = True
     ufunc: Any
 
     def out_dtype(self, dtype: DType, wanted: DType | None) -> DType:
         if wanted is not None:
             return wanted
-        return dtype if dtype.is_floating_point else dtypes.int64
+        return dtype if dtype.category >= dtypes.Category.FLOAT else dtypes.int64
 
     def accumulator(self, dtype: DType) -> DType:
         return dtypes.float32 if is_half(dtype) else dtype
@@ -191,7 +196,7 @@ class Sum(_Accumulated):
 
     def vjp(self, g: Any, out: Any, *operands: Any, **attrs: Any) -> tuple[Any, ...]:
         (x,) = operands
-        if not x.dtype.is_floating_point:
+        if x.dtype.category < dtypes.Category.FLOAT:
             return (None,)
         g = keep_dims(g, x.shape, attrs["axes"], attrs.get("keepdim", False))
         g = op.expand(g, shape=x.shape)
@@ -225,19 +230,20 @@ class Prod(_Accumulated):
 
     def vjp(self, g: Any, out: Any, *operands: Any, **attrs: Any) -> tuple[Any, ...]:
         (x,) = operands
-        if not x.dtype.is_floating_point:
+        if x.dtype.category < dtypes.Category.FLOAT:
             return (None,)
         axes = attrs["axes"]
         g = keep_dims(g, x.shape, axes, attrs.get("keepdim", False))
         if not axes:
             return (g if g.dtype is x.dtype else op.cast(g, dtype=x.dtype),)
         y = x if x.dtype is g.dtype else op.cast(x, dtype=g.dtype)
-        gx = op.mul(g, self.others(y, axes))
+        others = self.others(y, axes)
+        gx = op.mul(g, op.conj(others) if others.dtype.is_complex else others)
         return (gx if gx.dtype is x.dtype else op.cast(gx, dtype=x.dtype),)
 
     def jvp(self, tangents: tuple[Any, ...], out: Any, *operands: Any, **attrs: Any) -> Any:
         (t,) = tangents
-        if t is None or not out.dtype.is_floating_point:
+        if t is None or out.dtype.category < dtypes.Category.FLOAT:
             return None
         (x,) = operands
         if x.dtype is not out.dtype:
@@ -387,6 +393,7 @@ class Argmin(_ArgBest):
 class _Truth(Reduce):
     """any and all, of elements that are not 0 (NaN is true). Result bool."""
 
+    complex_too = True
     differentiable = False
     ufunc: Any
 

@@ -32,9 +32,14 @@ from jitgrad.runtime.dtypes import DType
 class AlongAxis(Op):
     """Base: infer and batch of an op with an `axis`."""
 
+    complex_too = False
+
     def check_axis(self, x: TensorType, k: int) -> None:
         self.expect(0 <= k < x.ndim, f"expected axis in [0, {x.ndim}); got {k} for {x}", IndexError)
-        self.expect(not x.dtype.is_complex, f"complex dtypes are not supported; got {x}", TypeError)
+        self.expect(
+            self.complex_too or not x.dtype.is_complex,
+            f"not defined for complex dtypes; got {x}; use its real, imag or abs",
+        )
 
     def batch(self, operands: Sequence[Any], batched: Sequence[bool], **attrs: Any) -> Any:
         attrs["axis"] += 1
@@ -45,6 +50,7 @@ class _Cumulative(AlongAxis):
     """cumsum and cumprod: bools and integers give int64 unless `dtype` says otherwise. float16 and
     bfloat16 accumulate in float32 and round each result once."""
 
+    complex_too = True
     combine = ""
     ufunc: Any
 
@@ -54,7 +60,7 @@ class _Cumulative(AlongAxis):
         return x.with_dtype(self.out_dtype(x.dtype, attrs.get("dtype")))
 
     def out_dtype(self, dtype: DType, wanted: DType | None) -> DType:
-        out = wanted or (dtype if dtype.is_floating_point else dtypes.int64)
+        out = wanted or (dtype if dtype.category >= dtypes.Category.FLOAT else dtypes.int64)
         self.expect(out is not dtypes.bool_, "expected a number as dtype; got bool", TypeError)
         return out
 
@@ -112,7 +118,7 @@ class Cumsum(_Cumulative):
 
     def vjp(self, g: Any, out: Any, *operands: Any, **attrs: Any) -> tuple[Any, ...]:
         (x,) = operands
-        if not x.dtype.is_floating_point:
+        if x.dtype.category < dtypes.Category.FLOAT:
             return (None,)
         g = self(g, axis=attrs["axis"], reverse=not attrs.get("reverse", False))
         return (g if g.dtype is x.dtype else op.cast(g, dtype=x.dtype),)
@@ -153,20 +159,22 @@ class Cumprod(_Cumulative):
 
     def vjp(self, g: Any, out: Any, *operands: Any, **attrs: Any) -> tuple[Any, ...]:
         (x,) = operands
-        if not x.dtype.is_floating_point:
+        if x.dtype.category < dtypes.Category.FLOAT:
             return (None,)
         k = attrs["axis"]
         if _is_zero(x.shape[k]):
             return (zeros_like(x),)
         y = x if x.dtype is g.dtype else op.cast(x, dtype=g.dtype)
-        later = _shift(y, k, -1, 0)
-        gx = op.mul(_shift(out, k, 1, 1), _recurrence(later, g, k, -1))
+        later, before = _shift(y, k, -1, 0), _shift(out, k, 1, 1)
+        if g.dtype.is_complex:
+            later, before = op.conj(later), op.conj(before)
+        gx = op.mul(before, _recurrence(later, g, k, -1))
         return (gx if gx.dtype is x.dtype else op.cast(gx, dtype=x.dtype),)
 
     def jvp(self, tangents: tuple[Any, ...], out: Any, *operands: Any, **attrs: Any) -> Any:
         (t,), (x,) = tangents, operands
         k = attrs["axis"]
-        if t is None or not out.dtype.is_floating_point:
+        if t is None or out.dtype.category < dtypes.Category.FLOAT:
             return None
         if _is_zero(x.shape[k]):
             return zeros_like(out)

@@ -19,6 +19,7 @@ from jitgrad.compiler.ops.record import OnnxContext, Sample, op, scalar_like
 
 class Exp(Unary):
     name, node, onnx_op = "exp", "exp", "Exp"
+    complex_too = True
     saves = ("out",)
     numpy = np.exp
 
@@ -28,6 +29,7 @@ class Exp(Unary):
 
 class Exp2(Unary):
     name, node = "exp2", "exp2"
+    complex_too = True
     saves = ("out",)
     numpy = np.exp2
 
@@ -42,6 +44,7 @@ class Expm1(Unary):
     """exp(x) - 1, precise near 0: its ONNX form is 2 exp(x/2) sinh(x/2) there."""
 
     name, node = "expm1", "expm1"
+    complex_too = True
     saves = ("out",)
     numpy = np.expm1
 
@@ -59,6 +62,7 @@ class Expm1(Unary):
 
 class Log(Unary):
     name, node, onnx_op = "log", "log", "Log"
+    complex_too = True
     saves = (0,)
     numpy = np.log
     domain = (0.3, 3.0)
@@ -68,6 +72,7 @@ class Log(Unary):
 
 
 class _LogBase(Unary):
+    complex_too = True
     saves = (0,)
     domain = (0.3, 3.0)
     ln_base = 1.0
@@ -94,6 +99,7 @@ class Log1p(Unary):
     """log(1 + x), precise near 0: its ONNX form is 2 atanh(x / (x + 2)) there."""
 
     name, node = "log1p", "log1p"
+    complex_too = True
     saves = (0,)
     numpy = np.log1p
     domain = (-0.7, 2.0)
@@ -112,6 +118,7 @@ class Log1p(Unary):
 
 class Sqrt(Unary):
     name, node, onnx_op = "sqrt", "sqrt", "Sqrt"
+    complex_too = True
     exact = True
     saves = ("out",)
     numpy = np.sqrt
@@ -127,6 +134,7 @@ def _rsqrt(x: np.ndarray) -> np.ndarray:
 
 class Rsqrt(Unary):
     name, node = "rsqrt", "rsqrt"
+    complex_too = True
     saves = ("out",)
     numpy = _rsqrt
     domain = (0.3, 3.0)
@@ -140,6 +148,7 @@ class Rsqrt(Unary):
 
 class Reciprocal(Unary):
     name, onnx_op = "reciprocal", "Reciprocal"
+    complex_too = True
     exact = True
     saves = ("out",)
     numpy = np.reciprocal
@@ -154,6 +163,7 @@ class Reciprocal(Unary):
 
 class Sin(Unary):
     name, node, onnx_op = "sin", "sin", "Sin"
+    complex_too = True
     saves = (0,)
     numpy = np.sin
 
@@ -163,6 +173,7 @@ class Sin(Unary):
 
 class Cos(Unary):
     name, node, onnx_op = "cos", "cos", "Cos"
+    complex_too = True
     saves = (0,)
     numpy = np.cos
 
@@ -172,6 +183,7 @@ class Cos(Unary):
 
 class Tan(Unary):
     name, node, onnx_op = "tan", "tan", "Tan"
+    complex_too = True
     saves = ("out",)
     numpy = np.tan
     domain = (-1.2, 1.2)
@@ -225,6 +237,7 @@ _SINC_SLOPE = [(-1) ** n * 2 * n / math.factorial(2 * n + 1) for n in range(1, 1
 
 class Asin(Unary):
     name, node, onnx_op = "asin", "asin", "Asin"
+    complex_too = True
     saves = (0,)
     numpy = np.arcsin
     domain = (-0.9, 0.9)
@@ -235,6 +248,7 @@ class Asin(Unary):
 
 class Acos(Unary):
     name, node, onnx_op = "acos", "acos", "Acos"
+    complex_too = True
     saves = (0,)
     numpy = np.arccos
     domain = (-0.9, 0.9)
@@ -245,6 +259,7 @@ class Acos(Unary):
 
 class Atan(Unary):
     name, node, onnx_op = "atan", "atan", "Atan"
+    complex_too = True
     saves = (0,)
     numpy = np.arctan
 
@@ -254,6 +269,7 @@ class Atan(Unary):
 
 class Sinh(Unary):
     name, node, onnx_op = "sinh", "sinh", "Sinh"
+    complex_too = True
     saves = (0,)
     numpy = np.sinh
 
@@ -263,6 +279,7 @@ class Sinh(Unary):
 
 class Cosh(Unary):
     name, node, onnx_op = "cosh", "cosh", "Cosh"
+    complex_too = True
     saves = (0,)
     numpy = np.cosh
 
@@ -272,6 +289,7 @@ class Cosh(Unary):
 
 class Tanh(Unary):
     name, node, onnx_op = "tanh", "tanh", "Tanh"
+    complex_too = True
     saves = ("out",)
     numpy = np.tanh
 
@@ -281,6 +299,7 @@ class Tanh(Unary):
 
 class Asinh(Unary):
     name, node, onnx_op = "asinh", "asinh", "Asinh"
+    complex_too = True
     saves = (0,)
     numpy = np.arcsinh
 
@@ -290,16 +309,20 @@ class Asinh(Unary):
 
 class Acosh(Unary):
     name, node, onnx_op = "acosh", "acosh", "Acosh"
+    complex_too = True
     saves = (0,)
     numpy = np.arccosh
     domain = (1.2, 4.0)
 
     def derivative(self, out: Any, x: Any) -> Any:
+        if x.dtype.is_complex:  # the branch that acosh takes
+            return op.mul(op.rsqrt(op.sub(x, 1.0)), op.rsqrt(op.add(x, 1.0)))
         return op.rsqrt(op.sub(op.mul(x, x), 1.0))
 
 
 class Atanh(Unary):
     name, node, onnx_op = "atanh", "atanh", "Atanh"
+    complex_too = True
     saves = (0,)
     numpy = np.arctanh
     domain = (-0.8, 0.8)
@@ -309,6 +332,8 @@ class Atanh(Unary):
 
 
 def _sigmoid(x: np.ndarray) -> np.ndarray:
+    if x.dtype.kind == "c":
+        return 1 / (1 + np.exp(-x))
     e = np.exp(-np.abs(x))
     return np.where(x >= 0, 1 / (1 + e), e / (1 + e))
 
@@ -317,6 +342,7 @@ class Sigmoid(Unary):
     """1 / (1 + exp(-x)), without overflow on either side."""
 
     name, node, onnx_op = "sigmoid", "sigmoid", "Sigmoid"
+    complex_too = True
     saves = ("out",)
     numpy = _sigmoid
 

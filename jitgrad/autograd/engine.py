@@ -183,6 +183,11 @@ def _seeds(outputs: list[Tensor], given: Any, create_graph: bool) -> list[Tensor
                     "grad can be implicitly created only for scalar outputs; got "
                     f"{y._type}; pass the gradient argument, or reduce it, e.g. with .sum()"
                 )
+            if y._type.dtype.is_complex:
+                raise RuntimeError(
+                    "grad can be implicitly created only for real scalar outputs but got "
+                    f"{y._type}; pass the gradient argument, or take its abs() or real"
+                )
             g = full(y._type.shape, 1.0, y._type.dtype, y._type.device)
         elif not isinstance(g, Tensor):
             raise TypeError(f"gradients can be either Tensors or None, but got {type(g).__name__}")

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.creation import empty, eye
 from jitgrad.dispatch import apply
+from jitgrad.functions.complex_numbers import conj
 from jitgrad.promotion import cast
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import Category
@@ -212,8 +213,8 @@ def _reflect(a: Tensor, tau: Tensor, x: Tensor, order: list[int], adjoint: bool)
     for i in order:
         column = v.narrow(-1, i, 1)
         scale = tau.narrow(-1, i, 1).unsqueeze(-1)
-        if adjoint and scale.dtype.is_complex:
-            scale = scale.conj()
+        if adjoint:
+            scale = conj(scale)
         x = x - scale * (column @ (column.mH @ x))
     return x
 

@@ -251,11 +251,6 @@ def square(input: Tensor) -> Tensor:
     return pow(input, 2)
 
 
-def sgn(input: Tensor) -> Tensor:
-    """The sign: -1, 0 or 1."""
-    return generated["sign"](input)
-
-
 def frac(input: Tensor) -> Tensor:
     """The fractional part: input - trunc(input)."""
     return sub(input, generated["trunc"](input))
@@ -419,10 +414,6 @@ def isposinf(input: Tensor) -> Tensor:
 
 def isneginf(input: Tensor) -> Tensor:
     return input == -math.inf
-
-
-def isreal(input: Tensor) -> Tensor:
-    return input == input if input.dtype.category < Category.FLOAT else (input == input) | True
 
 
 def positive(input: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from jitgrad.casting import exempt, lower, wide
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.compiler.symbolic import prod as dims_product
 from jitgrad.dispatch import apply
+from jitgrad.functions.complex_numbers import conj
 from jitgrad.promotion import cast
 from jitgrad.tensor import Tensor
 
@@ -100,7 +101,9 @@ def dot(input: Tensor, tensor: Tensor) -> Tensor:
     return _product(input.unsqueeze(0), tensor.unsqueeze(1)).reshape(())
 
 
-vdot = dot
+def vdot(input: Tensor, other: Tensor) -> Tensor:
+    """The inner product of two vectors, the first one conjugated."""
+    return dot(conj(input), other)
 
 
 def inner(input: Tensor, other: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from jitgrad.compiler.ops.record import OPS
 from jitgrad.dispatch import apply
 from jitgrad.functions import linalg, shape
 from jitgrad.functions.args import one_axis
+from jitgrad.functions.complex_numbers import conj
 from jitgrad.functions.decompositions import factored, matrix
 from jitgrad.functions.elementwise import where
 from jitgrad.functions.reduce import nuclear_norm, vector_norm
@@ -143,7 +144,7 @@ def vecdot(x: Tensor, y: Tensor, *, dim: int = -1) -> Tensor:
         raise RuntimeError(
             f"linalg.vecdot: Expected x and y to have the same dtype; got {x._type} and {y._type}"
         )
-    product = (x.conj() if x.dtype.is_complex else x) * y
+    product = conj(x) * y
     return cast(product.sum(dim), result_type(x, y))
 
 

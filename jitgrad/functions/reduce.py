@@ -14,6 +14,7 @@ from jitgrad.compiler.symbolic import Sym
 from jitgrad.compiler.symbolic import prod as dims_product
 from jitgrad.dispatch import apply
 from jitgrad.functions.args import all_axes, one_axis
+from jitgrad.functions.complex_numbers import squared_size
 from jitgrad.promotion import cast, floating
 from jitgrad.return_types import TYPES
 from jitgrad.runtime import dtypes
@@ -31,7 +32,7 @@ def sum(
 ) -> Tensor:
     """The sum over `dim` (an int, several, or None for all). Bools and integers give int64."""
     axes = all_axes("sum", input.ndim, dim)
-    if dtype is not None and dtype.is_floating_point:
+    if dtype is not None and dtype.category >= Category.FLOAT:
         input = cast(input, dtype)
         dtype = None
     return _reduce("sum", input, axes, keepdim, **({} if dtype is None else {"dtype": dtype}))
@@ -43,7 +44,7 @@ def prod(
 ) -> Tensor:
     """The product over `dim`, or of all elements. Bools and integers give int64."""
     axes = all_axes("prod", input.ndim, dim)
-    if dtype is not None and dtype.is_floating_point:
+    if dtype is not None and dtype.category >= Category.FLOAT:
         input = cast(input, dtype)
         dtype = None
     return _reduce("prod", input, axes, keepdim, **({} if dtype is None else {"dtype": dtype}))
@@ -97,10 +98,10 @@ def var_mean(
     count = _count(input, axes)
     center = _over(_reduce("sum", x, axes, True), count)
     delta = x - center
-    squares = _reduce("sum", delta * delta, axes, keepdim)
+    squares = _reduce("sum", squared_size(delta), axes, keepdim)
     variance = squares / _at_least_zero(count - correction)
     average = center if keepdim else center.reshape(squares.shape)
-    return cast(variance, input.dtype), cast(average, input.dtype)
+    return cast(variance, input.dtype.to_real()), cast(average, input.dtype)
 
 
 def _at_least_zero(count: Any) -> Any:
@@ -345,6 +346,8 @@ def vector_norm(
             f"{x.dtype}"
         )
     axes = all_axes("norm", x.ndim, dim)
+    if x.dtype.is_complex and ord != 2:
+        x = x.abs()
     if ord == math.inf:
         return _reduce("amax", x.abs(), axes, keepdim)
     if ord == -math.inf:
@@ -354,13 +357,13 @@ def vector_norm(
     if ord == 1:
         return _reduce("sum", x.abs(), axes, keepdim)
     wide = cast(x, dtypes.float32) if x.dtype.itemsize == 2 else x
-    powers = wide * wide if ord == 2 else _powers(wide, float(ord))
+    powers = squared_size(wide) if ord == 2 else _powers(wide, float(ord))
     total = _reduce("sum", powers, axes, keepdim)
     # sqrt has an infinite slope at 0; a norm's subgradient there is 0, as in PyTorch.
     zero = total == 0
     safe = total.masked_fill(zero, 1.0)
     root = safe.sqrt() if ord == 2 else safe ** (1.0 / float(ord))
-    return cast(root.masked_fill(zero, 0.0), x.dtype)
+    return cast(root.masked_fill(zero, 0.0), x.dtype.to_real())
 
 
 def _powers(x: Tensor, ord: float) -> Tensor:

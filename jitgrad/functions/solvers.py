@@ -14,6 +14,7 @@ from jitgrad.compiler.symbolic import prod as dims_product
 from jitgrad.compiler.types import broadcast_shapes
 from jitgrad.creation import empty
 from jitgrad.dispatch import apply
+from jitgrad.functions.complex_numbers import conj
 from jitgrad.functions.decompositions import (
     factored,
     identity,
@@ -208,7 +209,7 @@ def lu_solve(
 
     solve_with = OPS["solve_triangular"]
     if adjoint:
-        across = packed.conj() if packed.dtype.is_complex else packed
+        across = conj(packed)
         y = apply(solve_with, (across, b), {"upper": True, "transpose": True, "unit": False})
         return rows(
             apply(solve_with, (across, y), {"upper": False, "transpose": True, "unit": True})
