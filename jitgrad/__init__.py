@@ -108,6 +108,7 @@ if TYPE_CHECKING:
     from jitgrad import cuda as cuda
     from jitgrad import func as func
     from jitgrad import linalg as linalg
+    from jitgrad import multiprocessing as multiprocessing
     from jitgrad import nn as nn
     from jitgrad import optim as optim
     from jitgrad import utils as utils
@@ -172,7 +173,8 @@ def numel(input: Tensor) -> Any:
 # Imported at their first use. jit and export can be called.
 _SUBMODULES = (
     "_dynamo", "accelerator", "amp", "backends", "compiling", "cpu", "cuda", "distributed",
-    "export", "func", "fx", "hub", "jit", "linalg", "mps", "nn", "optim", "overrides",
+    "export", "func", "fx", "hub", "jit", "linalg", "mps",
+    "multiprocessing", "nn", "optim", "overrides",
     "serialization",
     "special", "testing", "types", "utils", "version", "xpu",
 )  # fmt: skip

@@ -8,6 +8,7 @@ Random fills are in fills.py.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -280,7 +281,16 @@ def put_(self: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) 
 
 
 def share_memory_(self: Tensor) -> Tensor:
-    """This tensor. Processes get copies: through DataLoader workers, in shared memory."""
+    """Moves the memory, for all tensors on it, to where processes can share it. Returns this
+    tensor.
+
+    A forked process, or one that gets the tensor through jitgrad.multiprocessing's queues, sees the
+    same memory: writes of one are seen by the other. NumPy arrays that numpy() gave before keep
+    the old memory. Raises RuntimeError where the system has no room.
+    """
+    self._array("share_memory_")
+    alone = sys.getrefcount(self._storage) == 2  # this tensor's reference, and the call's
+    self._storage.share_memory_(self if alone else None)
     return self
 
 

@@ -106,6 +106,14 @@ READS: tuple[Any, ...] = (
 default_generator = Generator()
 
 
+def _after_fork_in_child() -> None:
+    default_generator._lock = threading.Lock()  # another thread may have held it
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
 def next_draw(generator: Generator | None = None) -> tuple[Tensor, Tensor]:
     """Seed and draw number of the next draw, as 0-d int64 tensors: operands of a random op."""
     generator = default_generator if generator is None else generator

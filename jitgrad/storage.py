@@ -6,12 +6,15 @@ Owns the memory and its write counter. Which part of it a tensor shows, and how,
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import numpy as np
 
 from jitgrad.compiler.types import TensorType
 from jitgrad.runtime.dtypes import DType
+from jitgrad.runtime.memory_file import Mapping, bytes_at, mapping_of, new_shared
+from jitgrad.state import bump_epoch
 
 
 def overlaps_itself(array: np.ndarray[Any, Any]) -> bool:
@@ -64,8 +67,9 @@ class Storage:
 
     def __reduce__(self) -> tuple[Any, ...]:
         array = self._bytes("pickle")
-        plain = array.tobytes() if array.dtype.kind not in "biufc" else array
-        return _rebuild_storage, (plain, self.type.dtype, tuple(array.shape))
+        if array.dtype.kind not in "biufc":  # bfloat16: its name is not NumPy's
+            array = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        return _rebuild_storage, (array, self.type.dtype, tuple(self.type.shape))
 
     # What of torch.UntypedStorage public code asks for.
     def data_ptr(self) -> int:
@@ -106,14 +110,38 @@ class Storage:
         )
 
     def is_shared(self) -> bool:
-        return False
+        """Whether the memory is one that processes share."""
+        return self.array is not None and mapping_of(self.array) is not None
 
     def is_pinned(self) -> bool:
         return False
 
-    def share_memory_(self) -> Storage:
-        """This storage (see Tensor.share_memory_)."""
+    def share_memory_(self, only: Any = None) -> Storage:
+        """Moves the memory to where processes can share it (Tensor.share_memory_).
+
+        only: the tensor on this storage, where it is known to be the only one.
+        """
+        if not self.is_shared():
+            low, high = span(self._bytes("share_memory_"))
+            self.move(new_shared(high - low), only)
         return self
+
+    def move(self, mapping: Mapping, only: Any = None) -> None:
+        """The memory becomes `mapping`'s, which gets its contents; all tensors on it follow.
+
+        NumPy arrays that were taken of it before keep the old memory.
+        """
+        array = self._bytes("share_memory_")
+        low, high = span(array)
+        new = mapping.array()
+        new[...] = bytes_at(low, high - low)
+        holders = gc.get_referrers(self) if only is None else [only]
+        for tensor in (h for h in holders if hasattr(type(h), "_chain")):
+            if tensor._storage is self and tensor._data.size:
+                tensor._data = _at(new, tensor._data, low)
+        if array.size:
+            self.array = _at(new, array, low)
+        bump_epoch()
 
     def cpu(self) -> Storage:
         return self
@@ -125,10 +153,27 @@ class Storage:
         return self.type.device
 
 
+def span(array: np.ndarray[Any, Any]) -> tuple[int, int]:
+    """The addresses of an array's first byte and of the one after its last."""
+    low = high = int(array.__array_interface__["data"][0])
+    if not array.size:
+        return low, high
+    for stride, size in zip(array.strides, array.shape, strict=True):
+        reach = stride * (size - 1)
+        low, high = (low, high + reach) if reach >= 0 else (low + reach, high)
+    return low, high + array.itemsize
+
+
+def _at(new: np.ndarray[Any, Any], old: np.ndarray[Any, Any], low: int) -> Any:
+    """What `old` showed of the memory from address `low`, of new memory."""
+    offset = int(old.__array_interface__["data"][0]) - low
+    return np.ndarray(old.shape, old.dtype, new, offset, old.strides)
+
+
 def _rebuild_storage(plain: Any, dtype: DType, shape: tuple[int, ...]) -> Storage:
-    if isinstance(plain, bytes):
-        plain = np.frombuffer(bytearray(plain), dtype.np)
-    return Storage(plain.reshape(shape), TensorType(shape, dtype))
+    if plain.dtype != dtype.np:
+        plain = plain.view(dtype.np).reshape(shape)
+    return Storage(plain, TensorType(shape, dtype))
 
 
 class TypedStorage:
@@ -171,9 +216,12 @@ class TypedStorage:
         return self
 
     def is_shared(self) -> bool:
-        return False
+        """Whether the memory is one that processes share."""
+        return self._untyped_storage.is_shared()
 
     def share_memory_(self) -> TypedStorage:
+        """This storage, moved to memory that processes share."""
+        self._untyped_storage.share_memory_()
         return self
 
     def cpu(self) -> TypedStorage:

@@ -363,7 +363,8 @@ class Tensor:
         return True if self._data is None else bool(self._data.flags.c_contiguous)
 
     def is_shared(self) -> bool:
-        return False
+        """Whether the memory is one that processes share (share_memory_)."""
+        return self._storage.is_shared()
 
     def is_pinned(self) -> bool:
         return False

@@ -1,15 +1,23 @@
 """Datasets, samplers and loaders, by torch.utils.data's names."""
 
 from jitgrad.missing import missing
-from jitgrad.utils.data.dataloader import DataLoader, default_collate, default_convert
+from jitgrad.utils.data.dataloader import (
+    DataLoader,
+    default_collate,
+    default_convert,
+    get_worker_info,
+)
 from jitgrad.utils.data.dataset import (
+    ChainDataset,
     ConcatDataset,
     Dataset,
     IterableDataset,
+    StackDataset,
     Subset,
     TensorDataset,
     random_split,
 )
+from jitgrad.utils.data.distributed import DistributedSampler
 from jitgrad.utils.data.sampler import (
     BatchSampler,
     RandomSampler,
@@ -22,7 +30,8 @@ from jitgrad.utils.data.sampler import (
 __getattr__ = missing(__name__)
 
 __all__ = [
-    "BatchSampler", "ConcatDataset", "DataLoader", "Dataset", "IterableDataset", "RandomSampler",
-    "Sampler", "SequentialSampler", "Subset", "SubsetRandomSampler", "TensorDataset",
-    "WeightedRandomSampler", "default_collate", "default_convert", "random_split",
+    "BatchSampler", "ChainDataset", "ConcatDataset", "DataLoader", "Dataset",
+    "DistributedSampler", "IterableDataset", "RandomSampler", "Sampler", "SequentialSampler",
+    "StackDataset", "Subset", "SubsetRandomSampler", "TensorDataset", "WeightedRandomSampler",
+    "default_collate", "default_convert", "get_worker_info", "random_split",
 ]  # fmt: skip

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import math
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 from jitgrad.creation import randperm
-from jitgrad.random import Generator
+from jitgrad.random import Generator, default_generator
 from jitgrad.tensor import Tensor
 
 T = TypeVar("T", covariant=True)
@@ -24,11 +26,18 @@ class Dataset(Generic[T]):
         return ConcatDataset([self, other])
 
 
-class IterableDataset(Dataset[T]):
-    """A stream of samples: define `__iter__`."""
+class IterableDataset(Dataset[T], Iterable[T]):
+    """A stream of samples: define `__iter__`.
+
+    With workers, each has a copy of the dataset and iterates over it: `get_worker_info()` says
+    which part to give.
+    """
 
     def __iter__(self) -> Iterator[T]:
         raise NotImplementedError("[IterableDataset] expected the subclass to define __iter__")
+
+    def __add__(self, other: Dataset[Any]) -> ChainDataset:  # type: ignore[override]
+        return ChainDataset([self, other])
 
 
 class TensorDataset(Dataset[tuple[Tensor, ...]]):
@@ -49,58 +58,172 @@ class TensorDataset(Dataset[tuple[Tensor, ...]]):
         return len(self.tensors[0])
 
 
+class StackDataset(Dataset[Any]):
+    """Datasets of one length side by side: samples are tuples, or dicts for keyword arguments.
+
+    Raises ValueError for lengths that differ, no dataset, or both forms at once.
+    """
+
+    datasets: Any
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        if args and kwargs:
+            raise ValueError(
+                "[StackDataset] Supported either tuple- (via args) or dict- (via kwargs) like "
+                "input/output, but both types are given"
+            )
+        if not args and not kwargs:
+            raise ValueError("[StackDataset] At least one dataset should be passed")
+        parts = list(args or kwargs.values())
+        if any(len(d) != len(parts[0]) for d in parts):
+            raise ValueError(
+                "[StackDataset] Size mismatch between datasets: expected one length; got "
+                f"{[len(d) for d in parts]}"
+            )
+        self.datasets = args or kwargs
+        self._length = len(parts[0])
+
+    def _join(self, parts: Iterable[Any]) -> Any:
+        """A sample of the datasets' parts of it."""
+        if isinstance(self.datasets, dict):
+            return dict(zip(self.datasets, parts, strict=True))
+        return tuple(parts)
+
+    def _parts(self) -> Iterable[Any]:
+        return self.datasets.values() if isinstance(self.datasets, dict) else self.datasets
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._join([d[index] for d in self._parts()])
+
+    def __getitems__(self, indices: list[Any]) -> list[Any]:
+        columns = [_items(d, indices) for d in self._parts()]
+        for column in columns:
+            if len(column) != len(indices):
+                raise ValueError(
+                    "[StackDataset] Nested dataset's output size mismatch. Expected "
+                    f"{len(indices)}, got {len(column)}"
+                )
+        return [self._join(parts) for parts in zip(*columns, strict=True)]
+
+    def __len__(self) -> int:
+        return self._length
+
+
+def _items(dataset: Any, indices: Sequence[Any]) -> Any:
+    """The samples at indices: at once where the dataset can."""
+    whole = getattr(dataset, "__getitems__", None)
+    return whole(indices) if callable(whole) else [dataset[i] for i in indices]
+
+
 class Subset(Dataset[Any]):
-    """The samples of a dataset at the given indices."""
+    """The samples of a dataset at the given indices.
+
+    A subclass that defines `__getitem__` must define `__getitems__` too, which loaders call: else
+    NotImplementedError.
+    """
 
     def __init__(self, dataset: Any, indices: Sequence[int]) -> None:
         self.dataset, self.indices = dataset, indices
+        cls = type(self)
+        if cls.__getitem__ is not Subset.__getitem__ and cls.__getitems__ is Subset.__getitems__:
+            raise NotImplementedError(
+                f"[Subset] {cls.__name__} overrides __getitem__ but not __getitems__, which "
+                "loaders call: define `def __getitems__(self, indices): return [self[i] for i in "
+                "indices]`"
+            )
 
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, list):
-            return self.dataset[[self.indices[i] for i in index]]
-        return self.dataset[self.indices[index]]
+    def __getitem__(self, idx: Any) -> Any:
+        if isinstance(idx, list):
+            return self.dataset[[self.indices[i] for i in idx]]
+        return self.dataset[self.indices[idx]]
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        return _items(self.dataset, [self.indices[i] for i in indices])
 
     def __len__(self) -> int:
         return len(self.indices)
 
 
 class ConcatDataset(Dataset[Any]):
-    """Datasets one after another."""
+    """Map-style datasets one after another."""
 
     def __init__(self, datasets: Iterable[Any]) -> None:
         self.datasets = list(datasets)
         if not self.datasets:
             raise AssertionError("datasets should not be an empty iterable")
-        self.cumulative_sizes = list(itertools.accumulate(len(d) for d in self.datasets))
+        if any(isinstance(d, IterableDataset) for d in self.datasets):
+            raise AssertionError("ConcatDataset does not support IterableDataset")
+        self.cumulative_sizes = self.cumsum(self.datasets)
+
+    @staticmethod
+    def cumsum(sequence: Iterable[Any]) -> list[int]:
+        """Where each dataset ends."""
+        return list(itertools.accumulate(len(d) for d in sequence))
 
     def __len__(self) -> int:
         return self.cumulative_sizes[-1]
 
-    def __getitem__(self, index: int) -> Any:
-        if index < -len(self) or index >= len(self):
-            raise IndexError(f"[ConcatDataset] index {index} is out of range for {len(self)}")
-        index %= len(self)
-        which = bisect.bisect_right(self.cumulative_sizes, index)
-        return self.datasets[which][index - (self.cumulative_sizes[which - 1] if which else 0)]
+    def __getitem__(self, idx: int) -> Any:
+        if idx < -len(self):
+            raise ValueError(
+                "[ConcatDataset] absolute value of index should not exceed dataset length; got "
+                f"{idx} for {len(self)}"
+            )
+        if idx >= len(self):
+            raise IndexError(f"[ConcatDataset] index {idx} is out of range for {len(self)}")
+        idx %= len(self)
+        which = bisect.bisect_right(self.cumulative_sizes, idx)
+        return self.datasets[which][idx - (self.cumulative_sizes[which - 1] if which else 0)]
+
+
+class ChainDataset(IterableDataset[Any]):
+    """Streams one after another."""
+
+    def __init__(self, datasets: Iterable[Any]) -> None:
+        self.datasets = datasets
+
+    def _streams(self) -> Iterator[Any]:
+        for stream in self.datasets:
+            if not isinstance(stream, IterableDataset):
+                raise AssertionError("ChainDataset only supports IterableDataset")
+            yield stream
+
+    def __iter__(self) -> Iterator[Any]:
+        for stream in self._streams():
+            yield from stream
+
+    def __len__(self) -> int:
+        return sum(len(stream) for stream in self._streams())
 
 
 def random_split(
-    dataset: Any, lengths: Sequence[float], generator: Generator | None = None
+    dataset: Any, lengths: Sequence[float], generator: Generator | None = default_generator
 ) -> list[Subset]:
     """Splits into subsets of the given lengths, or of fractions that sum to 1, at random.
 
     What fractions leave over goes one by one to the first subsets. Raises ValueError for lengths
     that do not add up to the dataset's.
     """
-    if any(x < 0 for x in lengths):
-        raise ValueError(f"[random_split] expected lengths of at least 0; got {list(lengths)}")
     sizes: list[int]
-    if abs(sum(lengths) - 1) < 1e-9 and all(0 <= x <= 1 for x in lengths):
-        sizes = [int(len(dataset) * x) for x in lengths]
+    total = sum(lengths)
+    if math.isclose(total, 1):
+        if any(not 0 <= x <= 1 for x in lengths):
+            raise ValueError(
+                f"[random_split] Fraction at an index is not between 0 and 1; got {list(lengths)}"
+            )
+        sizes = [math.floor(len(dataset) * x) for x in lengths]
         for i in range(len(dataset) - sum(sizes)):
             sizes[i % len(sizes)] += 1
+        for i, size in enumerate(sizes):
+            if size == 0:
+                warnings.warn(
+                    f"Length of split at index {i} is 0. This might result in an empty dataset.",
+                    stacklevel=2,
+                )
     else:
         sizes = [int(x) for x in lengths]
+        if any(x < 0 for x in lengths):
+            raise ValueError(f"[random_split] expected lengths of at least 0; got {list(lengths)}")
     if sum(sizes) != len(dataset):
         raise ValueError(
             "[random_split] Sum of input lengths does not equal the length of the input dataset! "

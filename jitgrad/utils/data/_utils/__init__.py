@@ -1,0 +1,1 @@
+"""The parts of a DataLoader: collation, fetching, and worker processes."""
