@@ -173,10 +173,8 @@ def numel(input: Tensor) -> Any:
 # Imported at their first use. jit and export can be called.
 _SUBMODULES = (
     "_dynamo", "accelerator", "amp", "backends", "compiling", "cpu", "cuda", "distributed",
-    "export", "func", "fx", "hub", "jit", "linalg", "mps",
-    "multiprocessing", "nn", "optim", "overrides",
-    "serialization",
-    "special", "testing", "types", "utils", "version", "xpu",
+    "export", "func", "fx", "hub", "jit", "linalg", "mps", "multiprocessing", "nn", "optim",
+    "overrides", "serialization", "special", "testing", "types", "utils", "version", "xpu",
 )  # fmt: skip
 _SETTINGS = (
     "AcceleratorError", "OutOfMemoryError", "_assert", "are_deterministic_algorithms_enabled",

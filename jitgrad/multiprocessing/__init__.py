@@ -10,6 +10,7 @@ from __future__ import annotations
 import multiprocessing
 from typing import Any
 
+from jitgrad.missing import no_such
 from jitgrad.multiprocessing.processes import (
     ProcessContext,
     ProcessException,
@@ -34,7 +35,7 @@ def __getattr__(name: str) -> Any:
     """The names of Python's multiprocessing: Process, Queue, Pool, get_context, ..."""
     if name in _STANDARD:
         return getattr(multiprocessing, name)
-    raise AttributeError(f"module 'jitgrad.multiprocessing' has no attribute {name!r}")
+    raise no_such(__name__, name)
 
 
 __all__ = [
