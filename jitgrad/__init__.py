@@ -172,10 +172,34 @@ def numel(input: Tensor) -> Any:
 
 # Imported at their first use. jit and export can be called.
 _SUBMODULES = (
-    "_dynamo", "accelerator", "amp", "backends", "compiling", "cpu", "cuda", "distributed",
-    "export", "func", "fx", "hub", "jit", "linalg", "mps", "multiprocessing", "nn", "optim",
-    "overrides", "serialization", "special", "testing", "types", "utils", "version", "xpu",
-)  # fmt: skip
+    "_dynamo",
+    "accelerator",
+    "amp",
+    "backends",
+    "compiling",
+    "cpu",
+    "cuda",
+    "distributed",
+    "distributions",
+    "export",
+    "func",
+    "fx",
+    "hub",
+    "jit",
+    "linalg",
+    "mps",
+    "multiprocessing",
+    "nn",
+    "optim",
+    "overrides",
+    "serialization",
+    "special",
+    "testing",
+    "types",
+    "utils",
+    "version",
+    "xpu",
+)
 _SETTINGS = (
     "AcceleratorError", "OutOfMemoryError", "_assert", "are_deterministic_algorithms_enabled",
     "compiled_with_cxx11_abi", "get_default_device", "get_deterministic_debug_mode",

@@ -46,3 +46,15 @@ def binomial(count: Tensor, prob: Tensor, generator: Generator | None = None) ->
         raise RuntimeError("[binomial] expected counts of at least 0 and probabilities in [0, 1]")
     values = _sampler(generator).binomial(trials.astype(np.int64), chance)
     return cast(wrap_array(np.asarray(values, np.float64)), count.dtype)
+
+
+def standard_gamma(concentration: Tensor, generator: Generator | None = None) -> Tensor:
+    """Gamma-distributed numbers of rate 1, in concentration's dtype, off the tape. Ends a trace.
+
+    Raises RuntimeError for a concentration that is not positive.
+    """
+    shapes = _floating("standard_gamma", concentration)
+    if shapes.size and not (shapes > 0).all():
+        raise RuntimeError("[standard_gamma] expected concentrations above 0")
+    values = _sampler(generator).standard_gamma(shapes)
+    return cast(wrap_array(np.asarray(values, np.float64)), concentration.dtype)

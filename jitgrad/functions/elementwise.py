@@ -345,8 +345,9 @@ def xlogy(input: Any, other: Any) -> Tensor:
     """input * log(other); 0 where input is 0 (NaN where other is NaN)."""
     dtype = floating(result_type(input, other))
     a, b = to_operand(input, dtype), to_operand(other, dtype)
-    zero = (a == 0) & ~generated["isnan"](b)
-    return where(zero, 0.0, a * generated["log"](where(zero, 1.0, b)))
+    # Where 0 * log(b) is 0 anyway, the derivative by a is log(b). Adding 0 makes -0 a 0.
+    zero = (a == 0) & ((b <= 0) | (b == math.inf))
+    return where(zero, 0.0, a * generated["log"](where(zero, 1.0, b)) + 0.0)
 
 
 def heaviside(input: Tensor, values: Tensor) -> Tensor:

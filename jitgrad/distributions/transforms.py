@@ -1,0 +1,243 @@
+"""Invertible functions of tensors, elementwise, with the logarithm of their derivative."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from jitgrad.creation import full_like
+from jitgrad.distributions import constraints
+from jitgrad.info import finfo
+from jitgrad.methods import FUNCTIONS
+from jitgrad.missing import missing
+from jitgrad.tensor import Tensor
+
+
+def _softplus(x: Tensor) -> Tensor:
+    return x.clamp(min=0) + (-x.abs()).exp().log1p()
+
+
+class Transform:
+    """y = t(x), x = t.inv(y).
+
+    Subclasses define `_call`, `_inverse` and `log_abs_det_jacobian(x, y)`, log |dy/dx|. With
+    cache_size=1 the inverse of the last result is the argument itself.
+    """
+
+    bijective = True
+    domain: constraints.Constraint = constraints.real
+    codomain: constraints.Constraint = constraints.real
+    sign: Any = 1
+    event_dim = 0
+
+    def __init__(self, cache_size: int = 0) -> None:
+        if cache_size not in (0, 1):
+            raise ValueError(f"cache_size must be 0 or 1; got {cache_size}")
+        self._cache_size = cache_size
+        self._last: tuple[Any, Any] = (None, None)
+
+    @property
+    def inv(self) -> Transform:
+        """The inverse."""
+        return _Inverse(self)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self._cache_size == 0:
+            return self._call(x)
+        if x is self._last[0]:
+            return self._last[1]
+        y = self._call(x)
+        self._last = x, y
+        return y
+
+    def _inv_call(self, y: Tensor) -> Tensor:
+        if self._cache_size == 0:
+            return self._inverse(y)
+        if y is self._last[1]:
+            return self._last[0]
+        x = self._inverse(y)
+        self._last = x, y
+        return x
+
+    def _call(self, x: Tensor) -> Tensor:
+        raise NotImplementedError(f"[{type(self).__name__}] a transform defines _call")
+
+    def _inverse(self, y: Tensor) -> Tensor:
+        raise NotImplementedError(f"[{type(self).__name__}] a transform defines _inverse")
+
+    def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
+        """log |dy/dx|, elementwise."""
+        raise NotImplementedError(
+            f"[{type(self).__name__}] a transform defines log_abs_det_jacobian"
+        )
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+
+class _Inverse(Transform):
+    def __init__(self, forward: Transform) -> None:
+        super().__init__()
+        self._forward = forward
+        self.domain, self.codomain = forward.codomain, forward.domain
+        self.sign = forward.sign
+
+    @property
+    def inv(self) -> Transform:
+        return self._forward
+
+    def _call(self, x: Tensor) -> Tensor:
+        return self._forward._inv_call(x)
+
+    def _inverse(self, y: Tensor) -> Tensor:
+        return self._forward(y)
+
+    def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
+        return -self._forward.log_abs_det_jacobian(y, x)
+
+
+class ComposeTransform(Transform):
+    """The transforms one after the other."""
+
+    def __init__(self, parts: Sequence[Transform], cache_size: int = 0) -> None:
+        super().__init__(cache_size)
+        self.parts = list(parts)
+        if self.parts:
+            self.domain, self.codomain = self.parts[0].domain, self.parts[-1].codomain
+        self.sign = math.prod(p.sign for p in self.parts) if self.parts else 1
+
+    def _call(self, x: Tensor) -> Tensor:
+        for part in self.parts:
+            x = part(x)
+        return x
+
+    def _inverse(self, y: Tensor) -> Tensor:
+        for part in reversed(self.parts):
+            y = part._inv_call(y)
+        return y
+
+    def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
+        total = full_like(x, 0.0)
+        for part in self.parts:
+            after = part(x)
+            total = total + part.log_abs_det_jacobian(x, after)
+            x = after
+        return total
+
+
+class ExpTransform(Transform):
+    """exp(x)."""
+
+    codomain = constraints.positive
+
+    def _call(self, x: Tensor) -> Tensor:
+        return x.exp()
+
+    def _inverse(self, y: Tensor) -> Tensor:
+        return y.log()
+
+    def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
+        return x
+
+
+class PowerTransform(Transform):
+    """x**exponent, of positive x."""
+
+    domain = codomain = constraints.positive
+
+    def __init__(self, exponent: Any, cache_size: int = 0) -> None:
+        super().__init__(cache_size)
+        self.exponent = exponent
+
+    def _call(self, x: Tensor) -> Tensor:
+        return x**self.exponent
+
+    def _inverse(self, y: Tensor) -> Tensor:
+        return y ** (1 / self.exponent)
+
+    def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
+        return (self.exponent * y / x).abs().log()
+
+
+class SigmoidTransform(Transform):
+    """sigmoid(x)."""
+
+    codomain = constraints.unit_interval
+
+    def _call(self, x: Tensor) -> Tensor:
+        info = finfo(x.dtype)
+        return x.sigmoid().clamp(info.tiny, 1.0 - info.eps)
+
+    def _inverse(self, y: Tensor) -> Tensor:
+        info = finfo(y.dtype)
+        y = y.clamp(info.tiny, 1.0 - info.eps)
+        return y.log() - (-y).log1p()
+
+    def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
+        return -_softplus(-x) - _softplus(x)
+
+
+class SoftplusTransform(Transform):
+    """log(1 + exp(x))."""
+
+    codomain = constraints.positive
+
+    def _call(self, x: Tensor) -> Tensor:
+        return _softplus(x)
+
+    def _inverse(self, y: Tensor) -> Tensor:
+        return (-y).expm1().neg().log() + y
+
+    def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
+        return -_softplus(-x)
+
+
+class TanhTransform(Transform):
+    """tanh(x). Use cache_size=1: atanh of a y that was rounded to 1 is infinite."""
+
+    codomain = constraints.interval(-1.0, 1.0)
+
+    def _call(self, x: Tensor) -> Tensor:
+        return x.tanh()
+
+    def _inverse(self, y: Tensor) -> Tensor:
+        return y.atanh()
+
+    def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
+        # log(1 - tanh(x)**2), without cancellation
+        return 2.0 * (math.log(2.0) - x - _softplus(-2.0 * x))
+
+
+class AffineTransform(Transform):
+    """loc + scale * x."""
+
+    def __init__(self, loc: Any, scale: Any, event_dim: int = 0, cache_size: int = 0) -> None:
+        super().__init__(cache_size)
+        self.loc, self.scale, self.event_dim = loc, scale, event_dim
+        if isinstance(scale, Tensor):
+            self.sign = scale.sign()
+        else:
+            self.sign = 1 if scale > 0 else -1 if scale < 0 else 0
+
+    def _call(self, x: Tensor) -> Tensor:
+        return self.loc + self.scale * x
+
+    def _inverse(self, y: Tensor) -> Tensor:
+        return (y - self.loc) / self.scale
+
+    def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
+        if isinstance(self.scale, Tensor):
+            found = self.scale.abs().log()
+            shape = FUNCTIONS["mul"](x, self.scale).shape
+            found = found.expand(shape)
+        else:
+            found = full_like(x, math.log(abs(self.scale)))
+        if self.event_dim:
+            found = found.sum(tuple(range(-self.event_dim, 0)))
+        return found
+
+
+identity_transform = ComposeTransform([])
+
+__getattr__ = missing(__name__)
