@@ -182,12 +182,12 @@ class LogNormal(TransformedDistribution):
     @property
     def loc(self) -> Tensor:
         """The mean of the logarithm."""
-        return self.base_dist.loc  # type: ignore[attr-defined, no-any-return]
+        return self.base_dist.loc  # type: ignore[attr-defined]
 
     @property
     def scale(self) -> Tensor:
         """The standard deviation of the logarithm."""
-        return self.base_dist.scale  # type: ignore[attr-defined, no-any-return]
+        return self.base_dist.scale  # type: ignore[attr-defined]
 
     @property
     def mean(self) -> Tensor:

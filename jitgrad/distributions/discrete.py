@@ -64,7 +64,7 @@ class _TwoOutcomes(Distribution):
     @property
     def param_shape(self) -> Any:
         """The shape of what was given."""
-        return (vars(self).get("probs", vars(self).get("logits"))).shape
+        return vars(self).get("probs", vars(self).get("logits")).shape  # type: ignore[union-attr]
 
 
 class Bernoulli(_TwoOutcomes):
@@ -271,7 +271,7 @@ class _Classes(Distribution):
     @property
     def param_shape(self) -> Any:
         """The shape of what was given."""
-        return (vars(self).get("probs", vars(self).get("logits"))).shape
+        return vars(self).get("probs", vars(self).get("logits")).shape  # type: ignore[union-attr]
 
     def _draw(self, sample_shape: Any) -> Tensor:
         """Classes, of sample_shape + batch_shape."""

@@ -107,7 +107,7 @@ def _gumbel(p: Gumbel, q: Gumbel) -> Tensor:
 
 @register_kl(HalfNormal, HalfNormal)
 def _half_normal(p: HalfNormal, q: HalfNormal) -> Tensor:
-    return _normal(p.base_dist, q.base_dist)  # type: ignore[arg-type]
+    return _normal(p.base_dist, q.base_dist)
 
 
 @register_kl(Uniform, Uniform)
