@@ -175,7 +175,8 @@ def test_combined_datasets():
         named = d.StackDataset(a=[1, 2, 3, 4], b=Table())
         part = d.Subset(Table(), [3, 1])
         return [
-            type(chain).__name__, list(chain), len(chain), [plain(b) for b in d.DataLoader(chain, 4)],
+            type(chain).__name__, list(chain), len(chain),
+            [plain(b) for b in d.DataLoader(chain, 4)],
             [stack[i] for i in range(4)], stack.__getitems__([0, 2]), len(stack),
             named[1], named.__getitems__([3]), part.__getitems__([0, 1]), part[1], len(part),
             [plain(b) for b in d.DataLoader(named, 2)],
