@@ -40,7 +40,7 @@ class Finder(Protocol):
         """A tensor on this storage that later calls will find, too."""
 
     def part(self, x: Tensor) -> Found | None:
-        """The argument that shows the part of the storage of which x is a view."""
+        """An argument or captured tensor that shows a part of x's storage, and x a view of it."""
 
     def owner(self, owner: Any) -> Owner | None:
         """Where later calls find the object whose slot is read or rebound."""
@@ -254,7 +254,8 @@ class ValueMap:
             self.give_up("uses two tensors that show different parts of one storage", line)
             return first, ()
         source, tensor = found
-        entry = self._new_entry("arg", source, tensor, tensor._data)
+        kind = "arg" if isinstance(source, Arg) else "state"
+        entry = self._new_entry(kind, source, tensor, tensor._data)
         self._parts[x._storage] = [*parts, entry]
         return entry, x._chain[entry.base :]
 

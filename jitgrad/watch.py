@@ -164,6 +164,10 @@ class Watch(Collector):
         for i, y in enumerate(self.leaves):
             if isinstance(y, Tensor) and y._storage is x._storage and is_part(x._chain, y._chain):
                 return Arg(i), y
+        for item in self.items:
+            y = item.now
+            if item.kind == "tensor" and y._storage is x._storage and is_part(x._chain, y._chain):
+                return Captured(item), y
         return None
 
     def owner(self, owner: Any) -> Owner | None:

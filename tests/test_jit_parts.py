@@ -1,5 +1,7 @@
-"""Arguments that show different parts of one storage: `step(data[:, :-1], data[:, 1:])`. They
-compile, and later calls may show other parts; where one is written, the function runs eagerly."""
+"""Tensors that show different parts of one storage: `step(data[:, :-1], data[:, 1:])`.
+
+They compile, and later calls may pass other parts; where one is written, the function runs eagerly.
+"""
 
 from __future__ import annotations
 
@@ -98,6 +100,51 @@ def test_a_view_of_another_argument_keeps_its_place() -> None:
         assert f(b[1], b.sum(0)).tolist() == _sum(b[1], b.sum(0)).tolist()
         c = x[:2]
         assert f(c[0], c[k]).tolist() == _sum(c[0], c[k]).tolist()
+
+
+def test_captured_parts() -> None:
+    """Parts of one storage in a closure, in a list and beside an argument."""
+    data = _data()
+    rows = list(data)
+    first, second = data[:2], data[3:]
+
+    def f(x: jg.Tensor) -> jg.Tensor:
+        total = x * 2
+        for row in rows:
+            total = total + row * x
+        return total + first.sum() - second.sum()
+
+    compiled = jg.jit(f, fallback="error")
+    for k in (0, 1, 1, 2):
+        assert compiled(data[k, :]).tolist() == f(data[k, :]).tolist()
+        data.add_(1)
+        first = data[:2]
+    before = compiled.stats.hits
+    assert before >= 1
+    second = data[2:4]  # another part: seen
+    assert compiled(data[2, :]).tolist() == f(data[2, :]).tolist()
+    rows[0] = data[4]
+    assert compiled(data[2, :]).tolist() == f(data[2, :]).tolist()
+    rows[0] = jg.ones(6, dtype=jg.float64)  # another storage
+    assert compiled(data[2, :]).tolist() == f(data[2, :]).tolist()
+
+
+def test_a_captured_part_that_is_written() -> None:
+    data, other = _data(), _data()
+    rows, others = list(data), list(other)
+
+    def make(parts: list[jg.Tensor]) -> Callable[[jg.Tensor], jg.Tensor]:
+        def f(x: jg.Tensor) -> jg.Tensor:
+            y = parts[0] * parts[1]
+            parts[1].mul_(x)
+            return y + parts[0] + parts[1]
+
+        return f
+
+    compiled, plain = jg.jit(make(rows), fallback="silent"), make(others)
+    for _ in range(3):
+        x = jg.tensor(2.0, dtype=jg.float64)
+        assert compiled(x).tolist() == plain(x).tolist() and data.tolist() == other.tolist()
 
 
 @pytest.mark.parametrize("order", ["write first", "read first"])

@@ -49,7 +49,9 @@ class DeepFM(nn.Module):
         self.embedding = nn.Embedding(sum(field_dims), dim)
         self.linear = nn.Embedding(sum(field_dims), 1)
         self.bias = nn.Parameter(torch.zeros((1,)))
-        self.mlp = nn.Sequential(nn.Linear(9, 5, bias=False), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 1))
+        self.mlp = nn.Sequential(
+            nn.Linear(9, 5, bias=False), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 1)
+        )
         nn.init.xavier_uniform_(self.embedding.weight.data)
 
     def forward(self, x):
