@@ -106,6 +106,7 @@ if TYPE_CHECKING:
     from jitgrad import amp as amp
     from jitgrad import cpu as cpu
     from jitgrad import cuda as cuda
+    from jitgrad import fft as fft
     from jitgrad import func as func
     from jitgrad import linalg as linalg
     from jitgrad import multiprocessing as multiprocessing
@@ -182,6 +183,7 @@ _SUBMODULES = (
     "distributed",
     "distributions",
     "export",
+    "fft",
     "func",
     "fx",
     "hub",

@@ -8,6 +8,7 @@ from typing import Any
 from jitgrad.functions import decompositions, matrix_norms, solvers
 from jitgrad.functions.linalg import matmul
 from jitgrad.functions.reduce import vector_norm
+from jitgrad.missing import missing
 from jitgrad.public import with_out
 from jitgrad.runtime.errors import LinAlgError
 
@@ -33,8 +34,4 @@ globals().update(_ALL)
 __all__ = sorted(_ALL)
 
 
-def __getattr__(name: str) -> Any:
-    raise AttributeError(
-        f"module 'jitgrad.linalg' has no attribute {name!r}; what of torch.linalg is not there is "
-        "listed in docs/limits.md"
-    )
+__getattr__ = missing(__name__)

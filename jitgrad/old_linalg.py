@@ -7,6 +7,7 @@ from typing import Any
 
 from jitgrad.functions import decompositions, reduce, solvers
 from jitgrad.methods import LATER
+from jitgrad.missing import missing
 from jitgrad.public import with_out
 from jitgrad.tensor import Tensor
 
@@ -27,5 +28,4 @@ globals().update(_ALL)
 __all__ = sorted(_ALL)
 
 
-def __getattr__(name: str) -> Any:
-    raise AttributeError(f"jitgrad.old_linalg has no function {name!r}")
+__getattr__ = missing(__name__)

@@ -19,16 +19,17 @@ from jitgrad.compiler.types import TensorType
 from jitgrad.runtime.dtypes import DType
 
 
-def _complex(shape: tuple[int, ...], dtype: str = "complex64", seed: int = 0) -> np.ndarray:
+def example(shape: tuple[int, ...], dtype: str = "complex64", seed: int = 0) -> np.ndarray:
+    """Complex numbers drawn as samples are."""
     parts = examples.uniform(shape, seed=seed), examples.uniform(shape, seed=seed + 100)
     return np.asarray(parts[0] + 1j * parts[1]).astype(dtype)
 
 
 def _samples() -> Iterable[Sample]:
-    yield Sample((_complex((2, 3)),))
-    yield Sample((_complex((), "complex128"),), note="0-d")
-    yield Sample((_complex((0, 2)),), note="empty")
-    yield Sample((_complex((3, 4))[::2, ::-1].T,), note="strided")
+    yield Sample((example((2, 3)),))
+    yield Sample((example((), "complex128"),), note="0-d")
+    yield Sample((example((0, 2)),), note="empty")
+    yield Sample((example((3, 4))[::2, ::-1].T,), note="strided")
 
 
 class Conj(Unary):
