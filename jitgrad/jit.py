@@ -374,16 +374,21 @@ class JitFunction:
 def _recording(recorder: Recorder, profile: Profile) -> Iterator[None]:
     """What runs inside is told to the recorder, and to the profile."""
     outer, before, collects = sys.getprofile(), state.recorder, gc.isenabled()
+    native = outer if outer is not None and not callable(outer) else None  # cProfile's, before 3.12
+    if native is not None:
+        native.disable()
     gc.disable()  # finalizers of others are no part of the function
     state.recorder = recorder
     sys.setprofile(profile)
     try:
         yield
     finally:
-        sys.setprofile(outer)
         state.recorder = before
         if collects:
             gc.enable()
+        sys.setprofile(None if native is not None else outer)
+        if native is not None:
+            native.enable()
 
 
 class _Lifter:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import cProfile
+import gc
 import io
 import logging
 import os
 import pathlib
+import pstats
 import random
+import sys
 import time
 import types
 import uuid
@@ -220,3 +224,27 @@ def test_check_runs_the_references_of_a_backward(monkeypatch: pytest.MonkeyPatch
     )
     with pytest.raises(RuntimeError, match=r"\[cosh\] compiled code differs from the reference"):
         loss.backward()
+
+
+def test_recording_under_a_profiler():
+    """cProfile, a profile function of the user's: they go on after the recording."""
+    seen = []
+
+    def profile(frame, event, argument):
+        seen.append(frame.f_code.co_name)
+
+    def after():
+        return 1
+
+    f = jit(lambda x: x + 1, fallback="error")
+    native = cProfile.Profile()
+    native.enable()
+    f(jg.ones(1)), f(jg.ones(1)), after()
+    native.disable()
+    assert gc.isenabled() and f.stats.hits == 1
+    assert any(key[2] == "after" for key in pstats.Stats(native).stats)
+    g = jit(lambda x: x + 1, fallback="error")
+    sys.setprofile(profile)
+    g(jg.ones(1)), after()
+    sys.setprofile(None)
+    assert "after" in seen and g.stats.traces == 1
