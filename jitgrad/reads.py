@@ -75,7 +75,8 @@ def _computes_names(instructions: list[dis.Instruction]) -> bool:
 
 @lru_cache(maxsize=4096)
 def reads_of(code: CodeType) -> Reads:
-    """Scans a code object (not the functions nested in it: they are scanned when entered)."""
+    """Scans a code object, and in the functions nested in it the free variables that it passes on
+    (they are scanned when entered)."""
     out = Reads()
     instructions = [i for i in dis.get_instructions(code) if i.opname not in _SKIPPED]
     count = code.co_argcount + code.co_kwonlyargcount
@@ -145,8 +146,12 @@ def reads_of(code: CodeType) -> Reads:
             out.every = out.every or bool(i.arg)  # names from __match_args__
     end()
     inner = [c for c in code.co_consts if isinstance(c, CodeType)]
-    if any(reads_of(c).typed for c in inner):  # a comprehension over what is here
-        out.typed.add("")
+    for nested in map(reads_of, inner):
+        if nested.typed:  # a comprehension over what is here
+            out.typed.add("")
+        passed = {p for p in nested.cells if p[0] in code.co_freevars}
+        out.cells |= passed  # a free variable of this code, which only the nested one names
+        out.looked |= passed & nested.looked
     used = {p[0] for p in out.globals} | out.loose
     used |= {n for paths in (out.globals, out.locals, out.cells) for p in paths for n in p[1:]}
     out.every = out.every or bool(used & _ALL_NAMES) or _computes_names(instructions)

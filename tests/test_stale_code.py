@@ -8,7 +8,7 @@ import dataclasses
 import enum
 import functools
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import pytest
@@ -663,3 +663,55 @@ def isinstance_hasattr_and_callable() -> Iterator[Any]:
     yield
     box[0] = len
     yield
+
+
+def _nested(form: str) -> tuple[Callable[[jg.Tensor], jg.Tensor], Callable[[Any], None]]:
+    """A function whose free variable only a function nested in it names, and what changes it."""
+    scale: Any = 2
+
+    def generator(x: jg.Tensor) -> jg.Tensor:
+        return sum((row * scale for row in x), jg.zeros(3))
+
+    def comprehension(x: jg.Tensor) -> jg.Tensor:
+        return jg.stack([row * scale for row in x])
+
+    def anonymous(x: jg.Tensor) -> jg.Tensor:
+        return (lambda y: y * scale)(x)
+
+    def local(x: jg.Tensor) -> jg.Tensor:
+        def g(y: jg.Tensor) -> jg.Tensor:
+            def h(z: jg.Tensor) -> jg.Tensor:
+                return z * scale
+
+            return h(y)
+
+        return g(x)
+
+    def default(x: jg.Tensor) -> jg.Tensor:
+        def g(y: jg.Tensor, by: Any = scale) -> jg.Tensor:
+            return y * by
+
+        return g(x)
+
+    def outer(x: jg.Tensor) -> jg.Tensor:
+        return local(x) + 1
+
+    def put(value: Any) -> None:
+        nonlocal scale
+        scale = value
+
+    return locals()[form], put
+
+
+@pytest.mark.parametrize(
+    "form", ["generator", "comprehension", "anonymous", "local", "default", "outer"]
+)
+@pytest.mark.parametrize("tensor", [False, True])
+def test_free_variables_of_nested_functions(form: str, tensor: bool) -> None:
+    f, put = _nested(form)
+    compiled, x = jg.jit(f, fallback="error"), jg.arange(6.0).view(2, 3)
+    for value in (2, 3, 3, 2.5, 2):
+        put(jg.tensor(float(value)) if tensor else value)
+        assert compiled(x).tolist() == f(x).tolist()
+    if tensor:
+        assert compiled.stats.traces == 1 and compiled.stats.hits == 4

@@ -209,7 +209,7 @@ class Transformer(nn.Module):
 
 
 def build():
-    return {rope: Transformer(ModelArgs(rope=rope)) for rope in ("half",)}
+    return {rope: Transformer(ModelArgs(rope=rope)) for rope in ("complex", "half")}
 
 
 def run(models, compile):
@@ -228,8 +228,7 @@ def run(models, compile):
             optimizer.step()
             return loss.detach()
 
-        if rope == "half":
-            step = compile(step)
+        step = compile(step)
         losses = [step(torch.tensor(rng.integers(0, 11, (2, 7)))).item() for _ in range(3)]
         model.eval()
         prompt = torch.tensor([[1, 5, 2], [3, 3, 9]])

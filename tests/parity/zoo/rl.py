@@ -9,6 +9,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 import torch.optim as optim
+from torch.distributions import Categorical, Normal, kl_divergence
 
 Transition = namedtuple("Transition", ("state", "action", "next_state", "reward"))
 
@@ -156,9 +157,11 @@ def run(models, compile):
         state, done = env.reset(), False
         while not done:
             probs, state_value = model(torch.from_numpy(state).to(dtype))
-            chosen = int(rng.random() > probs[0].item())
-            model.saved_actions.append((torch.log(probs[chosen]), state_value))
-            state, reward, done = env.step(chosen)
+            m = Categorical(probs)
+            assert m.sample().item() in (0, 1)
+            action = torch.tensor(int(rng.random() > probs[0].item()))
+            model.saved_actions.append((m.log_prob(action), state_value))
+            state, reward, done = env.step(action.item())
             model.rewards.append(reward)
         R, policy_losses, value_losses, returns = 0, [], [], []
         for r in model.rewards[::-1]:
@@ -187,9 +190,9 @@ def run(models, compile):
 
     @compile
     def ppo(states, acts, advantages):
-        logp = F.log_softmax(policy(states), -1)
-        entropy = -(logp.exp() * logp).sum(-1).mean()
-        new = logp.gather(-1, acts.unsqueeze(-1)).squeeze(-1)
+        dist = Categorical(logits=policy(states))
+        entropy = dist.entropy().mean()
+        new = dist.log_prob(acts)
         old = F.log_softmax(old_logits, -1).gather(-1, acts[:, None])[:, 0]
         ratio = (new - old).exp()
         surr1 = ratio * advantages
@@ -202,4 +205,15 @@ def run(models, compile):
         return loss.detach(), entropy.detach()
 
     clipped = [[x.item() for x in ppo(states, acts, advantages)] for _ in range(3)]
-    return {"dqn": dqn, "actions": actions, "episodes": episodes, "ppo": clipped}
+    prior = Normal(torch.zeros(2), torch.ones(2))
+    logits = policy(states)
+    posterior = Normal(logits, F.softplus(logits))
+    kl = kl_divergence(posterior, prior).sum(-1)
+    return {
+        "kl": kl,
+        "log_prob": prior.log_prob(logits),
+        "dqn": dqn,
+        "actions": actions,
+        "episodes": episodes,
+        "ppo": clipped,
+    }

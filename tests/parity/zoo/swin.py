@@ -172,6 +172,7 @@ class Swin(nn.Module):
         self.avgpool = nn.AdaptiveAvgPool1d(1)
         self.head = nn.Linear(2 * dim, classes)
 
+    @torch.jit.ignore
     def no_weight_decay_keywords(self):
         return {"relative_position_bias_table"}
 
