@@ -10,7 +10,7 @@ import importlib
 import math
 from typing import TYPE_CHECKING, Any
 
-from jitgrad import autograd, compiler, methods, public, random
+from jitgrad import autograd, compiler, einops_backend, methods, public, random
 from jitgrad.autograd import (
     enable_grad,
     inference_mode,
@@ -241,6 +241,7 @@ _LAZY = {  # name -> (module, name in it)
     "compile": ("jit", "compile"),
     "disable_jit": ("jit", "disable_jit"),
     "load": ("serialization", "load"),
+    "to_dlpack": ("utils.dlpack", "to_dlpack"),
     "load_safetensors": ("serialization", "load_safetensors"),
     "save": ("serialization", "save"),
     "save_safetensors": ("serialization", "save_safetensors"),
@@ -269,6 +270,7 @@ def __getattr__(name: str) -> Any:
     raise no_such("jitgrad", name)
 
 
+einops_backend.register()
 compiler.public = lambda name: getattr(__getattr__("compiling"), name)
 
 

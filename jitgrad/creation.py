@@ -249,8 +249,23 @@ def frombuffer(
     return _finish(from_numpy(np.frombuffer(buffer, dtype.np, count, offset)), requires_grad)
 
 
+class _Capsule:
+    """A DLPack capsule as what NumPy takes."""
+
+    def __init__(self, capsule: Any) -> None:
+        self.capsule = capsule
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)
+
+
 def from_dlpack(source: Any) -> Tensor:
-    """A tensor on the memory of any object that speaks DLPack."""
+    """A tensor on the memory of any object that speaks DLPack, or of a capsule (used once)."""
+    if not hasattr(source, "__dlpack__"):
+        source = _Capsule(source)
     return from_numpy(np.from_dlpack(source))
 
 

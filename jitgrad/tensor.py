@@ -550,6 +550,13 @@ class Tensor:
             return array.astype(dtype)
         return array.copy() if copy else array
 
+    def __array_wrap__(
+        self, array: Any, context: Any = None, return_scalar: bool = False
+    ) -> Tensor:
+        """What NumPy's functions give of this tensor: a tensor on their result's memory."""
+        made: Tensor = Tensor._from_array(np.asarray(array))
+        return made
+
     def __dlpack__(self, *args: Any, **kwargs: Any) -> Any:
         if self.requires_grad:
             raise BufferError(

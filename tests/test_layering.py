@@ -35,6 +35,7 @@ HEAVY = frozenset(
         "numba",
         "onnx",
         "safetensors",
+        "tensorboard",
         "tqdm",
     }
 )

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> Any:
     """Imports what not every program needs at its first use."""
-    if name in ("benchmark", "checkpoint", "model_zoo", "tensorboard"):
+    if name in ("benchmark", "checkpoint", "dlpack", "model_zoo", "tensorboard"):
         return importlib.import_module(f"jitgrad.utils.{name}")
     raise no_such(__name__, name)
 
