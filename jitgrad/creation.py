@@ -208,7 +208,7 @@ def from_numpy(ndarray: np.ndarray[Any, Any]) -> Tensor:
     return _told(wrap_array(array), ndarray)
 
 
-Tensor._from_array = staticmethod(from_numpy)  # type: ignore[attr-defined]
+Tensor._from_array = staticmethod(from_numpy)  # type: ignore[method-assign, assignment]
 
 
 def as_tensor(data: Any, dtype: DType | None = None, device: Any = None) -> Tensor:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
@@ -81,21 +80,22 @@ def define(module: ModuleType) -> None:
     vars(module)["JitgradBackend"] = JitgradBackend  # einops holds its subclasses weakly
 
 
-class _Loader(Loader):
+class _Loader:
     """Loads einops' module and defines the backend."""
 
-    def __init__(self, loader: Loader) -> None:
+    def __init__(self, loader: Any) -> None:
         self.loader = loader
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self.loader.create_module(spec)
+        made: ModuleType | None = self.loader.create_module(spec)
+        return made
 
     def exec_module(self, module: ModuleType) -> None:
         self.loader.exec_module(module)
         define(module)
 
 
-class _Finder(MetaPathFinder):
+class _Finder:
     """Waits for einops to be imported, once."""
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
@@ -104,7 +104,7 @@ class _Finder(MetaPathFinder):
         sys.meta_path.remove(self)
         spec = PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader)
+            spec.loader = _Loader(spec.loader)  # type: ignore[assignment]
         return spec
 
 

@@ -154,11 +154,6 @@ def is_storage(obj: Any) -> bool:
     return isinstance(obj, (Storage, TypedStorage))
 
 
-def to_dlpack(tensor: Tensor) -> Any:
-    """A DLPack capsule on the tensor's memory."""
-    return tensor.__dlpack__()
-
-
 def collect() -> dict[str, Any]:
     """What `jitgrad.name` is, for the names that tables give. Called after methods.attach()."""
     without = frozenset(_NO_OUT.split())
@@ -183,7 +178,7 @@ def collect() -> dict[str, Any]:
             names.setdefault(name, _method(name))
     names["constant_pad_nd"] = shape.pad_constant
     names["empty_permuted"] = creation.empty_permuted
-    names["is_storage"], names["to_dlpack"] = is_storage, to_dlpack
+    names["is_storage"] = is_storage
     names.update(conversions.TENSOR_TYPES)
     names["set_default_tensor_type"] = conversions.set_default_tensor_type
     return names

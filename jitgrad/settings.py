@@ -7,7 +7,6 @@ determinism asked for: products are in full precision and every op is determinis
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from jitgrad.device import device as Device
@@ -17,7 +16,7 @@ from jitgrad.tensor import Tensor
 
 
 def _store(**values: Any) -> None:
-    new = replace(defaults.settings, **values)
+    new = {**defaults.settings, **values}
     if new != defaults.settings:
         defaults.settings = new
         bump_epoch()
@@ -76,7 +75,7 @@ PRECISIONS = ("highest", "high", "medium")
 
 def get_float32_matmul_precision() -> str:
     """The precision that was asked for: "highest", "high" or "medium"."""
-    return defaults.settings.matmul_precision
+    return defaults.settings["matmul_precision"]
 
 
 def set_float32_matmul_precision(precision: str) -> None:
@@ -101,12 +100,12 @@ def use_deterministic_algorithms(mode: bool, *, warn_only: bool = False) -> None
 
 def are_deterministic_algorithms_enabled() -> bool:
     """What use_deterministic_algorithms was told."""
-    return defaults.settings.deterministic
+    return defaults.settings["deterministic"]
 
 
 def is_deterministic_algorithms_warn_only_enabled() -> bool:
     """What use_deterministic_algorithms was told."""
-    return defaults.settings.warn_only
+    return defaults.settings["warn_only"]
 
 
 _DEBUG_MODES = ("default", "warn", "error")
@@ -144,7 +143,7 @@ def set_warn_always(b: bool) -> None:
 
 def is_warn_always_enabled() -> bool:
     """What set_warn_always was told."""
-    return defaults.settings.warn_always
+    return defaults.settings["warn_always"]
 
 
 def set_flush_denormal(mode: bool) -> bool:

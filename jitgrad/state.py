@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from jitgrad.runtime import dtypes
@@ -61,22 +60,16 @@ def bump_epoch() -> None:
     epoch[0] += 1
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What settings.py stores. The numbers that ops compute depend on none of it."""
-
-    matmul_precision: str = "highest"
-    deterministic: bool = False
-    warn_only: bool = False
-    warn_always: bool = False
-
-
 class Defaults:
     """Process-wide defaults; `dtype` is what floats become (set_default_dtype), `settings` what is
-    stored for whoever asks. Compiled functions guard both."""
+    stored for whoever asks (settings.py; the numbers that ops compute depend on none of it), in a
+    dict that is replaced, never changed. Compiled functions guard both."""
 
     dtype: DType = dtypes.float32
-    settings: Settings = Settings()
+    settings: dict[str, Any] = {
+        "matmul_precision": "highest", "deterministic": False, "warn_only": False,
+        "warn_always": False,
+    }  # fmt: skip
 
 
 defaults = Defaults()

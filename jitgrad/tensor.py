@@ -157,6 +157,9 @@ class Tensor:
         def __ne__(self, other: object) -> Any: ...
 
         @staticmethod
+        def _from_array(array: Any) -> Tensor: ...
+
+        @staticmethod
         def _bind(op: Any, operands: tuple[Any, ...], attrs: dict[str, Any]) -> Any: ...
 
         def __pos__(self) -> Tensor: ...
@@ -554,8 +557,7 @@ class Tensor:
         self, array: Any, context: Any = None, return_scalar: bool = False
     ) -> Tensor:
         """What NumPy's functions give of this tensor: a tensor on their result's memory."""
-        made: Tensor = Tensor._from_array(np.asarray(array))
-        return made
+        return Tensor._from_array(np.asarray(array))
 
     def __dlpack__(self, *args: Any, **kwargs: Any) -> Any:
         if self.requires_grad:

@@ -145,14 +145,10 @@ class _Checks:
         kind = "Tensor-likes are not close!" if rtol or atol else "Tensor-likes are not equal!"
         lines = [kind, "", f"Mismatched elements: {bad.sum()} / {bad.size}"
                  f" ({bad.sum() / bad.size:.1%})"]  # fmt: skip
-        for name, values, allowed in (
-            ("absolute", gap, atol),
-            ("relative", gap / np.where(y == 0, math.inf if gap.dtype.kind == "f" else 1, np.abs(y))
-             if gap.dtype.kind == "f" else gap, rtol),
-        ):  # fmt: skip
-            shown = (
-                np.where(np.isnan(values), math.inf, values) if values.dtype.kind == "f" else values
-            )
+        with np.errstate(invalid="ignore", divide="ignore"):
+            relative = gap / np.abs(y)
+        for name, values, allowed in (("absolute", gap, atol), ("relative", relative, rtol)):
+            shown = np.where(np.isnan(values), math.inf, values)
             at = np.unravel_index(int(np.argmax(np.where(bad, shown, -1))), bad.shape)
             index = tuple(int(i) for i in at)
             lines.append(

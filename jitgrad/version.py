@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-_RELEASE = re.compile(r"\s*v?(\d+(?:\.\d+)*)")
+_RELEASE = r"\s*v?(\d+(?:\.\d+)*)"
 
 
 def _numbers(x: Any) -> tuple[int, ...] | None:
@@ -18,7 +18,7 @@ def _numbers(x: Any) -> tuple[int, ...] | None:
         if len(parts) < len(x):
             return None
     else:
-        found = _RELEASE.match(x) if isinstance(x, str) else None
+        found = re.match(_RELEASE, x) if isinstance(x, str) else None
         if found is None:
             return None
         parts = [int(p) for p in found[1].split(".")]
