@@ -190,6 +190,8 @@ LATER: dict[str, tuple[str, str]] = {
         )
     },
     "orgqr": ("decompositions", "householder_product"),
+    "stft": ("spectrograms", "stft"),
+    "istft": ("spectrograms", "istft"),
 }  # fmt: skip
 
 

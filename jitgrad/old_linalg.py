@@ -1,11 +1,12 @@
-"""The functions of matrices that torch has at its top: most are older names of torch.linalg's."""
+"""The functions of matrices and spectra that torch has at its top: most are torch.linalg's, under
+older names. jitgrad imports this at their first use."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from jitgrad.functions import decompositions, reduce, solvers
+from jitgrad.functions import decompositions, reduce, solvers, spectrograms
 from jitgrad.methods import LATER
 from jitgrad.missing import missing
 from jitgrad.public import with_out
@@ -17,7 +18,7 @@ def frobenius_norm(input: Tensor, dim: Any = (), keepdim: bool = False) -> Tenso
     return reduce.vector_norm(input, 2, dim, keepdim)
 
 
-_MODULES = {"decompositions": decompositions, "solvers": solvers}
+_MODULES = {"decompositions": decompositions, "solvers": solvers, "spectrograms": spectrograms}
 _ALL: dict[str, Callable[..., Any]] = {
     **{name: with_out(getattr(_MODULES[home], inner)) for name, (home, inner) in LATER.items()},
     "frobenius_norm": with_out(frobenius_norm),

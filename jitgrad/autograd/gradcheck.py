@@ -16,6 +16,7 @@ import numpy as np
 from jitgrad.autograd.engine import grad
 from jitgrad.autograd.forward import jvp
 from jitgrad.autograd.modes import no_grad
+from jitgrad.functions.complex_numbers import view_as_complex, view_as_real
 from jitgrad.levels import Level
 from jitgrad.runtime import dtypes
 from jitgrad.tensor import Tensor, wrap_array
@@ -42,7 +43,8 @@ class _Check:
     def outputs(self, args: Sequence[Any]) -> list[Tensor]:
         out = self.func(*args)
         many = out if isinstance(out, (tuple, list)) else (out,)
-        return [y for y in many if isinstance(y, Tensor) and y.is_floating_point()]
+        reals = [real_form(y) for y in many if isinstance(y, Tensor)]
+        return [y for y in reals if y.is_floating_point()]
 
     @property
     def inputs(self) -> list[Tensor]:
@@ -146,7 +148,16 @@ def _units(x: Tensor) -> Sequence[Array]:
     return [np.reshape(row, shape) for row in np.eye(x.numel())]
 
 
-def _checked(inputs: Any) -> tuple[list[Any], list[int]]:
+def real_form(x: Tensor) -> Tensor:
+    """A complex tensor as its parts, in a last dim of 2; others as they are."""
+    return view_as_real(x) if x.is_complex() else x
+
+
+def _checked(
+    func: Callable[..., Any], inputs: Any
+) -> tuple[Callable[..., Any], list[Any], list[int]]:
+    """The function, its arguments, and which of these are checked. Complex ones that are checked
+    are handed over as their parts: the gradient of z = x + iy is dL/dx + i dL/dy."""
     args = [inputs] if isinstance(inputs, Tensor) else list(inputs)
     places = [i for i, x in enumerate(args) if isinstance(x, Tensor) and x.requires_grad]
     if not places:
@@ -155,14 +166,23 @@ def _checked(inputs: Any) -> tuple[list[Any], list[int]]:
             "have requires_grad=True."
         )
     for i in places:
-        if args[i].dtype is not dtypes.float64:
+        if args[i].dtype not in (dtypes.float64, dtypes.complex128):
             warnings.warn(
                 f"Input #{i} requires gradient and is not a double precision floating point. This "
                 f"check will likely fail if all the inputs are not of double precision; got "
                 f"{args[i]._type}",
                 stacklevel=3,
             )
-    return args, places
+    whole = [i for i in places if args[i].is_complex()]
+    if not whole:
+        return func, args, places
+    for i in whole:
+        args[i] = view_as_real(args[i].detach()).clone().requires_grad_()
+
+    def of_parts(*given: Any) -> Any:
+        return func(*(view_as_complex(x) if i in whole else x for i, x in enumerate(given)))
+
+    return of_parts, args, places
 
 
 def gradcheck(
@@ -206,7 +226,7 @@ def gradcheck(
         raise AssertionError(
             "Setting check_batched_forward_grad=True requires check_forward_ad to be True"
         )
-    args, places = _checked(inputs)
+    func, args, places = _checked(func, inputs)
     check = _Check(func, args, places, eps, atol, rtol, nondet_tol)
     try:
         if fast_mode:
@@ -310,7 +330,7 @@ def gradgradcheck(
 
     check_rev_over_rev, check_fwd_over_rev: the mode of the second derivative. Else as gradcheck.
     """
-    args, places = _checked(inputs)
+    func, args, places = _checked(func, inputs)
     plain = _Check(func, args, places, eps, atol, rtol, nondet_tol)
     with no_grad():
         shapes = [(tuple(y.shape), y.dtype) for y in plain.outputs(args)]
@@ -323,7 +343,8 @@ def gradgradcheck(
                 values = np.stack([values, values], -1)[..., 0]
             seeds.append(wrap_array(np.asarray(values)).requires_grad_())
     else:
-        seeds = [grad_outputs] if isinstance(grad_outputs, Tensor) else list(grad_outputs)
+        given = [grad_outputs] if isinstance(grad_outputs, Tensor) else list(grad_outputs)
+        seeds = [real_form(g) for g in given]
     n = len(args)
 
     def first(*everything: Any) -> tuple[Any, ...]:

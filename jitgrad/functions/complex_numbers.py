@@ -9,7 +9,7 @@ from jitgrad.dispatch import apply
 from jitgrad.functions.args import expect_tensor
 from jitgrad.functions.elementwise import generated, where
 from jitgrad.functions.shape import matrix_transpose
-from jitgrad.promotion import cast, floating
+from jitgrad.promotion import cast, constant, floating
 from jitgrad.tensor import Tensor
 
 
@@ -87,7 +87,8 @@ def angle(input: Tensor) -> Tensor:
         at_zero = generated["atan2"](b.detach(), a.detach())
         return where(zero, at_zero, generated["atan2"](b, where(zero, 1.0, a)))
     x = cast(input, floating(input.dtype))
-    return where(generated["isnan"](x), x, where(x < 0, math.pi, 0.0).to(x.dtype))
+    turned = where(x < 0, constant(math.pi, x.dtype), 0.0)
+    return where(generated["isnan"](x), x, turned)
 
 
 def sgn(input: Tensor) -> Tensor:
