@@ -131,6 +131,7 @@ strategy: list[Callable[[int], Mapping]] = [anonymous]
 
 def new_shared(nbytes: int) -> Mapping:
     """New shared memory that can be handed on, by the strategy in force."""
+    _c()  # or the error that says that this system has none
     return strategy[0](nbytes)
 
 

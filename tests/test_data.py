@@ -89,3 +89,20 @@ def test_weighted_sampler_follows_the_weights():
     drawn = list(data.WeightedRandomSampler([1.0, 0.0, 3.0], 4000))
     assert drawn.count(1) == 0
     assert drawn.count(2) / len(drawn) == pytest.approx(0.75, abs=0.03)
+
+
+def test_collate_is_part_of_tapes_and_recordings():
+    w = t.ones(3, requires_grad=True)
+    data.default_collate([w, t.zeros(3)]).sum().backward()
+    assert w.grad.tolist() == [1, 1, 1]
+
+    @t.jit(fallback="error")
+    def f(a, b):
+        return data.default_collate([{"x": (a, 1.0)}, {"x": (b, 2.0)}])["x"][0] * 2
+
+    for k in range(4):
+        assert f(t.full((2,), float(k)), t.zeros(2)).tolist() == [[2 * k, 2 * k], [0, 0]]
+    mapped = t.vmap(lambda a: data.default_collate([a, a]))(t.arange(3))
+    assert mapped.tolist() == [[0, 0], [1, 1], [2, 2]]
+    assert data.default_collate([t.tensor(1.5), t.tensor(2.5)]).tolist() == [1.5, 2.5]
+    assert data.default_collate([t.ones(2, 3).t(), t.zeros(3, 2)]).stride() == (6, 2, 1)

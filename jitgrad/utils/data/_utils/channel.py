@@ -131,6 +131,8 @@ class Channel:
         that a worker sees when its loader is gone."""
         try:
             ours, theirs = socket.socketpair()
+            for end in (ours, theirs):  # some systems' default is smaller than one message
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 18)
         except OSError as error:
             raise memory_file.explained(error, 0) from error
         channel = cls(ours)

@@ -11,7 +11,8 @@ import numpy as np
 from jitgrad.creation import as_tensor, tensor
 from jitgrad.functions import stack
 from jitgrad.runtime import dtypes
-from jitgrad.tensor import Tensor
+from jitgrad.state import state
+from jitgrad.tensor import Tensor, wrap_array
 
 _TEXT = "OSU"  # kinds of NumPy dtypes that are no numbers
 
@@ -109,7 +110,23 @@ def _value(sample: Any, key: Any, first: Mapping[Any, Any]) -> Any:
 
 def collate_tensor_fn(batch: Any, *, collate_fn_map: Any = None) -> Tensor:
     """Stacks tensors of one shape along a new first dim."""
+    if _are_plain(batch):  # one copy each, without an op for every sample
+        first = batch[0]._data
+        out: np.ndarray[Any, Any] = np.empty((len(batch), *first.shape), first.dtype)
+        for i, x in enumerate(batch):
+            out[i] = x._data
+        return wrap_array(out)
     return stack(list(batch), 0)
+
+
+def _are_plain(batch: Any) -> bool:
+    """Whether these are tensors of one type that no tape, recorder or level follows."""
+    if state.recorder is not None or state.levels or state.abstract:
+        return False
+    kind = batch[0]._type
+    return batch[0]._data is not None and all(
+        type(x) is Tensor and x._type is kind and not x.requires_grad for x in batch
+    )
 
 
 def collate_numpy_array_fn(batch: Any, *, collate_fn_map: Any = None) -> Any:

@@ -11,6 +11,7 @@ import os
 import pickle
 import select
 import signal
+import sys
 import time
 import warnings
 import weakref
@@ -33,6 +34,11 @@ class Workers:
 
     def __init__(self, setups: list[Setup], context: BaseContext | None) -> None:
         """Starts one process for each setup. Raises what starting a process raises."""
+        if sys.platform == "win32":
+            raise RuntimeError(
+                f"[DataLoader] expected num_workers=0 on Windows; got {len(setups)}: workers need "
+                "a POSIX system (docs/limits.md)"
+            )
         make: Any = multiprocessing.get_context() if context is None else context
         self._processes: list[Any] = []
         self._channels: list[Channel] = []
