@@ -8,6 +8,8 @@ docs/jit.md.
 
 from __future__ import annotations
 
+import copy
+import copyreg
 import functools
 import gc
 import sys
@@ -17,7 +19,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import FrameType, MethodType
+from types import BuiltinFunctionType, FrameType, FunctionType, MethodType
 from typing import Any
 from typing import Final as Final
 
@@ -28,6 +30,7 @@ from jitgrad.compiler.ir import Graph
 from jitgrad.effects import Profile, is_module
 from jitgrad.explain import Explanation, Stats, check_run, compile_options, pair_options
 from jitgrad.hostscalar import HostScalar
+from jitgrad.jitted_module import jitted_module
 from jitgrad.missing import no_such
 from jitgrad.pytree import Structure, flatten, is_named_tuple, nodes_of, tree_map
 from jitgrad.recorder import Recorder, Trace
@@ -113,6 +116,42 @@ class JitFunction:
 
     def __get__(self, owner: Any, cls: type | None = None) -> Any:
         return self if owner is None else MethodType(self, owner)
+
+    # -- copies: as functions and methods are copied and pickled, with nothing compiled ------------
+    def _options(self) -> dict[str, Any]:
+        return {
+            "fallback": self._fallback, "pure": self._pure, "check": self._check,
+            "name": self.name,
+        }  # fmt: skip
+
+    def __copy__(self) -> JitFunction:
+        return type(self)(self.__wrapped__, **self._options())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> JitFunction:
+        if isinstance(self.__wrapped__, (FunctionType, BuiltinFunctionType)):
+            return self  # copies share functions
+        out = memo[id(self)] = object.__new__(type(self))  # first: its owner may hold it
+        out.__setstate__((copy.deepcopy(self.__wrapped__, memo), self._options()))
+        return out
+
+    def __reduce__(self) -> Any:
+        name = getattr(self, "__qualname__", "")
+        found: Any = sys.modules.get(self.__module__)
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        if found is self:
+            return str(name)
+        function = self.__wrapped__
+        if isinstance(function, MethodType):  # not by getattr(owner, name): that may be this object
+            function = (function.__self__, function.__func__.__name__)
+        return copyreg.__newobj__, (type(self),), (function, self._options())
+
+    def __setstate__(self, held: tuple[Any, dict[str, Any]]) -> None:
+        function, options = held
+        if isinstance(function, tuple):
+            owner, name = function
+            function = MethodType(getattr(type(owner), name), owner)
+        self.__init__(function, **options)  # type: ignore[misc]
 
     def __repr__(self) -> str:
         return f"<jit {self.name}: {len(self.specialisations)} specialisations>"
@@ -501,33 +540,9 @@ def jit(
         raise TypeError("[jit] expected a function; put @jit below @staticmethod or @classmethod")
     options: dict[str, Any] = {"fallback": fallback, "pure": pure, "check": check, "name": name}
     if is_module(function):
-        return _jit_module(function, options)
+        options["name"] = name or type(function).__name__
+        return jitted_module(function, JitFunction, options)
     return JitFunction(function, **options)
-
-
-def _forwarded(compiled: JitFunction, key: str) -> Callable[[Any], Any]:
-    return lambda self: getattr(compiled, key)
-
-
-def _jit_module(module: Any, options: dict[str, Any]) -> Any:
-    """A Module with the same state (one __dict__), whose calls are compiled."""
-    options["name"] = options["name"] or type(module).__name__
-    compiled = JitFunction(module.__call__, **options)
-    names = ("stats", "explain", "guards", "memory_plan", "explain_last_miss", "clear")
-    body: dict[str, Any] = {
-        "__call__": lambda self, *args, **kwargs: compiled(*args, **kwargs),
-        "__doc__": type(module).__doc__,
-        "__module__": type(module).__module__,
-        "jitted": compiled,
-        "_orig_mod": module,
-    }
-    for key in names:
-        if not hasattr(type(module), key):
-            body[key] = property(_forwarded(compiled, key))
-    cls = type(type(module).__name__, (type(module),), body)
-    out: Any = object.__new__(cls)
-    object.__setattr__(out, "__dict__", module.__dict__)
-    return out
 
 
 @contextmanager
