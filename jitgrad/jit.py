@@ -9,7 +9,6 @@ docs/jit.md.
 from __future__ import annotations
 
 import copy
-import copyreg
 import functools
 import gc
 import sys
@@ -141,10 +140,10 @@ class JitFunction:
             found = getattr(found, part, None)
         if found is self:
             return str(name)
-        function = self.__wrapped__
+        function: Any = self.__wrapped__
         if isinstance(function, MethodType):  # not by getattr(owner, name): that may be this object
             function = (function.__self__, function.__func__.__name__)
-        return copyreg.__newobj__, (type(self),), (function, self._options())
+        return _empty, (type(self),), (function, self._options())
 
     def __setstate__(self, held: tuple[Any, dict[str, Any]]) -> None:
         function, options = held
@@ -407,6 +406,11 @@ class JitFunction:
         self._counts.fallbacks += 1
         if mode == "warn":
             warnings.warn(message, FallbackWarning, stacklevel=5)
+
+
+def _empty(cls: type) -> Any:
+    """What unpickling makes a JitFunction of: it may hold an owner that holds it."""
+    return object.__new__(cls)
 
 
 @contextmanager

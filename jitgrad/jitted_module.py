@@ -31,7 +31,7 @@ def _unbound(kind: type, make: Callable[..., Any], options: dict[str, Any]) -> A
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         cls = type(self)
         if self.__dict__ is not cls._orig_mod.__dict__:  # made of the class, around `jit`
-            return kind.__call__(self, *args, **kwargs)  # type: ignore[operator]
+            return kind.__call__(self, *args, **kwargs)
         return cls.jitted(*args, **kwargs)
 
     def deep_copy(self: Any, memo: dict[int, Any]) -> Any:
