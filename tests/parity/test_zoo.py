@@ -139,9 +139,13 @@ def default(request):
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
-def test_program(path, default, monkeypatch):
+def test_program(path, default):
     """float32 eager; float64, compiled: so each program runs both ways, and in both dtypes."""
-    compiled = default == "float64"
+    check_program(path, compiled=default == "float64")
+
+
+def check_program(path, compiled):
+    """The program gives the same with both libraries (ours through `jit` if `compiled`)."""
     programs = {lib: load(path, lib) for lib in ("torch", "jitgrad")}
     models = {lib: program.build() for lib, program in programs.items()}
     for name, theirs in as_dict(models["torch"]).items():
