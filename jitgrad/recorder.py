@@ -164,6 +164,8 @@ class Recorder(ValueMap):
     def rebind(self, owner: Any, key: Any, value: Any) -> None:
         if self.reason:
             return
+        if key == "data" and value._storage is owner._storage and value._chain == owner._chain:
+            return  # w.data -= step: the memory that it has, written in place
         where = self.finder.owner(owner)
         if where is None and not isinstance(owner, Tensor):
             self.give_up(f"sets {key!r} of an object that is reached in no way jit can follow")

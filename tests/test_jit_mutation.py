@@ -526,3 +526,50 @@ def test_clash_is_overlap_of_pairs() -> None:
         assert clash(arrays[:cut], arrays[cut:]) is wanted
         seen.add(wanted)
     assert seen == {True, False}
+
+
+@pytest.mark.parametrize("form", ["augmented", "view", "module"])
+def test_data_written_in_place_and_set(form: str) -> None:
+    """`w.data -= step` writes in place and sets .data to the memory that it has."""
+    found = []
+    for compiled in (False, True):
+        layer = jg.nn.Linear(3, 1)
+        with jg.no_grad():
+            layer.weight.copy_(jg.tensor([[1.0, -2.0, 0.5]]))
+            layer.bias.fill_(0.25)
+        w = layer.weight
+
+        def step(x: jg.Tensor, w: Any = w, layer: Any = layer) -> jg.Tensor:
+            layer.zero_grad(set_to_none=False)
+            loss = ((layer(x) - 1) ** 2).sum()
+            loss.backward()
+            if form == "augmented":
+                w.data -= 0.1 * w.grad.data
+            elif form == "view":
+                w.data[0, 1:] *= 0.5
+            else:
+                for p in layer.parameters():
+                    p.data += p.grad * -0.1
+            return loss.detach() + w.sum().detach()
+
+        f = jg.jit(step, fallback="error") if compiled else step
+        losses = [f(jg.tensor([[0.1, 0.2, float(k)]])).item() for k in range(4)]
+        if compiled:
+            assert f.stats.hits >= 2  # type: ignore[attr-defined]
+        found.append((losses, [p.tolist() for p in layer.parameters()], w._version))
+    (losses, state, version), (others, state_then, version_then) = found
+    np.testing.assert_allclose(losses, others, rtol=1e-5)
+    np.testing.assert_allclose(state[0], state_then[0], rtol=1e-5)
+    assert version == version_then
+
+
+def test_data_set_to_other_memory_runs_eagerly() -> None:
+    w = jg.ones(2, requires_grad=True)
+
+    def step() -> jg.Tensor:
+        w.data = w.data * 2
+        return w.detach() + 1
+
+    f = jg.jit(step, fallback="silent")
+    assert [f().tolist()[0] for _ in range(3)] == [3.0, 5.0, 9.0]
+    assert f.stats.fallbacks == 3
