@@ -75,6 +75,30 @@ def test_tensor_dataset_and_training_split():
     assert all((row == x[int(label)]).all() for row, label in first)
 
 
+def test_rows_at_once_are_the_rows():
+    x = t.rand(5, 3, dtype=t.float64)
+    rows = [t.arange(5), x.t()[:2].t(), t.ones(5, 0), t.ones(5).bfloat16(), x > 0.5]
+    whole = data.TensorDataset(*rows)
+    for indices in ([4, 0, 0, -1], [], [True, 2], [t.tensor(3)]):
+        got = whole.__getitems__(indices)
+        for a, b in zip(got, [whole[i] for i in indices], strict=True):
+            for p, q in zip(a, b, strict=True):
+                assert p.dtype is q.dtype and p.shape == q.shape and (p == q).all()
+    with pytest.raises(IndexError):
+        whole.__getitems__([0, 5])
+    w = t.ones(3, 2, requires_grad=True)
+    (batch,) = data.DataLoader(data.TensorDataset(w), 3)
+    batch[0].sum().backward()
+    assert w.grad.tolist() == [[1, 1]] * 3
+
+    class Doubled(data.TensorDataset):
+        def __getitem__(self, i):
+            return super().__getitem__(i)[0] * 2
+
+    (batch,) = data.DataLoader(Doubled(t.arange(3)), 3)
+    assert batch.tolist() == [0, 2, 4]
+
+
 @pytest.mark.filterwarnings("ignore:Length of split")
 @settings(max_examples=50, deadline=None)
 @given(n=st.integers(1, 40), parts=st.integers(1, 5))

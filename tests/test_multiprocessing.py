@@ -10,6 +10,7 @@ from multiprocessing import resource_tracker
 
 import numpy as np
 import pytest
+import shared_files
 
 import jitgrad as t
 import jitgrad.multiprocessing as mp
@@ -18,19 +19,23 @@ from jitgrad import nn
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX")
 
 
-def ours():
-    return [name for name in os.listdir("/dev/shm") if name.startswith("jitgrad")]
+@pytest.fixture(autouse=True)
+def nothing_left():
+    """No file in memory more than before."""
+    with shared_files.alone():
+        before = shared_files.names()
+        yield
+        gc.collect()
+        assert shared_files.names() == before
 
 
 @pytest.fixture(params=sorted(mp.get_all_sharing_strategies()))
 def strategy(request):
-    """Each way of sharing; and afterwards there are no files of ours in memory."""
+    """Each way of sharing."""
     before = mp.get_sharing_strategy()
     mp.set_sharing_strategy(request.param)
     yield request.param
     mp.set_sharing_strategy(before)
-    gc.collect()
-    assert ours() == []
 
 
 def forked(function, *args):
@@ -208,15 +213,17 @@ def test_names_of_a_killed_process_are_removed(tmp_path):
         "p.start(); p.join()\n"
         "x = q.get()\n"
         "kept = t.ones(3).share_memory_()\n"
-        "print(x.sum().item(), len([n for n in os.listdir('/dev/shm') if n.startswith('jit')]))\n"
+        "print(x.sum().item(), sum(f'-{k}-' in n for n in os.listdir('/dev/shm')\n"
+        "      for k in (p.pid, os.getpid())))\n"
     )
+    before = shared_files.names()
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)
     assert done.stdout == "10.0 3\n", done.stderr
     for _ in range(100):
-        if not ours():
+        if shared_files.names() == before:
             return
         time.sleep(0.05)
-    pytest.fail(f"left: {ours()}")
+    pytest.fail(f"left: {shared_files.names() - before}")
 
 
 # -- spawn ---------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from multiprocessing import resource_tracker
 
 import numpy as np
 import pytest
+import shared_files
 
 import jitgrad as t
 from jitgrad.runtime import memory_file
@@ -42,11 +43,12 @@ def nothing_left():
         yield
         return
     resource_tracker.ensure_running()  # a process that stays, which spawning needs
-    gc.collect()
-    before = (set(os.listdir("/dev/shm")), len(descriptors()), mapped())
-    yield
-    gc.collect()
-    assert (set(os.listdir("/dev/shm")), len(descriptors()), mapped()) == before
+    with shared_files.alone():
+        gc.collect()
+        before = (shared_files.names(), len(descriptors()), mapped())
+        yield
+        gc.collect()
+        assert (shared_files.names(), len(descriptors()), mapped()) == before
     assert not pool.multiprocessing.active_children()
 
 

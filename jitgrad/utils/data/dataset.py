@@ -9,9 +9,12 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
+import numpy as np
+
 from jitgrad.creation import randperm
 from jitgrad.random import Generator, default_generator
-from jitgrad.tensor import Tensor
+from jitgrad.tensor import Tensor, wrap_array
+from jitgrad.utils.data._utils.collate import are_plain
 
 T = TypeVar("T", covariant=True)
 
@@ -53,6 +56,19 @@ class TensorDataset(Dataset[tuple[Tensor, ...]]):
 
     def __getitem__(self, index: Any) -> tuple[Tensor, ...]:
         return tuple(t[index] for t in self.tensors)
+
+    def __getitems__(self, indices: Sequence[Any]) -> list[tuple[Tensor, ...]]:
+        """The samples at indices; of plain tensors copies, by one gather for all."""
+        n = len(self)
+        if (
+            type(self).__getitem__ is not TensorDataset.__getitem__
+            or not are_plain(self.tensors)
+            or not all(type(i) is int and -n <= i < n for i in indices)
+        ):
+            return [self[i] for i in indices]
+        where = np.array(indices, np.intp)
+        gathered = [t._data[where] for t in self.tensors]
+        return [tuple(wrap_array(g[k, ...]) for g in gathered) for k in range(len(where))]
 
     def __len__(self) -> int:
         return len(self.tensors[0])

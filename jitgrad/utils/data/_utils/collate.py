@@ -110,7 +110,9 @@ def _value(sample: Any, key: Any, first: Mapping[Any, Any]) -> Any:
 
 def collate_tensor_fn(batch: Any, *, collate_fn_map: Any = None) -> Tensor:
     """Stacks tensors of one shape along a new first dim."""
-    if _are_plain(batch):  # one copy each, without an op for every sample
+    kind = batch[0]._type
+    # One copy each, without an op for every sample.
+    if are_plain(batch) and all(x._type is kind for x in batch):
         first = batch[0]._data
         out: np.ndarray[Any, Any] = np.empty((len(batch), *first.shape), first.dtype)
         for i, x in enumerate(batch):
@@ -119,14 +121,11 @@ def collate_tensor_fn(batch: Any, *, collate_fn_map: Any = None) -> Tensor:
     return stack(list(batch), 0)
 
 
-def _are_plain(batch: Any) -> bool:
-    """Whether these are tensors of one type that no tape, recorder or level follows."""
+def are_plain(tensors: Any) -> bool:
+    """Whether no tape, recorder or level follows these tensors: their arrays may be used."""
     if state.recorder is not None or state.levels or state.abstract:
         return False
-    kind = batch[0]._type
-    return batch[0]._data is not None and all(
-        type(x) is Tensor and x._type is kind and not x.requires_grad for x in batch
-    )
+    return all(type(x) is Tensor and x._data is not None and not x.requires_grad for x in tensors)
 
 
 def collate_numpy_array_fn(batch: Any, *, collate_fn_map: Any = None) -> Any:
