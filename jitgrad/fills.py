@@ -43,8 +43,11 @@ def normal_(
     """Filled with normal numbers. Raises RuntimeError for a negative std."""
     if std < 0:
         raise RuntimeError(f"normal expects std >= 0.0, but found std {std}")
-    dtype = _draw_dtype("normal_", self)
-    draw = creation.draw("normal", tuple(self._type.shape), dtype, generator)
+    if self.is_complex():
+        draw = creation.randn(self._type.shape, generator=generator, dtype=self.dtype)
+    else:
+        dtype = _draw_dtype("normal_", self)
+        draw = creation.draw("normal", tuple(self._type.shape), dtype, generator)
     check_inplace(self)
     return _fill(self, draw * std + mean)
 
@@ -71,6 +74,9 @@ def uniform_(
         raise RuntimeError(
             f"uniform_ expects to return a [from, to) range, but found from={low} > to={high}"
         )
+    if self.is_complex():  # both parts
+        draw = creation.rand(self._type.shape, generator=generator, dtype=self.dtype)
+        return _fill(self, draw * (high - low) + complex(low, low))
     draw = _uniform(self, generator, _draw_dtype("uniform_", self))
     return _fill(self, draw * (high - low) + low)
 

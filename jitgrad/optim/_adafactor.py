@@ -29,6 +29,8 @@ class Adafactor(Optimizer):
     float32), `row_var` and `col_var`, or `variance`.
     """
 
+    by_element = False
+
     def __init__(
         self, params: Params, lr: Any = 1e-2, beta2_decay: float = -0.8,
         eps: tuple[float | None, float] = (None, 1e-3), d: float = 1.0, weight_decay: float = 0.0,

@@ -28,6 +28,8 @@ class Muon(Optimizer):
     `momentum_buffer`. Raises ValueError for parameters that are no matrices.
     """
 
+    by_element = False
+
     SCALARS = ()
 
     def __init__(

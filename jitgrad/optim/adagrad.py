@@ -14,6 +14,7 @@ from jitgrad.optim.optimizer import (
     check_lr,
     check_modes,
     decayed,
+    parts_of,
 )
 from jitgrad.tensor import Tensor
 
@@ -45,7 +46,8 @@ class Adagrad(Optimizer):
         super().__init__(params, defaults)
         for group in self.param_groups:
             for p in group["params"]:
-                self.begin(p, p, self.state[p], group)
+                parts = parts_of(p)
+                self.begin(parts, parts, self.state[p], group)
 
     def begin(self, p: Tensor, grad: Tensor, state: State, h: Hyper) -> None:
         self.init_scalar(state, "step")

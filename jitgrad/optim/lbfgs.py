@@ -38,6 +38,8 @@ class LBFGS(Optimizer):
     `old_stps`, `ro`, `H_diag`, `prev_flat_grad`, `prev_loss`, `al`.
     """
 
+    by_element = False
+
     SCALARS = ()
 
     def __init__(

@@ -18,6 +18,7 @@ from typing import Any
 from jitgrad.autograd.modes import enable_grad, set_grad_enabled
 from jitgrad.creation import zeros, zeros_like
 from jitgrad.functions import where
+from jitgrad.functions.complex_numbers import view_as_real
 from jitgrad.nn.module import clear_grad
 from jitgrad.optim.group import Group
 from jitgrad.optim.state_dict import StateDict
@@ -92,6 +93,11 @@ def _with_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
     return hooked
 
 
+def parts_of(x: Tensor) -> Tensor:
+    """A complex parameter or gradient as two real ones, a view, as PyTorch takes it."""
+    return view_as_real(x) if x.is_complex() else x
+
+
 class Optimizer(StateDict):
     """Base class, as torch.optim.Optimizer.
 
@@ -100,8 +106,11 @@ class Optimizer(StateDict):
             where the parameters came with names).
         state: parameter -> its state (tensors, by PyTorch's keys).
         defaults: hyper-parameters of groups that do not set them.
+        by_element: whether the rule treats elements alike, so that a complex parameter is updated
+            as its parts (its state has a last dim of 2); others refuse complex parameters.
     """
 
+    by_element = True
     _skip: Tensor | None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -198,6 +207,11 @@ class Optimizer(StateDict):
                 f"[{name}] can't optimize a non-leaf Tensor; got {p.dtype} {tuple(p.shape)}, "
                 "the result of an op; pass the leaf, or .detach() it"
             )
+        if p.is_complex() and not self.by_element:
+            raise RuntimeError(
+                f"[{name}] does not support complex parameters; got {p.dtype} {tuple(p.shape)}; "
+                "pass a real parameter, and use view_as_complex of it"
+            )
 
     # -- the rule ------------------------------------------------------------------------------
     def has_state(self, h: Hyper) -> bool:
@@ -230,6 +244,7 @@ class Optimizer(StateDict):
                     if grad is None:
                         continue
                     state = self.state[p] if self.has_state(h) else {}
+                    p, grad = parts_of(p), parts_of(grad)
                     if not state:
                         self.begin(p, grad, state, h)
                     grad = -grad if group.get("maximize") else grad

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from jitgrad.creation import as_tensor, tensor
+from jitgrad.functions.complex_numbers import view_as_real
 from jitgrad.optim.group import Group
 from jitgrad.runtime import dtypes
 from jitgrad.state import defaults as modes
@@ -151,6 +152,8 @@ class StateDict:
             value = as_tensor(np.array(value))
         if isinstance(value, Tensor):
             value = value.detach()
+            if value.is_complex() and p.is_complex():  # as PyTorch saves it
+                value = view_as_real(value)
             if key not in self.SCALARS and p.is_floating_point():
                 value = value.to(p.dtype)
             return value.clone()

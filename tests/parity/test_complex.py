@@ -202,3 +202,70 @@ def test_printing_promotion_and_creation():
         assert repr(ours) == repr(theirs).replace("torch.", "jitgrad.")
     x = OURS.t.randn(2000, dtype=OURS.t.complex64)
     assert abs(x.abs().square().mean().item() - 1) < 0.1
+
+
+OPTIMIZERS = {
+    "SGD": {"lr": 0.1, "momentum": 0.9, "nesterov": True}, "Adam": {"lr": 0.1, "amsgrad": True},
+    "AdamW": {"lr": 0.1}, "RMSprop": {"lr": 0.1, "centered": True}, "Rprop": {"lr": 0.1},
+    "Adagrad": {"lr": 0.1, "initial_accumulator_value": 0.1}, "Adamax": {"lr": 0.1},
+    "NAdam": {"lr": 0.1}, "RAdam": {"lr": 0.1}, "Adadelta": {"lr": 1.0}, "ASGD": {"lr": 0.1},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizers_of_complex_parameters(name):
+    found = []
+    for lib in LIBS:
+        z = lib.nn.Parameter(lib.t.from_numpy(X.copy()))
+        optimizer = getattr(lib.optim, name)([z], **OPTIMIZERS[name])
+
+        def step(z=z, lib=lib, optimizer=optimizer):
+            optimizer.zero_grad()
+            loss = (z * z - (1 + 2j)).abs().square().sum()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        step = jitgrad.jit(step, fallback="error") if lib is OURS else step
+        losses = [step().item() for _ in range(3)]
+        if lib is OURS:  # saved and loaded in mid-run
+            optimizer.load_state_dict(optimizer.state_dict())
+        losses += [step().item() for _ in range(3)]
+        found.append((losses, z.detach().numpy()))
+    (ours, z), (theirs, wanted) = found
+    np.testing.assert_allclose(ours, theirs, rtol=1e-8)
+    np.testing.assert_allclose(z, wanted, rtol=1e-8)
+
+
+def test_state_of_pytorch():
+    z = torch.nn.Parameter(torch.from_numpy(X.copy()))
+    theirs = torch.optim.Adam([z])
+    z.grad = torch.from_numpy(Y)
+    theirs.step()
+    saved = theirs.state_dict()
+    saved["state"][0] = {
+        k: jitgrad.from_numpy(v.detach().numpy()) for k, v in saved["state"][0].items()
+    }
+    w = jitgrad.nn.Parameter(jitgrad.from_numpy(z.detach().numpy().copy()))
+    ours = jitgrad.optim.Adam([w])
+    ours.load_state_dict(saved)
+    w.grad = jitgrad.from_numpy(Y)
+    theirs.step(), ours.step()
+    np.testing.assert_allclose(w.detach().numpy(), z.detach().numpy(), rtol=1e-9)
+
+
+def test_what_refuses_complex_parameters():
+    z = jitgrad.nn.Parameter(jitgrad.zeros(2, 2, dtype=jitgrad.complex64))
+    for name in ("LBFGS", "Adafactor", "Muon"):
+        with pytest.raises(RuntimeError, match="does not support complex parameters"):
+            getattr(jitgrad.optim, name)([z])
+
+
+def test_layers_of_complex_numbers():
+    layer = torch.nn.Linear(3, 2, dtype=torch.complex128)
+    ours = jitgrad.nn.Linear(3, 2, dtype=jitgrad.complex128)
+    assert (ours.weight.abs() > 0).all() and (ours.weight.imag != 0).all()
+    for name in ("weight", "bias"):
+        getattr(ours, name).data = jitgrad.from_numpy(getattr(layer, name).detach().numpy().copy())
+    out = ours(jitgrad.from_numpy(X)).detach().numpy()
+    np.testing.assert_allclose(out, layer(torch.from_numpy(X)).detach().numpy(), rtol=1e-12)
