@@ -35,6 +35,7 @@ from jitgrad.inplace import in_place, view_in_place
 from jitgrad.promotion import NUMBERS
 from jitgrad.tensor import Tensor
 
+_tensor: Any = Tensor  # the class, to attach to
 FUNCTIONS: dict[str, Callable[..., Any]] = {}
 """Every public function that takes a tensor first, by its public name."""
 
@@ -259,21 +260,21 @@ def _attach_operators() -> None:
         setattr(Tensor, f"__{name}__", _named(_binary(OPS[name]), f"__{name}__"))
     for alias, name in {"div": "truediv", "rdiv": "rtruediv", "idiv": "itruediv"}.items():
         setattr(Tensor, f"__{alias}__", getattr(Tensor, f"__{name}__"))
-    Tensor.__rmatmul__ = lambda self, other: (  # type: ignore[attr-defined]
+    _tensor.__rmatmul__ = lambda self, other: (
         linalg.matmul(other, self) if isinstance(other, Tensor) else NotImplemented
     )
-    Tensor.__pow__ = _named(_operator("pow"), "__pow__")
-    Tensor.__rpow__ = _named(_operator("pow", True), "__rpow__")
-    Tensor.__ipow__ = _named(_assigning("pow"), "__ipow__")  # type: ignore[attr-defined]
-    Tensor.__matmul__ = lambda self, other: (
+    _tensor.__pow__ = _named(_operator("pow"), "__pow__")
+    _tensor.__rpow__ = _named(_operator("pow", True), "__rpow__")
+    _tensor.__ipow__ = _named(_assigning("pow"), "__ipow__")
+    _tensor.__matmul__ = lambda self, other: (
         linalg.matmul(self, other) if isinstance(other, Tensor) else NotImplemented
     )
-    Tensor.__neg__ = lambda self: FUNCTIONS["neg"](self)
-    Tensor.__pos__ = elementwise.positive  # type: ignore[method-assign]
-    Tensor.__abs__ = lambda self: FUNCTIONS["abs"](self)
-    Tensor.__invert__ = lambda self: FUNCTIONS["bitwise_not"](self)
-    Tensor.__getitem__ = indexing.getitem
-    Tensor.__setitem__ = indexing.setitem
+    _tensor.__neg__ = lambda self: FUNCTIONS["neg"](self)
+    _tensor.__pos__ = elementwise.positive
+    _tensor.__abs__ = lambda self: FUNCTIONS["abs"](self)
+    _tensor.__invert__ = lambda self: FUNCTIONS["bitwise_not"](self)
+    _tensor.__getitem__ = indexing.getitem
+    _tensor.__setitem__ = indexing.setitem
     setattr(Tensor, "__repr__", _repr)  # noqa: B010
 
 
@@ -298,15 +299,15 @@ def _assigning(name: str) -> Callable[..., Any]:
 
 
 def _attach_properties() -> None:
-    Tensor.T = property(  # type: ignore[attr-defined]
+    _tensor.T = property(
         lambda self: self.permute(tuple(range(self.ndim))[::-1]),
         doc="All dims in reverse order.",
     )
-    Tensor.mT = property(shape.matrix_transpose, doc="The last two dims exchanged.")  # type: ignore[attr-defined]
-    Tensor.H = property(_adjoint, doc="The conjugate transpose of a matrix.")  # type: ignore[attr-defined]
-    Tensor.mH = property(complex_numbers.adjoint, doc="mT, conjugated.")  # type: ignore[attr-defined]
-    Tensor.real = property(complex_numbers.real, _set_real, doc="The real part, a view.")  # type: ignore[attr-defined]
-    Tensor.imag = property(complex_numbers.imag, _set_imag, doc="The imaginary part, a view.")  # type: ignore[attr-defined]
+    _tensor.mT = property(shape.matrix_transpose, doc="The last two dims exchanged.")
+    _tensor.H = property(_adjoint, doc="The conjugate transpose of a matrix.")
+    _tensor.mH = property(complex_numbers.adjoint, doc="mT, conjugated.")
+    _tensor.real = property(complex_numbers.real, _set_real, doc="The real part, a view.")
+    _tensor.imag = property(complex_numbers.imag, _set_imag, doc="The imaginary part, a view.")
 
 
 def _adjoint(self: Tensor) -> Tensor:
@@ -331,7 +332,7 @@ def attach() -> None:
         setattr(Tensor, name, function)
     for name in LATER:
         setattr(Tensor, name, _later(name))
-    Tensor.where = where_method  # type: ignore[attr-defined]
+    _tensor.where = where_method
     for name in IN_PLACE:
         setattr(Tensor, name + "_", in_place(FUNCTIONS[name], name + "_"))
     owns: tuple[Callable[..., Any], ...] = (*inplace.IN_PLACE, *fills.FILLS, backward)
@@ -340,9 +341,9 @@ def attach() -> None:
         setattr(Tensor, own.__name__, own)
     for name, method in conversions.METHODS.items():
         setattr(Tensor, name, method)
-    Tensor._legacy_new = classmethod(conversions.legacy_new)  # type: ignore[method-assign, assignment]
-    Tensor.bernoulli = creation.bernoulli  # type: ignore[attr-defined]
-    Tensor.multinomial = creation.multinomial  # type: ignore[attr-defined]
+    _tensor._legacy_new = classmethod(conversions.legacy_new)
+    _tensor.bernoulli = creation.bernoulli
+    _tensor.multinomial = creation.multinomial
     for name in VIEWS_IN_PLACE:
         setattr(Tensor, name + "_", view_in_place(FUNCTIONS[name], name + "_"))
     for name, own in copying.COPYING.items():

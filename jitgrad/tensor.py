@@ -26,6 +26,9 @@ from jitgrad.storage import LevelStorage, Storage, TypedStorage
 if TYPE_CHECKING:
     from jitgrad.tape.node import Node
     from jitgrad.tape.views import ViewInfo
+    from jitgrad.tensor_methods import TensorMethods
+else:
+    TensorMethods = object
 
 
 _READS = {
@@ -74,7 +77,7 @@ def static_type(shape: tuple[int, ...], dtype: DType) -> TensorType:
     return intern_type(TensorType(shape, dtype, CPU)) if found is None else found
 
 
-class Tensor:
+class Tensor(TensorMethods):
     """A multi-dimensional array that records how it was computed.
 
     Make one with `jitgrad.tensor(data)`, `zeros(shape)`, `from_numpy(array)` and their kin, or as
@@ -123,46 +126,12 @@ class Tensor:
                 )
 
     if TYPE_CHECKING:
-        # Attached by methods.py.
-        def __getattr__(self, name: str) -> Any: ...
-
-        __add__: Any
-        __radd__: Any
-        __sub__: Any
-        __rsub__: Any
-        __mul__: Any
-        __rmul__: Any
-        __truediv__: Any
-        __rtruediv__: Any
-        __floordiv__: Any
-        __mod__: Any
-        __pow__: Any
-        __rpow__: Any
-        __matmul__: Any
-        __neg__: Any
-        __abs__: Any
-        __invert__: Any
-        __and__: Any
-        __or__: Any
-        __xor__: Any
-        __lt__: Any
-        __le__: Any
-        __gt__: Any
-        __ge__: Any
-        __getitem__: Any
-        __setitem__: Any
-
-        def __eq__(self, other: object) -> Any: ...
-
-        def __ne__(self, other: object) -> Any: ...
-
+        # Attached by creation.py, conversions.py, methods.py; more in tensor_methods.pyi.
         @staticmethod
         def _from_array(array: Any) -> Tensor: ...
 
         @staticmethod
         def _bind(op: Any, operands: tuple[Any, ...], attrs: dict[str, Any]) -> Any: ...
-
-        def __pos__(self) -> Tensor: ...
 
         @classmethod
         def _legacy_new(cls, *args: Any, **kwargs: Any) -> Any: ...

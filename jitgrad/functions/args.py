@@ -37,6 +37,7 @@ def numpy_names(function: Callable[..., Any]) -> Callable[..., Any]:
                     kwargs[ours] = kwargs.pop(theirs)
         return function(*args, **kwargs)
 
+    vars(renamed)["numpy_names"] = True  # tests/stubs.py
     return renamed
 
 

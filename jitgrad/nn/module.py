@@ -350,14 +350,14 @@ class Module(Stateful):
         with no_grad():
             for p in self._parameters.values():
                 if p is not None and is_lazy(p):
-                    p.convert(fn)
+                    p.convert(fn)  # type: ignore[attr-defined]
                 elif p is not None:
                     p.data = fn(p.data)
                     if p.grad is not None:
                         p.grad.data = fn(p.grad.data)
             for name, b in self._buffers.items():
                 if b is not None and is_lazy(b):
-                    b.convert(fn)
+                    b.convert(fn)  # type: ignore[attr-defined]
                 elif b is not None:
                     self._buffers[name] = fn(b)
         return self

@@ -52,9 +52,9 @@ class Adam(Optimizer):
             if isinstance(b, Tensor) and b.numel() != 1:
                 raise ValueError(f"[{name}] Tensor betas[{i}] must be 1-element; got {b._type}")
         check_modes(name, foreach, fused, differentiable)
-        betas = tuple([b.squeeze() if isinstance(b, Tensor) else b for b in betas])
+        held = tuple([b.squeeze() if isinstance(b, Tensor) else b for b in betas])
         defaults = {
-            "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay,
+            "lr": lr, "betas": held, "eps": eps, "weight_decay": weight_decay,
             "amsgrad": amsgrad, "maximize": maximize, "foreach": foreach,
             "capturable": capturable, "differentiable": differentiable, "fused": fused,
             "decoupled_weight_decay": decoupled_weight_decay,
