@@ -1,5 +1,6 @@
 """DataLoader with worker processes: order, seeds, failures, limits, and that nothing is left."""
 
+import errno
 import functools
 import gc
 import os
@@ -396,6 +397,33 @@ def is_zombie(pid):
             return file.read().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:
         return True
+
+
+def test_without_memfd(monkeypatch):
+    """Where the system has no anonymous files in memory, they lose their name at once."""
+
+    def forbidden(*_):
+        raise OSError(errno.ENOSYS, "not there")
+
+    monkeypatch.setattr(os, "memfd_create", forbidden, raising=False)
+    assert [b["x"][-1].mean().item() for b in data.DataLoader(Images(), 5, num_workers=1)] == [4, 9]
+    monkeypatch.delattr(os, "memfd_create")
+    assert t.ones(3).share_memory_().is_shared()
+
+
+def test_the_end_of_a_program_ends_busy_workers(tmp_path):
+    """With results that nobody takes, and workers that persist."""
+    script = tmp_path / "program.py"
+    script.write_text(
+        "from jitgrad.utils import data\n"
+        "def big(x): return ['x' * 1000] * 1000, bytes(10_000_000), list(range(100_000))\n"
+        "a = iter(data.DataLoader(range(99), num_workers=2, collate_fn=big, prefetch_factor=9))\n"
+        "b = data.DataLoader(range(9), num_workers=1, persistent_workers=True)\n"
+        "next(a)\n"
+        "print(len(list(b)))\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr, done.returncode) == ("9\n", "", 0)
 
 
 def test_full_shared_memory():
