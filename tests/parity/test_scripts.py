@@ -6,7 +6,10 @@ import pathlib
 import pytest
 from parity.test_zoo import check_program, default  # noqa: F401  (a fixture)
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
+]
 FILES = sorted((pathlib.Path(__file__).parent / "scripts").glob("*.py"))
 
 
