@@ -15,13 +15,12 @@ import errno
 import mmap
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-FOLDER = "/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()
+FOLDER = "/dev/shm" if os.path.isdir("/dev/shm") else "/tmp"
 _POPULATE = 0x8000 if sys.platform == "linux" else 0  # MAP_POPULATE: no page faults later
 _FAILED = ctypes.c_void_p(-1).value
 
@@ -158,7 +157,9 @@ def create(nbytes: int = 0) -> int:
 def create_named(nbytes: int) -> tuple[int, str]:
     """The descriptor and the path of a new file of `nbytes` zeros, as `create`."""
     try:
-        fd, path = tempfile.mkstemp(prefix=f"jitgrad-{os.getpid()}-", dir=FOLDER)
+        # Not by tempfile, which is slow to import: `import jitgrad` comes through here.
+        path = os.path.join(FOLDER, f"jitgrad-{os.getpid()}-{os.urandom(8).hex()}")
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise explained(error, nbytes) from error
     try:
