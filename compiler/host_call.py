@@ -1,6 +1,7 @@
 """HostCall: a kernel that is a call back into Python, of a record's reference.
 
-For records that have no loop form (`Op.host`: factorizations of matrices, Fourier transforms).
+For records that have no loop form (`Op.host`: factorizations of matrices, Fourier transforms), and
+for arithmetic of complex numbers, which the loop language has not (lower.py decides that).
 Owns the C function that stands in the launch table: it wraps the memory of operands and results
 as NumPy arrays, runs the reference and copies what it returns. Such a row is a wave of its own with
 one block, so the thread that called the program runs it, whether that holds the GIL or not.

@@ -154,7 +154,8 @@ def _check_graph(graph: Graph) -> None:
         if node.op.host or is_complex(node):
             where = f" (at {node.line})" if node.line else ""
             raise CompileError(
-                f"[native] {node.op.name} runs as a call into Python and cannot leave it; export "
+                f"[native] {node.op.name}{' of complex numbers' if is_complex(node) else ''} runs "
+                "as a call into Python and cannot leave it; export "
                 f"the parts before and after it{where}"
             )
     if graph.writes or graph.rebinds:

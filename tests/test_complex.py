@@ -5,6 +5,9 @@ import pytest
 
 import jitgrad as t
 from jitgrad.autograd import gradcheck, gradgradcheck
+from jitgrad.compiler.host_call import KEY
+from jitgrad.runtime.errors import CompileError
+from jitgrad.runtime.knobs import knob
 
 RNG = np.random.default_rng(0)
 
@@ -88,3 +91,41 @@ def test_descent_in_the_plane():
         with t.no_grad():
             z -= 0.01 * z.grad
     assert loss.item() < 1e-12
+
+
+def test_calls_only_for_arithmetic():
+    """Movement of complex numbers is native: one call into Python, for the product."""
+    f = t.jit(lambda x: (x * (2 - 1j)).T.flip(0)[:, 1:].reshape(-1), fallback="error")
+    x = t.randn(3, 4, dtype=t.complex128)
+    for _ in range(2):
+        wanted = (x.numpy() * (2 - 1j)).T[::-1][:, 1:].reshape(-1)
+        np.testing.assert_array_equal(f(x).numpy(), wanted)
+    kernels = [k for k, _ in f.specialisations[0].compiled.image.kernels]
+    assert kernels.count(KEY) == 1
+
+
+def test_from_the_disk_cache(tmp_path):
+    def body(x):
+        padded = t.nn.functional.pad(x * (2 - 1j), (1, 0), value=0)
+        return padded.cumsum(0) + t.full((1,), 3j), t.where(x.real > 0, x, 1j)
+
+    x = t.randn(3, dtype=t.complex64)
+    with knob(cache_dir=str(tmp_path), cache=True, verify=True):
+        for k in range(2):
+            f = t.jit(lambda x: body(x), fallback="error")
+            for _ in range(2):
+                for a, b in zip(f(x), body(x), strict=True):
+                    np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-6)
+            assert f.specialisations[0].compiled.report.cached == (k == 1)
+
+
+def test_export_says_that_it_stays():
+    with pytest.raises(CompileError, match="of complex numbers runs as a call into Python"):
+        t.export(lambda x: (x * 2j).real, t.ones(2, dtype=t.complex64)).native("libx.so")
+
+
+def test_what_is_not_defined():
+    x = t.tensor([1 + 2j, 3 - 1j])
+    for call in (x.max, x.sort, x.floor, x.relu, lambda: x < x, lambda: x % 2, lambda: x.clamp(0)):
+        with pytest.raises(NotImplementedError, match="not defined for complex"):
+            call()

@@ -274,7 +274,7 @@ class Elementwise(Op):
         if self.promotes == "int" and dtype.category > dtypes.Category.INT:
             raise TypeError(f"[{self.name}] expected an integer or bool dtype; got {dtype}")
         if dtype.is_complex:
-            raise RuntimeError(
+            raise NotImplementedError(  # a RuntimeError, too
                 f'[{self.name}] "{self.name}" is not defined for complex dtypes; got {dtype}; use '
                 "its real, imag or abs"
             )

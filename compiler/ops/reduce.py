@@ -81,6 +81,7 @@ class Reduce(Op):
         self.expect(
             self.complex_too or not x.dtype.is_complex,
             f"not defined for complex dtypes; got {x}; use its real, imag or abs",
+            NotImplementedError,
         )
         if self.needs_elements:
             empty = [k for k in axes if not isinstance(x.shape[k], Sym) and x.shape[k] == 0]

@@ -39,6 +39,7 @@ class AlongAxis(Op):
         self.expect(
             self.complex_too or not x.dtype.is_complex,
             f"not defined for complex dtypes; got {x}; use its real, imag or abs",
+            NotImplementedError,
         )
 
     def batch(self, operands: Sequence[Any], batched: Sequence[bool], **attrs: Any) -> Any:

@@ -44,7 +44,7 @@ def matrix_norm(
     if ord == "nuc":
         return nuclear_norm(a, (rows, columns), keepdim)
     if isinstance(ord, str) or ord not in _ORDERS:
-        raise (ValueError if isinstance(ord, str) else RuntimeError)(
+        raise RuntimeError(
             f"{name}: Order {ord} not supported; expected 'fro', 'nuc', 1, -1, 2, -2, inf or -inf"
         )
     if ord in (2, -2):
