@@ -174,12 +174,14 @@ def _intern(op: str, args: tuple[Expr, ...], dtype: DType, attr: Any) -> Expr:
     return found
 
 
-def const(value: float, dtype: DType) -> Expr:
+def const(value: Any, dtype: DType) -> Expr:
     """A number of the dtype. Floats of any width are held as Python floats."""
     if dtype.is_floating_point:
         value = float(value)
     elif dtype is dtypes.bool_:
         value = bool(value)
+    elif dtype.is_complex:
+        value = complex(value)
     else:
         value = int(value)
     return _intern("const", (), dtype, value)
