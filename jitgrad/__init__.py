@@ -237,6 +237,11 @@ _LAZY = {  # name -> (module, name in it)
         for name in ("frobenius_norm", "lu_unpack", "nuclear_norm")
     },
     "binomial": ("draws", "binomial"),
+    "GradScaler": ("amp", "GradScaler"),
+    "UntypedStorage": ("storage", "Storage"),
+    "embedding": ("nn.functional.native", "embedding"),
+    "native_group_norm": ("nn.functional.native", "native_group_norm"),
+    "native_layer_norm": ("nn.functional.native", "native_layer_norm"),
     "poisson": ("draws", "poisson"),
     "compile": ("jit", "compile"),
     "disable_jit": ("jit", "disable_jit"),

@@ -24,7 +24,13 @@ from jitgrad.distributions.discrete import (
     OneHotCategoricalStraightThrough,
     Poisson,
 )
-from jitgrad.distributions.distribution import Distribution
+from jitgrad.distributions.distribution import (
+    Distribution,
+    broadcast_all,
+    clamp_probs,
+    logits_to_probs,
+    probs_to_logits,
+)
 from jitgrad.distributions.kl import kl_divergence, register_kl
 from jitgrad.distributions.location_scale import (
     Cauchy,
@@ -48,7 +54,27 @@ from jitgrad.distributions.transforms import (
     Transform,
     identity_transform,
 )
-from jitgrad.missing import missing
+from jitgrad.missing import missing, names_module
+
+# The paths by which public code imports them, as in jitgrad.distributions.normal.
+for _path, _names in {
+    "bernoulli": [Bernoulli], "beta": [Beta], "binomial": [Binomial],
+    "categorical": [Categorical], "cauchy": [Cauchy], "chi2": [Chi2], "dirichlet": [Dirichlet],
+    "exponential": [Exponential], "gamma": [Gamma], "geometric": [Geometric], "gumbel": [Gumbel],
+    "half_cauchy": [HalfCauchy], "half_normal": [HalfNormal], "independent": [Independent],
+    "laplace": [Laplace], "log_normal": [LogNormal],
+    "mixture_same_family": [MixtureSameFamily], "multinomial": [Multinomial],
+    "multivariate_normal": [MultivariateNormal], "normal": [Normal],
+    "one_hot_categorical": [OneHotCategorical, OneHotCategoricalStraightThrough],
+    "poisson": [Poisson], "relaxed_bernoulli": [RelaxedBernoulli],
+    "relaxed_categorical": [RelaxedOneHotCategorical], "studentT": [StudentT],
+    "transformed_distribution": [TransformedDistribution], "uniform": [Uniform],
+    "utils": [broadcast_all, clamp_probs, logits_to_probs, probs_to_logits],
+}.items():  # fmt: skip
+    globals()[_path] = names_module(
+        f"{__name__}.{_path}", {x.__name__: x for x in _names},
+        f"Names of torch.distributions.{_path}.",
+    )  # fmt: skip
 
 __getattr__ = missing(__name__)
 

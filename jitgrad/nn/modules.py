@@ -7,10 +7,10 @@ modules. Each becomes an entry of sys.modules, which is where `import` looks fir
 
 from __future__ import annotations
 
-import sys
 from types import ModuleType
 from typing import Any
 
+from jitgrad.missing import missing, names_module
 from jitgrad.nn import (
     activations,
     attention,
@@ -89,16 +89,6 @@ _TABLE = {
 _RENAMED = {"_Loss": losses.Loss, "_WeightedLoss": losses.WeightedLoss}
 
 
-class _Names(ModuleType):
-    """A module that says what it lacks."""
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(
-            f"module {self.__name__!r} has no attribute {name!r}; what of PyTorch is not there yet "
-            "is listed in docs/limits.md"
-        )
-
-
 def _find(name: str) -> Any:
     if name in _RENAMED:
         return _RENAMED[name]
@@ -106,11 +96,8 @@ def _find(name: str) -> Any:
 
 
 def _make(short: str, names: list[str]) -> ModuleType:
-    made = _Names(f"{__name__}.{short}", f"Names of torch.nn.modules.{short}.")
-    vars(made).update({name: _find(name) for name in names})
-    vars(made)["__all__"] = [name for name in names if not name.startswith("_")]
-    sys.modules[made.__name__] = made
-    return made
+    found = {name: _find(name) for name in names}
+    return names_module(f"{__name__}.{short}", found, f"Names of torch.nn.modules.{short}.")
 
 
 __all__ = []
@@ -121,8 +108,4 @@ for _short, _names in _TABLE.items():
     __all__ += _made.__all__
 
 
-def __getattr__(name: str) -> Any:
-    raise AttributeError(
-        f"module {__name__!r} has no attribute {name!r}; what of PyTorch is not there yet is "
-        "listed in docs/limits.md"
-    )
+__getattr__ = missing(__name__)

@@ -548,3 +548,16 @@ def test_distributions_inside_vmap() -> None:
     mapped = jitgrad.vmap(lambda m: D.Normal(m, 1.0).log_prob(x).sum())(means)
     loop = jitgrad.stack([D.Normal(m, 1.0).log_prob(x).sum() for m in means])
     assert jitgrad.allclose(mapped, loop)
+
+
+def test_paths_of_distributions() -> None:
+    from jitgrad.distributions.categorical import Categorical
+    from jitgrad.distributions.kl import kl_divergence
+    from jitgrad.distributions.utils import broadcast_all
+
+    assert Categorical is D.Categorical and kl_divergence is D.kl_divergence
+    assert jitgrad.distributions.normal.Normal is D.Normal
+    pair = broadcast_all(jitgrad.ones(2, 1), jitgrad.ones(3))
+    assert [tuple(x.shape) for x in pair] == [(2, 3)] * 2
+    with pytest.raises(AttributeError, match="not there yet"):
+        jitgrad.distributions.normal.nothing_like_it  # noqa: B018
