@@ -4,6 +4,8 @@ Samples, densities and divergences are differentiable where the mathematics is, 
 over batches; parameters and events are checked, compiled too.
 """
 
+from typing import Any
+
 from jitgrad.distributions import constraints as constraints
 from jitgrad.distributions import transforms as transforms
 from jitgrad.distributions.composed import (
@@ -57,7 +59,7 @@ from jitgrad.distributions.transforms import (
 from jitgrad.missing import missing, names_module
 
 # The paths by which public code imports them, as in jitgrad.distributions.normal.
-for _path, _names in {
+_PATHS: dict[str, list[Any]] = {
     "bernoulli": [Bernoulli], "beta": [Beta], "binomial": [Binomial],
     "categorical": [Categorical], "cauchy": [Cauchy], "chi2": [Chi2], "dirichlet": [Dirichlet],
     "exponential": [Exponential], "gamma": [Gamma], "geometric": [Geometric], "gumbel": [Gumbel],
@@ -70,7 +72,8 @@ for _path, _names in {
     "relaxed_categorical": [RelaxedOneHotCategorical], "studentT": [StudentT],
     "transformed_distribution": [TransformedDistribution], "uniform": [Uniform],
     "utils": [broadcast_all, clamp_probs, logits_to_probs, probs_to_logits],
-}.items():  # fmt: skip
+}  # fmt: skip
+for _path, _names in _PATHS.items():
     globals()[_path] = names_module(
         f"{__name__}.{_path}", {x.__name__: x for x in _names},
         f"Names of torch.distributions.{_path}.",
