@@ -165,7 +165,7 @@ class ValueMap:
         if entry is not None:
             value = self._now(entry)
         for n, step in enumerate(chain):
-            key = (storage, tuple(map(id, chain[: n + 1])))
+            key = (storage, entry, tuple(map(id, chain[: n + 1])))
             cached = self._views.get(key)
             if cached is None or cached[0] != count:
                 op, attrs = step

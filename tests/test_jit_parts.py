@@ -63,6 +63,17 @@ def test_gradients_of_parts(name: str) -> None:
     assert f.stats.hits == 2
 
 
+def test_the_same_views_of_parts() -> None:
+    def f(x: jg.Tensor, y: jg.Tensor) -> jg.Tensor:
+        return x.t() - y.t() * 3 + x[0] * y[0] + x.view(-1)[1] - y.view(-1)[1]
+
+    compiled, data = jg.jit(f, fallback="error"), _data().clone().view(6, 5)[:, :4]
+    for k in (0, 1, 2):
+        x, y = data[k : k + 1], data[k + 2 : k + 3]
+        assert compiled(x, y).tolist() == f(x, y).tolist()
+    assert compiled.stats.hits == 2
+
+
 def test_backward_inside() -> None:
     @jg.jit(fallback="error")
     def f(x: jg.Tensor, y: jg.Tensor, w: jg.Tensor) -> jg.Tensor:
