@@ -44,7 +44,15 @@ def main() -> int:
     reasons: Counter[str] = Counter()
     compiled: Counter[str] = Counter()
     start = time.perf_counter()
-    for seed in range(options.first, options.first + options.count):
+    told = start
+    for done, seed in enumerate(range(options.first, options.first + options.count)):
+        if time.perf_counter() - told > 5:
+            told = time.perf_counter()
+            print(
+                f"{done} of {options.count} programs, {counts['differ']} differ, "
+                f"{told - start:.0f} s",
+                flush=True,
+            )
         program = generate(random.Random(seed), names[seed % len(names)])
         outcome = check(program.text())
         counts["valid"] += not outcome.invalid

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 from jitgrad.promotion import cast
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import DType
+from jitgrad.runtime.userline import LOCATED, add_line, locates
 from jitgrad.state import state
 from jitgrad.tensor import Tensor
 
@@ -75,12 +76,16 @@ def _decorator(choose: Callable[[Casting, list[Tensor]], DType | None]) -> Any:
         @functools.wraps(function)
         def autocasting(*args: Any, **kwargs: Any) -> Any:
             settings = state.casting
-            if settings is None or settings.lower is None:
-                return function(*args, **kwargs)
-            return _run(function, choose, settings, args, kwargs)
+            try:
+                if settings is None or settings.lower is None:
+                    return function(*args, **kwargs)
+                return _run(function, choose, settings, args, kwargs)
+            except LOCATED as error:
+                add_line(error)
+                raise
 
         autocasting.uncast = function  # type: ignore[attr-defined]
-        return autocasting
+        return locates(autocasting)
 
     return decorate
 

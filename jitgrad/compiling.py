@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 from jitgrad.jit import JitFunction, disable_jit
 from jitgrad.missing import missing
+from jitgrad.runtime.userline import user_line
 from jitgrad.state import state
-from jitgrad.userline import user_line
 
 F = TypeVar("F")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import builtins
 import math
 import sys
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +22,7 @@ from jitgrad.promotion import cast, plain_number
 from jitgrad.random import Generator, next_draw
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import Category, DType
+from jitgrad.runtime.userline import warn
 from jitgrad.state import defaults, state
 from jitgrad.tensor import Tensor, wrap_array
 
@@ -73,10 +73,9 @@ def tensor(
     """
     _check_device(device)
     if isinstance(data, Tensor):
-        warnings.warn(
+        warn(
             "To copy construct from a tensor, it is recommended to use x.clone().detach() or "
-            "x.clone().detach().requires_grad_(True), rather than jitgrad.tensor(x).",
-            stacklevel=2,
+            "x.clone().detach().requires_grad_(True), rather than jitgrad.tensor(x)."
         )
         out = apply(OPS["clone"], (data.detach(),), {})
         return _finish(cast(out, dtype) if dtype is not None else out, requires_grad)
@@ -402,6 +401,9 @@ def empty_permuted(
 
 
 # -- ranges --------------------------------------------------------------------------------------
+_MOST_STEPS = 2**60  # of eight bytes: more than there are addresses
+
+
 def arange(
     start: Any = 0,
     end: Any = None,
@@ -431,9 +433,15 @@ def arange(
     floats = any(isinstance(v, float) for v in (start, end, step))
     wanted = _expect_dtype("arange", dtype or (defaults.dtype if floats else dtypes.int64))
     if floats:
-        count: Any = math.ceil((end - start) / step)
+        steps = (end - start) / step
+        count: Any = math.ceil(steps) if steps < _MOST_STEPS else _MOST_STEPS
     else:
         count = -((start - end) // step)
+    if floats and count >= _MOST_STEPS:
+        raise RuntimeError(
+            f"[arange] invalid size, possible overflow: expected fewer than 2^60 steps; got "
+            f"arange({start}, {end}, {step})"
+        )
     if wanted.is_floating_point:
         start, step = float(start), float(step)
     else:

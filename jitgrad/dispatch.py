@@ -36,6 +36,7 @@ from jitgrad.compiler.ops.record import OPS
 from jitgrad.compiler.symbolic import Sym, is_static
 from jitgrad.compiler.types import TensorType
 from jitgrad.runtime import dtypes
+from jitgrad.runtime.userline import user_frame, user_line, with_line
 from jitgrad.state import abstract_mode, bump_epoch, epoch, recording, state
 from jitgrad.storage import LevelStorage, overlaps_itself
 from jitgrad.tape.node import (
@@ -50,7 +51,6 @@ from jitgrad.tape.node import (
 from jitgrad.tape.saves import reads_of_gradients, saved_keys
 from jitgrad.tape.views import ViewInfo, new_view, rebase
 from jitgrad.tensor import AbsentTensor, Size, Tensor, absent, intern_type, wrap
-from jitgrad.userline import user_frame, user_line
 
 __all__ = [
     "abstract_mode", "apply", "assign", "bump_epoch", "check_inplace", "epoch", "full", "recording",
@@ -164,7 +164,7 @@ def apply(op: Any, operands: tuple[Tensor, ...], attrs: dict[str, Any]) -> Any:
                 result = op.reference(*arrays, **attrs)
                 shared = count == 1 and result is arrays[0]
         except Exception as error:
-            raise _with_line(error)  # noqa: B904 (see _with_line)
+            raise with_line(error)  # noqa: B904 (see with_line)
         finally:
             unhush(token)
         if op.nout == 1:
@@ -210,7 +210,7 @@ def _make_plan(key: Any, op: Any, operands: tuple[Tensor, ...], attrs: dict[str,
     try:
         found = op.infer(*operand_types, **attrs)
     except Exception as error:
-        raise _with_line(error)  # noqa: B904 (see _with_line)
+        raise with_line(error)  # noqa: B904 (see with_line)
     many = found if isinstance(found, tuple) else (found,)
     many = tuple(intern_type(t) for t in many)
     types = many if isinstance(found, tuple) else many[0]
@@ -253,7 +253,7 @@ def _apply_view(op: Any, x: Tensor, attrs: dict[str, Any], plan: Plan) -> Tensor
         try:
             data = op.reference(x._data, **attrs)
         except Exception as error:
-            raise _with_line(error)  # noqa: B904 (see _with_line)
+            raise with_line(error)  # noqa: B904 (see with_line)
         base = data.base
         source = x._data
         if base is None or (
@@ -375,14 +375,6 @@ def full(shape: Sequence[Any], value: Any, dtype: Any, device: str = "cpu") -> T
     return apply(OPS["full"], (), attrs)
 
 
-def _with_line(error: Exception) -> Exception:
-    """The same error, its text now ending with the user's file and line."""
-    line = user_line(3)
-    if line and error.args and isinstance(error.args[0], str) and line not in error.args[0]:
-        error.args = (f"{error.args[0]} (at {line})", *error.args[1:])
-    return error
-
-
 def _absent(op: Any, types: Any) -> Any:
     return absent(types) if op.nout == 1 else tuple(absent(t) for t in types)
 
@@ -397,7 +389,7 @@ def _without_data(op: Any, operands: tuple[Tensor, ...], attrs: dict[str, Any], 
     if level is not None:
         return level.apply(op, operands, attrs, plan)
     x = next(x for x in operands if x._data is None)
-    raise _with_line(
+    raise with_line(
         RuntimeError(
             f"[{op.name}] expected tensors with data; {x._type} is abstract (it was made while "
             "tracing from shapes alone); use it inside the traced function only"

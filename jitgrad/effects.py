@@ -25,9 +25,9 @@ from jitgrad import random as jitgrad_random
 from jitgrad.autograd import engine, hooks
 from jitgrad.hostscalar import make_plain
 from jitgrad.reads import reads_of
+from jitgrad.runtime.userline import FOLDERS
 from jitgrad.settings import THREADS
 from jitgrad.state import set_default_dtype
-from jitgrad.userline import _FOLDERS
 
 # -- whose code ----------------------------------------------------------------------------------
 _STDLIB = str(Path(sysconfig.get_paths()["stdlib"]).resolve())
@@ -42,7 +42,7 @@ def owner_of(filename: str) -> str:
     if filename.startswith("<"):
         return "user"
     path = str(Path(filename).resolve())
-    if path.startswith(tuple(f + "/" for f in _FOLDERS)):
+    if path.startswith(tuple(f + "/" for f in FOLDERS)):
         return "jitgrad"
     if path.startswith(_NUMPY + "/"):
         return "numpy"

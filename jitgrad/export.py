@@ -22,7 +22,7 @@ from jitgrad.compiler.ir import Graph, Value
 from jitgrad.compiler.types import TensorType
 from jitgrad.effects import is_module
 from jitgrad.jit import JitFunction
-from jitgrad.pytree import Structure, unflatten
+from jitgrad.pytree import Structure, names_of, unflatten
 from jitgrad.random import get_rng_state, set_rng_state
 from jitgrad.recorder import Entry, Trace, plain_attrs
 from jitgrad.runtime.errors import CompileError, counted
@@ -137,7 +137,8 @@ def export(
             first, or dropout and batch statistics are refused).
         example_inputs: tensors; their shapes and dtypes are those of the exported graph.
         names: of the inputs; default: the parameters' names.
-        output_names: default "output", or "output0", "output1", ...
+        output_names: default: the keys of a dict of results ("loss", "out.hidden"), the field names
+            of a named tuple; of others "output", or "output0", "output1", ...
 
     Raises TypeError for what is no tensor, CompileError naming reason and line for what cannot be
     exported; a Module's state and the random generator are then as they were.
@@ -278,10 +279,33 @@ def _exported(
     count = len(graph.outputs)
     labels = list(output_names or ())
     if output_names is None:
-        labels = ["output"] if count == 1 else [f"output{k}" for k in range(count)]
+        labels = _result_names(trace.structure)
     if len(labels) != count or len(set(labels)) != count:
         raise ValueError(f"[export] expected {count} different output names; got {labels}")
     return Exported(graph, state, names, labels, trace.structure)
+
+
+def _result_names(structure: Structure) -> list[str]:
+    """What results are called: by the keys and fields that lead to them ("out.hidden"), where all
+    have such names, and different ones; else by number."""
+    paths = [".".join(path) for path in _paths(structure)]
+    if all(re.fullmatch(r"[\w.-]+", path) for path in paths) and len(set(paths)) == len(paths):
+        return paths
+    return ["output"] if len(paths) == 1 else [f"output{k}" for k in range(len(paths))]
+
+
+def _paths(structure: Structure, below: bool = False) -> list[tuple[str, ...]]:
+    """For each result, the keys that lead to it. Sequences number what they hold `below` a key."""
+    names = names_of(structure)
+    if names is None:
+        if structure.kind is None or not below:
+            return [()] * structure.count
+        names = tuple(map(str, range(len(structure.children))))
+    return [
+        (name, *path)
+        for name, child in zip(names, structure.children, strict=True)
+        for path in _paths(child, True)
+    ]
 
 
 def _refuse_effects(trace: Trace, function: Any, paths: Mapping[int, str]) -> None:

@@ -21,6 +21,7 @@ from jitgrad.dispatch import apply, assign
 from jitgrad.functions import scatters, select, shape
 from jitgrad.functions.args import as_shape
 from jitgrad.promotion import can_cast, cast, constant
+from jitgrad.runtime.userline import LOCATED, add_line, locates
 from jitgrad.state import bump_epoch, state
 from jitgrad.storage import Storage
 from jitgrad.tensor import Tensor, root_of, wrap_array
@@ -55,15 +56,19 @@ def in_place(function: Callable[..., Any], name: str) -> Callable[..., Tensor]:
 
     @functools.wraps(function)
     def method(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        if state.levels:
-            before = shape.clone(self)
-            args = tuple([before if a is self else a for a in args])
-            return store(self, function(before, *args, **kwargs), name)
-        return store(self, function(self, *args, **kwargs), name)
+        try:
+            if state.levels:
+                before = shape.clone(self)
+                args = tuple([before if a is self else a for a in args])
+                return store(self, function(before, *args, **kwargs), name)
+            return store(self, function(self, *args, **kwargs), name)
+        except LOCATED as error:
+            add_line(error)
+            raise
 
     method.__name__ = method.__qualname__ = name
     method.__doc__ = f"In-place form of `{name[:-1]}`."
-    return method
+    return locates(method)
 
 
 def copy_(self: Tensor, src: Any, non_blocking: bool = False) -> Tensor:
@@ -192,6 +197,7 @@ def view_in_place(function: Callable[..., Tensor], name: str) -> Callable[..., T
 
     method.__name__ = name
     method.__qualname__ = f"Tensor.{name}"
+    method.locates = False  # type: ignore[attr-defined]  # the function does
     method.__doc__ = f"In-place form of `{name[:-1]}`: this tensor becomes the view."
     return method
 

@@ -13,7 +13,6 @@ import functools
 import gc
 import sys
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -37,6 +36,7 @@ from jitgrad.replay import Specialisation
 from jitgrad.replay_support import MISS, overlap
 from jitgrad.runtime.errors import CompileError, FallbackWarning
 from jitgrad.runtime.knobs import knob, knobs
+from jitgrad.runtime.userline import warn
 from jitgrad.scripting import Attribute as Attribute
 from jitgrad.scripting import RecursiveScriptModule as RecursiveScriptModule
 from jitgrad.scripting import ScriptFunction as ScriptFunction
@@ -405,7 +405,7 @@ class JitFunction:
         self.eager.append(Eager(guard, modes, reason, line, training))
         self._counts.fallbacks += 1
         if mode == "warn":
-            warnings.warn(message, FallbackWarning, stacklevel=5)
+            warn(message, FallbackWarning)
 
 
 def _empty(cls: type) -> Any:
@@ -603,10 +603,7 @@ def compile(
     if fullgraph:
         jit_options.setdefault("fallback", "error")
     if dynamic:
-        warnings.warn(
-            "[compile] dynamic=True: sizes are not symbolic yet; each new shape is compiled",
-            stacklevel=2,
-        )
+        warn("[compile] dynamic=True: sizes are not symbolic yet; each new shape is compiled")
     if disable or backend in _EAGER_BACKENDS:
         return (lambda function: function) if model is None else model
     return jit(model, **jit_options)

@@ -23,10 +23,10 @@ from jitgrad.compiler.types import TensorType
 from jitgrad.dispatch import apply, as_view, assign, pack_node, put_on_tape
 from jitgrad.random import draw_tensors
 from jitgrad.runtime.errors import InternalError
+from jitgrad.runtime.userline import user_line
 from jitgrad.state import recording, state
 from jitgrad.storage import LevelStorage
 from jitgrad.tensor import Tensor, _new, intern_type
-from jitgrad.userline import user_line
 
 
 class Relay:

@@ -33,6 +33,7 @@ from jitgrad.functions import (
 from jitgrad.functions.args import numpy_names
 from jitgrad.inplace import in_place, view_in_place
 from jitgrad.promotion import NUMBERS
+from jitgrad.runtime.userline import LOCATED, add_line, located
 from jitgrad.tensor import Tensor
 
 _tensor: Any = Tensor  # the class, to attach to
@@ -223,11 +224,19 @@ def _operator(name: str, swap: bool = False) -> Callable[..., Any]:
 
     def forward(self: Tensor, other: Any) -> Any:
         other = _operand(other)
-        return other if other is NotImplemented else function(self, other)
+        try:
+            return other if other is NotImplemented else function(self, other)
+        except LOCATED as error:
+            add_line(error)
+            raise
 
     def reverse(self: Tensor, other: Any) -> Any:
         other = _operand(other)
-        return other if other is NotImplemented else function(other, self)
+        try:
+            return other if other is NotImplemented else function(other, self)
+        except LOCATED as error:
+            add_line(error)
+            raise
 
     return reverse if swap else forward
 
@@ -273,8 +282,8 @@ def _attach_operators() -> None:
     _tensor.__pos__ = elementwise.positive
     _tensor.__abs__ = lambda self: FUNCTIONS["abs"](self)
     _tensor.__invert__ = lambda self: FUNCTIONS["bitwise_not"](self)
-    _tensor.__getitem__ = indexing.getitem
-    _tensor.__setitem__ = indexing.setitem
+    _tensor.__getitem__ = located(indexing.getitem)
+    _tensor.__setitem__ = located(indexing.setitem)
     setattr(Tensor, "__repr__", _repr)  # noqa: B010
 
 
@@ -327,9 +336,10 @@ def attach() -> None:
     _collect()
     for name, function in FUNCTIONS.items():
         if name not in NOT_METHODS:
-            setattr(Tensor, name, function)
+            quick = name in elementwise.generated  # its record's errors have the line
+            setattr(Tensor, name, function if quick else located(function))
     for name, function in ONLY_METHODS.items():
-        setattr(Tensor, name, function)
+        setattr(Tensor, name, located(function))
     for name in LATER:
         setattr(Tensor, name, _later(name))
     _tensor.where = where_method
@@ -338,14 +348,14 @@ def attach() -> None:
     owns: tuple[Callable[..., Any], ...] = (*inplace.IN_PLACE, *fills.FILLS, backward)
     setattr(Tensor, "polygamma_", in_place(_polygamma_method, "polygamma_"))  # noqa: B010
     for own in owns:
-        setattr(Tensor, own.__name__, own)
+        setattr(Tensor, own.__name__, located(own))
     for name, method in conversions.METHODS.items():
         setattr(Tensor, name, method)
     _tensor._legacy_new = classmethod(conversions.legacy_new)
     _tensor.bernoulli = creation.bernoulli
     _tensor.multinomial = creation.multinomial
     for name in VIEWS_IN_PLACE:
-        setattr(Tensor, name + "_", view_in_place(FUNCTIONS[name], name + "_"))
+        setattr(Tensor, name + "_", located(view_in_place(FUNCTIONS[name], name + "_")))
     for name, own in copying.COPYING.items():
         setattr(Tensor, name, own)
     _attach_operators()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +19,7 @@ from jitgrad.functions import arrange, linalg, shape
 from jitgrad.functions.args import numpy_names
 from jitgrad.methods import FUNCTIONS
 from jitgrad.promotion import can_cast, cast
+from jitgrad.runtime.userline import LOCATED, add_line, located, locates, warn
 from jitgrad.state import state
 from jitgrad.storage import Storage, TypedStorage
 from jitgrad.tensor import Tensor
@@ -35,12 +35,16 @@ def with_out(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def wrapper(*args: Any, out: Any = None, **kwargs: Any) -> Any:
-        if out is None:
-            return function(*args, **kwargs)
-        return _into(as_given(function), out, args, kwargs)
+        try:
+            if out is None:
+                return function(*args, **kwargs)
+            return _into(as_given(function), out, args, kwargs)
+        except LOCATED as error:
+            add_line(error)
+            raise
 
     vars(wrapper)["takes_out"] = True  # tests/stubs.py
-    return wrapper
+    return locates(wrapper)
 
 
 def _into(
@@ -93,11 +97,10 @@ def _write(name: str, out: Tensor, value: Tensor) -> None:
         )
     if tuple(out._type.shape) != tuple(value._type.shape):
         if out.numel() != 0:
-            warnings.warn(
+            warn(
                 f"An output with one or more elements was resized since it had shape "
                 f"{list(out.shape)}, which does not match the required output shape "
-                f"{list(value.shape)} ({name}); resize it to 0 elements with out.resize_(0) first.",
-                stacklevel=4,
+                f"{list(value.shape)} ({name}); resize it to 0 elements with out.resize_(0) first."
             )
         inplace.resize_(out, tuple(value._type.shape))
     assign(out, cast(value, out.dtype))
@@ -159,7 +162,7 @@ def collect() -> dict[str, Any]:
     """What `jitgrad.name` is, for the names that tables give. Called after methods.attach()."""
     without = frozenset(_NO_OUT.split())
     names: dict[str, Any] = {
-        name: function if name in without else with_out(function)
+        name: located(function) if name in without else with_out(function)
         for name, function in FUNCTIONS.items()
     }
     for make in _MAKERS:

@@ -107,6 +107,19 @@ def is_plain_dataclass(x: Any) -> bool:
     return set(getattr(x, "__dict__", ())) <= names and all(hasattr(x, n) for n in names)
 
 
+def names_of(structure: Structure) -> tuple[str, ...] | None:
+    """What a node calls its children: keys of a dict that are strings, names of fields. None for
+    nodes that number them, and for leaves."""
+    kind, context = structure.kind, structure.context
+    if kind is None or kind is tuple or kind is list or kind in _registry:
+        return None
+    if kind is defaultdict:
+        context = context[0]
+    elif issubclass(kind, tuple):
+        context = kind._fields  # type: ignore[attr-defined]
+    return context if all(isinstance(name, str) for name in context) else None
+
+
 def rebuild(kind: type, context: Any, children: Sequence[Any]) -> Any:
     """A node from its children: what children_of took apart."""
     if kind is tuple or kind is list:

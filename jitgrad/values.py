@@ -18,6 +18,7 @@ from jitgrad.compiler.types import TensorType
 from jitgrad.facts import layout
 from jitgrad.hostscalar import is_lifted
 from jitgrad.runtime import dtypes
+from jitgrad.runtime.userline import user_line
 from jitgrad.sources import (
     Arg,
     Captured,
@@ -27,7 +28,6 @@ from jitgrad.sources import (
 )
 from jitgrad.storage import Storage
 from jitgrad.tensor import Size, Tensor
-from jitgrad.userline import user_line
 
 Found = tuple[Source, Tensor]
 """Where a storage is reached, and the tensor that is there."""

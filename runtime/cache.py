@@ -32,11 +32,11 @@ import sys
 import tempfile
 import threading
 import time
-import warnings
 from typing import NamedTuple
 
 from jitgrad.runtime.errors import CacheWarning
 from jitgrad.runtime.knobs import knobs
+from jitgrad.runtime.userline import warn
 
 _MAGIC = b"jitgrad\0"
 _VERSION = 1
@@ -249,7 +249,7 @@ class DiskCache:
             if what in self._warned:
                 return
             self._warned.add(what)
-        warnings.warn(f"jitgrad's disk cache: {message}", CacheWarning, stacklevel=4)
+        warn(f"jitgrad's disk cache: {message}", CacheWarning)
 
 
 _ADVICE = (

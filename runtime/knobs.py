@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import os
 import threading
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+
+from jitgrad.runtime.userline import warn
 
 
 class Kind:
@@ -168,10 +169,7 @@ def read(environ: Mapping[str, str]) -> dict[str, Any]:
     known = {entry.variable for entry in TABLE}
     for variable in environ:
         if variable.startswith("JITGRAD_") and variable not in known:
-            warnings.warn(
-                f"{variable} is no variable of jitgrad; they are {', '.join(sorted(known))}",
-                stacklevel=2,
-            )
+            warn(f"{variable} is no variable of jitgrad; they are {', '.join(sorted(known))}")
     return {
         entry.name: entry.parse(environ[entry.variable])
         if entry.variable in environ

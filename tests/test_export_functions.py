@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
 from typing import Any
 
 import numpy as np
@@ -114,3 +115,35 @@ def test_what_is_refused() -> None:
         torch.export(3)
     with pytest.raises(ValueError, match="different names"):
         torch.export(lambda a, b: a + b, x, x, names=["a", "a"])
+
+
+Parts = namedtuple("Parts", ["loss", "hidden"])
+
+
+@pytest.mark.parametrize(
+    ("function", "names"),
+    [
+        (lambda x: {"loss": x.sum(), "out": x * 2}, ("loss", "out")),
+        (lambda x: Parts(x.sum(), x * 2), ("loss", "hidden")),
+        (lambda x: {"a": {"b": x + 1}, "c": (x + 2, x + 3)}, ("a.b", "c.0", "c.1")),
+        (lambda x: {"a": x + 1}, ("a",)),
+        (lambda x: (x + 1, {"a": x + 2}), ("output0", "output1")),
+        (lambda x: {"a.b": x + 1, "a": {"b": x + 2}}, ("output0", "output1")),
+        (lambda x: {'say "a"': x + 1}, ("output",)),
+        (lambda x: {1: x + 1}, ("output",)),
+        (lambda x: [x + 1], ("output",)),
+    ],
+)
+def test_results_are_called_by_their_keys(function: Any, names: tuple[str, ...]) -> None:
+    """Where these are words, and different; `output_names` says otherwise."""
+    x = torch.ones(2)
+    assert torch.export(function, x).output_names == names
+    other = [f"y{k}" for k in range(len(names))]
+    assert torch.export(function, x, output_names=other).output_names == tuple(other)
+
+
+def test_a_library_knows_the_keys(tmp_path: Any) -> None:
+    exported = torch.export(lambda x: {"loss": x.sum(), "out": {"y": x * 2}}, torch.ones(2))
+    exported.native(tmp_path / "libkeys.so")
+    text = repr(load(tmp_path / "libkeys.so"))
+    assert "loss: float32[]" in text and "out.y: float32[2]" in text

@@ -6,7 +6,6 @@ What it does to functions is casting.py.
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -15,6 +14,7 @@ import numpy as np
 from jitgrad.casting import Casting, casting, forget_casts, set_casting
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import DType
+from jitgrad.runtime.userline import warn
 from jitgrad.state import state
 from jitgrad.tensor import Tensor
 
@@ -133,14 +133,13 @@ class autocast:
             is_autocast_cache_enabled() if cache_enabled is None else bool(cache_enabled)
         )
         if enabled and device_type == "cuda":
-            warnings.warn("CUDA is not available. Disabling autocast.", stacklevel=2)
+            warn("CUDA is not available. Disabling autocast.")
             enabled = False
         elif enabled and self.fast_dtype not in (dtypes.bfloat16, dtypes.float16):
-            warnings.warn(
+            warn(
                 "In CPU autocast, but the target dtype is not supported. Disabling autocast. CPU "
                 "Autocast only supports dtypes of bfloat16, float16 currently; got "
-                f"{self.fast_dtype}.",
-                stacklevel=2,
+                f"{self.fast_dtype}."
             )
             enabled = False
         self._enabled = bool(enabled)

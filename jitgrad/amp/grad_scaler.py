@@ -5,7 +5,6 @@ In a compiled function the skip is a select over the updated tensors, so nothing
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Iterable
 from enum import Enum
@@ -15,6 +14,7 @@ from jitgrad.autograd.modes import no_grad
 from jitgrad.creation import full, zeros
 from jitgrad.functions import where
 from jitgrad.runtime import dtypes
+from jitgrad.runtime.userline import warn
 from jitgrad.state import state
 from jitgrad.tensor import Tensor
 
@@ -49,10 +49,7 @@ class GradScaler:
     ) -> None:  # fmt: skip
         self._device = device
         if enabled and device == "cuda":
-            warnings.warn(
-                "torch.cuda.amp.GradScaler is enabled, but CUDA is not available. Disabling.",
-                stacklevel=2,
-            )
+            warn("torch.cuda.amp.GradScaler is enabled, but CUDA is not available. Disabling.")
             enabled = False
         self._enabled = enabled
         if not enabled:

@@ -6,7 +6,6 @@ sides. Reverse mode, forward mode, both by vmap too, and whether a second run gi
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +18,7 @@ from jitgrad.autograd.modes import no_grad
 from jitgrad.functions.complex_numbers import view_as_complex, view_as_real
 from jitgrad.levels import Level
 from jitgrad.runtime import dtypes
+from jitgrad.runtime.userline import warn
 from jitgrad.tensor import Tensor, wrap_array
 
 Array = np.ndarray[Any, Any]
@@ -167,11 +167,10 @@ def _checked(
         )
     for i in places:
         if args[i].dtype not in (dtypes.float64, dtypes.complex128):
-            warnings.warn(
+            warn(
                 f"Input #{i} requires gradient and is not a double precision floating point. This "
                 f"check will likely fail if all the inputs are not of double precision; got "
-                f"{args[i]._type}",
-                stacklevel=3,
+                f"{args[i]._type}"
             )
     whole = [i for i in places if args[i].is_complex()]
     if not whole:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import inspect
-import warnings
 from collections.abc import Callable
 from typing import Any
 
+from jitgrad.runtime.userline import warn
 from jitgrad.state import state
 
 
@@ -139,10 +139,9 @@ class detect_anomaly(_Mode):
 
     def __init__(self, check_nan: bool = True) -> None:
         super().__init__(anomaly=True, check_nan=check_nan)
-        warnings.warn(
+        warn(
             "Anomaly Detection has been enabled. This mode will increase the runtime and should "
-            "only be enabled for debugging.",
-            stacklevel=2,
+            "only be enabled for debugging."
         )
 
 

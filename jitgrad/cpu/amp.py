@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import warnings
-
 from jitgrad import amp
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import DType
+from jitgrad.runtime.userline import warn
 
 
 def deprecated(name: str) -> None:
     """Warns that another name is to be used."""
     new = f"torch.amp.{name}('cpu', args...)"
-    warnings.warn(
-        f"`torch.cpu.amp.{name}(args...)` is deprecated. Please use `{new}` instead.",
-        FutureWarning,
-        stacklevel=3,
+    warn(
+        f"`torch.cpu.amp.{name}(args...)` is deprecated. Please use `{new}` instead.", FutureWarning
     )
 
 

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 from jitgrad import amp
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import DType
+from jitgrad.runtime.userline import warn
 
 
 def deprecated(name: str) -> None:
     """Warns that another name is to be used."""
     new = f"torch.amp.{name}('cuda', args...)"
-    warnings.warn(
+    warn(
         f"`torch.cuda.amp.{name}(args...)` is deprecated. Please use `{new}` instead.",
         FutureWarning,
-        stacklevel=3,
     )
 
 

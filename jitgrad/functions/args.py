@@ -11,6 +11,7 @@ from typing import Any
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.compiler.symbolic import Sym
 from jitgrad.dispatch import apply
+from jitgrad.runtime.userline import LOCATED, add_line, locates
 from jitgrad.tensor import Tensor
 
 Dims = "int | Sequence[int] | None"
@@ -35,10 +36,14 @@ def numpy_names(function: Callable[..., Any]) -> Callable[..., Any]:
                             "same argument"
                         )
                     kwargs[ours] = kwargs.pop(theirs)
-        return function(*args, **kwargs)
+        try:
+            return function(*args, **kwargs)
+        except LOCATED as error:
+            add_line(error)
+            raise
 
     vars(renamed)["numpy_names"] = True  # tests/stubs.py
-    return renamed
+    return locates(renamed)
 
 
 _NUMPY_NAMES = (("axis", "dim"), ("keepdims", "keepdim"))

@@ -503,7 +503,7 @@ def cat(tensors: Sequence[Tensor], dim: int = 0, *, axis: int | None = None) -> 
     """Tensors joined along a dim. Dtypes promote; empty tensors of one dim are skipped."""
     parts = list(tensors)
     if not parts:
-        raise ValueError("torch.cat(): expected a non-empty list of Tensors")
+        raise ValueError("[cat] expected a non-empty list of Tensors")
     for i, x in enumerate(parts):
         if not isinstance(x, Tensor):
             raise TypeError(

@@ -11,9 +11,10 @@ import sys
 import tempfile
 import time
 import traceback
-import warnings
 from collections.abc import Callable
 from typing import Any
+
+from jitgrad.runtime.userline import warn
 
 
 class ProcessException(Exception):
@@ -153,10 +154,9 @@ def spawn(
     ProcessExitedException) and end the others; else a ProcessContext is returned.
     """
     if start_method != "spawn":
-        warnings.warn(
+        warn(
             f"[spawn] expected start_method='spawn'; got {start_method!r}, which is not used; call "
             "start_processes instead",
             FutureWarning,
-            stacklevel=2,
         )
     return start_processes(fn, args, nprocs, join, daemon, "spawn")

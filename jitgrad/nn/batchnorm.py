@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 from jitgrad.creation import ones, zeros
@@ -12,6 +11,7 @@ from jitgrad.nn.module import Module
 from jitgrad.nn.normalization import reset_affine
 from jitgrad.nn.parameter import Parameter
 from jitgrad.runtime import dtypes
+from jitgrad.runtime.userline import warn
 from jitgrad.tensor import Tensor
 
 
@@ -183,7 +183,7 @@ class _InstanceNorm(_NormBase):
             )
             if self.affine:
                 raise ValueError(text)
-            warnings.warn(f"{text}; it has no effect without affine", UserWarning, stacklevel=2)
+            warn(f"{text}; it has no effect without affine")
         x = input if batched else input.unsqueeze(0)
         momentum = self.momentum if self.momentum is not None else 0.0
         use_input = self.training or not self.track_running_stats

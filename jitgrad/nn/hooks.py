@@ -8,12 +8,12 @@ functions need to look at the ids of the four kinds that run in calls only.
 from __future__ import annotations
 
 import functools
-import warnings
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
 from jitgrad.autograd.function import Function, FunctionCtx
+from jitgrad.runtime.userline import warn
 from jitgrad.state import bump_epoch, state
 from jitgrad.tape.node import RemovableHandle
 from jitgrad.tensor import Tensor
@@ -198,10 +198,9 @@ class Hooked:
         try:
             self._call_forward_hook(key, self._forward_hooks[key], args, kwargs, None)
         except Exception as error:
-            warnings.warn(
+            warn(
                 "module forward hook with ``always_call=True`` raised an exception that was "
-                f"silenced as another error was raised in forward: {error}",
-                stacklevel=2,
+                f"silenced as another error was raised in forward: {error}"
             )
 
 
@@ -237,10 +236,9 @@ class _BackwardHooks:
 
     def leave(self, result: Any) -> Any:
         if not isinstance(result, (Tensor, tuple)):
-            warnings.warn(
+            warn(
                 "For backward hooks to be called, module output should be a Tensor or a tuple of "
-                f"Tensors but received {type(result)}",
-                stacklevel=2,
+                f"Tensors but received {type(result)}"
             )
             return result
         many = (result,) if isinstance(result, Tensor) else result

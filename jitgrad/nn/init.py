@@ -7,7 +7,6 @@ from (default: the default generator).
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +19,7 @@ from jitgrad.functions import where
 from jitgrad.missing import missing
 from jitgrad.random import Generator
 from jitgrad.runtime import dtypes
+from jitgrad.runtime.userline import warn
 from jitgrad.tensor import Tensor
 
 _GAINS = {
@@ -248,11 +248,7 @@ def _deprecated(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     new, old = function.__name__, function.__name__[:-1]
 
     def deprecated(*args: Any, **kwargs: Any) -> Tensor:
-        warnings.warn(
-            f"`nn.init.{old}` is now deprecated in favor of `nn.init.{new}`.",
-            FutureWarning,
-            stacklevel=2,
-        )
+        warn(f"`nn.init.{old}` is now deprecated in favor of `nn.init.{new}`.", FutureWarning)
         return function(*args, **kwargs)
 
     deprecated.__name__ = deprecated.__qualname__ = old

@@ -18,6 +18,7 @@ from jitgrad.nn.parameter import Buffer, Parameter, is_lazy
 from jitgrad.nn.slots import Slots
 from jitgrad.nn.state_dict import Stateful
 from jitgrad.runtime.dtypes import DType
+from jitgrad.runtime.userline import LOCATED, add_line
 from jitgrad.state import bump_epoch, state
 from jitgrad.tensor import Tensor
 
@@ -63,9 +64,13 @@ class Module(Stateful):
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._compiled_call_impl is not None:
-            return self._compiled_call_impl(*args, **kwargs)
-        return self._call_impl(*args, **kwargs)
+        try:
+            if self._compiled_call_impl is not None:
+                return self._compiled_call_impl(*args, **kwargs)
+            return self._call_impl(*args, **kwargs)
+        except LOCATED as error:
+            add_line(error)
+            raise
 
     def _call_impl(self, *args: Any, **kwargs: Any) -> Any:
         if (

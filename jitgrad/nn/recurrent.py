@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import numbers
-import warnings
 from typing import Any
 
 from jitgrad.casting import casting
@@ -17,6 +16,7 @@ from jitgrad.nn.functional.recurrent import GATES, State, Weights, recurrent
 from jitgrad.nn.module import Module
 from jitgrad.nn.parameter import Parameter
 from jitgrad.nn.utils.rnn import PackedSequence, batch_sizes_of
+from jitgrad.runtime.userline import warn
 from jitgrad.tensor import Tensor
 
 
@@ -56,10 +56,9 @@ class RNNBase(Module):
         ):
             raise ValueError(f"[{name}] expected dropout, a probability from 0 to 1; got {dropout}")
         if dropout > 0 and num_layers == 1:
-            warnings.warn(
+            warn(
                 f"[{name}] dropout is applied after all layers but the last; with num_layers=1, "
-                f"dropout={dropout} does nothing",
-                stacklevel=2,
+                f"dropout={dropout} does nothing"
             )
         for what, flag in (("bias", bias), ("batch_first", batch_first)):
             if not isinstance(flag, bool):

@@ -6,7 +6,6 @@ Owns `Stateful`, the part of Module that does so. A subclass may override `_save
 
 from __future__ import annotations
 
-import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 from jitgrad.autograd.modes import no_grad
 from jitgrad.nn.hooks import Hooked
 from jitgrad.nn.parameter import Parameter, is_lazy
+from jitgrad.runtime.userline import warn
 from jitgrad.state import bump_epoch
 from jitgrad.tensor import Tensor
 
@@ -66,9 +66,8 @@ class Stateful(Hooked):
         Its `_metadata` has the version of each module's class.
         """
         if args:
-            warnings.warn(
-                "Positional args are being deprecated, use kwargs instead.", FutureWarning,
-                stacklevel=2,
+            warn(
+                "Positional args are being deprecated, use kwargs instead.", FutureWarning
             )  # fmt: skip
             given: list[Any] = [destination, prefix, keep_vars]
             given[: len(args)] = args

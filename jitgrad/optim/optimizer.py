@@ -8,7 +8,6 @@ input of the compiled step, not its code. What state_dict writes and reads is in
 from __future__ import annotations
 
 import functools
-import warnings
 import weakref
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -23,6 +22,7 @@ from jitgrad.nn.module import clear_grad
 from jitgrad.optim.group import Group
 from jitgrad.optim.state_dict import StateDict
 from jitgrad.runtime import dtypes
+from jitgrad.runtime.userline import warn
 from jitgrad.state import defaults as modes
 from jitgrad.state import state as thread
 from jitgrad.tape.node import RemovableHandle
@@ -173,10 +173,9 @@ class Optimizer(StateDict):
             # A tuple of the group's own: a schedule replaces it in one group at a time.
             group.setdefault(key, (*value,) if type(value) is tuple else value)
         if len({id(p) for p in params}) != len(params):
-            warnings.warn(
+            warn(
                 "optimizer contains a parameter group with duplicate parameters; it updates them "
-                "more than once in a step",
-                stacklevel=3,
+                "more than once in a step"
             )
         known: set[int] = set()
         for other in self.param_groups:

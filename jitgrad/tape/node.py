@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.compiler.types import TensorType
+from jitgrad.runtime.userline import line_of, user_frame
 from jitgrad.state import bump_epoch, state
 from jitgrad.storage import Storage
 from jitgrad.tensor import Tensor, _new, absent, wrap
-from jitgrad.userline import line_of, user_frame
 
 next_seq = count(1).__next__
 """A node's number is greater than those of the nodes it leads to."""

@@ -8,7 +8,6 @@ recomputation is recorded as part of the backward; the compiler may merge it wit
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -17,6 +16,7 @@ from jitgrad.autograd.graph import saved_tensors_hooks
 from jitgrad.autograd.modes import enable_grad, no_grad
 from jitgrad.pytree import flatten
 from jitgrad.random import DrawLog
+from jitgrad.runtime.userline import warn
 from jitgrad.state import state
 from jitgrad.tensor import Tensor
 
@@ -55,10 +55,9 @@ def checkpoint(
     not go together.
     """
     if use_reentrant is None:
-        warnings.warn(
+        warn(
             "torch.utils.checkpoint: the use_reentrant parameter should be passed explicitly. "
-            "use_reentrant=False is recommended; without it, use_reentrant=True is taken.",
-            stacklevel=2,
+            "use_reentrant=False is recommended; without it, use_reentrant=True is taken."
         )
         use_reentrant = True
     preserve = kwargs.pop("preserve_rng_state", True)
@@ -76,9 +75,7 @@ def checkpoint(
         if state.grad_enabled and not any(
             isinstance(x, Tensor) and x.requires_grad for x in flatten(args)[0]
         ):
-            warnings.warn(
-                "None of the inputs have requires_grad=True. Gradients will be None", stacklevel=2
-            )
+            warn("None of the inputs have requires_grad=True. Gradients will be None")
             with no_grad():
                 return function(*args)
     first, second = context_fn()
@@ -215,11 +212,10 @@ def checkpoint_sequential(
     keywords.
     """
     if use_reentrant is None:
-        warnings.warn(
+        warn(
             "torch.utils.checkpoint.checkpoint_sequential: the use_reentrant parameter should be "
             "passed explicitly. use_reentrant=False is recommended; without it, "
-            "use_reentrant=True is taken.",
-            stacklevel=2,
+            "use_reentrant=True is taken."
         )
         use_reentrant = True
     preserve = kwargs.pop("preserve_rng_state", True)

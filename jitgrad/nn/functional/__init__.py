@@ -149,6 +149,7 @@ from jitgrad.nn.functional.with_indices import (
     max_pool2d_with_indices,
     max_pool3d_with_indices,
 )
+from jitgrad.runtime.userline import located
 
 __getattr__ = missing(__name__)
 
@@ -179,3 +180,9 @@ __all__ = [
     "triplet_margin_with_distance_loss", "unfold", "upsample", "upsample_bilinear",
     "upsample_nearest",
 ]  # fmt: skip
+
+for _name in __all__:
+    _function = located(globals()[_name])
+    if _function is not globals()[_name]:
+        _function.__module__ = __name__  # where pickle finds it
+        globals()[_name] = _function

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import math
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +16,7 @@ from jitgrad.autograd.modes import is_grad_enabled
 from jitgrad.nn.functional.args import expect_tensors
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import DType
+from jitgrad.runtime.userline import warn
 from jitgrad.state import state
 from jitgrad.tensor import Tensor
 
@@ -260,32 +260,30 @@ def softmax(
     converts first.
     Raises IndexError for a dim out of range.
     """
-    return ops.softmax(input, _softmax_dim("softmax", input, dim, _stacklevel), dtype=dtype)
+    return ops.softmax(input, _softmax_dim("softmax", input, dim), dtype=dtype)
 
 
 def log_softmax(
     input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: DType | None = None
 ) -> Tensor:
     """x - logsumexp(x) along dim; see softmax."""
-    return ops.log_softmax(input, _softmax_dim("log_softmax", input, dim, _stacklevel), dtype=dtype)
+    return ops.log_softmax(input, _softmax_dim("log_softmax", input, dim), dtype=dtype)
 
 
 def softmin(
     input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: DType | None = None
 ) -> Tensor:
     """softmax(-x) along dim; see softmax."""
-    return ops.softmax(-input, _softmax_dim("softmin", input, dim, _stacklevel), dtype=dtype)
+    return ops.softmax(-input, _softmax_dim("softmin", input, dim), dtype=dtype)
 
 
-def _softmax_dim(op: str, input: Tensor, dim: int | None, stacklevel: int) -> int:
+def _softmax_dim(op: str, input: Tensor, dim: int | None) -> int:
     expect_tensors(op, input=input)
     if dim is not None:
         return dim
-    warnings.warn(
+    warn(
         f"Implicit dimension choice for {op} has been deprecated. Change the call to include dim=X "
-        "as an argument.",
-        UserWarning,
-        stacklevel=stacklevel,
+        "as an argument."
     )
     return 0 if input.dim() in (0, 1, 3) else 1
 

@@ -6,7 +6,6 @@ The compiler fuses what it can; there is no attention kernel, and so no choice o
 from __future__ import annotations
 
 import math
-import warnings
 from typing import Any
 
 import jitgrad.functions as ops
@@ -17,6 +16,7 @@ from jitgrad.nn.functional.args import expect_tensors
 from jitgrad.nn.functional.dropout import dropout
 from jitgrad.nn.functional.linear import linear
 from jitgrad.runtime import dtypes
+from jitgrad.runtime.userline import warn
 from jitgrad.tensor import Tensor
 
 _MINUS_INFINITY = float("-inf")
@@ -158,10 +158,9 @@ def multi_head_attention_forward(
     _check(same[0] == same[1], f"key and value of one shape; got {same[0]} and {same[1]}")
     mismatch = key_padding_mask is not None and attn_mask is not None
     if mismatch and key_padding_mask.dtype is not attn_mask.dtype:  # type: ignore[union-attr]
-        warnings.warn(
+        warn(
             f"[{name}] masks of different dtypes are deprecated; use one for attn_mask and "
-            "key_padding_mask",
-            stacklevel=2,
+            "key_padding_mask"
         )
     padding = _additive(key_padding_mask, "key_padding_mask", query)
     hint = is_causal and padding is None and not need_weights

@@ -7,13 +7,13 @@ unless 0 <= p <= 1.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 
 import jitgrad.functions as ops
 from jitgrad.creation import rand
 from jitgrad.nn.functional.args import expect_tensors, into
 from jitgrad.runtime import dtypes
+from jitgrad.runtime.userline import warn
 from jitgrad.tensor import Tensor
 
 _SATURATION = 1.7580993408473766
@@ -93,11 +93,9 @@ def dropout2d(
     expect_tensors("dropout2d", input=input)
     expect_probability("dropout2d", p)
     if input.dim() != 4:
-        warnings.warn(
+        warn(
             f"[dropout2d] expected input (N, C, H, W); got {tuple(input.shape)}, whose dim 1 is "
-            "taken for the channels, as PyTorch does; use dropout1d for (N, C, L)",
-            UserWarning,
-            stacklevel=2,
+            "taken for the channels, as PyTorch does; use dropout1d for (N, C, L)"
         )
     shape = _channels("dropout2d", input)
     return _dropped("dropout2d", input, p, training, inplace, shape)
@@ -110,11 +108,9 @@ def dropout3d(
     expect_tensors("dropout3d", input=input)
     expect_probability("dropout3d", p)
     if input.dim() not in (4, 5):
-        warnings.warn(
+        warn(
             f"[dropout3d] expected input (N, C, D, H, W) or (C, D, H, W); got "
-            f"{tuple(input.shape)}, whose dim 0 is taken for the channels, as PyTorch does",
-            UserWarning,
-            stacklevel=2,
+            f"{tuple(input.shape)}, whose dim 0 is taken for the channels, as PyTorch does"
         )
     shape = _channels("dropout3d", input, input.dim() == 5)
     return _dropped("dropout3d", input, p, training, inplace, shape)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import math
 import operator
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,6 +26,7 @@ from jitgrad.nn.functional.tables import (
     weighted,
 )
 from jitgrad.runtime import dtypes
+from jitgrad.runtime.userline import warn
 from jitgrad.tensor import Tensor
 
 _RANKS = {
@@ -277,7 +277,7 @@ def _by_nearest(
 
 
 def _deprecated(name: str) -> None:
-    warnings.warn(f"[{name}] is deprecated; use interpolate instead", UserWarning, stacklevel=3)
+    warn(f"[{name}] is deprecated; use interpolate instead")
 
 
 def upsample(

@@ -7,7 +7,6 @@ Any other reduction raises ValueError. size_average and reduce are PyTorch's dep
 from __future__ import annotations
 
 import math
-import warnings
 from typing import Any
 
 import jitgrad.functions as ops
@@ -23,6 +22,7 @@ from jitgrad.nn.functional.reduction import (
     reduce_weighted,
 )
 from jitgrad.runtime import dtypes
+from jitgrad.runtime.userline import warn
 from jitgrad.tensor import Tensor
 
 
@@ -31,11 +31,9 @@ def _difference(op: str, input: Tensor, target: Tensor) -> Tensor:
     """input - target; warns where the shapes differ, which is most often a mistake."""
     expect_tensors(op, input=input, target=target)
     if tuple(input.shape) != tuple(target.shape):
-        warnings.warn(
+        warn(
             f"[{op}] input has the shape {tuple(input.shape)} and target {tuple(target.shape)}: "
-            "they are broadcast, which is likely not what is meant; make them equal",
-            UserWarning,
-            stacklevel=3,
+            "they are broadcast, which is likely not what is meant; make them equal"
         )
     return input - target
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-
+from jitgrad.runtime.userline import warn
 from jitgrad.tensor import Tensor
 
 
@@ -18,10 +17,8 @@ def legacy_reduction(size_average: bool | None, reduce: bool | None, reduction: 
         meant = "none"
     else:
         meant = "mean" if size_average is None or size_average else "sum"
-    warnings.warn(
-        f"size_average and reduce args will be deprecated, please use reduction={meant!r} instead.",
-        UserWarning,
-        stacklevel=3,
+    warn(
+        f"size_average and reduce args will be deprecated, please use reduction={meant!r} instead."
     )
     return meant
 

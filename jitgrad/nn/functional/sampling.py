@@ -8,7 +8,6 @@ computed in float32 and rounded once.
 from __future__ import annotations
 
 import itertools
-import warnings
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,6 +17,7 @@ from jitgrad.casting import wide
 from jitgrad.creation import tensor
 from jitgrad.nn.functional.args import expect_dtype, expect_tensors
 from jitgrad.runtime import dtypes
+from jitgrad.runtime.userline import warn
 from jitgrad.tensor import Tensor
 
 _MODES = ("bilinear", "nearest", "bicubic")
@@ -50,9 +50,7 @@ def grid_sample(
             f"[{op}] expected padding_mode to be one of {_PADDING_MODES}; got {padding_mode!r}"
         )
     if align_corners is None:
-        warnings.warn(
-            f"[{op}] align_corners is not given and taken to be False", UserWarning, stacklevel=2
-        )
+        warn(f"[{op}] align_corners is not given and taken to be False")
     n = input.dim() - 2
     if n not in (2, 3) or tuple(grid.shape[:1] + grid.shape[-1:]) != (input.shape[0], n) or (
         grid.dim() != n + 2
@@ -219,9 +217,7 @@ def affine_grid(theta: Tensor, size: Sequence[int], align_corners: bool | None =
     op = "affine_grid"
     expect_tensors(op, theta=theta)
     if align_corners is None:
-        warnings.warn(
-            f"[{op}] align_corners is not given and taken to be False", UserWarning, stacklevel=2
-        )
+        warn(f"[{op}] align_corners is not given and taken to be False")
     if not theta.is_floating_point():
         raise ValueError(
             f"[{op}] expected theta of a floating dtype; got {theta.dtype} {tuple(theta.shape)}"

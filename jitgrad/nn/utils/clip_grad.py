@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import types
-import warnings
 from collections.abc import Iterable
 from typing import Any
 
 import jitgrad.functions as ops
 from jitgrad.autograd.modes import no_grad
 from jitgrad.creation import zeros
+from jitgrad.runtime.userline import warn
 from jitgrad.tensor import Tensor
 
 Tensors = Tensor | Iterable[Tensor]
@@ -71,7 +71,7 @@ def clip_grad_norm_(
     if isinstance(parameters, types.GeneratorType):
         parameters = list(parameters)
         if not parameters:
-            warnings.warn("[clip_grad_norm_] the generator of parameters is empty", stacklevel=2)
+            warn("[clip_grad_norm_] the generator of parameters is empty")
     parameters = _list(parameters)
     total = get_total_norm(_grads(parameters), norm_type, error_if_nonfinite, foreach)
     clip_grads_with_norm_(parameters, max_norm, total, foreach)
@@ -80,9 +80,7 @@ def clip_grad_norm_(
 
 def clip_grad_norm(*args: Any, **kwargs: Any) -> Tensor:
     """The old name of clip_grad_norm_."""
-    warnings.warn(
-        "[clip_grad_norm] is deprecated; use clip_grad_norm_", FutureWarning, stacklevel=2
-    )
+    warn("[clip_grad_norm] is deprecated; use clip_grad_norm_", FutureWarning)
     return clip_grad_norm_(*args, **kwargs)
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 from jitgrad.func import stateless
 from jitgrad.nn.module import Module
+from jitgrad.runtime.userline import warn
 from jitgrad.tensor import Tensor
 
 
@@ -15,10 +15,9 @@ def functional_call(
     kwargs: dict[str, Any] | None = None, *, tie_weights: bool = True, strict: bool = False,
 ) -> Any:  # fmt: skip
     """func.functional_call, which replaces it."""
-    warnings.warn(
+    warn(
         "[functional_call] nn.utils.stateless is deprecated; use func.functional_call",
         FutureWarning,
-        stacklevel=2,
     )
     return stateless.functional_call(
         module, parameters_and_buffers, args, kwargs, tie_weights=tie_weights, strict=strict

@@ -5,12 +5,12 @@ nn.utils.parametrizations has the newer one, which computes the weight whenever 
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 from jitgrad.nn.module import Module
 from jitgrad.nn.parameter import Parameter
 from jitgrad.nn.utils.parametrizations import norm_except_dim, normed
+from jitgrad.runtime.userline import warn
 from jitgrad.tensor import Tensor
 
 
@@ -75,11 +75,10 @@ def weight_norm(module: Module, name: str = "weight", dim: int | None = 0) -> Mo
 
     Raises RuntimeError for a second one on the same name.
     """
-    warnings.warn(
+    warn(
         "[weight_norm] nn.utils.weight_norm is deprecated; use "
         "nn.utils.parametrizations.weight_norm",
         FutureWarning,
-        stacklevel=2,
     )
     WeightNorm.apply(module, name, dim)
     return module

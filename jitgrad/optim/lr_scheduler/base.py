@@ -7,10 +7,10 @@ not compile anew. Call it outside of jit: its counters are Python numbers.
 from __future__ import annotations
 
 import types
-import warnings
 from typing import Any
 
 from jitgrad.optim.optimizer import Optimizer, steps_of
+from jitgrad.runtime.userline import warn
 from jitgrad.state import state
 from jitgrad.tensor import Tensor
 
@@ -54,11 +54,9 @@ def check_optimizer(optimizer: Any) -> None:
 
 
 def warn_epoch() -> None:
-    warnings.warn(
+    warn(
         "The epoch parameter in `scheduler.step()` is deprecated: call `scheduler.step()`. With "
-        "an epoch, the closed form of the schedule is used where there is one.",
-        UserWarning,
-        stacklevel=4,
+        "an epoch, the closed form of the schedule is used where there is one."
     )
 
 
@@ -140,18 +138,14 @@ class LRScheduler:
 
     def _warn_order(self) -> None:
         if _function(self.optimizer) is not self._step_function:
-            warnings.warn(
+            warn(
                 "Seems like `optimizer.step()` has been overridden after learning rate scheduler "
-                "initialization. Please call `optimizer.step()` before `lr_scheduler.step()`.",
-                UserWarning,
-                stacklevel=3,
+                "initialization. Please call `optimizer.step()` before `lr_scheduler.step()`."
             )
         elif _progress(self.optimizer) == self._begin:
-            warnings.warn(
+            warn(
                 "Detected call of `lr_scheduler.step()` before `optimizer.step()`. Call them in "
-                "the opposite order: otherwise the first value of the schedule is skipped.",
-                UserWarning,
-                stacklevel=3,
+                "the opposite order: otherwise the first value of the schedule is skipped."
             )
 
     def _update_lr(self, epoch: int | None = None) -> None:
@@ -168,11 +162,9 @@ class LRScheduler:
 
     def _warn_outside_step(self) -> None:
         if not self._get_lr_called_within_step:
-            warnings.warn(
+            warn(
                 "To get the last learning rate computed by the scheduler, please use "
-                "`get_last_lr()`.",
-                UserWarning,
-                stacklevel=3,
+                "`get_last_lr()`."
             )
 
     # -- what formulas are made of -------------------------------------------------------------

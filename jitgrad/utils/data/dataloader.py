@@ -9,13 +9,13 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import os
-import warnings
 from collections.abc import Callable, Iterator
 from multiprocessing.context import BaseContext
 from typing import Any, Generic, TypeVar
 
 from jitgrad.creation import randint
 from jitgrad.random import Generator
+from jitgrad.runtime.userline import warn
 from jitgrad.utils.data._utils import worker
 from jitgrad.utils.data._utils.collate import default_collate, default_convert
 from jitgrad.utils.data._utils.fetch import IterableFetcher, MapFetcher
@@ -157,11 +157,10 @@ class DataLoader(Generic[T]):
         affinity = getattr(os, "sched_getaffinity", None)
         processors = len(affinity(0)) if affinity else os.cpu_count()
         if self.num_workers and (processors is None or self.num_workers > processors):
-            warnings.warn(
+            warn(
                 f"This DataLoader will create {self.num_workers} worker processes in total. Our "
                 f"suggested max number of worker in current system is {processors}, which is "
-                "smaller than what this DataLoader is going to create; more workers may be slower",
-                stacklevel=3,
+                "smaller than what this DataLoader is going to create; more workers may be slower"
             )
 
     @property
@@ -253,10 +252,9 @@ class _Iterator:
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         if loader.pin_memory:
-            warnings.warn(
+            warn(
                 "'pin_memory' argument is set as true but no accelerator is found, then device "
-                "pinned memory won't be used.",
-                stacklevel=4,
+                "pinned memory won't be used."
             )
         self._loader_sampler = loader._index_sampler
         self._dataset = loader.dataset
@@ -276,12 +274,11 @@ class _Iterator:
         batch = self._next()
         self._yielded += 1
         if self._said_length is not None and self._yielded > self._said_length:
-            warnings.warn(
+            warn(
                 f"Length of IterableDataset {self._dataset} was reported to be "
                 f"{self._said_length} (when accessing len(dataloader)), but {self._yielded} "
                 "samples have been fetched; with workers, let each give its own part "
-                "(get_worker_info)",
-                stacklevel=2,
+                "(get_worker_info)"
             )
         return batch
 

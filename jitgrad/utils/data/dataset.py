@@ -5,7 +5,6 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -13,6 +12,7 @@ import numpy as np
 
 from jitgrad.creation import randperm
 from jitgrad.random import Generator, default_generator
+from jitgrad.runtime.userline import warn
 from jitgrad.tensor import Tensor, wrap_array
 from jitgrad.utils.data._utils.collate import are_plain
 
@@ -232,10 +232,7 @@ def random_split(
             sizes[i % len(sizes)] += 1
         for i, size in enumerate(sizes):
             if size == 0:
-                warnings.warn(
-                    f"Length of split at index {i} is 0. This might result in an empty dataset.",
-                    stacklevel=2,
-                )
+                warn(f"Length of split at index {i} is 0. This might result in an empty dataset.")
     else:
         sizes = [int(x) for x in lengths]
         if any(x < 0 for x in lengths):

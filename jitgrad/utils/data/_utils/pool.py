@@ -13,13 +13,13 @@ import select
 import signal
 import sys
 import time
-import warnings
 import weakref
 from collections.abc import Iterator
 from multiprocessing.context import BaseContext
 from typing import Any
 
 from jitgrad.runtime import memory_file
+from jitgrad.runtime.userline import warn
 from jitgrad.utils.data._utils import worker
 from jitgrad.utils.data._utils.channel import Channel, Closed, Message
 from jitgrad.utils.data._utils.worker import Setup
@@ -63,11 +63,10 @@ class Workers:
         try:
             process.start()
         except (TypeError, AttributeError, pickle.PicklingError):
-            warnings.warn(
+            warn(
                 "[DataLoader] expected what the worker processes get (dataset, collate_fn, "
                 "worker_init_fn) to be picklable, which this start method needs; define them at "
-                "the top level of a module, or use multiprocessing_context='fork'",
-                stacklevel=5,
+                "the top level of a module, or use multiprocessing_context='fork'"
             )
             raise
         except OSError as error:
