@@ -80,7 +80,6 @@ from jitgrad import storage as storage
 from jitgrad import tape as tape
 from jitgrad import testing as testing
 from jitgrad import types as types
-from jitgrad import userline as userline
 from jitgrad import utils as utils
 from jitgrad import values as values
 from jitgrad import version as version
