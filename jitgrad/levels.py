@@ -45,9 +45,17 @@ class Relay:
             with recording(self.outer):
                 self.outer.write(target, value, line)
 
-    def raw_read(self, tensor: Tensor, what: str) -> None:
+    def raw_read(self, tensor: Any, what: str) -> None:
         if self.outer is not None:
             self.outer.raw_read(tensor, what)
+
+    def memory_read(self, asked: Any, what: str) -> None:
+        if self.outer is not None:
+            self.outer.memory_read(asked, what)
+
+    def tape_read(self, node: Any) -> None:
+        if self.outer is not None:
+            self.outer.tape_read(node)
 
     def rebind(self, owner: Any, key: str, value: Any) -> None:
         if self.outer is not None:

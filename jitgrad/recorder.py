@@ -20,7 +20,7 @@ import numpy as np
 from jitgrad.autograd.engine import grad
 from jitgrad.compiler.ir import Graph, Rebind, Value, Write
 from jitgrad.compiler.types import TensorType
-from jitgrad.facts import leaf_facts
+from jitgrad.facts import leaf_facts, place_facts
 from jitgrad.hostscalar import HostScalar, Numbering, Truth
 from jitgrad.pair import Pair, split
 from jitgrad.pytree import Structure, flatten
@@ -66,7 +66,7 @@ class Trace:
 
     rebinds: (owner, key, result or None). slots: (owner, key, facts of the tensor or None), read
     before they were set. draws: per generator. special: lifted numbers, by name, whose value (or,
-    by a Truth, being zero) is guarded.
+    by a Truth, being zero) is guarded. places: tensors whose place in memory (place_facts) is.
     """
 
     graph: Graph
@@ -77,12 +77,14 @@ class Trace:
     slots: list[tuple[Owner, str, Any]]
     draws: dict[Any, int]
     special: dict[Any, Any]
+    places: list[tuple[Owner, Any]]
     pair: Pair | None = None
 
     def items(self) -> set[int]:
         """The numbers of the items of Python state that replay reads."""
         found: list[Any] = [e.source for e in self.entries]
         found += [where for where, _, _ in [*self.rebinds, *self.slots]]
+        found += [where for where, _ in self.places]
         results = [*self.results, *(r for _, _, r in self.rebinds)]
         found += [r.source for r in results if isinstance(r, (SameResult, AliasResult))]
         found = [x.owner if isinstance(x, Grad) else x for x in found]
@@ -111,6 +113,7 @@ class Recorder(ValueMap):
         self._strangers: list[tuple[weakref.ref[Tensor], str]] = []
         self._copies: list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = []
         self.special: dict[Any, Any] = {}
+        self._guarded: dict[Any, tuple[Owner, Any]] = {}
         self.first_node = next_seq()
 
     # -- the protocol --------------------------------------------------------------------------
@@ -196,10 +199,43 @@ class Recorder(ValueMap):
         if grad is not None:
             self._grads[grad._storage] = (Grad(where), grad)
 
-    def raw_read(self, tensor: Tensor, what: str) -> None:
+    def raw_read(self, tensor: Tensor | Storage, what: str) -> None:
         line = here()
+        if isinstance(tensor, Storage):
+            self.give_up(f"reads a tensor's memory in Python ({what} of a storage)", line)
+            return
         kind = {"item": "a number", "bool": "a bool"}.get(what, "an array")
         self.give_up(f"reads a tensor's value in Python ({what}, {kind} of {tensor._type})", line)
+
+    def tape_read(self, node: Any) -> None:
+        if node.seq < self.first_node:
+            self.give_up("asks for the grad_fn of a tensor that it did not make", here())
+
+    def memory_read(self, asked: Tensor | Storage, what: str) -> None:
+        storage = asked if isinstance(asked, Storage) else asked._storage
+        if self.reason or (storage in self._values and storage not in self._entry):
+            return  # made here: the same at each call
+        line = here()
+        found = self._grads.get(storage) or self.finder.storage(storage)
+        if found is None and storage not in self._entry:
+            self.give_up(f"asks a tensor that jit cannot follow for its {what}", line)
+            return
+        sources: list[tuple[Any, Tensor]] = [found] if found is not None else []
+        if isinstance(asked, Tensor):
+            owner = self.finder.owner(asked)
+            if owner is not None:
+                sources.append((owner, asked))
+            else:
+                if found is not None:
+                    self.entry_of(found[1], line)
+                entry, _ = self._place(asked, line)
+                if entry is not None and entry.tensor is not None:
+                    sources.append((entry.source, entry.tensor))
+        for source, tensor in sources:
+            if isinstance(source, Grad):
+                self.give_up(f"asks a .grad for its {what}", line)
+            elif isinstance(tensor, Tensor):
+                self._guarded.setdefault(id(tensor), (source, place_facts(tensor)))
 
     def constant(self, tensor: Tensor, array: Any) -> None:
         if self.reason:
@@ -422,6 +458,7 @@ class Recorder(ValueMap):
             [(where, key, leaf_facts(grad)) for (_, key), (_, where, grad) in self._slots.items()],
             dict(self._draws),
             self.special,
+            list(self._guarded.values()),
             pair,
         )
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from jitgrad.argument_guards import ArgumentGuard, Modes
-from jitgrad.facts import leaf_facts
+from jitgrad.facts import leaf_facts, place_facts
 from jitgrad.guards import admits, short
 from jitgrad.pytree import Structure
 from jitgrad.recorder import Trace
@@ -125,6 +125,10 @@ class Specialisation:
                 return f"{what}.{key}: {short(grad and grad[1])} -> {short(now)}"
             if grad is not None and grad != leaf_facts(now):
                 return f"{self.watch.name(owner)}.{key}: {short(grad[1])} -> {short(now)}"
+        for owner, facts in self.trace.places:
+            x = leaves[owner.index] if isinstance(owner, Arg) else owner.item.now
+            if place_facts(x) != facts:
+                return f"where {self.watch.name(owner)} lies in memory, or what it is a view of"
         return self.last_miss or (
             "an argument has hooks or is read-only, or memory that is written overlaps other memory"
         )

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from jitgrad.facts import place_facts
 from jitgrad.guards import MISSING, Item, same
 from jitgrad.hostscalar import HostScalar, Truth
 from jitgrad.pair import CompiledNode, Pair, attach, keep, overwritten, spent
@@ -65,7 +66,7 @@ class Writer:
         self.namespace: dict[str, Any] = {
             "MISS": MISS, "MISSING": MISSING, "Tensor": Tensor, "epoch": epoch, "state": state,
             "defaults": defaults,
-            "same": same, "refresh": spec.refresh, "stamp": spec.stamp, "hits": spec.hits,
+            "same": same, "place_facts": place_facts, "refresh": spec.refresh, "stamp": spec.stamp, "hits": spec.hits,
             "has_layout": has_layout, "make_view": make_view, "make_alias": make_alias,
             "leaf": leaf, "wrap": wrap, "wrap_array": wrap_array, "set_slot": set_slot,
             "rebuild": rebuild,
@@ -246,6 +247,8 @@ class Writer:
         self.put("if not refresh(): return MISS", 3)
         self.put("except (KeyError, IndexError, AttributeError, TypeError, ValueError):")
         self.put("if not refresh(): return MISS", 2)
+        for owner, facts in self.trace.places:
+            self.miss_if(f"place_facts({self.tensor(owner)}) != {self.constant(facts, named=True)}")
         for group in self.watch.groups:
             for i in (m for m in group if isinstance(m, int)):
                 for item in (m for m in group if isinstance(m, Item)):

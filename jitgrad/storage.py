@@ -14,7 +14,7 @@ import numpy as np
 from jitgrad.compiler.types import TensorType
 from jitgrad.runtime.dtypes import DType
 from jitgrad.runtime.memory_file import Mapping, bytes_at, mapping_of, new_shared
-from jitgrad.state import bump_epoch
+from jitgrad.state import bump_epoch, state
 
 
 def overlaps_itself(array: np.ndarray[Any, Any]) -> bool:
@@ -60,6 +60,8 @@ class Storage:
         self.hidden = 0
 
     def __repr__(self) -> str:
+        if state.recorder is not None:
+            state.recorder.raw_read(self, "repr")
         return f"<Storage {self.type}, version {self.version}>"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Storage:
@@ -77,12 +79,16 @@ class Storage:
         return int(self._bytes("data_ptr").__array_interface__["data"][0])
 
     def _bytes(self, what: str) -> np.ndarray[Any, Any]:
+        if state.recorder is not None:
+            state.recorder.raw_read(self, what)
         if self.array is None:
             raise RuntimeError(f"[{what}] expected a tensor with data; this one is abstract")
         return self.array
 
     def nbytes(self) -> int:
         """Bytes of the root tensor."""
+        if state.recorder is not None:
+            state.recorder.memory_read(self, "size")
         return 0 if self.array is None else int(self.array.nbytes)
 
     size = __len__ = nbytes
@@ -111,6 +117,8 @@ class Storage:
 
     def is_shared(self) -> bool:
         """Whether the memory is one that processes share."""
+        if state.recorder is not None:
+            state.recorder.raw_read(self, "is_shared")
         return self.array is not None and mapping_of(self.array) is not None
 
     def is_pinned(self) -> bool:

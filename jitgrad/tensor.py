@@ -285,10 +285,12 @@ class Tensor(TensorMethods):
 
     def storage_offset(self) -> int:
         """Where the first element is in the storage, in elements."""
+        self._asked("storage_offset")
         if self._data is None or self._storage.array is None:
             return 0
         here = self._data.__array_interface__["data"][0]
-        return int(here - self._storage.data_ptr()) // self._type.dtype.itemsize
+        start = self._storage.array.__array_interface__["data"][0]
+        return int(here - start) // self._type.dtype.itemsize
 
     def data_ptr(self) -> int:
         """The address of the first element. Ends a trace."""
@@ -397,8 +399,14 @@ class Tensor(TensorMethods):
         self._storage, self._chain = value._storage, value._chain
         bump_epoch()
 
+    def _asked(self, what: str) -> None:
+        """Tells the recorder that code asks what guards do not hold by themselves."""
+        if state.recorder is not None:
+            state.recorder.memory_read(self, what)
+
     @property
     def _base(self) -> Tensor | None:
+        self._asked("_base")
         return None if self._view is None else self._view.base
 
     def _is_view(self) -> bool:
@@ -456,10 +464,13 @@ class Tensor(TensorMethods):
         """The tape node that made this tensor; None for a leaf."""
         if self._view is not None:
             self._view.refresh(self)
+        if self._node is not None and state.recorder is not None:
+            state.recorder.tape_read(self._node)
         return self._node
 
     @property
     def output_nr(self) -> int:
+        self._asked("output_nr")
         return self._out
 
     @property
@@ -499,6 +510,7 @@ class Tensor(TensorMethods):
 
     @property
     def retains_grad(self) -> bool:
+        self._asked("retains_grad")
         return self._retains
 
     # -- raw data ------------------------------------------------------------------------------

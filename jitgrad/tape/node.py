@@ -99,6 +99,10 @@ class Node:
     @property
     def next_functions(self) -> tuple[tuple[Any, int], ...]:
         """The nodes this one passes gradients to, with the number of their output."""
+        if state.recorder is not None:
+            for e in self.edges:
+                if isinstance(e, Node):
+                    state.recorder.tape_read(e)
         return tuple(
             (AccumulateGrad(e) if isinstance(e, Tensor) else e, slot)
             for e, slot in zip(self.edges, self.slots, strict=True)
