@@ -85,6 +85,8 @@ class Explanation:
         for decision in f.eager:
             at = f" (at {decision.line})" if decision.line else ""
             out.append(f"eager: {decision.reason}{at}")
+        if f._refused:
+            out.append(f"cannot be compiled: {f._refused}")
         if f.explain_last_miss():
             out.append("last miss: " + f.explain_last_miss())
         return "\n".join(out)

@@ -111,6 +111,7 @@ class JitFunction:
         self._lock = threading.RLock()
         self._closed = False
         self._last_miss: list[str] = []
+        self._refused = ""
         JitFunction.instances.add(self)
 
     def __get__(self, owner: Any, cls: type | None = None) -> Any:
@@ -208,6 +209,7 @@ class JitFunction:
             self.specialisations = []
             self.eager = []
             self._closed = False
+            self._refused = ""
 
     # -- misses --------------------------------------------------------------------------------
     def _miss(self, args: Any, kwargs: Any) -> Any:
@@ -354,15 +356,15 @@ class JitFunction:
         if spec.refresh():
             try:
                 spec.compile()
-            except Exception as error:
+            except CompileError as error:
                 self._refuse(spec, error)
                 return
         self.specialisations = [spec, *self.specialisations]
 
     def _compile(self, trace: Trace) -> Any:
-        from jitgrad.compiler.pipeline import compile_graph
-
         try:
+            from jitgrad.compiler.pipeline import compile_graph
+
             compiled = compile_graph(trace.graph, compile_options(trace))
             self._counts.compiles += 1
             if trace.pair is not None:
@@ -396,12 +398,14 @@ class JitFunction:
         training: tuple[bool, ...], cause: Exception | None = None,
     ) -> None:  # fmt: skip
         where = f" (at {line})" if line else ""
-        message = f"[jit] {self.name} runs eagerly: it {reason}{where}"
-        if reason.startswith(("the compiler", "it has", "an argument")):
-            message = f"[jit] {self.name} runs eagerly: {reason}{where}"
+        if not reason.startswith(("the compiler", "it has", "an argument")):
+            reason = f"it {reason}"
         mode = self._fallback or knobs.fallback
         if mode == "error":
+            self._refused = f"{reason}{where}"
+            message = f"[jit] {self.name} cannot be compiled: {reason}{where}"
             raise CompileError(message) from cause
+        message = f"[jit] {self.name} runs eagerly: {reason}{where}"
         self.eager.append(Eager(guard, modes, reason, line, training))
         self._counts.fallbacks += 1
         if mode == "warn":

@@ -66,7 +66,8 @@ class Writer:
         self.namespace: dict[str, Any] = {
             "MISS": MISS, "MISSING": MISSING, "Tensor": Tensor, "epoch": epoch, "state": state,
             "defaults": defaults,
-            "same": same, "place_facts": place_facts, "refresh": spec.refresh, "stamp": spec.stamp, "hits": spec.hits,
+            "place_facts": place_facts,
+            "same": same, "refresh": spec.refresh, "stamp": spec.stamp, "hits": spec.hits,
             "has_layout": has_layout, "make_view": make_view, "make_alias": make_alias,
             "leaf": leaf, "wrap": wrap, "wrap_array": wrap_array, "set_slot": set_slot,
             "rebuild": rebuild,

@@ -37,7 +37,7 @@ class Kind:
 def _parse_switch(text: str) -> bool:
     if text.lower() in ("1", "true", "on", "yes"):
         return True
-    if text.lower() in ("0", "false", "off", "no", ""):
+    if text.lower() in ("0", "false", "off", "no"):
         return False
     raise ValueError(text)
 
@@ -58,6 +58,7 @@ def _is_count(value: Any) -> bool:
 
 SWITCH = Kind("0 or 1", _parse_switch, lambda value: isinstance(value, bool))
 COUNT = Kind("a number", lambda text: int(text), lambda value: value is None or _is_count(value))
+POSITIVE = Kind("a number above 0", COUNT.parse, lambda value: COUNT.check(value) and value != 0)
 NBYTES = Kind("bytes; 512M, 2G", _parse_nbytes, _is_count)
 TEXT = Kind("text", str, lambda value: value is None or isinstance(value, str))
 
@@ -149,7 +150,7 @@ TABLE = [
     Knob("cache_size", NBYTES, 2**30, "Past this the least recently used entries are deleted."),
     Knob(
         "num_threads",
-        COUNT,
+        POSITIVE,
         None,
         "Threads for compiled code. Default: the processors that this process may use.",
     ),
@@ -172,7 +173,7 @@ def read(environ: Mapping[str, str]) -> dict[str, Any]:
             warn(f"{variable} is no variable of jitgrad; they are {', '.join(sorted(known))}")
     return {
         entry.name: entry.parse(environ[entry.variable])
-        if entry.variable in environ
+        if environ.get(entry.variable)  # an empty one is as none
         else entry.default
         for entry in TABLE
     }

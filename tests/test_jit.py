@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import random
+import sys
 import threading
 import time
 import types
@@ -245,13 +246,27 @@ def test_escape_is_found_and_named() -> None:
 
 
 def test_fallback_error_and_silent() -> None:
-    with pytest.raises(CompileError, match="runs eagerly: it calls print"):
+    with pytest.raises(CompileError, match="cannot be compiled: it calls print"):
         jit(prints, fallback="error")(X)
     with knob(fallback="error"), pytest.raises(CompileError):
         jit(prints)(X)
+    f = jit(prints, fallback="error")
+    for _ in range(2):
+        with pytest.raises(CompileError):
+            f(X)
+    assert "cannot be compiled: it calls print" in str(f.explain())
+    f.clear()
+    assert "cannot be compiled" not in str(f.explain())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         jit(prints, fallback="silent")(X)
+
+
+def test_a_compiler_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jitgrad.compiler.pipeline", None)
+    reason = "runs eagerly: the compiler cannot: ModuleNotFoundError: "
+    with pytest.warns(FallbackWarning, match=reason):
+        assert jit(lambda x: x * 2, name="f")(X).equal(X * 2)
 
 
 def test_pure_skips_effects() -> None:

@@ -1,7 +1,7 @@
 """What Python asks of tensors besides their values, under @jit: never the answer of another call.
 
-Each property is asked of tensors that agree in all else that is guarded, as arguments, captured, and
-through a view made inside.
+Each property is asked of tensors that agree in all else that is guarded, as arguments, captured,
+and through a view made inside.
 """
 
 from __future__ import annotations

@@ -59,7 +59,8 @@ def test_values(variable, text, value):
         ("CACHE_SIZE", "big", "bytes; 512M, 2G"),
         ("CACHE_SIZE", "-1", "bytes; 512M, 2G"),
         ("NUM_THREADS", "two", "a number"),
-        ("NUM_THREADS", "-2", "a number"),
+        ("NUM_THREADS", "-2", "a number above 0"),
+        ("NUM_THREADS", "0", "a number above 0"),
         ("OPT", "9", "0 or 1 or 2 or 3"),
     ],
 )
@@ -67,6 +68,20 @@ def test_bad_values(variable, text, expected):
     pattern = re.escape(f"JITGRAD_{variable}={text!r}: expected") + ".*" + re.escape(expected)
     with pytest.raises(ValueError, match=pattern):
         read({"JITGRAD_" + variable: text})
+
+
+@pytest.mark.parametrize("entry", TABLE, ids=lambda entry: entry.name)
+def test_an_empty_variable_is_as_none(entry):
+    assert read({entry.variable: ""}) == read({})
+
+
+def test_a_cpu_that_llvm_does_not_know_is_refused_before_llvm_ends_the_process():
+    host = pytest.importorskip("jitgrad.compiler.codegen.target").host
+    with knob(cpu="no-such-cpu"), pytest.raises(ValueError, match="JITGRAD_CPU='no-such-cpu': exp"):
+        host()
+    known = "x86-64-v3" if host().arch in ("x86_64", "amd64") else "generic"
+    with knob(cpu=known):
+        assert host().cpu == known
 
 
 def test_a_misspelt_variable_is_reported():

@@ -6,6 +6,10 @@ CPU of the host's architecture (for example `x86-64-v2`); its features are then 
 
 from __future__ import annotations
 
+import difflib
+import re
+import subprocess
+import sys
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -89,10 +93,37 @@ def _host(cpu: str) -> Target:
     binding = llvm_binding()
     triple = binding.get_process_triple()
     if cpu:
+        known = known_cpus(triple)
+        if known and cpu not in known and cpu not in _X86_LEVELS:
+            near = difflib.get_close_matches(cpu, known, 3)
+            hint = f"did you mean {' or '.join(near)}?" if near else "see clang -mcpu=help"
+            raise ValueError(
+                f"JITGRAD_CPU={cpu!r}: expected a CPU that LLVM knows for {triple}; {hint}"
+            )
         return named(triple, cpu, caches=_cache_sizes())
     has = {k for k, on in binding.get_host_cpu_features().items() if on}
     flags = binding.get_host_cpu_features().flatten()
     return _describe(triple, binding.get_host_cpu_name(), flags, has, _cache_sizes())
+
+
+@lru_cache(maxsize=8)
+def known_cpus(triple: str) -> frozenset[str]:
+    """The CPUs that LLVM knows for an architecture; empty where it cannot be asked.
+
+    LLVM prints its list on stderr, and ends the process at code for a name that is not in it: a
+    process of its own is asked.
+    """
+    code = (
+        "import sys, llvmlite.binding as b; b.initialize_all_targets(); "
+        "b.Target.from_triple(sys.argv[1]).create_target_machine(cpu='help')"
+    )
+    try:
+        run = subprocess.run(
+            [sys.executable, "-c", code, triple], capture_output=True, text=True, timeout=60
+        )
+    except (OSError, subprocess.SubprocessError):
+        return frozenset()
+    return frozenset(re.findall(r"^\s+(\S+)\s+- Select the", run.stderr, re.MULTILINE))
 
 
 def named(
