@@ -22,7 +22,7 @@ from jitgrad.compiler.ops.record import OPS
 from jitgrad.dispatch import apply
 from jitgrad.sources import Source
 from jitgrad.state import state
-from jitgrad.tape.node import RETAIN_ERROR, Gradients, edge_of, version_error, zeros_of
+from jitgrad.tape.node import EVERY, RETAIN_ERROR, Gradients, edge_of, version_error, zeros_of
 from jitgrad.tape.node import Node as TapeNode
 from jitgrad.tensor import Tensor, intern_type, wrap
 
@@ -39,6 +39,7 @@ class Pair:
         out_types: types of the differentiable results.
         inputs, forward, reverse, cotangents, found: the joint graph: values of the forward's
             inputs, its nodes, the backward's nodes, cotangents, and gradients.
+        values: the joint graph's values that are kept, as `kept`.
         wanted: the numbers of the forward's inputs that get gradients, as `sources`.
         run: runs the compiled backward on arrays; None until it is compiled.
     """
@@ -54,6 +55,7 @@ class Pair:
     cotangents: list[Value]
     found: list[Value | None]
     wanted: list[int]
+    values: list[Value]
     run: Any = None
     op: Any = field(default_factory=SimpleNamespace)
 
@@ -188,17 +190,40 @@ class CompiledNode(TapeNode):
         if state.grad_enabled or state.levels:  # examples or tangents among the cotangents
             return joint_grads(self, full)
         arrays = [_dense(g._data) for g in full]
-        arrays += self._arrays(self.kept, pair.backward.inputs[len(full) :])
+        arrays += self._arrays(self.kept, pair.values)
         results = pair.run(arrays)
         types = [intern_type(v.type) for v in pair.backward.outputs]
         return [None if i is None else wrap(results[i], types[i]) for i in pair.grads]
 
-    def _arrays(self, kept: Sequence[Kept], items: Sequence[Any]) -> list[Any]:
-        for (_, storage, version), item in zip(kept, items, strict=True):
+    def _arrays(self, kept: Sequence[Kept], values: Sequence[Value]) -> list[Any]:
+        for (_, storage, version), v in zip(kept, values, strict=True):
             if storage is not None and storage.version - storage.hidden != version:
                 now = storage.version - storage.hidden
-                raise version_error(self, item.name, item.value.type, version, now)
+                node, what = _saver(self.pair, v)
+                raise version_error(node or self, what, v.type, version, now)
         return [array for array, _, _ in kept]
+
+
+def _saver(pair: Pair, v: Value) -> tuple[Any, str]:
+    """The op whose derivative reads a value of the forward, as a tape node has it (None: it is not
+    known), and what the value is to it."""
+    known = f" ({v.name})" if v.node is None and v.name else ""
+    for n in pair.forward:
+        where = None
+        for i, x in enumerate(n.inputs):
+            while x is not v and x.node is not None and x.node.op.view:  # part of it is read
+                x = x.node.inputs[0]
+            if x is v and (i in n.op.saves or EVERY in n.op.saves):
+                where = f"operand {i}{known}"
+        if where is None and v in n.outputs:
+            i = n.outputs.index(v)
+            if "out" in n.op.saves or f"out{i}" in n.op.saves:
+                where = "its result"
+        if where is not None:
+            name = "".join(p.capitalize() for p in n.op.name.split("_")) + "Backward0"
+            return SimpleNamespace(op=n.op, line=n.line, name=lambda: name), where
+    made = f"the result of {v.node.op.name} at {v.node.line}" if v.node is not None else v.name
+    return None, made or "a value"
 
 
 def _dense(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -209,8 +234,7 @@ def joint_grads(node: CompiledNode, grads: Sequence[Tensor]) -> Gradients:
     """The gradients, on the tape: forward and backward run again, op by op."""
     pair = node.pair
     assert node.given is not None
-    items = [SimpleNamespace(name=v.name, value=v) for v in pair.inputs]
-    arrays = node._arrays(node.given, items)
+    arrays = node._arrays(node.given, pair.inputs)
     values: dict[Value, Tensor] = {}
     for v, array in zip(pair.inputs, arrays, strict=True):
         values[v] = wrap(array, intern_type(v.type))

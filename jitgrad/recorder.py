@@ -387,7 +387,7 @@ class Recorder(ValueMap):
         return Pair(
             backward, [e.source for e in targets], places, sources, [c.type for c in cotangents],
             [e.value for e in self.entries], list(graph.nodes), reverse, cotangents, grads,
-            [self.entries.index(e) for e in targets],
+            [self.entries.index(e) for e in targets], kept,
         )  # fmt: skip
 
     def _targets(self, outputs: Sequence[Tensor]) -> list[Entry]:

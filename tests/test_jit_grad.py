@@ -424,3 +424,41 @@ def test_hooks_on_saved_tensors_inside() -> None:
     assert own.stats.hits == 2 and outer.stats.hits == 2
     plain = jg.autograd.grad((x @ w).sin().exp().sum(), w)[0]
     assert not plain.equal(wanted)  # the hooks were used
+
+
+def _products(x: Any, w: Any) -> Any:
+    y = x * w
+    return y.tanh()
+
+
+def _rows(x: Any, w: Any) -> Any:
+    return x[:1] * w
+
+
+def _weighted(x: Any, w: Any) -> Any:
+    return (x.exp() @ w.reshape(3, 1)).sum(1)
+
+
+@pytest.mark.parametrize("function", [_products, _rows, _weighted])
+@pytest.mark.parametrize("change", ["x", "w", "y"])
+def test_a_change_in_place_is_told_as_eager_code_tells_it(function: Any, change: str) -> None:
+    told = []
+    for f in (function, jg.jit(function, fallback="error")):
+        w = jg.ones(3, requires_grad=True)
+        x = jg.ones(2, 3)
+        for _ in range(2):
+            y = f(x, w)
+        with jg.no_grad():
+            {"x": x, "w": w, "y": y}[change].add_(1)
+        try:
+            y.sum().backward()
+            told.append("")
+        except RuntimeError as error:
+            told.append(str(error))
+    eager, compiled = told
+    assert bool(eager) == bool(compiled)
+    for inside in (" (x)", " (w)"):
+        compiled = compiled.replace(inside, "")
+    assert "replay" not in compiled and "kept" not in compiled
+    if function is not _rows:  # what eager code keeps is the part; compiled code keeps all of x
+        assert compiled == eager
