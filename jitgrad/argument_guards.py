@@ -123,6 +123,19 @@ class ArgumentGuard:
             for i in numbers:
                 self.chains[i] = None
 
+    def differing_numbers(
+        self, structure: Structure, leaves: Sequence[Any], names: Sequence[str]
+    ) -> list[str]:
+        """The floats whose values alone are why a call is no hit; [] where anything else differs,
+        too."""
+        special, self.special = self.special, {}
+        try:
+            if self.mismatch(structure, leaves, names):
+                return []
+        finally:
+            self.special = special
+        return [names[i] for i, wanted in special.items() if not admits(wanted, leaves[i])]
+
     def mismatch(self, structure: Structure, leaves: Sequence[Any], names: Sequence[str]) -> str:
         """What differs, as text; "" when nothing does."""
         if structure != self.structure:

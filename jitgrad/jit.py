@@ -62,6 +62,7 @@ from jitgrad.tensor import Tensor
 from jitgrad.watch import Watch
 
 MAX_SPECIALISATIONS = 32
+_MANY = 4  # recordings for one number's sake before a warning
 
 
 @dataclass
@@ -112,6 +113,7 @@ class JitFunction:
         self._closed = False
         self._last_miss: list[str] = []
         self._refused = ""
+        self._warned = False
         JitFunction.instances.add(self)
 
     def __get__(self, owner: Any, cls: type | None = None) -> Any:
@@ -240,9 +242,32 @@ class JitFunction:
                 if "recompiles" in knobs.log:
                     print(f"[jit] {self.name} is recorded anew: " + "; ".join(self._last_miss),
                           file=sys.stderr)  # fmt: skip
+                self._warn_of_numbers(structure, leaves, names)
             return self._record(args, kwargs, leaves, structure, names, training)
         finally:
             self._lock.release()
+
+    def _warn_of_numbers(self, structure: Structure, leaves: list[Any], names: list[str]) -> None:
+        """Warns once, at the fifth recording that only the value of one float asks for."""
+        if len(self.specialisations) < _MANY or self._warned:
+            return
+        differing = [
+            found[0]
+            for s in self.specialisations
+            if len(found := s.guard.differing_numbers(structure, leaves, names)) == 1
+            and not (s.modes.mismatch() or s.watch.mismatch_of(leaves, names))
+        ]
+        for name in set(differing):
+            if differing.count(name) >= _MANY and (self._fallback or knobs.fallback) != "silent":
+                self._warned = True
+                warnings.warn(
+                    f"[jit] {self.name} is recorded for the fifth time, as {name} is another "
+                    f"number: Python, or an op that needs it beforehand, looks at its value; after "
+                    f"{MAX_SPECIALISATIONS} recordings it runs eagerly. Pass {name} as a 0-d "
+                    "tensor, or use it in arithmetic on tensors only (docs/jit.md)",
+                    FallbackWarning,
+                    stacklevel=4,
+                )
 
     def _record(
         self, args: Any, kwargs: Any, leaves: list[Any], structure: Structure, names: list[str],

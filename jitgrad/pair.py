@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -220,8 +221,7 @@ def _saver(pair: Pair, v: Value) -> tuple[Any, str]:
             if "out" in n.op.saves or f"out{i}" in n.op.saves:
                 where = "its result"
         if where is not None:
-            name = "".join(p.capitalize() for p in n.op.name.split("_")) + "Backward0"
-            return SimpleNamespace(op=n.op, line=n.line, name=lambda: name), where
+            return SimpleNamespace(op=n.op, line=n.line, name=partial(TapeNode.name, n)), where
     made = f"the result of {v.node.op.name} at {v.node.line}" if v.node is not None else v.name
     return None, made or "a value"
 

@@ -283,8 +283,8 @@ def logit(input: Tensor, eps: float | None = None) -> Tensor:
 
 def lerp(input: Tensor, end: Tensor, weight: Any) -> Tensor:
     """input + weight * (end - input), from the nearer end (exact at both)."""
-    if isinstance(weight, Tensor):
-        low = generated["abs"](weight) < 0.5
+    if isinstance(weight, Tensor) or is_lifted(weight):
+        low = generated["abs"](weight) < 0.5 if isinstance(weight, Tensor) else weight.lift() < 0.5
         return where(low, input + weight * (end - input), end - (end - input) * (1 - weight))
     if weight < 0.5:
         return input + weight * (end - input)
