@@ -221,7 +221,9 @@ def _saver(pair: Pair, v: Value) -> tuple[Any, str]:
             if "out" in n.op.saves or f"out{i}" in n.op.saves:
                 where = "its result"
         if where is not None:
-            return SimpleNamespace(op=n.op, line=n.line, name=partial(TapeNode.name, n)), where
+            face: Any = SimpleNamespace(op=n.op, line=n.line)
+            face.name = partial(TapeNode.name, face)
+            return face, where
     made = f"the result of {v.node.op.name} at {v.node.line}" if v.node is not None else v.name
     return None, made or "a value"
 
