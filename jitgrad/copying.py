@@ -17,7 +17,7 @@ from jitgrad.runtime import dtypes
 from jitgrad.storage import Storage
 from jitgrad.tensor import Tensor, _new, static_type, wrap_array
 
-_OWN = ("_view", "_was", "_below", "_grad", "_hooks", "_post_hooks")
+_OWN = ("_was", "_below", "_grad", "_hooks", "_post_hooks")
 
 
 def deepcopy_tensor(self: Tensor, memo: dict[int, Any]) -> Any:
@@ -62,7 +62,7 @@ def _on_storage(cls: type, storage: Storage, chain: Any, like: Tensor | None) ->
         data = storage.array
     out._data, out._storage, out._chain = data, storage, chain
     out._type = static_type(data.shape, dtypes.from_numpy(data.dtype))
-    out._node, out._out, out._requires_grad = None, 0, False
+    out._node, out._out, out._requires_grad, out._view = None, 0, False, None
     return out
 
 
@@ -74,6 +74,7 @@ def copy_tensor(self: Tensor) -> Any:
     """copy.copy: another tensor on the same memory, at the same place of the tape; no .grad."""
     out = self._alias(type(self))
     out._node, out._out, out._requires_grad = self._node, self._out, self._requires_grad
+    out._view = self._view
     out.__dict__.update(self.__dict__)
     out._grad = None
     return out

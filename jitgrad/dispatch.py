@@ -68,14 +68,18 @@ class Plan:
         types: the result's type, or the tuple of them.
         operand_types: held, so that ids of types in keys of plans stay theirs.
         taped: the result may be on the tape (differentiable, floating).
+        kernel: what runs on the operands' arrays.
         keeps: for each set of operands that require grad (as bits), what is saved: a flag for each
             operand, and whether the result is (a tuple of flags when there are several).
     """
 
-    __slots__ = ("keeps", "operand_types", "reads", "taped", "types")
+    __slots__ = ("keeps", "kernel", "operand_types", "reads", "taped", "types")
 
-    def __init__(self, types: Any, operand_types: tuple[TensorType, ...], taped: bool) -> None:
+    def __init__(
+        self, types: Any, operand_types: tuple[TensorType, ...], taped: bool, kernel: Any
+    ) -> None:
         self.types = types
+        self.kernel = kernel
         self.operand_types = operand_types
         self.taped = taped
         self.keeps: dict[int, tuple[tuple[bool, ...] | None, Any]] = {}
@@ -113,6 +117,7 @@ _plans: dict[Any, Plan] = {}
 theirs."""
 _MAX_PLANS = 8192
 _FLOATING = dtypes.Category.FLOAT
+ndarray = np.ndarray
 
 
 def apply(op: Any, operands: tuple[Tensor, ...], attrs: dict[str, Any]) -> Any:
@@ -136,14 +141,14 @@ def apply(op: Any, operands: tuple[Tensor, ...], attrs: dict[str, Any]) -> Any:
     except (KeyError, TypeError):
         plan = _make_plan(key, op, operands, attrs)
     types = plan.types
-    current = state
+    modes = state.__dict__
     if op.view:
         outputs: Any = _apply_view(op, operands[0], attrs, plan)
         if outputs._data is None and (
             type(outputs) is AbsentTensor or type(outputs._storage) is LevelStorage
         ):
             return outputs
-    elif current.abstract:
+    elif modes["abstract"]:
         for x in operands:
             if type(x) is AbsentTensor or type(x._storage) is LevelStorage:
                 return _without_data(op, operands, attrs, plan)
@@ -161,16 +166,19 @@ def apply(op: Any, operands: tuple[Tensor, ...], attrs: dict[str, Any]) -> Any:
         token = hush()
         try:
             if count == 2:
-                result = op.reference(left, right, **attrs)
+                kernel = plan.kernel
+                result = kernel(left, right, **attrs) if attrs else kernel(left, right)
                 shared = result is left or result is right
             else:
-                result = op.reference(*arrays, **attrs)
+                result = plan.kernel(*arrays, **attrs)
                 shared = count == 1 and result is arrays[0]
         except Exception as error:
             raise with_line(error)  # noqa: B904 (see with_line)
         finally:
             unhush(token)
         if op.nout == 1:
+            if type(result) is not ndarray:  # a ufunc of 0-d arrays gives a scalar
+                result = np.asarray(result)
             if shared or result.base is not None or count > 2:
                 result = _owned(result, operands)
             outputs = wrap(result, types)
@@ -178,16 +186,16 @@ def apply(op: Any, operands: tuple[Tensor, ...], attrs: dict[str, Any]) -> Any:
             outputs = tuple(
                 [wrap(_owned(r, operands), t) for r, t in zip(result, types, strict=True)]
             )
-    if plan.taped and current.grad_enabled:
+    if plan.taped and modes["grad_enabled"]:
         for x in operands:
             if x._requires_grad or (x._view is not None and x.requires_grad):
                 put_on_tape(op, operands, attrs, plan, outputs)
-                if current.saved_hooks:
+                if modes["saved_hooks"]:
                     _tell(op, operands, attrs, outputs)
                     pack_node(outputs)
                     return outputs
                 break
-    if current.recorder is not None:
+    if modes["recorder"] is not None:
         _tell(op, operands, attrs, outputs)
     return outputs
 
@@ -218,7 +226,7 @@ def _make_plan(key: Any, op: Any, operands: tuple[Tensor, ...], attrs: dict[str,
     many = tuple(intern_type(t) for t in many)
     types = many if isinstance(found, tuple) else many[0]
     taped = op.differentiable and any(t.dtype.category >= _FLOATING for t in many)
-    plan = Plan(types, operand_types, taped)
+    plan = Plan(types, operand_types, taped, op.kernel(*operand_types))
     if all(is_static(t.shape) for t in operand_types + many) and _static(attrs):
         if len(_plans) >= _MAX_PLANS:
             _plans.clear()
@@ -246,19 +254,20 @@ def _owned(result: np.ndarray[Any, Any], operands: tuple[Tensor, ...]) -> np.nda
 
 def _apply_view(op: Any, x: Tensor, attrs: dict[str, Any], plan: Plan) -> Tensor:
     """A view op: shares x's storage where the reference could give a view, else a fresh result."""
+    source = x._data
     data = None
     type_ = plan.types
-    if x._data is None and (
-        not state.abstract or type(x) is AbsentTensor or type(x._storage) is LevelStorage
+    abstract = state.abstract
+    if source is None and (
+        not abstract or type(x) is AbsentTensor or type(x._storage) is LevelStorage
     ):
         return _without_data(op, (x,), attrs, plan)
-    if not state.abstract:
+    if not abstract:
         try:
-            data = op.reference(x._data, **attrs)
+            data = plan.kernel(source, **attrs)
         except Exception as error:
             raise with_line(error)  # noqa: B904 (see with_line)
         base = data.base
-        source = x._data
         if base is None or (
             base is not source and base is not source.base and not np.shares_memory(data, source)
         ):
@@ -415,13 +424,14 @@ def check_inplace(target: Tensor, value_requires_grad: bool = False) -> None:
     """Raises RuntimeError, in PyTorch's words, where `target` may not be written in place."""
     data = target._data
     if data is not None:
-        if overlaps_itself(data):
+        flags = data.flags
+        if not flags.c_contiguous and overlaps_itself(data):
             raise RuntimeError(
                 "unsupported operation: more than one element of the written-to tensor refers to "
                 "a single memory location. Please clone() the tensor before performing the "
                 f"operation. (The tensor is {target._type}, a view that shows elements twice.)"
             )
-        if not data.flags.writeable:
+        if not flags.writeable:
             root = target._storage.array
             if root is not None and root.flags.writeable:
                 raise RuntimeError(
@@ -476,7 +486,8 @@ def assign(target: Tensor, value: Tensor) -> None:
             value = level.prepare_write(target, value)
             if value is None:
                 return
-    taped = state.grad_enabled and (value.requires_grad or target.requires_grad)
+    modes = state.__dict__
+    taped = modes["grad_enabled"] and (value.requires_grad or target.requires_grad)
     check_inplace(target, value._requires_grad)
     storage = target._storage
     if taped and value._node is not None:
@@ -509,7 +520,7 @@ def assign(target: Tensor, value: Tensor) -> None:
         # Unseen by the tape, or nothing that requires grad: the view's node still stands.
         if not info.base._requires_grad:
             info.version = storage.version - storage.hidden
-    if state.recorder is not None:
+    if modes["recorder"] is not None:
         state.recorder.write(target, value, user_line())
 
 

@@ -75,8 +75,8 @@ def copy_(self: Tensor, src: Any, non_blocking: bool = False) -> Tensor:
     """Elements become src's, broadcast and converted to this dtype."""
     if not isinstance(src, Tensor):
         src = creation.as_tensor(src)
-    value = cast(src, self.dtype)
-    if tuple(value._type.shape) != tuple(self._type.shape):
+    value = cast(src, self._type.dtype)
+    if value._type is not self._type and tuple(value._type.shape) != tuple(self._type.shape):
         value = value.expand(tuple(self._type.shape))
     assign(self, value)
     return self

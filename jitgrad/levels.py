@@ -191,6 +191,7 @@ class Level:
         out._node = None
         out._out = 0
         out._requires_grad = False
+        out._view = None
         return out
 
     def batch(self, value: Tensor) -> Tensor:

@@ -223,7 +223,8 @@ def _operator(name: str, swap: bool = False) -> Callable[..., Any]:
     function = FUNCTIONS[name]
 
     def forward(self: Tensor, other: Any) -> Any:
-        other = _operand(other)
+        if type(other) is not float and type(other) is not int:
+            other = _operand(other)
         try:
             return other if other is NotImplemented else function(self, other)
         except LOCATED as error:
@@ -231,7 +232,8 @@ def _operator(name: str, swap: bool = False) -> Callable[..., Any]:
             raise
 
     def reverse(self: Tensor, other: Any) -> Any:
-        other = _operand(other)
+        if type(other) is not float and type(other) is not int:
+            other = _operand(other)
         try:
             return other if other is NotImplemented else function(other, self)
         except LOCATED as error:

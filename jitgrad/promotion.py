@@ -22,6 +22,7 @@ from jitgrad.runtime.dtypes import Category, DType
 from jitgrad.state import defaults, state
 from jitgrad.tensor import Tensor, static_type, wrap
 
+_FLOAT = Category.FLOAT
 NUMBERS = (int, float, complex, HostScalar, np.generic)
 Number = Any
 
@@ -129,7 +130,8 @@ def constant(value: Any, dtype: DType) -> Tensor:
     """A Python number (or lifted host number) as a 0-d tensor of `dtype`."""
     if isinstance(value, HostScalar):
         return cast(value.lift(), dtype)
-    if state.recorder is not None or state.abstract:
+    modes = state.__dict__
+    if modes["recorder"] is not None or modes["abstract"]:
         return full((), plain_number(value, dtype), dtype)
     # 0.0 and -0.0 are equal keys, so zeros are told apart by their text.
     key = (value or repr(value), type(value), dtype)
@@ -171,13 +173,17 @@ def elementwise(op: Any, *operands: Any, **attrs: Any) -> Any:
     """Applies an elementwise record, its operands promoted first."""
     if len(operands) == 2:
         a, b = operands
-        if (
-            isinstance(a, Tensor)
-            and isinstance(b, Tensor)
-            and a._type.dtype is b._type.dtype
-            and (op.promotes != "float" or a._type.dtype.category >= 2)
-        ):
-            return apply(op, operands, attrs)
+        if isinstance(a, Tensor):
+            dtype = a._type.dtype
+            if isinstance(b, Tensor):
+                if dtype is b._type.dtype and (op.promotes != "float" or dtype.category >= 2):
+                    return apply(op, operands, attrs)
+            elif dtype.category == _FLOAT and (type(b) is float or type(b) is int):
+                return apply(op, (a, constant(b, dtype)), attrs)
+        elif isinstance(b, Tensor) and (type(a) is float or type(a) is int):
+            dtype = b._type.dtype
+            if dtype.category == _FLOAT:
+                return apply(op, (constant(a, dtype), b), attrs)
     elif len(operands) == 1 and isinstance(operands[0], Tensor):
         x = operands[0]
         if op.promotes == "float" and x._type.dtype.category < 2:
@@ -186,3 +192,6 @@ def elementwise(op: Any, *operands: Any, **attrs: Any) -> Any:
     expect_operands(op.name, operands)
     dtype = operand_dtype(op.promotes, operands)
     return apply(op, tuple([to_operand(x, dtype) for x in operands]), attrs)
+
+
+Tensor._constant = staticmethod(constant)  # type: ignore[method-assign]

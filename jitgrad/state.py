@@ -32,21 +32,39 @@ class State(threading.local):
         casting: autocast's settings (casting.py), None where they are the defaults.
         casts: casts of parameters that are kept inside autocast contexts; None outside of them.
         levels: the vmaps and forward modes that are being run, innermost last (levels.py).
+
+    All are in each thread's __dict__, so that code that reads many gets it once (an attribute of a
+    thread-local object costs ten times a dict's item).
     """
 
-    grad_enabled: bool = True
-    inference: bool = False
-    abstract: bool = False
-    recorder: Any = None
-    anomaly: bool = False
-    check_nan: bool = True
-    saved_hooks: tuple[Any, ...] = ()
-    hooks_forbidden: str = ""
-    draws: Any = None
-    backward: Any = None
-    casting: Any = None
-    casts: Any = None
-    levels: tuple[Any, ...] = ()
+    grad_enabled: bool
+    inference: bool
+    abstract: bool
+    recorder: Any
+    anomaly: bool
+    check_nan: bool
+    saved_hooks: tuple[Any, ...]
+    hooks_forbidden: str
+    draws: Any
+    backward: Any
+    casting: Any
+    casts: Any
+    levels: tuple[Any, ...]
+
+    def __init__(self) -> None:  # runs in each thread
+        self.grad_enabled = True
+        self.inference = False
+        self.abstract = False
+        self.recorder = None
+        self.anomaly = False
+        self.check_nan = True
+        self.saved_hooks = ()
+        self.hooks_forbidden = ""
+        self.draws = None
+        self.backward = None
+        self.casting = None
+        self.casts = None
+        self.levels = ()
 
 
 state = State()

@@ -91,7 +91,7 @@ class Tensor(TensorMethods):
 
     __slots__ = (
         "__dict__", "__weakref__", "_chain", "_data", "_node", "_out", "_requires_grad",
-        "_storage", "_type",
+        "_storage", "_type", "_view",
     )  # fmt: skip
 
     _chain: tuple[tuple[Any, dict[str, Any]], ...]
@@ -101,9 +101,9 @@ class Tensor(TensorMethods):
     _requires_grad: bool
     _storage: Storage
     _type: TensorType
+    _view: ViewInfo | None
 
     # Rarely set; they live in the instance's __dict__ then.
-    _view: ViewInfo | None = None
     _was: Tensor | None = None  # stands for it as the base of views made before it became one
     _grad: Tensor | None = None
     _hooks: OrderedDict[int, Any] | None = None
@@ -132,6 +132,9 @@ class Tensor(TensorMethods):
 
         @staticmethod
         def _bind(op: Any, operands: tuple[Any, ...], attrs: dict[str, Any]) -> Any: ...
+
+        @staticmethod
+        def _constant(value: Any, dtype: DType) -> Tensor: ...
 
         @classmethod
         def _legacy_new(cls, *args: Any, **kwargs: Any) -> Any: ...
@@ -356,6 +359,7 @@ class Tensor(TensorMethods):
         out._node = None
         out._out = 0
         out._requires_grad = False
+        out._view = None
         return out
 
     def detach(self) -> Tensor:
@@ -638,6 +642,7 @@ def wrap(array: np.ndarray[Any, Any] | None, type_: TensorType) -> Tensor:
     t._node = None
     t._out = 0
     t._requires_grad = False
+    t._view = None
     return t
 
 
@@ -651,6 +656,7 @@ def root_of(storage: Storage) -> Tensor:
     t._node = None
     t._out = 0
     t._requires_grad = False
+    t._view = None
     return t
 
 
@@ -671,6 +677,7 @@ def absent(type_: TensorType) -> Tensor:
     t._node = None
     t._out = 0
     t._requires_grad = False
+    t._view = None
     return t
 
 

@@ -12,6 +12,7 @@ bfloat16 in float32, rounded once).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -276,7 +277,13 @@ class ScatterAdd(Scatter):
 
 
 def in_dim(shape: Sequence[Dim], d: int) -> Check:
-    return Check(1, 0, shape[d] - 1, dim=d)
+    size = shape[d]
+    return _in_size(size, d) if isinstance(size, int) else Check(1, 0, size - 1, dim=d)
+
+
+@lru_cache(256)
+def _in_size(size: int, d: int) -> Check:
+    return Check(1, 0, size - 1, dim=d)
 
 
 def _le(a: Dim, b: Dim) -> bool:
@@ -290,9 +297,14 @@ def _min(i: Expr, n: Dim) -> Expr:
 
 def along(index: np.ndarray, at: int) -> tuple[np.ndarray, ...]:
     """The NumPy key of the places that `index` names along dim `at`."""
-    grids: list[np.ndarray] = list(np.ogrid[tuple(slice(n) for n in index.shape)])
-    grids[at] = index
-    return tuple(grids)
+    grids = _grids(index.shape)
+    return (*grids[:at], index, *grids[at + 1 :])
+
+
+@lru_cache(256)
+def _grids(shape: Ints) -> tuple[np.ndarray, ...]:
+    """The numbers along each dim, shaped to broadcast to `shape`."""
+    return tuple(np.ogrid[tuple(slice(n) for n in shape)])
 
 
 def grow(g: Any, src: Any) -> Any:

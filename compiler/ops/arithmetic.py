@@ -15,7 +15,7 @@ import numpy as np
 from jitgrad.compiler.fmod import fmod as fmod_expr
 from jitgrad.compiler.loops import INDEX, Builder, Expr, const, make, select
 from jitgrad.compiler.ops import examples
-from jitgrad.compiler.ops.elementwise import compute
+from jitgrad.compiler.ops.elementwise import compute, direct
 from jitgrad.compiler.ops.record import (
     Check,
     Elementwise,
@@ -42,6 +42,7 @@ class Binary(Elementwise):
     """
 
     arity = 2
+    chooses = True
     numpy: ClassVar[Callable[..., Any]]
     node: str = ""
     onnx_op: str = ""
@@ -50,20 +51,25 @@ class Binary(Elementwise):
     def reference(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         return compute(type(self).numpy, a, b)
 
+    def kernel(self, *types: TensorType) -> Callable[..., Any]:
+        return direct(self, Binary, types[0].dtype)
+
     def scalar(self, b: Builder, *x: Expr, **attrs: Any) -> Expr:
         return make(self.node, *x)
 
     def partials(self, t0: Any, t1: Any, out: Any, a: Any, b: Any) -> tuple[Any, Any]:
         raise NotImplementedError(self.name)
 
-    def vjp(self, g: Any, out: Any, *operands: Any, **attrs: Any) -> tuple[Any, ...]:
+    def vjp(
+        self, g: Any, out: Any, *operands: Any, needs: Sequence[bool] = (True, True), **attrs: Any
+    ) -> tuple[Any, ...]:
         a, b = operands
-        if g.dtype.is_complex:
-            g = op.conj(g)
-            terms = self.partials(g, g, out, a, b)
-            ga, gb = (None if t is None else op.conj(t) for t in terms)
-        else:
-            ga, gb = self.partials(g, g, out, a, b)
+        linear = op.conj(g) if g.dtype.is_complex else g
+        ga, gb = self.partials(
+            linear if needs[0] else None, linear if needs[1] else None, out, a, b
+        )
+        if linear is not g:
+            ga, gb = (None if t is None else op.conj(t) for t in (ga, gb))
         return reduce_like(ga, a), reduce_like(gb, b)
 
     def jvp(self, tangents: tuple[Any, ...], out: Any, *operands: Any, **attrs: Any) -> Any:

@@ -33,6 +33,7 @@ class Where(Elementwise):
 
     name, arity, widens = "where", 3, False
     saves = (0,)
+    chooses = True
 
     def typed(self, types: Sequence[TensorType]) -> Sequence[TensorType]:
         return types[1:]
@@ -55,11 +56,14 @@ class Where(Elementwise):
     def scalar(self, b: Builder, *x: Expr, **attrs: Any) -> Expr:
         return select(*x)
 
-    def vjp(self, g: Any, out: Any, *operands: Any, **attrs: Any) -> tuple[Any, ...]:
+    def vjp(
+        self, g: Any, out: Any, *operands: Any, needs: Sequence[bool] = (False, True, True),
+        **attrs: Any,
+    ) -> tuple[Any, ...]:  # fmt: skip
         cond, a, b = operands
         zero = scalar_like(g, 0)
-        ga = reduce_like(self(cond, g, zero), a)
-        return None, ga, reduce_like(self(cond, zero, g), b)
+        ga = reduce_like(self(cond, g, zero), a) if needs[1] else None
+        return None, ga, reduce_like(self(cond, zero, g), b) if needs[2] else None
 
     def jvp(self, tangents: tuple[Any, ...], out: Any, *operands: Any, **attrs: Any) -> Any:
         _, t0, t1 = tangents

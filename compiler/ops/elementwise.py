@@ -22,6 +22,7 @@ from jitgrad.compiler.ops.record import (
     scalar_like,
     zeros_like,
 )
+from jitgrad.compiler.types import TensorType
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import DType
 
@@ -36,6 +37,14 @@ def compute(f: Callable[..., Any], *arrays: np.ndarray) -> np.ndarray:
     return out if type(out) is np.ndarray else np.asarray(out)
 
 
+def direct(record: Any, family: type, dtype: DType) -> Callable[..., Any]:
+    """The ufunc of a record whose reference is its family's `compute`, for dtypes that compute in
+    themselves; else its reference."""
+    f = getattr(type(record), "numpy", None)
+    plain = type(record).reference is family.reference  # type: ignore[attr-defined]
+    return f if plain and isinstance(f, np.ufunc) and dtype.itemsize != 2 else record.reference
+
+
 class Unary(Elementwise):
     """One operand. A record gives `numpy`, `node` (or `scalar`), and `derivative` (or `chain`)."""
 
@@ -47,6 +56,9 @@ class Unary(Elementwise):
 
     def reference(self, x: np.ndarray) -> np.ndarray:
         return compute(type(self).numpy, x)
+
+    def kernel(self, *types: TensorType) -> Callable[..., Any]:
+        return direct(self, Unary, types[0].dtype)
 
     def scalar(self, b: Builder, *x: Expr, **attrs: Any) -> Expr:
         return make(self.node, *x)

@@ -36,6 +36,7 @@ class Matmul(Bilinear):
     """matmul(a, b): a (..., M, K) by b (..., K, N) gives (..., M, N); batch dims broadcast."""
 
     name = "matmul"
+    chooses = True
 
     def infer(self, a: TensorType, b: TensorType) -> TensorType:
         self.expect(
@@ -62,9 +63,15 @@ class Matmul(Bilinear):
         out = np.matmul(a.astype(acc, copy=False), b.astype(acc, copy=False))
         return out.astype(a.dtype, copy=False)
 
-    def vjp(self, g: Any, out: Any, a: Any, b: Any) -> tuple[Any, ...]:
-        ga = op.matmul(g, adjoint(b))
-        if b.ndim == 2 and a.ndim > 2:  # one product over all rows, not a batch of them summed
+    def vjp(
+        self, g: Any, out: Any, a: Any, b: Any, needs: Sequence[bool] = (True, True)
+    ) -> tuple[Any, ...]:
+        ga = gb = None
+        if needs[0]:
+            ga = op.matmul(g, adjoint(b))
+        if not needs[1]:
+            pass
+        elif b.ndim == 2 and a.ndim > 2:  # one product over all rows, not a batch of them summed
             rows = prod(a.shape[:-1])
             flat_a = op.reshape(a, shape=(rows, a.shape[-1]))
             gb = op.matmul(adjoint(flat_a), op.reshape(g, shape=(rows, g.shape[-1])))

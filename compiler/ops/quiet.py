@@ -15,6 +15,7 @@ not, so that is used where NumPy has it (2.x), and `np.errstate` elsewhere.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -38,7 +39,7 @@ def _find() -> tuple[Callable[[], Any], Callable[[Any], None]]:
     if variable is None or make is None:
         return _errstate_hush, _errstate_unhush
     ignore = make(all="ignore")
-    return (lambda: variable.set(ignore)), variable.reset
+    return partial(variable.set, ignore), variable.reset
 
 
 hush, unhush = _find()

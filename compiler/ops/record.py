@@ -27,7 +27,7 @@ graphs, and differentiate again. `op.exp(x)` calls the record named "exp" whatev
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -126,6 +126,7 @@ class Op:
         noop: when the result has the very type of operand 0, it is operand 0 (reshape, cast, ...).
         exact: the result is correctly rounded, so that folding constants by the reference gives
             the bits that a kernel gives (add, mul, cast, ...; not exp).
+        chooses: vjp can be told which cotangents are wanted.
     """
 
     name: str = ""
@@ -139,6 +140,7 @@ class Op:
     noop: bool = False
     exact: bool = False
     differentiable: bool = True
+    chooses: bool = False
 
     def __init__(self) -> None:
         if not self.name or self.name in OPS:
@@ -148,6 +150,10 @@ class Op:
 
     def __call__(self, *operands: Any, **attrs: Any) -> Any:
         """Applies the op to tensors (of whatever kind the operands are)."""
+        if operands:
+            bind = getattr(operands[0], "_bind", None)
+            if bind is not None:
+                return bind(self, operands, attrs)
         for x in operands:  # operands are tensors; only create ops have none (see `apply_like`)
             bind = getattr(x, "_bind", None)
             if bind is not None:
@@ -161,8 +167,17 @@ class Op:
     def reference(self, *arrays: Any, **attrs: Any) -> Any:
         raise InternalError(f"op {self.name} has no reference")
 
+    def kernel(self, *types: TensorType) -> Callable[..., Any]:
+        """What eager code runs on arrays of these types: `reference`, or a ufunc that gives the
+        same bits (maybe as a NumPy scalar)."""
+        return self.reference
+
     def vjp(self, g: Any, out: Any, *operands: Any, **attrs: Any) -> tuple[Any, ...]:
-        """Cotangents of the operands; g and out are tuples when nout > 1."""
+        """Cotangents of the operands; g and out are tuples when nout > 1.
+
+        Records with `chooses` also take `needs`, a flag for each operand: the cotangents of others
+        may be None.
+        """
         raise RuntimeError(f"[{self.name}] has no derivative")
 
     def jvp(self, tangents: tuple[Any, ...], out: Any, *operands: Any, **attrs: Any) -> Any:
@@ -314,17 +329,22 @@ def align_ranks(operands: Sequence[Any], batched: Sequence[bool]) -> list[Any]:
 
 def reduce_like(g: Any, like: Any) -> Any:
     """Sums g over the axes along which `like` was broadcast, so that it has like's shape."""
-    if g is None or same_shape(g.shape, like.shape):
+    if g is None:
         return g
-    lead = g.ndim - like.ndim
+    shape, wanted = g.shape, like.shape
+    if shape is wanted or same_shape(shape, wanted):
+        return g
+    lead = len(shape) - len(wanted)
     axes = tuple(range(lead)) + tuple(
         i + lead
-        for i, d in enumerate(like.shape)
-        if not isinstance(d, Sym) and d == 1 and not _one(g.shape[i + lead])
+        for i, d in enumerate(wanted)
+        if not isinstance(d, Sym) and d == 1 and not _one(shape[i + lead])
     )
+    if lead and len(axes) == lead:
+        return op.sum(g, axes=axes, keepdim=False)
     if axes:
         g = op.sum(g, axes=axes, keepdim=True)
-    return op.reshape(g, shape=like.shape) if lead else g
+    return op.reshape(g, shape=wanted) if lead else g
 
 
 def broadcast_like(t: Any, like: Any) -> Any:
@@ -338,7 +358,13 @@ def apply_like(record: Op, like: Any, **attrs: Any) -> Any:
 
 
 def scalar_like(x: Any, value: float, dtype: DType | None = None) -> Any:
-    """A 0-d constant of x's dtype and device, for calls of records beside x."""
+    """A 0-d constant of x's dtype and device, for calls of records beside x.
+
+    Only as an operand: in eager mode it is one that is kept (`_constant`), and not to be written.
+    """
+    constant = getattr(x, "_constant", None)
+    if constant is not None:
+        return constant(value, dtype or x.dtype)
     return apply_like(
         op.full, x, shape=(), value=value, dtype=dtype or x.dtype, device=str(x.device)
     )
@@ -360,4 +386,4 @@ def _one(d: Dim) -> bool:
 
 def same_shape(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
     """Equality of shapes; dims that differ in form are compared (which may add a guard)."""
-    return len(a) == len(b) and all(x is y or x == y for x, y in zip(a, b, strict=True))
+    return a is b or (len(a) == len(b) and all(x is y or x == y for x, y in zip(a, b, strict=True)))

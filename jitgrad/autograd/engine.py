@@ -249,10 +249,11 @@ def _run(
             node = heapq.heappop(ready)[1]
             sink = sinks.pop(id(node))
             grads = sink.sums
-            _at_outputs(node, grads, wanted, results, inputs, accumulate, create_graph)
+            if wanted or node.hooks or node.retains:
+                _at_outputs(node, grads, wanted, results, inputs, accumulate, create_graph)
             needed = [e is not None and id(e) in sinks for e in node.edges]
             if True in needed:
-                if any(g is not None for g in grads):
+                if grads[0] is not None or any(g is not None for g in grads):
                     passed = _run_node(node, grads)
                     if not retain_graph:
                         node.release()
@@ -292,26 +293,40 @@ def _collect(
 
     With `targets`, only what lies on a path to one of them takes part.
     """
-    seen: dict[int, Any] = {}
-    stack: list[Any] = [t for t, _ in roots if t is not None]
+    sinks: dict[int, _Sink] = {}
+    stack: list[Any] = []
+    for target, _ in roots:
+        if target is not None and id(target) not in sinks:
+            sinks[id(target)] = _Sink(target)
+            stack.append(target)
     while stack:
-        target = stack.pop()
-        if id(target) in seen:
+        node = stack.pop()
+        if isinstance(node, Tensor):
             continue
-        seen[id(target)] = target
-        if isinstance(target, Node):
-            stack.extend(e for e in target.edges if e is not None and id(e) not in seen)
-    if targets is not None:
-        useful = {id(t) for t in targets}
-        nodes = sorted((n for n in seen.values() if isinstance(n, Node)), key=lambda n: n.seq)
-        for node in nodes:  # what a node leads to was created before it
-            if any(e is not None and id(e) in useful for e in node.edges):
-                useful.add(id(node))
-        seen = {key: target for key, target in seen.items() if key in useful}
-    sinks = {key: _Sink(target) for key, target in seen.items()}
-    for target in seen.values():
-        if isinstance(target, Node):
-            for e in target.edges:
+        for e in node.edges:
+            if e is not None:
+                sink = sinks.get(id(e))
+                if sink is None:
+                    sink = sinks[id(e)] = _Sink(e)
+                    stack.append(e)
+                sink.pending += 1
+    return sinks if targets is None else _leading_to(targets, sinks)
+
+
+def _leading_to(targets: list[Any], sinks: dict[int, _Sink]) -> dict[int, _Sink]:
+    """The sinks on a path to one of the targets, their edges counted again."""
+    useful = {id(t) for t in targets}
+    nodes = [s.target for s in sinks.values() if isinstance(s.target, Node)]
+    nodes.sort(key=lambda n: n.seq)
+    for node in nodes:  # what a node leads to was created before it
+        if any(e is not None and id(e) in useful for e in node.edges):
+            useful.add(id(node))
+    sinks = {key: sink for key, sink in sinks.items() if key in useful}
+    for sink in sinks.values():
+        sink.pending = 0
+    for node in nodes:
+        if id(node) in sinks:
+            for e in node.edges:
                 if e is not None and id(e) in sinks:
                     sinks[id(e)].pending += 1
     return sinks
@@ -325,12 +340,13 @@ def _deliver(sink: _Sink, slot: int, g: Tensor) -> None:
 def _run_node(node: Node, grads: list[Tensor | None]) -> tuple[Any, ...]:
     """One node's vjp, with the hooks on it."""
     hooks = node.hooks
+    anomaly = state.anomaly
     if hooks and -2 in hooks:
         for hook in list(hooks[-2].values()):
             changed = hook(tuple(grads))
             if changed is not None:
                 grads = list(changed) if isinstance(changed, tuple) else [changed]
-    if state.anomaly:
+    if anomaly:
         passed = _run_watched(node, grads)
     else:
         passed = node.run(grads)
@@ -339,7 +355,7 @@ def _run_node(node: Node, grads: list[Tensor | None]) -> tuple[Any, ...]:
         raise RuntimeError(
             f"[{node.name()}] expected {len(node.edges)} gradients from the derivative; got {given}"
         )
-    if state.anomaly and state.check_nan:
+    if anomaly and state.check_nan:
         _check_anomaly(node, passed)
     if hooks and -1 in hooks:
         for hook in list(hooks[-1].values()):

@@ -139,7 +139,7 @@ class FunctionNode(Node):
                 continue
             out: Tensor = _new(Tensor)
             out._data, out._storage, out._chain, out._type = data, storage, chain, type_
-            out._node, out._out, out._requires_grad = self, source, True
+            out._node, out._out, out._requires_grad, out._view = self, source, True, None
             found.append(out)
         return tuple(found)
 

@@ -73,12 +73,15 @@ class Adam(Optimizer):
             shrink(p, lr, h["weight_decay"])
         else:
             grad = decayed(grad, p, h["weight_decay"])
-        t = self.advance(state)
+        t = self.count(state)
         m, v = moments(self, grad, state, beta1, beta2)
         if h["amsgrad"]:
             v = self.keep(state, "max_exp_avg_sq", state["max_exp_avg_sq"].maximum(v))
-        step_size = lr / (1 - beta1**t)
-        scale = (1 - beta2**t).sqrt()
+
+        def corrections(t: Tensor) -> tuple[Tensor, Tensor]:
+            return lr / (1 - beta1**t), (1 - beta2**t).sqrt()
+
+        step_size, scale = self.by_count(t, p, h, corrections)
         p.sub_(m / (v.sqrt() / scale + h["eps"]) * step_size)
 
 

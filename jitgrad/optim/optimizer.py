@@ -42,6 +42,7 @@ class _Required:
 
 
 required = _Required()
+_BY_COUNT = "results by step count"
 
 _pre_hooks: OrderedDict[int, Callable[..., Any]] = OrderedDict()
 _post_hooks: OrderedDict[int, Callable[..., Any]] = OrderedDict()
@@ -313,8 +314,32 @@ class Optimizer(StateDict):
 
     def advance(self, state: State) -> Tensor:
         """Adds one to the step count; returns it, as float64."""
-        step: Tensor = self.keep(state, "step", state["step"] + 1)
-        return step.to(dtypes.float64)
+        return self.count(state).to(dtypes.float64)
+
+    def count(self, state: State) -> Tensor:
+        """Adds one to the step count; returns it."""
+        return self.keep(state, "step", state["step"] + 1)
+
+    def by_count(
+        self, count: Tensor, p: Tensor, h: Hyper, of: Callable[[Tensor], tuple[Tensor, ...]]
+    ) -> tuple[Tensor, ...]:
+        """of(count as float64): 0-d tensors that depend on the count and h only, as operands
+        beside p (in its dtype, where it has dims).
+
+        Eager code computes it once in a step for all parameters of a group that have taken as many
+        steps. (A recording computes it for each: their counts differ in other calls, maybe.)
+        """
+        modes = thread.__dict__
+        data = count._data
+        dtype = p._type.dtype if p._type.shape else None
+        if data is None or modes["recorder"] is not None or modes["grad_enabled"]:
+            return _in_dtype(of(count.to(dtypes.float64)), dtype)
+        known = h.setdefault(_BY_COUNT, {})
+        key = (float(data), dtype)
+        found = known.get(key)
+        if found is None:
+            found = known[key] = _in_dtype(of(count.to(dtypes.float64)), dtype)
+        return found
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clears the gradients of all parameters: they become None, or zeros in place."""
@@ -357,6 +382,10 @@ class Optimizer(StateDict):
             text += f"\nParameter Group {i}\n"
             text += "".join(f"    {k}: {group[k]}\n" for k in sorted(group) if k != "params")
         return text + ")"
+
+
+def _in_dtype(xs: tuple[Tensor, ...], dtype: Any) -> tuple[Tensor, ...]:
+    return xs if dtype is None else tuple([x.to(dtype) for x in xs])
 
 
 def _hyper(value: Any) -> Any:

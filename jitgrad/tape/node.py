@@ -125,18 +125,25 @@ class Node:
         if self.operands is None or self.outs is None:
             raise RuntimeError(RETAIN_ERROR + f" (node {self.name()}, made at {self.line})")
         op = self.op
+        saves = op.saves
         operands: list[Any] = []
         for i, x in enumerate(self.operands):
-            if type(x) is tuple or type(x) is Packed:
+            kind = type(x)
+            if kind is tuple or kind is Packed:
                 operands.append(self._unpack(x, i))
-            else:  # if the record reads it, then for gradients that nobody wants
-                operands.append(absent(x) if i in op.saves or EVERY in op.saves else x)
+            elif saves and (i in saves or EVERY in saves):
+                operands.append(absent(x))  # read for gradients that nobody wants
+            else:
+                operands.append(x)
         if op.nout == 1:
             if self.outs:
                 out: Any = self._unpack(self.outs, -1)
             else:
-                read = "out" in op.saves or "out0" in op.saves
+                read = "out" in saves or "out0" in saves
                 out = absent(self.out_types) if read else self.out_types
+            if op.chooses:
+                needs = [edge is not None for edge in self.edges]
+                return op.vjp(grads[0], out, *operands, needs=needs, **self.attrs)
             return op.vjp(grads[0], out, *operands, **self.attrs)
         outs = tuple(
             self._unpack(y, -1 - i)
@@ -220,6 +227,7 @@ class Node:
         out._data, out._storage, out._chain, out._type = data, storage, chain, type_
         out._node, out._out = node, slot
         out._requires_grad = node is not None
+        out._view = None
         return out
 
     def protect(self, storage: Storage, snapshot: Callable[[Tensor], Tensor]) -> None:
@@ -250,7 +258,7 @@ def saved_tensor(saved: Saved) -> Tensor:
     """What was saved, off the tape."""
     out: Tensor = _new(Tensor)
     out._data, out._storage, out._chain, out._type, _ = saved
-    out._node, out._out, out._requires_grad = None, 0, False
+    out._node, out._out, out._requires_grad, out._view = None, 0, False, None
     return out
 
 

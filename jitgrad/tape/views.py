@@ -142,4 +142,5 @@ def new_view(x: Tensor, data: Any, type_: Any, step: tuple[Any, dict[str, Any]])
     out._node = None
     out._out = 0
     out._requires_grad = False
+    out._view = None
     return out

@@ -15,18 +15,19 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     weight may be (in), which gives (...). Raises RuntimeError for sizes or dtypes that differ.
     """
     expect_tensors("linear", input=input, weight=weight)
-    if weight.dim() not in (1, 2) or input.dim() < 1 or input.shape[-1] != weight.shape[-1]:
+    sizes, form = input._type.shape, weight._type.shape
+    if len(form) not in (1, 2) or not sizes or sizes[-1] != form[-1]:
         raise RuntimeError(
             f"[linear] expected input (..., in) and weight (out, in); got input "
             f"{tuple(input.shape)}, weight {tuple(weight.shape)}; the last dims must be equal"
         )
     expect_dtype("linear", input.dtype, weight=weight, bias=bias)
-    if bias is not None and tuple(bias.shape) not in (tuple(weight.shape[:-1]), (1,), ()):
+    if bias is not None and tuple(bias._type.shape) not in (tuple(form[:-1]), (1,), ()):
         raise RuntimeError(
             f"[linear] expected bias of shape {tuple(weight.shape[:-1])} for weight "
             f"{tuple(weight.shape)}; got {tuple(bias.shape)}"
         )
-    out = ops.matmul(input, weight.t() if weight.dim() == 2 else weight)
+    out = ops.matmul(input, weight.t() if len(form) == 2 else weight)
     return out if bias is None else out + bias
 
 

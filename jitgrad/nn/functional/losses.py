@@ -21,6 +21,7 @@ from jitgrad.nn.functional.reduction import (
     reduce_loss,
     reduce_weighted,
 )
+from jitgrad.promotion import cast
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.userline import warn
 from jitgrad.tensor import Tensor
@@ -308,7 +309,7 @@ def _picked(
     """(-log_p[safe] * weight[safe], weight[safe]), both 0 where not counted."""
     loss = -ops.gather(log_p, dim, safe.unsqueeze(dim)).squeeze(dim)
     if weight is None:
-        counted = counts.to(log_p.dtype)
+        counted = cast(counts, log_p.dtype)
     else:
         chosen = weight.index_select(0, safe.reshape(-1)).reshape(safe.shape)
         counted = ops.where(counts, chosen, 0.0)
