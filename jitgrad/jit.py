@@ -260,13 +260,12 @@ class JitFunction:
         for name in set(differing):
             if differing.count(name) >= _MANY and (self._fallback or knobs.fallback) != "silent":
                 self._warned = True
-                warnings.warn(
+                warn(
                     f"[jit] {self.name} is recorded for the fifth time, as {name} is another "
                     f"number: Python, or an op that needs it beforehand, looks at its value; after "
                     f"{MAX_SPECIALISATIONS} recordings it runs eagerly. Pass {name} as a 0-d "
                     "tensor, or use it in arithmetic on tensors only (docs/jit.md)",
                     FallbackWarning,
-                    stacklevel=4,
                 )
 
     def _record(
