@@ -113,7 +113,7 @@ def lookup(name: str) -> Callable[..., Any] | None:
             found = getattr(found, part, None)
         except ImportError:
             found = None
-        if found is None:
+        if found is None or isinstance(found, jitgrad.DType):  # cfloat is a dtype and a method
             return getattr(jitgrad.Tensor, name, None) if "." not in name else None
     return found
 
