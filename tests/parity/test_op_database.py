@@ -12,6 +12,7 @@ OUT = "out= takes a tensor of another dtype that the result converts to"
 WIDE = "a sum of bools or uint8 keeps the dtype where nothing is summed, or in einsum"
 DIMS = "NumPy has at most 64 dims, and says so itself"
 OPTIONS = "linear_cross_entropy's options: docs/limits.md"
+NOT_THERE = "not there yet: docs/limits.md"
 SIGNS = "eigenvectors are free up to a factor of magnitude 1"
 ALL = ("value", "dtypes", "strided", "gradient", "jit")
 
@@ -41,8 +42,11 @@ KNOWN = {
     "narrow_copy": {"errors": "a dim out of range is an IndexError, as for narrow"},
     "nn.functional.ctc_loss": {"gradient": "PyTorch's is that of log_softmax before it as well"},
     "nn.functional.hardsigmoid": {"gradient": "PyTorch's has 1/6 rounded to float32"},
-    "special.ndtr": {"value": "PyTorch's is 0 where the value is 1e-17"},
-    "view_as_complex": {"strided": "the last dim must be dense, in PyTorch as well"},
+    **{
+        name: dict.fromkeys(("value", "dtypes", "strided", "jit"), NOT_THERE)
+        for name in ("pca_lowrank", "svd_lowrank")
+    },
+    "chalf": dict.fromkeys((*ALL, "method"), NOT_THERE),
 }
 
 # Not there yet, or no function of dense tensors: docs/limits.md.
@@ -55,9 +59,9 @@ SPECIAL = """
     shifted_chebyshev_polynomial_v shifted_chebyshev_polynomial_w spherical_bessel_j0
 """
 OTHERS = """
-    chalf hash_tensor igamma igammac linalg.ldl_factor linalg.ldl_factor_ex linalg.ldl_solve
+    hash_tensor igamma igammac linalg.ldl_factor linalg.ldl_factor_ex linalg.ldl_solve
     native_batch_norm native_dropout_backward native_group_norm native_layer_norm
-    pca_lowrank slice svd_lowrank
+    slice
 """
 MISSING = frozenset([*(f"special.{name}" for name in SPECIAL.split()), *OTHERS.split()])
 
