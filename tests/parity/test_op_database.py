@@ -46,6 +46,10 @@ KNOWN = {
         name: dict.fromkeys(("value", "dtypes", "strided", "jit"), NOT_THERE)
         for name in ("pca_lowrank", "svd_lowrank")
     },
+    "view_as_complex": {
+        "dtypes": "there is no complex32",
+        "strided": "the last dim must be dense, in PyTorch as well",
+    },
     "chalf": dict.fromkeys((*ALL, "method"), NOT_THERE),
 }
 
