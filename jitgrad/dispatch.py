@@ -120,6 +120,11 @@ _FLOATING = dtypes.Category.FLOAT
 ndarray = np.ndarray
 
 
+def forget_plans() -> None:
+    """Forgets all plans: for tests that replace references of records."""
+    _plans.clear()
+
+
 def apply(op: Any, operands: tuple[Tensor, ...], attrs: dict[str, Any]) -> Any:
     """Applies a record to tensors. Returns a Tensor, or a tuple of them when op.nout > 1.
 

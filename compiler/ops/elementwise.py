@@ -41,7 +41,8 @@ def direct(record: Any, family: type, dtype: DType) -> Callable[..., Any]:
     """The ufunc of a record whose reference is its family's `compute`, for dtypes that compute in
     themselves; else its reference."""
     f = getattr(type(record), "numpy", None)
-    plain = type(record).reference is family.reference  # type: ignore[attr-defined]
+    same = type(record).reference is family.reference  # type: ignore[attr-defined]
+    plain = same and "reference" not in vars(record)  # tests replace references
     return f if plain and isinstance(f, np.ufunc) and dtype.itemsize != 2 else record.reference
 
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from jitgrad.compiler.ops.quiet import Quiet
 from jitgrad.compiler.ops.record import OPS
+from jitgrad.dispatch import forget_plans
 from jitgrad.runtime.dtypes import from_numpy
 
 EXACT = frozenset([
@@ -106,8 +107,10 @@ def noisy(seed: int | None) -> Iterator[Noise]:
     names = sorted(n for n in set(OPS) - EXACT if not OPS[n].host)
     for name in names:
         OPS[name].reference = _wrapped(name, OPS[name].reference, noise)  # type: ignore[method-assign]
+    forget_plans()
     try:
         yield noise
     finally:
         for name in names:
             del OPS[name].reference
+        forget_plans()
