@@ -300,10 +300,10 @@ def _zeta(s: Expr, q: Expr) -> Expr:
     total = f64(0.0)
     for k in reversed(range(_SHIFT)):
         total = total + make("pow", first + float(k), -s)
-    power = make("pow", y, -s)
+    power = make("pow", y, 1.0 - s)  # 1 - s is exact; y^-s may underflow where this does not
     inverse = 1.0 / y
-    term = s * inverse
-    tail = y / (s - 1.0) + 0.5
+    term = s * (inverse * inverse)
+    tail = 1.0 / (s - 1.0) + inverse * 0.5
     for k, b in enumerate(BERNOULLI[:10], 1):
         tail = tail + term * (b / math.factorial(2 * k))
         term = term * (s + float(2 * k - 1)) * (s + float(2 * k)) * (inverse * inverse)
@@ -364,6 +364,7 @@ class Zeta(Binary):
         for s in examples.binary(1.5, 4.0, 0.3, 3.0, ints=False):
             yield Sample(s.args, note=s.note, grad=False)
         yield Sample((np.array([1.1, 2.0, 3.0, 20.5]), np.array([0.2, 1.0, 25.0, 3.0])), grad=False)
+        yield Sample((np.array([1.5, 2.5]), np.array([1.7e308, 1e110])), note="far away", grad=False)
 
 
 lgamma, polygamma, zeta = Lgamma(), Polygamma(), Zeta()
