@@ -38,6 +38,10 @@ common = pytest.importorskip(
     "torch.testing._internal.common_methods_invocations", reason="expecttest is not installed"
 )
 
+# That import forbids scripts to set torch.backends' flags; other tests of the process run some.
+_FROZEN = "__allow_nonbracketed_mutation_flag"
+torch.backends.disable_global_flags.__globals__[_FROZEN] = True
+
 DTYPES = (
     torch.float32, torch.int64, torch.bool, torch.float64, torch.float16, torch.bfloat16,
     torch.uint8,

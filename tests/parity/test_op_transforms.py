@@ -34,7 +34,7 @@ REFUSED = {
     "nn.functional.scaled_dot_product_attention", "nonzero", "tensor_split", "unique",
     "unique_consecutive",
 }  # fmt: skip
-KNOWN = [e for e in entries() if ours(e) is not None and e.name not in RANDOM | EMPTY]
+KNOWN = [e for e in entries() if ours(e.op, e.name) is not None and e.name not in RANDOM | EMPTY]
 
 
 def some(chosen):
@@ -49,7 +49,7 @@ class Case:
     """A sample as a function of its tensors, and those tensors."""
 
     def __init__(self, entry, sample, only_floating=False):
-        mine = ours(entry)
+        mine = ours(entry.op, entry.name)
         leaves, form = flatten(convert((sample.input, list(sample.args), sample.kwargs)))
         leaves = [x.detach() if isinstance(x, jitgrad.Tensor) else x for x in leaves]
         places = [
