@@ -364,7 +364,9 @@ class Zeta(Binary):
         for s in examples.binary(1.5, 4.0, 0.3, 3.0, ints=False):
             yield Sample(s.args, note=s.note, grad=False)
         yield Sample((np.array([1.1, 2.0, 3.0, 20.5]), np.array([0.2, 1.0, 25.0, 3.0])), grad=False)
-        yield Sample((np.array([1.5, 2.5]), np.array([1.7e308, 1e110])), note="far away", grad=False)
+        yield Sample(
+            (np.array([1.5, 2.5]), np.array([1.7e308, 1e110])), note="far away", grad=False
+        )
 
 
 lgamma, polygamma, zeta = Lgamma(), Polygamma(), Zeta()
