@@ -21,10 +21,11 @@ from typing import Any
 
 import numpy as np
 
+from jitgrad.compiler.interpret import concrete
 from jitgrad.compiler.ir import Node
 from jitgrad.compiler.loops import Array, Call, SpecialKernel
 from jitgrad.compiler.ops.quiet import Quiet
-from jitgrad.compiler.symbolic import Sym, evaluate
+from jitgrad.compiler.symbolic import evaluate
 from jitgrad.runtime import abi
 from jitgrad.runtime.errors import InternalError
 
@@ -103,7 +104,7 @@ class HostCall:
         node = self.node
         for x in operands:
             x.flags.writeable = False
-        attrs = {k: _concrete(v, dims) for k, v in node.attr.items()}
+        attrs = {k: concrete(v, dims) for k, v in node.attr.items()}
         with Quiet():
             found = node.op.reference(*operands, **attrs)
         many = found if isinstance(found, tuple) else (found,)
@@ -132,9 +133,3 @@ def _at(address: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarra
     if not nbytes:
         return np.empty(shape, dtype)
     return np.ndarray(shape, dtype, _array_type(ctypes.c_char, nbytes).from_address(address))
-
-
-def _concrete(x: Any, dims: Mapping[str, int]) -> Any:
-    if isinstance(x, tuple):
-        return tuple(_concrete(y, dims) for y in x)
-    return evaluate(x, dims) if isinstance(x, Sym) else x

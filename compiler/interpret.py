@@ -60,12 +60,12 @@ def first_fault(
     with Quiet():
         for node in graph.nodes:
             for c in node_checks(node):
-                c = replace(c, low=_concrete(c.low, known), high=_concrete(c.high, known))
+                c = replace(c, low=concrete(c.low, known), high=concrete(c.high, known))
                 value = c.first(values[node.inputs[c.operand]])
                 if value is not None:
                     return with_line(node.op.failed(c, value, node.attr), node)
             if node in useful:
-                attrs = {k: _concrete(v, known) for k, v in node.attr.items()}
+                attrs = {k: concrete(v, known) for k, v in node.attr.items()}
                 found = node.op.reference(*(values[v] for v in node.inputs), **attrs)
                 many = found if isinstance(found, tuple) else (found,)
                 values.update(zip(node.outputs, many, strict=True))
@@ -78,9 +78,10 @@ def unknown_fault(node: Node) -> BaseException:
     return with_line(type(errors[0])(" or ".join(map(str, errors))), node)
 
 
-def _concrete(x: Any, dims: Mapping[str, int]) -> Any:
+def concrete(x: Any, dims: Mapping[str, int]) -> Any:
+    """An attribute with the values of symbolic dims put in."""
     if isinstance(x, tuple):
-        return tuple(_concrete(y, dims) for y in x)
+        return tuple(concrete(y, dims) for y in x)
     return evaluate(x, dims) if isinstance(x, Sym) else x
 
 

@@ -20,7 +20,7 @@ from typing import IO, Any
 from jitgrad.serialization import archive, pickled
 from jitgrad.serialization.memory import Location, Memory
 from jitgrad.serialization.safe import read_safetensors, safetensors_bytes
-from jitgrad.tensor import Tensor
+from jitgrad.tensor import Tensor, wrap_array
 
 __all__ = [
     "add_safe_globals", "clear_safe_globals", "get_safe_globals", "load", "load_safetensors",
@@ -125,7 +125,7 @@ def load_safetensors(filename: str | os.PathLike[str], device: Any = "cpu") -> d
 
 def _safetensors(data: bytes, name: str) -> dict[str, Tensor]:
     return {
-        key: Memory.whole(array) for key, array in read_safetensors(bytearray(data), name).items()
+        key: wrap_array(array) for key, array in read_safetensors(bytearray(data), name).items()
     }
 
 

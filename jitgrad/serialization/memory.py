@@ -60,11 +60,6 @@ class Memory:
         self.mmap = mmap
         self._roots: dict[Any, Tensor] = {}
 
-    @staticmethod
-    def whole(array: np.ndarray[Any, Any]) -> Tensor:
-        """A tensor on an array that nothing else shows."""
-        return wrap_array(array)
-
     def member(self, file: zipfile.ZipFile, name: str) -> Any:
         """A zip member's bytes, in memory of its own that may be written."""
         if not self.mmap:
