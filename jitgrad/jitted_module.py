@@ -1,7 +1,7 @@
 """Modules under @jit: a Module with the same state whose calls are compiled.
 
 Owns the wrapper, and that copies of it (copy, deepcopy, pickle) run compiled code of their own, for
-their own state. The compiled function itself is jit.py's JitFunction, which is handed in.
+their own state. The compiled function itself is jit_function.py's JitFunction, which is handed in.
 """
 
 from __future__ import annotations

@@ -1,0 +1,443 @@
+"""JitFunction: the object that @jit makes of a function.
+
+Owns the list of specialisations, what happens at a miss, and falling back to eager. The public
+names are jit.py. Recording is recorder.py; Python state is found by watch.py and guarded by
+guards.py; replay.py holds a specialisation, replay_code.py writes its call; reports are explain.py.
+What jit promises: docs/jit.md.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import gc
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import BuiltinFunctionType, FrameType, FunctionType, MethodType
+from typing import Any
+
+from jitgrad.argument_guards import ArgumentGuard, Modes
+from jitgrad.compiler.ir import Graph
+from jitgrad.effects import Profile, is_module
+from jitgrad.explain import Explanation, Stats, check_run, compile_options, pair_options
+from jitgrad.lifting import Lifter, leaf_names, plain
+from jitgrad.pytree import Structure, flatten, nodes_of
+from jitgrad.recorder import Recorder, Trace
+from jitgrad.replay import Specialisation
+from jitgrad.replay_support import MISS, overlap
+from jitgrad.runtime.errors import CompileError, FallbackWarning
+from jitgrad.runtime.knobs import knobs
+from jitgrad.runtime.userline import warn
+from jitgrad.sources import Captured
+from jitgrad.state import state
+from jitgrad.tensor import Tensor
+from jitgrad.watch import Watch
+
+MAX_SPECIALISATIONS = 32
+_MANY = 4  # recordings for one number's sake before a warning
+
+
+@dataclass
+class Eager:
+    """Calls of this signature run eagerly, and why."""
+
+    guard: ArgumentGuard
+    modes: Modes
+    reason: str
+    line: str
+    training: tuple[bool, ...]
+
+
+class JitFunction:
+    """A function under @jit. Call it as the function.
+
+    Attributes:
+        __wrapped__: the function itself.
+        stats: traces, compiles, hits, fallbacks, segments.
+        specialisations: compiled traces, the last hit first.
+    """
+
+    is_jit_function = True
+    instances: weakref.WeakSet[JitFunction] = weakref.WeakSet()
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        fallback: str | None = None,
+        pure: bool = False,
+        check: bool = False,
+        name: str | None = None,
+    ) -> None:
+        if not callable(function):
+            raise TypeError(f"[jit] expected a function; got {type(function).__name__}")
+        if fallback not in (None, "warn", "error", "silent"):
+            raise ValueError(f"[jit] expected fallback warn, error or silent; got {fallback!r}")
+        functools.update_wrapper(self, function, updated=())
+        self.__wrapped__ = function
+        known = getattr(function, "__qualname__", type(function).__name__)
+        self.name: str = name or str(known)
+        self._fallback, self._pure, self._check = fallback, pure, check
+        self.specialisations: list[Specialisation] = []
+        self.eager: list[Eager] = []
+        self._counts = Stats()
+        self._lock = threading.RLock()
+        self._closed = False
+        self._last_miss: list[str] = []
+        self._refused = ""
+        self._warned = False
+        JitFunction.instances.add(self)
+
+    def __get__(self, owner: Any, cls: type | None = None) -> Any:
+        return self if owner is None else MethodType(self, owner)
+
+    # -- copies: as functions and methods are copied and pickled, with nothing compiled ------------
+    def _options(self) -> dict[str, Any]:
+        return {
+            "fallback": self._fallback, "pure": self._pure, "check": self._check,
+            "name": self.name,
+        }  # fmt: skip
+
+    def __copy__(self) -> JitFunction:
+        return type(self)(self.__wrapped__, **self._options())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> JitFunction:
+        if isinstance(self.__wrapped__, (FunctionType, BuiltinFunctionType)):
+            return self  # copies share functions
+        out = memo[id(self)] = object.__new__(type(self))  # first: its owner may hold it
+        out.__setstate__((copy.deepcopy(self.__wrapped__, memo), self._options()))
+        return out
+
+    def __reduce__(self) -> Any:
+        name = getattr(self, "__qualname__", "")
+        found: Any = sys.modules.get(self.__module__)
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        if found is self:
+            return str(name)
+        function: Any = self.__wrapped__
+        if isinstance(function, MethodType):  # not by getattr(owner, name): that may be this object
+            function = (function.__self__, function.__func__.__name__)
+        return _empty, (type(self),), (function, self._options())
+
+    def __setstate__(self, held: tuple[Any, dict[str, Any]]) -> None:
+        function, options = held
+        if isinstance(function, tuple):
+            owner, name = function
+            function = MethodType(getattr(type(owner), name), owner)
+        self.__init__(function, **options)  # type: ignore[misc]
+
+    def __repr__(self) -> str:
+        return f"<jit {self.name}: {len(self.specialisations)} specialisations>"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if state.recorder is not None or not knobs.jit or state.abstract or state.saved_hooks:
+            return self.__wrapped__(*args, **kwargs)
+        first = True
+        for spec in self.specialisations:
+            try:
+                result = spec.call(args, kwargs)
+            except CompileError as error:
+                self._drop(spec, error)
+                return self.__wrapped__(*args, **kwargs)
+            if result is not MISS:
+                if not first:
+                    self._move_to_front(spec)
+                return result
+            first = False
+        return self._miss(args, kwargs)
+
+    def _move_to_front(self, spec: Specialisation) -> None:
+        with self._lock:
+            rest = [s for s in self.specialisations if s is not spec]
+            if len(rest) < len(self.specialisations):
+                self.specialisations = [spec, *rest]
+
+    # -- reports -------------------------------------------------------------------------------
+    @property
+    def stats(self) -> Stats:
+        """Counts of traces, compiles, hits, fallbacks and segments, up to now."""
+        hits = sum(s.hits[0] for s in self.specialisations) + self._counts.hits
+        c = self._counts
+        return Stats(c.traces, c.compiles, hits, c.fallbacks, c.segments)
+
+    def explain(self) -> Explanation:
+        """What was recorded, compiled and guarded, and why calls ran eagerly. Prints as text."""
+        return Explanation(self)
+
+    def guards(self) -> str:
+        """The generated check of each specialisation, as Python source."""
+        return "\n".join(s.source for s in self.specialisations)
+
+    def memory_plan(self) -> str:
+        """Of each compiled specialisation, the memory plan: peak and lower bound, in bytes."""
+        return self.explain().memory()
+
+    def explain_last_miss(self) -> str:
+        """Which guards failed before the last recording: old -> new, one line a specialisation."""
+        return "\n".join(self._last_miss)
+
+    def clear(self) -> None:
+        """Forgets all specialisations (and the objects that their guards hold)."""
+        with self._lock:
+            self.specialisations = []
+            self.eager = []
+            self._closed = False
+            self._refused = ""
+
+    # -- misses --------------------------------------------------------------------------------
+    def _miss(self, args: Any, kwargs: Any) -> Any:
+        if state.anomaly:  # every gradient is looked at, op by op
+            return self.__wrapped__(*args, **kwargs)
+        try:
+            leaves, structure = flatten((args, kwargs))
+        except ValueError:
+            return self.__wrapped__(*args, **kwargs)
+        names = leaf_names(self.__wrapped__, args, structure)
+        training = tuple(x.training for x in leaves if is_module(x))
+        for decision in self.eager:
+            if (
+                decision.training == training
+                and not decision.guard.mismatch(structure, leaves, names)
+                and not decision.modes.mismatch()
+            ):
+                self._counts.fallbacks += 1
+                return self.__wrapped__(*args, **kwargs)
+        if not self._lock.acquire(blocking=False):
+            return self.__wrapped__(*args, **kwargs)  # another thread is recording
+        try:
+            if self.specialisations:
+                self._last_miss = [
+                    f"{i}: {s.explain(structure, leaves, names)}"
+                    for i, s in enumerate(self.specialisations)
+                ]
+                if "recompiles" in knobs.log:
+                    print(f"[jit] {self.name} is recorded anew: " + "; ".join(self._last_miss),
+                          file=sys.stderr)  # fmt: skip
+                self._warn_of_numbers(structure, leaves, names)
+            return self._record(args, kwargs, leaves, structure, names, training)
+        finally:
+            self._lock.release()
+
+    def _warn_of_numbers(self, structure: Structure, leaves: list[Any], names: list[str]) -> None:
+        """Warns once, at the fifth recording that only the value of one float asks for."""
+        if len(self.specialisations) < _MANY or self._warned:
+            return
+        differing = [
+            found[0]
+            for s in self.specialisations
+            if len(found := s.guard.differing_numbers(structure, leaves, names)) == 1
+            and not (s.modes.mismatch() or s.watch.mismatch_of(leaves, names))
+        ]
+        for name in set(differing):
+            if differing.count(name) >= _MANY and (self._fallback or knobs.fallback) != "silent":
+                self._warned = True
+                warn(
+                    f"[jit] {self.name} is recorded for the fifth time, as {name} is another "
+                    f"number: Python, or an op that needs it beforehand, looks at its value; after "
+                    f"{MAX_SPECIALISATIONS} recordings it runs eagerly. Pass {name} as a 0-d "
+                    "tensor, or use it in arithmetic on tensors only (docs/jit.md)",
+                    FallbackWarning,
+                )
+
+    def _record(
+        self, args: Any, kwargs: Any, leaves: list[Any], structure: Structure, names: list[str],
+        training: tuple[bool, ...],
+    ) -> Any:  # fmt: skip
+        if len(self.specialisations) >= MAX_SPECIALISATIONS:
+            if not self._closed:
+                self._closed = True
+                reason = f"it has {MAX_SPECIALISATIONS} specialisations already; the last misses: "
+                reason += "; ".join(self._last_miss[:3])
+                guard = ArgumentGuard(structure, leaves, set())
+                self._run_eagerly(guard, Modes(), reason, "", training)
+            else:
+                self._counts.fallbacks += 1
+            return self.__wrapped__(*args, **kwargs)
+        self._counts.traces += 1
+        watch = Watch(self.__wrapped__, leaves, names, nodes_of((args, kwargs)))
+        recorder = Recorder(_graph_name(self.name), watch)
+        lifter = Lifter(recorder)
+        new_args = tuple([lifter.lift(x) for x in args])
+        new_kwargs = {k: lifter.lift(x) for k, x in kwargs.items()}
+        watch.ignore(nodes_of((new_args, new_kwargs)))
+        guard = ArgumentGuard(structure, leaves, lifter.lifted(structure, leaves, args, kwargs))
+        lifter.name_leaves(structure, args, kwargs)
+        modes = Modes()
+        if any(isinstance(x, Tensor) and (x._hooks or x._post_hooks) for x in leaves):
+            recorder.give_up("an argument has hooks")
+        result, profile = self._run_recorded(recorder, watch, new_args, new_kwargs)
+        trace = recorder.finish(result, lambda: _recording(recorder, profile))
+        as_floats = plain(result)
+        if recorder.postponed:
+            return as_floats
+        if trace is not None:
+            against = self._objection(
+                recorder, watch, trace, guard, args, kwargs, structure, leaves, as_floats
+            )
+            if against:
+                recorder.give_up(*against)
+        if not recorder.reason and modes.mismatch():
+            recorder.give_up(f"leaves a mode changed ({modes.mismatch()})")
+        if recorder.reason:
+            self._run_eagerly(guard, modes, recorder.reason, recorder.line, training)
+            return as_floats
+        assert trace is not None
+        guard.special = {name[1]: v for name, v in trace.special.items() if name[0] == "arg"}
+        spec = Specialisation(self.name, trace, watch, guard, modes, self._compile, names)
+        self._add(spec)
+        return as_floats
+
+    def _run_recorded(self, recorder: Recorder, watch: Watch, args: Any, kwargs: Any) -> Any:
+        def impure(reason: str, line: str) -> None:
+            if not self._pure:
+                recorder.give_up(reason, line)
+
+        def entered(frame: FrameType) -> None:
+            try:
+                watch.entered(frame)
+            except Exception as error:  # of a user's descriptor, __eq__, ...: no guard, no trace
+                what = f"{type(error).__name__}: {error}"
+                recorder.give_up(f"reaches an object that cannot be watched ({what})")
+
+        profile = Profile(
+            entered, impure, recorder.give_up, watch.imported_now, watch.library,
+            watch.identities, recorder.first_node,
+        )  # fmt: skip
+        with _recording(recorder, profile):
+            return self.__wrapped__(*args, **kwargs), profile
+
+    def _objection(
+        self, recorder: Recorder, watch: Watch, trace: Trace, guard: ArgumentGuard, args: Any,
+        kwargs: Any, structure: Structure, leaves: list[Any], result: Any,
+    ) -> tuple[str, str] | None:  # fmt: skip
+        """Why a complete recording is no substitute for running the function; None when it is."""
+        allowed: set[tuple[int, Any]] = set()
+        owners: set[int] = set()
+        for owner, key, _ in trace.rebinds:
+            held = leaves[owner.index] if not isinstance(owner, Captured) else owner.item.now
+            if is_module(held):
+                allowed |= {(id(x), key) for x in (vars(held), held._buffers, held._parameters)}
+            elif isinstance(held, dict):
+                allowed.add((id(held), key))
+                owners.add(id(held))
+        if self._pure:
+            changed = watch.forget_changed(allowed, owners, trace.items())
+        else:
+            changed = watch.changed(allowed, owners)
+        if changed:
+            return changed, ""
+        again, after = flatten((args, kwargs))
+        if after != structure or any(a is not b for a, b in zip(again, leaves, strict=False)):
+            return "changes a container that is an argument", ""
+        del again
+        kept = watch.container_in(result)
+        if kept:
+            return f"returns {kept}, which is no new container", ""
+        escaped = recorder.escaped(result)
+        if escaped is not None:
+            return f"keeps a tensor ({escaped[0]}) beyond the call, made here", escaped[1]
+        watch.freeze()
+        guard.loosen(leaves, recorder.is_written)
+        if watch.reasons:
+            return watch.reasons[0], ""
+        written = [trace.entries[w.input].array for w in trace.graph.writes]
+        for item in watch.by_contents():
+            if overlap(item.now, written):
+                return f"writes to the memory of {item.name}, which it reads in Python", ""
+        reason = guard.objection(written)
+        return (reason, "") if reason else None
+
+    def _add(self, spec: Specialisation) -> None:
+        if spec.refresh():
+            try:
+                spec.compile()
+            except CompileError as error:
+                self._refuse(spec, error)
+                return
+        self.specialisations = [spec, *self.specialisations]
+
+    def _compile(self, trace: Trace) -> Any:
+        try:
+            from jitgrad.compiler.pipeline import compile_graph
+
+            compiled = compile_graph(trace.graph, compile_options(trace))
+            self._counts.compiles += 1
+            if trace.pair is not None:
+                backward = compile_graph(trace.pair.backward, pair_options(trace))
+                self._counts.compiles += 1
+                trace.pair.run = self._runner(trace.pair.backward, backward)
+        except Exception as error:
+            text = f"the compiler cannot: {type(error).__name__}: {error}"
+            raise CompileError(text) from error
+        return compiled, self._runner(trace.graph, compiled)
+
+    def _runner(self, graph: Graph, compiled: Any) -> Callable[[Any], Any]:
+        """What runs a compiled graph, beside the references where these are asked for."""
+        if not self._check:
+            run: Callable[[Any], Any] = compiled.run
+            return run
+        return lambda arrays: check_run(graph, compiled, arrays)
+
+    def _drop(self, spec: Specialisation, error: Exception) -> None:
+        """A specialisation that could not be compiled at its first hit."""
+        with self._lock:
+            self.specialisations = [s for s in self.specialisations if s is not spec]
+        self._refuse(spec, error)
+
+    def _refuse(self, spec: Specialisation, error: Exception) -> None:
+        training = tuple(x.training for x in spec.guard.leaves if is_module(x))
+        self._run_eagerly(spec.guard, spec.modes, str(error), "", training, error)
+
+    def _run_eagerly(
+        self, guard: ArgumentGuard, modes: Modes, reason: str, line: str,
+        training: tuple[bool, ...], cause: Exception | None = None,
+    ) -> None:  # fmt: skip
+        where = f" (at {line})" if line else ""
+        if not reason.startswith(("the compiler", "it has", "an argument")):
+            reason = f"it {reason}"
+        mode = self._fallback or knobs.fallback
+        if mode == "error":
+            self._refused = f"{reason}{where}"
+            message = f"[jit] {self.name} cannot be compiled: {reason}{where}"
+            raise CompileError(message) from cause
+        message = f"[jit] {self.name} runs eagerly: {reason}{where}"
+        self.eager.append(Eager(guard, modes, reason, line, training))
+        self._counts.fallbacks += 1
+        if mode == "warn":
+            warn(message, FallbackWarning)
+
+
+def _empty(cls: type) -> Any:
+    """What unpickling makes a JitFunction of: it may hold an owner that holds it."""
+    return object.__new__(cls)
+
+
+@contextmanager
+def _recording(recorder: Recorder, profile: Profile) -> Iterator[None]:
+    """What runs inside is told to the recorder, and to the profile."""
+    outer, before, collects = sys.getprofile(), state.recorder, gc.isenabled()
+    native = outer if outer is not None and not callable(outer) else None  # cProfile's, before 3.12
+    if native is not None:
+        native.disable()
+    gc.disable()  # finalizers of others are no part of the function
+    state.recorder = recorder
+    sys.setprofile(profile)
+    try:
+        yield
+    finally:
+        state.recorder = before
+        if collects:
+            gc.enable()
+        sys.setprofile(None if native is not None else outer)
+        if native is not None:
+            native.enable()
+
+
+def _graph_name(name: str) -> str:
+    plain = "".join(c if c.isalnum() or c == "_" else "_" for c in name.replace("<locals>.", ""))
+    return plain or "graph"

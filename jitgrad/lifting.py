@@ -1,0 +1,90 @@
+"""What of a call's arguments becomes what: floats are lifted to HostScalars; leaves have names.
+
+Owns `Lifter`, `plain` (back to floats) and `leaf_names`, as users call the leaves of arguments.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jitgrad.hostscalar import HostScalar
+from jitgrad.pytree import Structure, flatten, is_named_tuple, tree_map
+from jitgrad.recorder import Recorder
+
+
+class Lifter:
+    """Replaces floats among arguments (and in tuples of them) by HostScalars."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.made: list[HostScalar] = []
+
+    def lift(self, x: Any) -> Any:
+        if type(x) is float:
+            out = HostScalar(x, None, self.recorder)
+            self.made.append(out)
+            return out
+        if type(x) is tuple:
+            return tuple([self.lift(y) for y in x])
+        if is_named_tuple(x):
+            return type(x)._make([self.lift(y) for y in x])
+        return x
+
+    def lifted(self, structure: Structure, leaves: list[Any], args: Any, kwargs: Any) -> set[int]:
+        """The numbers of the leaves that were lifted, in the order of `made`."""
+        self.order = [
+            i for i, x in enumerate(_lifted_places((args, kwargs)))
+            if x
+        ]  # fmt: skip
+        return set(self.order)
+
+    def name_leaves(self, structure: Structure, args: Any, kwargs: Any) -> None:
+        for i, scalar in zip(self.order, self.made, strict=True):
+            scalar.name = ("arg", i)
+
+
+def _lifted_places(tree: tuple[tuple[Any, ...], dict[str, Any]]) -> list[bool]:
+    """For each leaf of (args, kwargs), whether it is a float that is lifted."""
+    out: list[bool] = []
+    for x in (*tree[0], *tree[1].values()):
+        out += _lifted_in(x)
+    return out
+
+
+def _lifted_in(x: Any) -> list[bool]:
+    if type(x) is float:
+        return [True]
+    if type(x) is tuple or is_named_tuple(x):
+        return [is_lifted for y in x for is_lifted in _lifted_in(y)]
+    return [False] * flatten(x)[1].count
+
+
+def plain(result: Any) -> Any:
+    """The result with HostScalars as floats."""
+    leaves = flatten(result)[0]
+    if not any(isinstance(x, HostScalar) for x in leaves):
+        return result
+    return tree_map(lambda x: x.value if isinstance(x, HostScalar) else x, result)
+
+
+def leaf_names(function: Any, args: Any, structure: Structure) -> list[str]:
+    """What users call each leaf: "x", "batch['image']"."""
+    code = getattr(function, "__code__", None)
+    own = list(code.co_varnames[: code.co_argcount]) if code is not None else []
+    out: list[str] = []
+    positional, keywords = structure.children
+    for i, child in enumerate(positional.children):
+        out += _names_in(child, own[i] if i < len(own) else f"args[{i}]")
+    for key, child in zip(keywords.context, keywords.children, strict=True):
+        out += _names_in(child, key)
+    return out
+
+
+def _names_in(s: Structure, name: str) -> list[str]:
+    if s.kind is None:
+        return [name]
+    keys: Any = range(len(s.children)) if s.context is None else s.context
+    out: list[str] = []
+    for key, child in zip(keys, s.children, strict=False):
+        out += _names_in(child, f"{name}[{key!r}]")
+    return out
