@@ -42,7 +42,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {}
 
 
 def _collect() -> None:
-    FUNCTIONS.update(elementwise.generated)
+    for record in elementwise.records_in(""):
+        FUNCTIONS[record.name] = elementwise.generated[record.name]
     for module, names in _TABLE.items():
         for name in names.split():
             FUNCTIONS[name] = getattr(module, name)
@@ -138,23 +139,22 @@ NOT_METHODS = {
     "view_as_complex": "", "view_as_real": "",
 }  # fmt: skip
 
+# The functions that have an in-place method, beside those of records (Elementwise.in_place).
 IN_PLACE = (
-    "abs", "neg", "sign", "sgn", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt",
-    "rsqrt", "square", "reciprocal", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh",
-    "tanh", "asinh", "acosh", "atanh", "sigmoid", "erf", "erfc", "floor", "ceil", "round",
-    "trunc", "frac", "relu", "add", "sub", "mul", "div", "true_divide", "divide", "multiply",
-    "subtract", "pow", "floor_divide", "remainder", "fmod", "atan2", "copysign", "eq", "ne", "lt",
-    "le", "gt", "ge", "clamp", "clip", "clamp_min", "clamp_max", "lerp", "addcmul", "addcdiv",
-    "hypot", "xlogy", "nan_to_num", "masked_fill", "bitwise_and", "bitwise_or", "bitwise_xor",
-    "bitwise_not", "bitwise_left_shift", "bitwise_right_shift", "logical_and", "logical_or",
-    "logical_xor", "logical_not", "tril", "triu", "scatter", "scatter_add", "scatter_reduce",
-    "index_add", "index_copy", "index_fill", "masked_scatter", "addmm", "addmv", "addr",
-    "baddbmm", "cumsum", "cumprod", "logit", "deg2rad", "rad2deg", "float_power", "absolute",
-    "negative", "sinc", "arccos", "arccosh", "arcsin", "arcsinh", "arctan", "arctan2", "arctanh",
-    "digamma", "erfinv", "fix", "gcd", "greater", "greater_equal", "heaviside", "i0",
-    "index_reduce", "lcm", "ldexp", "less", "less_equal", "lgamma", "mvlgamma", "nextafter",
+    "sgn", "square", "frac", "true_divide", "divide", "multiply", "subtract", "clamp", "clip",
+    "clamp_min", "clamp_max", "lerp", "addcmul", "addcdiv", "hypot", "xlogy", "nan_to_num",
+    "masked_fill", "tril", "triu", "scatter", "scatter_add", "scatter_reduce", "index_add",
+    "index_copy", "index_fill", "masked_scatter", "addmm", "addmv", "addr", "baddbmm", "cumsum",
+    "cumprod", "logit", "deg2rad", "rad2deg", "float_power", "absolute", "negative", "arccos",
+    "arccosh", "arcsin", "arcsinh", "arctan", "arctan2", "arctanh", "digamma", "fix", "greater",
+    "greater_equal", "heaviside", "index_reduce", "lcm", "ldexp", "less", "less_equal", "mvlgamma",
     "not_equal", "renorm", "addbmm", "conj_physical",
 )  # fmt: skip
+
+
+def in_place_names() -> list[str]:
+    """The functions f that have a method `f_`: those of records, and those of the table."""
+    return [r.name for r in elementwise.records_in("") if r.in_place] + list(IN_PLACE)
 
 
 def backward(
@@ -345,7 +345,7 @@ def attach() -> None:
     for name in LATER:
         setattr(Tensor, name, _later(name))
     _tensor.where = where_method
-    for name in IN_PLACE:
+    for name in in_place_names():
         setattr(Tensor, name + "_", in_place(FUNCTIONS[name], name + "_"))
     owns: tuple[Callable[..., Any], ...] = (*inplace.IN_PLACE, *fills.FILLS, backward)
     setattr(Tensor, "polygamma_", in_place(_polygamma_method, "polygamma_"))  # noqa: B010

@@ -17,6 +17,7 @@ from jitgrad.casting import as_given
 from jitgrad.dispatch import assign
 from jitgrad.functions import arrange, linalg, shape
 from jitgrad.functions.args import numpy_names
+from jitgrad.functions.elementwise import records_in
 from jitgrad.methods import FUNCTIONS
 from jitgrad.promotion import can_cast, cast
 from jitgrad.runtime.userline import LOCATED, add_line, located, locates, warn
@@ -122,11 +123,9 @@ _MAKERS: tuple[Callable[..., Any], ...] = (
 )  # fmt: skip
 
 # -- in-place forms and copies of views ------------------------------------------------------------
-_IN_PLACE = """abs acos acosh addmv arccos arccosh arcsin arcsinh arctan arctanh as_strided asin
-    asinh atan atanh ceil clamp clamp_max clamp_min clip cos cosh deg2rad detach erf erfc exp2 exp
-    expm1 fill fix floor frac gcd i0 index_put lcm ldexp log10 log1p log2 log logit nan_to_num neg
-    negative rad2deg reciprocal relu resize_as round rsqrt sigmoid sin sinc sinh sqrt square tan
-    tanh trunc xlogy zero"""
+_IN_PLACE = """addmv arccos arccosh arcsin arcsinh arctan arctanh as_strided clamp clamp_max
+    clamp_min clip deg2rad detach fill fix frac gcd index_put lcm ldexp logit nan_to_num
+    negative rad2deg resize_as square xlogy zero"""
 
 _COPIES = """as_strided detach diagonal expand narrow permute select split split_with_sizes squeeze
     t transpose unbind unfold unsqueeze view"""
@@ -167,7 +166,8 @@ def collect() -> dict[str, Any]:
     }
     for make in _MAKERS:
         names[make.__name__] = with_out(numpy_names(make))
-    for name in _IN_PLACE.split():
+    unary = [r.name for r in records_in("") if r.in_place and r.arity == 1]
+    for name in (*unary, *_IN_PLACE.split()):
         if hasattr(Tensor, name + "_"):
             names[name + "_"] = _method(name + "_")
     for name in _COPIES.split():

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jitgrad.functions import special
+from jitgrad.functions.elementwise import generated, records_in
 from jitgrad.methods import FUNCTIONS
 from jitgrad.missing import missing
 from jitgrad.public import with_out
@@ -20,14 +21,14 @@ _SHARED = {
     "softmax": "softmax", "xlogy": "xlogy",
 }  # fmt: skip
 _OWN = (
-    special.entr, special.erfcx, special.i0e, special.i1, special.i1e, special.log_ndtr,
-    special.ndtr, special.ndtri, special.xlog1py, special.zeta,
+    special.entr, special.log_ndtr, special.ndtr, special.xlog1py,
 )  # fmt: skip
 
 _ALL: dict[str, Callable[..., Any]] = {
     **{name: with_out(FUNCTIONS[source]) for name, source in _SHARED.items()},
     **{function.__name__: with_out(function) for function in _OWN},
-    "modified_bessel_i1": with_out(special.i1),
+    **{r.name: with_out(generated[r.name]) for r in records_in("special")},
+    "modified_bessel_i1": with_out(generated["i1"]),
 }
 globals().update(_ALL)
 __all__ = sorted(_ALL)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,71 +16,75 @@ from jitgrad.compiler.codegen.target import host
 from jitgrad.compiler.loops import Array, Builder, LoopKernel, Stage, Store, axis, load
 from jitgrad.compiler.ops import OPS
 from jitgrad.compiler.ops.quiet import Quiet
+from jitgrad.compiler.ops.record import Accuracy, Elementwise
 from jitgrad.runtime import dtypes
 
 pytestmark = pytest.mark.skipif(
     np.finfo(np.longdouble).nmant < 60, reason="the reference needs an extended long double"
 )
 
-rng = np.random.default_rng(11)
-N = 1500
-WIDE = np.exp(rng.uniform(-30, 30, N))
-NEAR = rng.uniform(0.01, 12, N)
-SIGNED = np.concatenate([rng.uniform(-30, 30, N), rng.uniform(-1, 1, N), [0.0, -0.0, np.nan]])
-PLUS = np.concatenate([NEAR, WIDE, [1.0, 2.0, 0.5, 1.5, 8.5, np.inf, np.nan]])
-MINUS = -rng.uniform(0, 20, N)
-
-# name, attributes, arguments, bound in ulp (relative) or in units of 2^-52 max(1, |value|)
+NUMERICS = Path(__file__).resolve().parents[1] / "docs" / "numerics.md"
 CASES = [
-    ("lgamma", {}, PLUS, "unit", 5),
-    ("lgamma", {}, MINUS, "unit", 12),
-    ("polygamma", {"n": 0}, PLUS, "unit", 5),
-    ("polygamma", {"n": 1}, PLUS, "ulp", 5),
-    ("polygamma", {"n": 2}, PLUS, "ulp", 5),
-    ("polygamma", {"n": 5}, PLUS, "ulp", 10),
-    ("i0", {}, SIGNED * 10, "ulp", 300),
-    ("i0e", {}, SIGNED * 10, "ulp", 10),
-    ("i1", {}, SIGNED * 10, "ulp", 300),
-    ("i1e", {}, SIGNED * 10, "ulp", 10),
-    ("erfinv", {}, np.tanh(SIGNED), "ulp", 6),
-    ("ndtri", {}, np.concatenate([np.exp(-NEAR * 20), rng.uniform(0, 1, N)]), "ulp", 8),
+    pytest.param(op, case, id=f"{op.name}-{case.where or case.attrs or 'everywhere'}")
+    for op in OPS.values()
+    if isinstance(op, Elementwise)
+    for case in op.accuracy()
 ]
+HEAD = "| op | where | bound |\n| --- | --- | --- |\n"
 
 
-def compiled(name: str, x: np.ndarray, attrs: dict[str, int]) -> np.ndarray:
+def bounds() -> str:
+    """The table of docs/numerics.md: what the records state."""
+    rows = []
+    for parameters in CASES:
+        op, case = parameters.values
+        attrs = ", ".join(f"{k} = {v}" for k, v in case.attrs.items())
+        where = ", ".join(text for text in (attrs, case.where) if text)
+        unit = "ulp" if case.relative else "units"
+        rows.append(f"| {op.name} | {where} | {case.bound:g} {unit} |\n")
+    return HEAD + "".join(sorted(rows))
+
+
+def test_docs_state_the_bounds() -> None:
+    """Written by `python tests/test_special.py`."""
+    assert bounds() in NUMERICS.read_text()
+
+
+def compiled(op: Elementwise, x: np.ndarray, attrs: dict[str, Any]) -> np.ndarray:
     dtype = dtypes.from_numpy(x.dtype)
     source, out = Array("x", x.shape, dtype), Array("out", x.shape, dtype)
-    body = OPS[name].scalar(Builder(), load(source, (axis(0),)), **attrs)  # type: ignore[attr-defined]
+    body = op.scalar(Builder(), load(source, (axis(0),)), **attrs)
     kernel = LoopKernel(x.shape, [Stage((), (Store(out, (axis(0),), body),))])
     result = np.empty(x.shape, x.dtype)
     Run(kernel, host())({source: x, out: result})
     return result
 
 
-def worst(name: str, x: np.ndarray, attrs: dict[str, int], how: str) -> float:
+def worst(op: Elementwise, case: Accuracy, dtype: str) -> float:
+    (x,) = (a.astype(dtype) for a in case.args)
     with Quiet():
-        want = OPS[name].reference(x.astype(np.float64), **attrs)
-        got = compiled(name, x, attrs)
-        if how == "ulp":
+        want = op.reference(x.astype(np.float64), **case.attrs)
+        got = compiled(op, x, case.attrs)
+        if case.relative:
             error = ulps(got, want.astype(np.longdouble))
         else:
             scale = np.maximum(1, np.abs(want)) * np.finfo(x.dtype).eps
             error = np.where(got == want.astype(x.dtype), 0, np.abs(got - want) / scale)
             error = np.where(np.isnan(got) & np.isnan(want), 0, error)
     k = int(np.argmax(np.where(np.isnan(error), np.inf, error)))
-    print(f"{name} {attrs} {x.dtype}: {error[k]:.2f} at {x[k]!r}: {got[k]!r}, not {want[k]!r}")
+    print(f"{op.name} {case.attrs} {x.dtype}: {error[k]:.2f} at {x[k]!r}: {got[k]!r}, {want[k]!r}")
     return float(error[k])
 
 
-@pytest.mark.parametrize(("name", "attrs", "x", "how", "bound"), CASES)
-def test_float64(name: str, attrs: dict[str, int], x: np.ndarray, how: str, bound: float) -> None:
-    assert worst(name, x, attrs, how) <= bound
+@pytest.mark.parametrize(("op", "case"), CASES)
+def test_float64(op: Elementwise, case: Accuracy) -> None:
+    assert worst(op, case, "float64") <= case.bound
 
 
-@pytest.mark.parametrize(("name", "attrs", "x", "how", "bound"), CASES)
-def test_float32(name: str, attrs: dict[str, int], x: np.ndarray, how: str, bound: float) -> None:
+@pytest.mark.parametrize(("op", "case"), CASES)
+def test_float32(op: Elementwise, case: Accuracy) -> None:
     with np.errstate(all="ignore"):
-        assert worst(name, x.astype(np.float32), attrs, "unit" if how == "unit" else "ulp") <= 1
+        assert worst(op, case, "float32") <= 1
 
 
 def test_known_values() -> None:
@@ -122,3 +128,9 @@ def test_derivatives_of_every_order_of_lgamma() -> None:
     for n in range(4):
         (y,) = jg.autograd.grad(y.sum(), x, create_graph=True)
         np.testing.assert_allclose(y.detach().numpy(), x.polygamma(n).detach().numpy(), rtol=1e-15)
+
+
+if __name__ == "__main__":
+    before, after = NUMERICS.read_text().split(HEAD)
+    rest = after[after.index("\n\n") + 1 :]
+    NUMERICS.write_text(before + bounds() + rest)

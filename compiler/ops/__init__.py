@@ -1,10 +1,13 @@
 """All op records: importing this package fills `OPS`."""
 
 from jitgrad.compiler.ops import (
+    airy,
     along_axis,
     arithmetic,
     avg_pool,
     bessel,
+    bessel_jy,
+    bessel_k,
     bitwise,
     comparison,
     complex_parts,
@@ -41,10 +44,13 @@ from jitgrad.compiler.ops.record import OPS, Op, op
 __all__ = [
     "OPS",
     "Op",
+    "airy",
     "along_axis",
     "arithmetic",
     "avg_pool",
     "bessel",
+    "bessel_jy",
+    "bessel_k",
     "bitwise",
     "comparison",
     "complex_parts",

@@ -437,6 +437,7 @@ class _Extreme(Binary):
     """maximum and minimum: NaN wins; a tie shares the gradient evenly."""
 
     saves = (0, 1)
+    in_place = False
     logic = ""
 
     def scalar(self, b: Builder, *x: Expr, **attrs: Any) -> Expr:

@@ -9,6 +9,7 @@ Source: NIST Digital Library of Mathematical Functions, 10.25.2 and 10.40.1.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,12 @@ import numpy as np
 from jitgrad.compiler.loops import Builder, Expr, make, select
 from jitgrad.compiler.ops.elementwise import Unary
 from jitgrad.compiler.ops.gamma import PI, f64, horner, in_float64, in_long
-from jitgrad.compiler.ops.record import op, scalar_like
+from jitgrad.compiler.ops.record import Accuracy, op, scalar_like
 
 _EDGE = 20.0
 
 
-def _power_series(order: int, count: int) -> list[float]:
+def power_series(order: int, count: int) -> list[float]:
     """Of I(x) over (x / 2)^order, in powers of x^2 / 4."""
     return [1.0 / (math.factorial(k) * math.factorial(k + order)) for k in range(count)]
 
@@ -39,7 +40,7 @@ def _bessel(x: Expr, order: int, scaled: bool) -> Expr:
     a = make("abs", x)
     small = a < _EDGE
     near = select(small, a, 0.0)
-    low = horner(near * near * 0.25, _power_series(order, 42))
+    low = horner(near * near * 0.25, power_series(order, 42))
     if order:
         low = low * (near * 0.5)
     if scaled:
@@ -83,7 +84,7 @@ def _reference(order: int, scaled: bool) -> Any:
     return in_long(apply)
 
 
-def _over(out: Any, x: Any) -> Any:
+def over(out: Any, x: Any) -> Any:
     """out / x; 1/2 at x = 0, where out is I1(x) of either kind."""
     zero = op.eq(x, scalar_like(x, 0))
     ratio = op.div(out, op.where(zero, scalar_like(x, 1), x))
@@ -97,6 +98,15 @@ class _Bessel(Unary):
 
     def scalar(self, b: Builder, *x: Expr, **attrs: Any) -> Expr:
         return in_float64(lambda v: _bessel(v, self.order, self.scaled), *x)
+
+    def accuracy(self) -> Iterable[Accuracy]:
+        rng = np.random.default_rng(11)
+        x = np.concatenate([rng.uniform(-300, 300, 1500), rng.uniform(-10, 10, 1500), [0.0, -0.0]])
+        if self.scaled:
+            yield Accuracy((x,), 10)
+        else:
+            yield Accuracy((x[abs(x) < 20],), 10, where="\\|x\\| < 20")
+            yield Accuracy((x,), 300, where="exp of large arguments")
 
 
 class I0(_Bessel):
@@ -113,7 +123,7 @@ class I0(_Bessel):
 class I0e(_Bessel):
     """exp(-|x|) i0(x)."""
 
-    name, public, scaled = "i0e", False, True
+    name, namespace, scaled = "i0e", "special", True
     numpy = _reference(0, True)
     domain = (0.2, 3.0)
 
@@ -124,22 +134,22 @@ class I0e(_Bessel):
 class I1(_Bessel):
     """The modified Bessel function of order 1."""
 
-    name, public, order = "i1", False, 1
+    name, namespace, order = "i1", "special", 1
     numpy = _reference(1, False)
 
     def derivative(self, out: Any, x: Any) -> Any:
-        return op.sub(op.i0(x), _over(out, x))
+        return op.sub(op.i0(x), over(out, x))
 
 
 class I1e(_Bessel):
     """exp(-|x|) i1(x)."""
 
-    name, public, order, scaled = "i1e", False, 1, True
+    name, namespace, order, scaled = "i1e", "special", 1, True
     numpy = _reference(1, True)
     domain = (0.2, 3.0)
 
     def derivative(self, out: Any, x: Any) -> Any:
-        return op.sub(op.sub(op.i0e(x), op.mul(op.sign(x), out)), _over(out, x))
+        return op.sub(op.sub(op.i0e(x), op.mul(op.sign(x), out)), over(out, x))
 
 
 i0, i0e, i1, i1e = I0(), I0e(), I1(), I1e()

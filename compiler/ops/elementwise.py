@@ -262,6 +262,7 @@ class Relu(_NoBool):
 class Predicate(Unary):
     """Result bool; no derivative."""
 
+    in_place = False
     complex_too = True
     promotes = "bool"
     differentiable = False
@@ -326,6 +327,7 @@ class LogicalNot(Predicate):
     """True where the element is zero (NaN is not)."""
 
     name = "logical_not"
+    in_place = True
     exact = True
 
     def reference(self, x: np.ndarray) -> np.ndarray:

@@ -18,7 +18,7 @@ import numpy as np
 from jitgrad.compiler.loops import Builder, Expr, make, select
 from jitgrad.compiler.ops.elementwise import Unary
 from jitgrad.compiler.ops.gamma import PI, f64, in_float64, in_long
-from jitgrad.compiler.ops.record import Sample, op
+from jitgrad.compiler.ops.record import Accuracy, Sample, op
 from jitgrad.compiler.ops.transcendental import elementwise_float
 
 _INF, _NAN = math.inf, math.nan
@@ -49,7 +49,7 @@ def erfcx_reference(x: np.ndarray) -> np.ndarray:
 class Erfcx(Unary):
     """exp(x^2) erfc(x)."""
 
-    name, node, public = "erfcx", "erfcx", False
+    name, node, namespace = "erfcx", "erfcx", "special"
     saves = (0, "out")
     numpy = in_long(erfcx_reference)
 
@@ -124,6 +124,11 @@ class Erfinv(Unary):
         x = np.array([0.0, 1e-300, 1e-9, 0.3, 0.4999, 0.5001, 0.97, 0.999, 1 - 1e-9, 1 - 2.0**-53])
         yield Sample((np.concatenate([x, -x]),), note="every branch", grad=False)
 
+    def accuracy(self) -> Iterable[Accuracy]:
+        rng = np.random.default_rng(11)
+        x = np.concatenate([rng.uniform(-30, 30, 1500), rng.uniform(-1, 1, 1500), [0.0, -0.0]])
+        yield Accuracy((np.tanh(x),), 6)
+
 
 # -- ndtri -----------------------------------------------------------------------------------------
 def _ndtri(p: Expr) -> Expr:
@@ -166,7 +171,7 @@ def _ndtri_reference(p: np.ndarray) -> np.ndarray:
 class Ndtri(Unary):
     """The quantile of the standard normal distribution: x with ndtr(x) = p; NaN outside [0, 1]."""
 
-    name, public = "ndtri", False
+    name, namespace = "ndtri", "special"
     saves = ("out",)
     numpy = in_long(_ndtri_reference)
     domain = (0.1, 0.9)
@@ -182,6 +187,11 @@ class Ndtri(Unary):
         yield from super().samples()
         p = np.array([1e-300, 1e-30, 1e-9, 0.01, 0.09999, 0.1001, 0.3, 0.5, 0.6, 0.95, 1 - 1e-9])
         yield Sample((p,), note="every branch", grad=False)
+
+    def accuracy(self) -> Iterable[Accuracy]:
+        rng = np.random.default_rng(11)
+        tail = np.exp(-20 * rng.uniform(0.01, 12, 1500))
+        yield Accuracy((np.concatenate([tail, rng.uniform(0, 1, 1500)]),), 8)
 
 
 erfcx, erfinv, ndtri = Erfcx(), Erfinv(), Ndtri()

@@ -19,7 +19,7 @@ from jitgrad.compiler.loops import Builder, Expr, const, make, select
 from jitgrad.compiler.ops import examples
 from jitgrad.compiler.ops.arithmetic import Binary
 from jitgrad.compiler.ops.elementwise import Unary, compute
-from jitgrad.compiler.ops.record import Sample, op
+from jitgrad.compiler.ops.record import Accuracy, Sample, op
 from jitgrad.runtime import dtypes
 
 _INF, _NAN = math.inf, math.nan
@@ -84,6 +84,13 @@ def in_long(f: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
         return np.asarray(f(*(v.astype(wide) for v in x))).astype(x[0].dtype)
 
     return apply
+
+
+def positive_numbers() -> np.ndarray:
+    """Where functions of positive numbers are measured: near 0, far away, at the ends."""
+    rng = np.random.default_rng(11)
+    ends = [1.0, 2.0, 0.5, 1.5, 8.5, _INF, _NAN]
+    return np.concatenate([rng.uniform(0.01, 12, 1500), np.exp(rng.uniform(-30, 30, 1500)), ends])
 
 
 # -- lgamma ----------------------------------------------------------------------------------------
@@ -157,6 +164,11 @@ class Lgamma(Unary):
         yield from super().samples()
         x = np.array([0.1, 0.49, 0.51, 1.0, 1.2, 1.49, 1.51, 2.0, 8.4, 8.6, 30.5, 171.7, 1e-5])
         yield Sample((np.concatenate([x, -x[:-4] - 0.01]),), note="every branch", grad=False)
+
+    def accuracy(self) -> Iterable[Accuracy]:
+        yield Accuracy((positive_numbers(),), 5, relative=False, where="x > 0")
+        negative = -np.random.default_rng(11).uniform(0, 20, 1500)
+        yield Accuracy((negative,), 12, relative=False, where="x < 0")
 
 
 # -- polygamma -------------------------------------------------------------------------------------
@@ -289,6 +301,12 @@ class Polygamma(Unary):
         for n in (0, 1, 2, 5):
             yield Sample((x,), {"n": n}, "every branch", grad=False)
 
+    def accuracy(self) -> Iterable[Accuracy]:
+        x = positive_numbers()
+        yield Accuracy((x,), 5, relative=False, attrs={"n": 0}, where="x > 0")
+        for n, bound in ((1, 5), (2, 5), (5, 10)):
+            yield Accuracy((x,), bound, attrs={"n": n}, where="x > 0")
+
 
 # -- zeta ------------------------------------------------------------------------------------------
 _SHIFT = 12
@@ -346,7 +364,7 @@ class Zeta(Binary):
     NaN for s < 1 and for negative q (infinite where q is 0, -1, ...). There is no derivative by s.
     """
 
-    name, promotes, public = "zeta", "float", False
+    name, promotes, namespace = "zeta", "float", "special"
     saves = (0, 1)
 
     def reference(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -14,6 +14,7 @@ batch      how it maps over a new leading axis
 lower      its loop definition, through a `compiler.loops.Builder`
 onnx       its ONNX form: adds nodes through an `OnnxContext`, returns the names of its outputs
 samples    example arguments for the tests, awkward ones included
+accuracy   how far an approximated elementwise function may be off
 put        for views: the base with the viewed region replaced
 
 Overrides name the attributes they take, as keywords; the base's `*_: Any` is there to let them.
@@ -104,6 +105,21 @@ class Sample:
     attrs: dict[str, Any] = field(default_factory=dict)
     note: str = ""
     grad: bool = True
+
+
+@dataclass
+class Accuracy:
+    """How far a compiled elementwise op may be from its reference in float64, on these operands.
+
+    bound: in ulp where `relative`, else in units of 2^-52 max(1, |value|) (functions with zeros).
+    float32 results, computed in float64, are within 1 of the same units. where: in words.
+    """
+
+    args: tuple[np.ndarray, ...]
+    bound: float
+    relative: bool = True
+    attrs: dict[str, Any] = field(default_factory=dict)
+    where: str = ""
 
 
 class Op:
@@ -242,7 +258,9 @@ class Elementwise(Op):
       "float"  integers and bools become the default float dtype (exp, true division)
       "int"    bools and integers only (bitwise)
       "bool"   promoted to a common dtype, result bool (comparisons)
-    `public` False keeps the op from becoming a Tensor method and a public function of its name.
+    Its public forms follow from it: a function and a Tensor method of its name, the method `name_`
+    (not when `in_place` is False), and the function `name_` of ops of one operand. `namespace`
+    "special" makes it the function `special.name` instead; `public` False makes no function.
     float16 and bfloat16 compute in float32 and round once, in `reference` and in `lower` alike
     (not when `widens` is False: bodies that only choose or move values). `complex_too`: complex
     operands are taken as well (ops/complex_parts.py says how derivatives follow).
@@ -251,6 +269,8 @@ class Elementwise(Op):
     arity: int = 1
     promotes: str = "same"
     public: bool = True
+    namespace: str = ""
+    in_place: bool = True
     widens: bool = True
     complex_too: bool = False
 
@@ -312,6 +332,11 @@ class Elementwise(Op):
 
     def batch(self, operands: Sequence[Any], batched: Sequence[bool], **attrs: Any) -> Any:
         return self(*align_ranks(operands, batched), **attrs)
+
+    def accuracy(self) -> Iterable[Accuracy]:
+        """The bounds of functions that are approximated: docs/numerics.md lists them all, and
+        tests/test_special.py holds kernels to them."""
+        return ()
 
 
 def align_ranks(operands: Sequence[Any], batched: Sequence[bool]) -> list[Any]:

@@ -60,7 +60,14 @@ def _generate() -> dict[str, Callable[..., Tensor]]:
 
 
 generated: dict[str, Callable[..., Tensor]] = _generate()
-"""The functions made from records, by name."""
+"""The functions made from records, by name: those of every namespace."""
+
+
+def records_in(namespace: str) -> list[Elementwise]:
+    """The records whose public functions are in a namespace ("" is jitgrad itself)."""
+    made = [OPS[name] for name in generated]
+    return [op for op in made if isinstance(op, Elementwise) and op.namespace == namespace]
+
 
 _add, _sub, _mul, _div = OPS["add"], OPS["sub"], OPS["mul"], OPS["div"]
 _where = OPS["where"]

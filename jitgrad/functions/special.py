@@ -43,19 +43,9 @@ def mvlgamma(input: Tensor, p: int) -> Tensor:
     return total + p * (p - 1) / 4 * math.log(math.pi)
 
 
-def erfcx(input: Tensor) -> Tensor:
-    """exp(x^2) erfc(x), without underflow."""
-    return elementwise(OPS["erfcx"], input)
-
-
 def ndtr(input: Tensor) -> Tensor:
     """The standard normal distribution function."""
     return generated["erfc"](_float(input) * -math.sqrt(0.5)) * 0.5
-
-
-def ndtri(input: Tensor) -> Tensor:
-    """The standard normal quantile: the inverse of ndtr."""
-    return elementwise(OPS["ndtri"], input)
 
 
 def log_ndtr(input: Tensor) -> Tensor:
@@ -63,7 +53,7 @@ def log_ndtr(input: Tensor) -> Tensor:
     x = _float(input)
     low = x < -1.0
     tail = where(low, x, -1.0)
-    left = generated["log"](erfcx(tail * -math.sqrt(0.5)) * 0.5) - tail * tail * 0.5
+    left = generated["log"](generated["erfcx"](tail * -math.sqrt(0.5)) * 0.5) - tail * tail * 0.5
     inner = where(low, -1.0, x)
     right = generated["log1p"](generated["erfc"](inner * math.sqrt(0.5)) * -0.5)
     return where(low, left, right)
@@ -86,24 +76,3 @@ def xlog1py(input: Any, other: Any) -> Tensor:
     a, b = to_operand(input, dtype), to_operand(other, dtype)
     zero = (a == 0) & ~generated["isnan"](b)
     return where(zero, 0.0, a * generated["log1p"](where(zero, 0.0, b)))
-
-
-def zeta(input: Any, other: Any) -> Tensor:
-    """Hurwitz's zeta function: the sum of (other + k)**-input over k = 0, 1, ...; NaN for input < 1
-    and for negative `other`."""
-    return elementwise(OPS["zeta"], input, other)
-
-
-def i0e(input: Tensor) -> Tensor:
-    """exp(-|x|) i0(x)."""
-    return elementwise(OPS["i0e"], input)
-
-
-def i1(input: Tensor) -> Tensor:
-    """The modified Bessel function of order 1."""
-    return elementwise(OPS["i1"], input)
-
-
-def i1e(input: Tensor) -> Tensor:
-    """exp(-|x|) i1(x)."""
-    return elementwise(OPS["i1e"], input)

@@ -13,6 +13,7 @@ WIDE = "a sum of bools or uint8 keeps the dtype where nothing is summed, or in e
 DIMS = "NumPy has at most 64 dims, and says so itself"
 OPTIONS = "linear_cross_entropy's options: docs/limits.md"
 NOT_THERE = "not there yet: docs/limits.md"
+DIGITS = "PyTorch's float64 has 7 to 10 digits, ours 15"
 SIGNS = "eigenvectors are free up to a factor of magnitude 1"
 ALL = ("value", "dtypes", "strided", "gradient", "jit")
 
@@ -27,6 +28,10 @@ KNOWN = {
     **{name: {"dtypes": TIES} for name in ("argsort", "kthvalue", "sort", "topk")},
     **{name: {"errors": OUT} for name in ("gather", "multinomial")},
     **{name: {"dtypes": WIDE} for name in ("einsum", "sum_to_size")},
+    **{
+        f"special.{name}": {"dtypes": DIGITS}
+        for name in ("airy_ai", "bessel_j0", "bessel_j1", "bessel_y0", "bessel_y1")
+    },
     **{name: {"errors": DIMS} for name in ("amax", "amin", "aminmax")},
     **{
         f"nn.functional.linear_cross_entropy.{variant}": dict.fromkeys(ALL, OPTIONS)
@@ -55,11 +60,10 @@ KNOWN = {
 
 # Not there yet, or no function of dense tensors: docs/limits.md.
 SPECIAL = """
-    airy_ai bessel_j0 bessel_j1 bessel_y0 bessel_y1 chebyshev_polynomial_t
+    chebyshev_polynomial_t
     chebyshev_polynomial_u chebyshev_polynomial_v chebyshev_polynomial_w
     hermite_polynomial_h hermite_polynomial_he laguerre_polynomial_l legendre_polynomial_p
-    modified_bessel_k0 modified_bessel_k1 scaled_modified_bessel_k0
-    scaled_modified_bessel_k1 shifted_chebyshev_polynomial_t shifted_chebyshev_polynomial_u
+    shifted_chebyshev_polynomial_t shifted_chebyshev_polynomial_u
     shifted_chebyshev_polynomial_v shifted_chebyshev_polynomial_w spherical_bessel_j0
 """
 OTHERS = """
