@@ -45,8 +45,10 @@ from jitgrad import hub as hub
 from jitgrad import indexing as indexing
 from jitgrad import info as info
 from jitgrad import inplace as inplace
+from jitgrad import jit_function as jit_function
 from jitgrad import jitted_module as jitted_module
 from jitgrad import levels as levels
+from jitgrad import lifting as lifting
 from jitgrad import linalg as linalg
 from jitgrad import methods as methods
 from jitgrad import missing as missing
