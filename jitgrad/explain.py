@@ -66,7 +66,7 @@ class Explanation:
 
     def __str__(self) -> str:
         f = self.function
-        out = [f"{f.name}: {f.stats}"]
+        out = [f"{f.name}: {f.stats}", *self._trees()]
         for i, spec in enumerate(f.specialisations):
             out.append(f"specialisation {i}: {spec.hits[0]} hits")
             report = spec.compiled.report if spec.compiled is not None else None
@@ -93,9 +93,16 @@ class Explanation:
 
     __repr__ = __str__
 
+    def _trees(self) -> list[str]:
+        """The trees of the values that Python looks at."""
+        specs = enumerate(self.function.specialisations)
+        places = {s.trace.leaf: i for i, s in specs if s.trace.leaf is not None}
+        return self.function.forest.text(places) if places else []
+
     def memory(self) -> str:
-        """Peak and lower bound of each compiled specialisation's memory plan, in bytes."""
-        out = []
+        """Peak and lower bound of each compiled specialisation's memory plan, in bytes. Of a leaf
+        of a tree: of what follows the last branch; what branches have is in the tree."""
+        out = self._trees()
         for i, spec in enumerate(self.function.specialisations):
             if spec.compiled is None:
                 out.append(f"specialisation {i}: not compiled yet")
@@ -117,8 +124,10 @@ class Explanation:
 
         for spec in self.function.specialisations:
             if spec.compiled is not None:
-                options = compile_options(spec.trace)
-                return draw(spec.trace.graph, options, folder, spec.compiled.stages)
+                leaf = spec.trace.leaf
+                graph = spec.trace.graph if leaf is None else leaf.part.graph
+                options = compile_options(spec.trace) if leaf is None else leaf.part.options
+                return draw(graph, options, folder, spec.compiled.stages)
         raise RuntimeError(
             f"[draw] expected a function that was compiled; {self.function.name} is not: call it "
             "twice first, and see explain() for why it runs eagerly"

@@ -22,6 +22,7 @@ from typing import Any
 
 from jitgrad.argument_guards import ArgumentGuard, Modes
 from jitgrad.compiler.ir import Graph
+from jitgrad.compiler.options import Options
 from jitgrad.effects import Profile, is_module
 from jitgrad.explain import Explanation, Stats, check_run, compile_options, pair_options
 from jitgrad.lifting import Lifter, leaf_names, plain
@@ -35,6 +36,7 @@ from jitgrad.runtime.userline import warn
 from jitgrad.sources import Captured
 from jitgrad.state import state
 from jitgrad.tensor import Tensor
+from jitgrad.tree import MAX_WAYS, Forest
 from jitgrad.watch import Watch
 
 MAX_SPECIALISATIONS = 32
@@ -59,6 +61,7 @@ class JitFunction:
         __wrapped__: the function itself.
         stats: traces, compiles, hits, fallbacks, segments.
         specialisations: compiled traces, the last hit first.
+        forest: how they branch where Python looks at values (tree.py).
     """
 
     is_jit_function = True
@@ -84,6 +87,7 @@ class JitFunction:
         self._fallback, self._pure, self._check = fallback, pure, check
         self.specialisations: list[Specialisation] = []
         self.eager: list[Eager] = []
+        self.forest = Forest()
         self._counts = Stats()
         self._lock = threading.RLock()
         self._closed = False
@@ -186,6 +190,7 @@ class JitFunction:
         with self._lock:
             self.specialisations = []
             self.eager = []
+            self.forest = Forest()
             self._closed = False
             self._refused = ""
 
@@ -248,7 +253,7 @@ class JitFunction:
         self, args: Any, kwargs: Any, leaves: list[Any], structure: Structure, names: list[str],
         training: tuple[bool, ...],
     ) -> Any:  # fmt: skip
-        if len(self.specialisations) >= MAX_SPECIALISATIONS:
+        if len(self.specialisations) - self.forest.spared() >= MAX_SPECIALISATIONS:
             if not self._closed:
                 self._closed = True
                 reason = f"it has {MAX_SPECIALISATIONS} specialisations already; the last misses: "
@@ -287,6 +292,13 @@ class JitFunction:
             self._run_eagerly(guard, modes, recorder.reason, recorder.line, training)
             return as_floats
         assert trace is not None
+        if trace.cuts:
+            trace.leaf = self.forest.grow(trace)
+            if len(self.forest.ways(trace.leaf.root)) > MAX_WAYS:
+                self._fell(trace.leaf.root)
+                reason = f"looks at tensors' values, which came out in more than {MAX_WAYS} ways"
+                self._run_eagerly(guard, modes, reason, trace.cuts[0].line, training)
+                return as_floats
         guard.special = {name[1]: v for name, v in trace.special.items() if name[0] == "arg"}
         spec = Specialisation(self.name, trace, watch, guard, modes, self._compile, names)
         self._add(spec)
@@ -353,7 +365,7 @@ class JitFunction:
         return (reason, "") if reason else None
 
     def _add(self, spec: Specialisation) -> None:
-        if spec.refresh():
+        if spec.refresh() and spec.trace.leaf is None:  # a leaf may never be taken again
             try:
                 spec.compile()
             except CompileError as error:
@@ -363,21 +375,28 @@ class JitFunction:
 
     def _compile(self, trace: Trace) -> Any:
         try:
-            from jitgrad.compiler.pipeline import compile_graph
-
-            compiled = compile_graph(trace.graph, compile_options(trace))
-            self._counts.compiles += 1
+            if trace.leaf is None:
+                found = self._compiled(trace.graph, compile_options(trace))
+            else:
+                trace.leaf.compile(self._compiled)
+                found = trace.leaf.part.compiled, trace.leaf.run
             if trace.pair is not None:
-                backward = compile_graph(trace.pair.backward, pair_options(trace))
-                self._counts.compiles += 1
-                trace.pair.run = self._runner(trace.pair.backward, backward)
+                backward = trace.pair.backward
+                _, trace.pair.run = self._compiled(backward, pair_options(trace))
         except Exception as error:
             text = f"the compiler cannot: {type(error).__name__}: {error}"
             raise CompileError(text) from error
-        return compiled, self._runner(trace.graph, compiled)
+        return found
+
+    def _compiled(self, graph: Graph, options: Options) -> tuple[Any, Callable[[Any], Any]]:
+        """A graph's code, and what runs it (beside the references where these are asked for)."""
+        from jitgrad.compiler.pipeline import compile_graph
+
+        compiled = compile_graph(graph, options)
+        self._counts.compiles += 1
+        return compiled, self._runner(graph, compiled)
 
     def _runner(self, graph: Graph, compiled: Any) -> Callable[[Any], Any]:
-        """What runs a compiled graph, beside the references where these are asked for."""
         if not self._check:
             run: Callable[[Any], Any] = compiled.run
             return run
@@ -387,7 +406,14 @@ class JitFunction:
         """A specialisation that could not be compiled at its first hit."""
         with self._lock:
             self.specialisations = [s for s in self.specialisations if s is not spec]
+            if spec.trace.leaf is not None:
+                self._fell(spec.trace.leaf.root)
         self._refuse(spec, error)
+
+    def _fell(self, root: Any) -> None:
+        """Drops the leaves of a tree of traces."""
+        felled = self.forest.fell(root)
+        self.specialisations = [s for s in self.specialisations if s.trace.leaf not in felled]
 
     def _refuse(self, spec: Specialisation, error: Exception) -> None:
         training = tuple(x.training for x in spec.guard.leaves if is_module(x))

@@ -64,6 +64,12 @@ class Generator:
             self._draws += count
         return first
 
+    def give_back(self, first: int, count: int) -> None:
+        """Undoes `advance(count)`, which gave `first`; numbers are skipped if others drew since."""
+        with self._lock:
+            if self._draws == first + count:
+                self._draws = first
+
     def get_state(self) -> Tensor:
         """The state as a uint8 tensor of 16 bytes."""
         raw = np.array([self._seed, self._draws], np.uint64)

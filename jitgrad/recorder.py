@@ -49,6 +49,7 @@ from jitgrad.storage import Storage
 from jitgrad.tape.node import edge_of, next_seq
 from jitgrad.tape.views import put_chain
 from jitgrad.tensor import Tensor, static_type, wrap
+from jitgrad.tree import MAX_CUTS, OUTCOMES, Cut, Leaf, branches_on
 from jitgrad.values import (
     Entry,
     Finder,
@@ -67,6 +68,7 @@ class Trace:
     rebinds: (owner, key, result or None). slots: (owner, key, facts of the tensor or None), read
     before they were set. draws: per generator. special: lifted numbers, by name, whose value (or,
     by a Truth, being zero) is guarded. places: tensors whose place in memory (place_facts) is.
+    cuts: the values that Python looked at; leaf: the trace's place in the tree, then.
     """
 
     graph: Graph
@@ -78,7 +80,9 @@ class Trace:
     draws: dict[Any, int]
     special: dict[Any, Any]
     places: list[tuple[Owner, Any]]
+    cuts: list[Cut]
     pair: Pair | None = None
+    leaf: Leaf | None = None
 
     def items(self) -> set[int]:
         """The numbers of the items of Python state that replay reads."""
@@ -94,7 +98,8 @@ class Trace:
 class Recorder(ValueMap):
     """Builds the Graph of one call. See jitgrad/dispatch.py for the protocol.
 
-    Attributes: `reason`, why the recording was given up ("" while it is good), and `line`, where.
+    Attributes: `reason`, why the recording was given up ("" while it is good), and `line`, where;
+    `segments_reason`, the reason if it is one for running Python at each call.
     """
 
     def __init__(self, name: str, finder: Finder) -> None:
@@ -114,6 +119,8 @@ class Recorder(ValueMap):
         self._copies: list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = []
         self.special: dict[Any, Any] = {}
         self._guarded: dict[Any, tuple[Owner, Any]] = {}
+        self.cuts: list[Cut] = []
+        self.segments_reason = ""
         self.first_node = next_seq()
 
     # -- the protocol --------------------------------------------------------------------------
@@ -200,12 +207,40 @@ class Recorder(ValueMap):
             self._grads[grad._storage] = (Grad(where), grad)
 
     def raw_read(self, tensor: Tensor | Storage, what: str) -> None:
+        if self.reason:
+            return
         line = here()
         if isinstance(tensor, Storage):
             self.give_up(f"reads a tensor's memory in Python ({what} of a storage)", line)
             return
-        kind = {"item": "a number", "bool": "a bool"}.get(what, "an array")
-        self.give_up(f"reads a tensor's value in Python ({what}, {kind} of {tensor._type})", line)
+        data = tensor._data
+        if data is not None and branches_on(what, data):
+            self._cut(tensor, data, what, line)
+            return
+        kind = {"item": "a number", "float": "a number", "bool": "a bool"}.get(what, "an array")
+        self._to_segments(
+            f"reads a tensor's value in Python ({what}, {kind} of {tensor._type})", line
+        )
+
+    def _cut(self, tensor: Tensor, data: np.ndarray[Any, Any], how: str, line: str) -> None:
+        """Python goes on by a value: later calls compute it first, then what fits (tree.py)."""
+        value = self.value_of(tensor, line)
+        if self.reason:
+            return
+        if len(self.cuts) >= MAX_CUTS:
+            self._to_segments(f"looks at tensors' values more than {MAX_CUTS} times", line)
+            return
+        try:
+            outcome = OUTCOMES[how](data)
+        except (ValueError, OverflowError):  # int() of NaN, of infinity: raised at the read itself
+            self.give_up("looks at a value that is no number", line)
+            return
+        self.cuts.append(Cut(len(self.graph.nodes), value, how, outcome, line))
+
+    def _to_segments(self, reason: str, line: str) -> None:
+        """Gives up a trace that Python cannot be left out of."""
+        self.give_up(reason, line)
+        self.segments_reason = reason
 
     def tape_read(self, node: Any) -> None:
         if node.seq < self.first_node:
@@ -459,6 +494,7 @@ class Recorder(ValueMap):
             dict(self._draws),
             self.special,
             list(self._guarded.values()),
+            self.cuts,
             pair,
         )
 

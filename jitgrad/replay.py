@@ -10,8 +10,6 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from jitgrad.argument_guards import ArgumentGuard, Modes
 from jitgrad.facts import leaf_facts, place_facts
 from jitgrad.guards import admits, short
@@ -60,6 +58,8 @@ class Specialisation:
         self.namespace = writer.namespace
         exec(compile(self.source, f"<replay of {name}>", "exec"), self.namespace)
         self.call: Callable[[Any, Any], Any] = self.namespace["call"]
+        if trace.leaf is not None:
+            trace.leaf.call, trace.leaf.missed = self.call, self.missed
         for entry in trace.entries:
             entry.release()
         watch.release()
@@ -70,9 +70,13 @@ class Specialisation:
             if self.compiled is None:
                 self.compiled, self.namespace["run"] = self._compile(self.trace)
 
-    def first_run(self, arrays: Sequence[np.ndarray[Any, Any]]) -> Any:
+    def first_run(self, *given: Any) -> Any:
         self.compile()
-        return self.namespace["run"](arrays)
+        return self.namespace["run"](*given)
+
+    def missed(self, reason: str) -> None:
+        """Notes why a call that its guards admitted was no hit."""
+        self.last_miss = reason
 
     def refresh(self) -> bool:
         """The full check of Python state; True when it holds, and then what it found is used."""

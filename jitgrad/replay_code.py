@@ -50,6 +50,7 @@ from jitgrad.sources import (
 )
 from jitgrad.state import defaults, epoch, state
 from jitgrad.tensor import Tensor, intern_type, wrap, wrap_array
+from jitgrad.tree import Divergence
 
 
 class Writer:
@@ -75,7 +76,7 @@ class Writer:
             "overlap": overlap, "touches": touches, "spans": ([], []),
             "children_of": children_of, "is_not": is_not, "keep": keep, "attach": attach,
             "spent": spent,
-            "CompiledNode": CompiledNode, "overwritten": overwritten,
+            "CompiledNode": CompiledNode, "overwritten": overwritten, "Divergence": Divergence,
         }  # fmt: skip
         for item in self.watch.items:
             self.namespace[f"i{item.number}"] = item.now
@@ -96,7 +97,8 @@ class Writer:
         self.put(f"if {condition}: return MISS")
 
     def source(self) -> str:
-        self.lines = ["def call(args, kwargs):"]
+        seen = ", seen=None" if self.trace.leaf is not None else ""
+        self.lines = [f"def call(args, kwargs{seen}):"]
         self._arguments()
         self._modes()
         self._state()
@@ -415,7 +417,15 @@ class Writer:
             self.put(f"{name} = {self.constant(generator)}.advance({count})")
         self.namespace["signed"] = signed
         arrays = [self._array(i, source) for i, source in enumerate(places)]
-        if self.trace.pair is None:
+        if self.trace.leaf is not None:
+            self.put(f"x = [{', '.join(arrays)}]")
+            self.put("r = run(x, seen)")
+            self.put("if type(r) is Divergence:")
+            for generator, name in self.draws.items():
+                count = trace.draws[generator]
+                self.put(f"{self.constant(generator)}.give_back({name}, {count})", 2)
+            self.put("return r.follow(args, kwargs, MISS)", 2)
+        elif self.trace.pair is None:
             self.put(f"r = run([{', '.join(arrays)}])")
         else:
             self.put(f"x = [{', '.join(arrays)}]")

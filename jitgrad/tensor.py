@@ -31,8 +31,11 @@ else:
     TensorMethods = object
 
 
+_ITEM = ".item() on a Tensor, or using it in Python control flow"
 _READS = {
-    "item": ".item() on a Tensor, or using it in Python control flow",
+    "item": _ITEM,
+    "int": _ITEM,
+    "float": _ITEM,
     "bool": "a Tensor in data-dependent control flow (if, while, and, or)",
 }
 """What users did who read the data of a tensor inside vmap."""
@@ -576,10 +579,12 @@ class Tensor(TensorMethods):
         return bool(data.reshape(())[()])
 
     def __int__(self) -> int:
-        return int(self.item())
+        data = self._array("int")
+        return int(data.item() if data.size == 1 else self.item())
 
     def __float__(self) -> float:
-        return float(self.item())
+        data = self._array("float")
+        return float(data.item() if data.size == 1 else self.item())
 
     def __complex__(self) -> complex:
         return complex(self.item())
@@ -590,8 +595,7 @@ class Tensor(TensorMethods):
                 "only integer tensors of a single element can be converted to an index; got "
                 f"{self._type}"
             )
-        value = self.item()
-        return int(value)
+        return int(self)
 
     def __len__(self) -> int:
         if not self._type.shape:

@@ -119,7 +119,7 @@ BOUND = itertools.count().__next__
 
 
 def branches(x: Any) -> Any:
-    return x + 1 if x.sum() > 0 else x - 1
+    return x + 1 if float(x.sum()) > 0 else x - 1
 
 
 def reads_item(x: Any) -> Any:
@@ -174,7 +174,7 @@ REASONS = [
     (tells_time, "calls time.perf_counter()"),
     (advances, "reaches an iterator ("),
     (advances_bound, "reaches an iterator (count)"),
-    (branches, "reads a tensor's value in Python (bool"),
+    (branches, "reads a tensor's value in Python (float"),
     (reads_item, "reads a tensor's value in Python (item"),
     (reads_array, "reads a tensor's value in Python (numpy"),
     (seeds, "seeds a random generator"),
@@ -215,7 +215,7 @@ def test_reason_names_the_users_line() -> None:
     @jit(fallback="warn")
     def f(x: Any) -> Any:
         y = x + 1
-        return y if y.sum() > 0 else x  # the line that is named
+        return y if float(y.sum()) > 0 else x  # the line that is named
 
     line = f.__wrapped__.__code__.co_firstlineno + 3
     with pytest.warns(FallbackWarning, match=rf"test_jit.py:{line}\)"):

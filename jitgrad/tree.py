@@ -1,0 +1,490 @@
+"""Tree of traces: functions in which Python looks at tensors' values.
+
+Owns the tree: what each branch computes to see its value (`Branch`), what is left to do once all
+values are known (`Leaf`), and which trace grows where (`Forest`). A recorded call is one way
+through the tree; recorder.py says where its values were looked at (`Cut`). Each leaf has guards,
+effects and results of its own (replay.py), so a call that comes out elsewhere goes on at another
+leaf: branches write nothing, and what they computed is handed over (`Seen`).
+
+Values of different traces are one if the same ops make them of the same inputs: each has a number.
+A branch computes what its value needs, and the checks that eager code would have made by then;
+all else is left to leaves. Of what a branch has computed it keeps what branches and leaves below
+it read, but for what costs nothing, or little, to compute again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from jitgrad.compiler.ir import Graph, Node, Value, Write
+from jitgrad.compiler.ops.record import Elementwise
+from jitgrad.compiler.options import Options
+from jitgrad.compiler.types import TensorType
+from jitgrad.facts import layout
+
+MAX_WAYS = 16  # leaves of a tree
+MAX_CUTS = 64  # values that one call looks at
+MAX_ELEMENTS = 64  # of a tensor whose list of values is one outcome
+_CHEAP = 8  # elementwise ops that are computed again rather than kept by a branch that has compiled
+
+Compile = Callable[[Graph, Options], tuple[Any, Callable[[Any], Any]]]
+"""Compiles a graph; gives its code, and what runs it."""
+
+
+@dataclass(eq=False)
+class Cut:
+    """A value that Python looked at while a call was recorded.
+
+    nodes: how many nodes the graph had by then. how: what Python asked for, a key of OUTCOMES.
+    """
+
+    nodes: int
+    value: Value
+    how: str
+    outcome: Hashable
+    line: str
+
+    def __str__(self) -> str:
+        return f"{self.how} of {self.value.type} at {self.line or '?'}"
+
+
+OUTCOMES: dict[str, Callable[[np.ndarray[Any, Any]], Hashable]] = {
+    "bool": lambda a: bool(a.reshape(())[()]),
+    "item": lambda a: a.item(),
+    "int": lambda a: int(a.item()),
+    "tolist": lambda a: tuple(a.ravel().tolist()),
+}
+
+
+def branches_on(what: str, array: np.ndarray[Any, Any]) -> bool:
+    """Whether what Python asks of a tensor with this data is an outcome that a call can match."""
+    whole = array.dtype.kind in "biu"
+    if what == "tolist":
+        return whole and array.size <= MAX_ELEMENTS
+    return array.size == 1 and (what in ("bool", "int") or (what == "item" and whole))
+
+
+@dataclass(eq=False)
+class Part:
+    """A graph that computes a part of a trace.
+
+    inputs: where its inputs are: entry i of the call (as ~i), or the value of a number. outputs:
+    the numbers of its outputs. compiled, run: its code and what runs it, once it is compiled.
+    """
+
+    graph: Graph
+    inputs: list[int]
+    outputs: list[int]
+    options: Options
+    compiled: Any = None
+    run: Any = None
+
+    def compile(self, compile_now: Compile) -> None:
+        if self.run is None:
+            self.compiled, self.run = compile_now(self.graph, self.options)
+
+
+class Seen:
+    """What a call has computed so far. entries: its arrays; values: by number; looked: for each
+    branch, the part that ran and the outcome."""
+
+    __slots__ = ("entries", "looked", "values")
+
+    def __init__(self, entries: list[Any]) -> None:
+        self.entries = entries
+        self.values: dict[int, Any] = {}
+        self.looked: dict[Branch, tuple[Part | None, Hashable]] = {}
+
+    def of(self, part: Part) -> list[Any]:
+        """The arrays that a part reads."""
+        entries, values = self.entries, self.values
+        return [entries[~n] if n < 0 else values[n] for n in part.inputs]
+
+    def holds_for(self, entries: list[Any]) -> bool:
+        """Whether all of it was computed of these arrays."""
+        read = {~branch.observed for branch in self.looked if branch.observed < 0}
+        for part, _ in self.looked.values():
+            read.update([~n for n in part.inputs if n < 0] if part is not None else ())
+        return all(i < len(entries) and _same(self.entries[i], entries[i]) for i in read)
+
+
+def _same(a: Any, b: Any) -> bool:
+    if a is b:
+        return True
+    small = a.size <= MAX_ELEMENTS and a.dtype == b.dtype and a.shape == b.shape
+    return small and a.tobytes() == b.tobytes()
+
+
+@dataclass(eq=False)
+class Branch:
+    """A value that Python looks at, after one way through the branches above.
+
+    observed: the number of the value; checked: of values whose computing may raise, up to here.
+    owned: what is computed here first; kept: which of that is handed on. latest: for each outcome
+    the leaf that was taken last.
+    """
+
+    forest: Forest
+    name: str
+    above: tuple[Branch, ...]
+    observed: int
+    checked: tuple[int, ...]
+    how: str
+    text: str
+    owned: set[int] = field(default_factory=set)
+    kept: list[int] = field(default_factory=list)
+    part: Part | None = None
+    compiled: bool = False
+    latest: dict[Hashable, Leaf] = field(default_factory=dict)
+
+    def look(self, seen: Seen) -> Hashable:
+        """The outcome of a call."""
+        part, n = self.part, self.observed
+        known = seen.looked.get(self)
+        if known is not None and known[0] is part:
+            return known[1]
+        if part is not None:
+            seen.values.update(zip(part.outputs, part.run(seen.of(part)), strict=True))
+        outcome = OUTCOMES[self.how](seen.entries[~n] if n < 0 else seen.values[n])
+        seen.looked[self] = part, outcome
+        return outcome
+
+    def gives(self, n: int) -> bool:
+        """Whether those below find the value of a number."""
+        return n == self.observed or n in self.kept
+
+    def keep(self, n: int) -> None:
+        """Hands on the value of a number, from the next compilation on."""
+        if not self.gives(n):
+            self.kept.append(n)
+            self.compiled = False
+
+    def report(self) -> str:
+        """What is computed for it, for people."""
+        if not self.compiled:
+            return " (not compiled yet)"
+        if self.part is None:
+            return " (nothing to compute)"
+        r = self.part.compiled.report
+        return (
+            f" ({r.nodes} nodes, {r.kernels} kernels, peak {r.peak} bytes, keeps {len(self.kept)})"
+        )
+
+    def compile(self, compile_now: Compile) -> None:
+        if not self.compiled:
+            part = self.forest.branch_part(self)
+            if part is not None:
+                part.compile(compile_now)
+            self.part, self.compiled = part, True
+
+
+@dataclass(eq=False)
+class Leaf:
+    """One way through a tree: a trace. `run` is to its Specialisation what a compiled graph's is.
+
+    root: the key of its tree. way: branches and outcomes. part: what is left to do after them.
+    results: for each result of the trace's graph the number of an output of the part, or (as ~n) of
+    a value that is kept. call: its Specialisation's; missed: tells that one why a call was no hit.
+    """
+
+    forest: Forest
+    root: Any
+    way: list[tuple[Branch, Hashable]]
+    part: Part
+    results: list[int]
+    call: Any = None
+    missed: Any = None
+
+    def compile(self, compile_now: Compile) -> None:
+        with self.forest.lock:
+            for branch, _ in self.way:
+                branch.compile(compile_now)
+            self.part.compile(compile_now)
+
+    def run(self, entries: list[Any], seen: Seen | None = None) -> Any:
+        """The arrays that the trace's graph gives; or a Divergence: nothing is written then."""
+        if seen is None or not seen.holds_for(entries):
+            seen = Seen(entries)
+        seen.entries = entries
+        for branch, wanted in self.way:
+            outcome = branch.look(seen)
+            if outcome != wanted:
+                return Divergence(self, branch, wanted, outcome, seen)
+        made = self.part.run(seen.of(self.part))
+        if len(made) == len(self.results):
+            return made
+        out, given = [], set()
+        for n in self.results:
+            array = made[n] if n >= 0 else seen.values[~n]
+            out.append(array.copy() if n in given else array)
+            given.add(n)
+        return out
+
+
+class Divergence:
+    """A call that came out otherwise than at the leaf where it began."""
+
+    __slots__ = ("branch", "leaf", "outcome", "seen", "wanted")
+
+    def __init__(
+        self, leaf: Leaf, branch: Branch, wanted: Hashable, outcome: Hashable, seen: Seen
+    ) -> None:
+        self.leaf, self.branch, self.wanted = leaf, branch, wanted
+        self.outcome, self.seen = outcome, seen
+
+    def follow(self, args: Any, kwargs: Any, miss: Any) -> Any:
+        """The call's result at the leaf that fits; `miss` where there is none."""
+        leaf = self.branch.latest.get(self.outcome)
+        if leaf is not None and leaf.call is not None:
+            result = leaf.call(args, kwargs, self.seen)
+            if result is not miss:
+                return result
+        self.leaf.missed(f"{self.branch.text}: {self.wanted} -> {self.outcome}")
+        return miss
+
+
+class Forest:
+    """The trees of one function.
+
+    Attributes: `made`, for each number a value of the first trace that had it; `leaves`, by the
+    key of their tree's root.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.made: list[Value] = []
+        self.leaves: dict[Any, list[Leaf]] = {}
+        self._keys: dict[Any, int] = {}
+        self._numbers: dict[Value, int] = {}  # of `made`
+        self._operands: list[tuple[int, ...]] = []
+        self._facts: list[tuple[Any, ...]] = []  # of those operands that are entries
+        self._branches: dict[Any, Branch] = {}
+
+    # -- growing -------------------------------------------------------------------------------
+    def grow(self, trace: Any) -> Leaf:
+        """The leaf of a trace, new in its tree."""
+        with self.lock:
+            facts = [(e.kind, e.value.type, layout(e.array)) for e in trace.entries]
+            numbers = self._number(trace.graph, facts)
+            way: list[tuple[Branch, Hashable]] = []
+            path: tuple[Any, ...] = ()
+            start = 0
+            for cut in trace.cuts:
+                checked = _checked(trace.graph.nodes[start : cut.nodes], numbers)
+                start = cut.nodes
+                n = numbers[cut.value]
+                if not checked and any(b.observed == n and b.how == cut.how for b, _ in way):
+                    continue  # it is known
+                path = (*path, (n, checked, cut.how))
+                branch = self._branches.get(path)
+                if branch is None:
+                    above = tuple([b for b, _ in way])
+                    branch = Branch(self, trace.graph.name, above, n, checked, cut.how, str(cut))
+                    branch.owned = set(self._walk(above, [n, *checked])[0])
+                    self._branches[path] = branch
+                way.append((branch, cut.outcome))
+                path = (*path, cut.outcome)
+            checked = _checked(trace.graph.nodes[start:], numbers)
+            part, results = self._rest([b for b, _ in way], trace.graph, facts, numbers, checked)
+            leaf = Leaf(self, path[0], way, part, results)
+            self.leaves.setdefault(path[0], []).append(leaf)
+            for branch, outcome in way:
+                branch.latest[outcome] = leaf
+            return leaf
+
+    def ways(self, root: Any) -> set[tuple[Hashable, ...]]:
+        """The outcomes that lead to the leaves of a tree."""
+        return {tuple([outcome for _, outcome in leaf.way]) for leaf in self.leaves[root]}
+
+    def fell(self, root: Any) -> list[Leaf]:
+        """Forgets a tree; gives what its leaves were."""
+        with self.lock:
+            for path in [p for p in self._branches if p[0] == root]:
+                del self._branches[path]
+            return self.leaves.pop(root, [])
+
+    def spared(self) -> int:
+        """How many leaves there are beside the first of each tree."""
+        return sum(len(leaves) - 1 for leaves in self.leaves.values() if leaves)
+
+    def _number(self, graph: Graph, facts: Sequence[Any]) -> dict[Value, int]:
+        """The numbers of a trace's values: ~i for entry i."""
+        numbers = {item.value: ~i for i, item in enumerate(graph.inputs)}
+        for node in graph.nodes:
+            operands = tuple([numbers[v] for v in node.inputs])
+            of_entries = tuple([facts[~n] for n in operands if n < 0])
+            for v in node.outputs:
+                key = (node.op.name, operands, of_entries, repr(node.attrs), v.index, node.line)
+                n = self._keys.setdefault(key, len(self.made))
+                if n == len(self.made):
+                    self.made.append(v)
+                    self._numbers[v] = n
+                    self._operands.append(operands)
+                    self._facts.append(of_entries)
+                numbers[v] = n
+        return numbers
+
+    def text(self, places: dict[Leaf, int]) -> list[str]:
+        """The trees, line by line. places: the numbers of the specialisations that are leaves."""
+        out: list[str] = []
+        for leaves in self.leaves.values():
+            known = [(leaf, places[leaf]) for leaf in leaves if leaf in places]
+            out.append(f"tree of {len(known)} leaves:")
+            out += ["  " + line for line in _subtree(known, 0)]
+        return out
+
+    # -- what is computed where ----------------------------------------------------------------
+    def _walk(self, above: Iterable[Branch], roots: Iterable[int]) -> tuple[list[int], list[int]]:
+        """What a part below these branches computes for its roots, in order, and what it takes
+        from them (they keep it from now on)."""
+        owner = {n: b for b in reversed([*above]) for n in b.owned}
+        computed: set[int] = set()
+        taken: list[int] = []
+        stack = [*roots]
+        while stack:
+            n = stack.pop()
+            if n < 0 or n in computed or n in taken:
+                continue
+            branch = owner.get(n)
+            if branch is not None and not self._again(n, branch, owner):
+                branch.keep(n)
+                taken.append(n)
+                continue
+            node = self.made[n].node
+            assert node is not None
+            computed.update([self._numbers[v] for v in node.outputs])
+            stack.extend(self._operands[n])
+        return sorted(computed), taken  # operands have smaller numbers
+
+    def _again(self, n: int, branch: Branch, owner: dict[int, Branch]) -> bool:
+        """Whether what a branch has computed is computed again rather than handed on."""
+        if self._is_free(n):
+            return True
+        if branch.part is None or branch.gives(n):
+            return False
+        cone: set[int] = set()
+        stack = [n]
+        while stack and len(cone) <= _CHEAP:
+            k = stack.pop()
+            if k < 0 or k in cone or (k in owner and owner[k].gives(k)):
+                continue
+            node = self.made[k].node
+            assert node is not None
+            if not (self._is_free(k) or (isinstance(node.op, Elementwise) and not node.op.checked)):
+                return False
+            cone.add(k)
+            stack.extend(self._operands[k])
+        return len(cone) <= _CHEAP
+
+    def _is_free(self, n: int) -> bool:
+        node = self.made[n].node
+        assert node is not None
+        return node.op.view or not (node.inputs or node.op.random)
+
+    # -- parts ---------------------------------------------------------------------------------
+    def branch_part(self, branch: Branch) -> Part | None:
+        """What a branch computes; None where it has but to look at an entry, or what is kept."""
+        outputs = [n for n in (branch.observed, *branch.kept) if n in branch.owned]
+        roots = [*outputs, *branch.checked]
+        if not roots:
+            return None
+        name = f"{branch.name}_branch{len(branch.above)}"
+        builder = Builder(self, name, *self._walk(branch.above, roots))
+        builder.graph.outputs = [builder.values[n] for n in outputs]
+        return builder.part(outputs)
+
+    def _rest(
+        self, above: Sequence[Branch], graph: Graph, facts: Sequence[Any],
+        numbers: dict[Value, int], checked: Sequence[int],
+    ) -> tuple[Part, list[int]]:  # fmt: skip
+        """What is left of a trace below these branches, and Leaf.results."""
+        found = [*graph.outputs, *(r.value for r in graph.rebinds if r.value is not None)]
+        places = [numbers[v] for v in found]
+        writes = [(w.input, numbers[w.value]) for w in graph.writes]
+        roots = [*places, *(n for _, n in writes), *checked]
+        order, taken = self._walk(above, roots)
+        builder = Builder(self, graph.name, order, taken)
+        results: list[int] = []
+        for n in places:
+            if n in taken:
+                results.append(~n)
+            else:
+                results.append(len(builder.graph.outputs))
+                builder.graph.outputs.append(builder.values[n])
+        for i, n in writes:
+            target = builder.entry(i, facts[i], graph.inputs[i].name)
+            value = builder.values[n] if n >= 0 else builder.entry(~n, facts[~n], "")
+            place = [item.value for item in builder.graph.inputs].index(target)
+            builder.graph.writes.append(Write(place, value))
+        return builder.part([]), results
+
+
+def _subtree(leaves: Sequence[tuple[Leaf, int]], depth: int) -> list[str]:
+    """The lines of the branch at this depth of leaves that are one way up to there."""
+    out: list[str] = []
+    branches: dict[Branch, dict[Hashable, list[tuple[Leaf, int]]]] = {}
+    for leaf, place in leaves:
+        branch, outcome = leaf.way[depth]
+        branches.setdefault(branch, {}).setdefault(outcome, []).append((leaf, place))
+    for branch, outcomes in branches.items():
+        out.append(branch.text + branch.report())
+        for outcome, below in outcomes.items():
+            ends = [place for leaf, place in below if len(leaf.way) == depth + 1]
+            rest = [(leaf, place) for leaf, place in below if len(leaf.way) > depth + 1]
+            out += [f"  {outcome}: specialisation {place}" for place in ends]
+            if rest:
+                out += [f"  {outcome}:", *("    " + line for line in _subtree(rest, depth + 1))]
+    return out
+
+
+def _checked(nodes: Iterable[Node], numbers: dict[Value, int]) -> tuple[int, ...]:
+    return tuple([numbers[node.outputs[0]] for node in nodes if node.op.checked])
+
+
+class Builder:
+    """Builds the graph of a part: what it takes are inputs, then what it computes, in order."""
+
+    def __init__(self, forest: Forest, name: str, order: Iterable[int], taken: list[int]) -> None:
+        self.graph = Graph(name=name)
+        self.values: dict[int, Value] = {}
+        self._inputs: list[int] = []
+        self._strides: list[tuple[int, tuple[int, ...]]] = []
+        for n in taken:
+            self.values[n] = self._input(n, forest.made[n].type, "arg", f"kept{len(self._inputs)}")
+        for n in order:
+            if n not in self.values:
+                self._compute(forest, n)
+
+    def _compute(self, forest: Forest, n: int) -> None:
+        node = forest.made[n].node
+        assert node is not None
+        facts = iter(forest._facts[n])
+        operands = []
+        for k, v in zip(forest._operands[n], node.inputs, strict=True):
+            operands.append(self.values[k] if k >= 0 else self.entry(k, next(facts), v.name))
+        made = self.graph.add_node(node.op, operands, node.attrs, node.line)
+        for old, new in zip(node.outputs, made, strict=True):
+            self.values[forest._numbers[old]] = new
+
+    def entry(self, i: int, facts: tuple[Any, ...], name: str) -> Value:
+        """The input for an entry (i or ~i)."""
+        key = i if i < 0 else ~i
+        if key not in self.values:
+            kind, type_, strides = facts
+            if strides is not None:
+                self._strides.append((len(self._inputs), strides))
+            self.values[key] = self._input(key, type_, kind, name or f"input{~key}")
+        return self.values[key]
+
+    def _input(self, n: int, type_: TensorType, kind: str, name: str) -> Value:
+        self._inputs.append(n)
+        taken = {item.name for item in self.graph.inputs}
+        return self.graph.add_input(type_, kind, name if name not in taken else f"{name}#{n}")
+
+    def part(self, outputs: list[int]) -> Part:
+        return Part(self.graph, self._inputs, outputs, Options(strides=tuple(self._strides)))
