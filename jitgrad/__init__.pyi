@@ -81,6 +81,7 @@ from jitgrad import state as state
 from jitgrad import storage as storage
 from jitgrad import tape as tape
 from jitgrad import testing as testing
+from jitgrad import tree as tree
 from jitgrad import types as types
 from jitgrad import utils as utils
 from jitgrad import values as values
