@@ -222,6 +222,16 @@ def test_matmul_takes_bias_and_activation_into_its_epilogue() -> None:
     assert sum(map(len, schedule.waves)) == 1 and plan.peak == 0
 
 
+def test_a_contraction_reads_a_reshaped_and_transposed_operand_where_it_lies() -> None:
+    """As a weight's gradient, over batch and time: places are affine, though indices are not."""
+    g, (x, y) = _graph((4, 8, 16), (4, 8, 6))
+    h = g.add(OPS["tanh"], x)
+    flat = g.add(OPS["permute"], g.add(OPS["reshape"], h, shape=(32, 16)), axes=(1, 0))
+    g.outputs = [h, g.add(OPS["matmul"], flat, g.add(OPS["reshape"], y, shape=(32, 6)))]
+    _, schedule, plan = compile_to_schedule(g)
+    assert sum(map(len, schedule.waves)) == 2 and plan.peak == 0
+
+
 @pytest.mark.parametrize(("pieces", "kept", "kernels"), [
     (3, False, 1), (3, True, 1), (60, False, 2), (60, True, 2),
 ])  # fmt: skip

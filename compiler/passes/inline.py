@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jitgrad.compiler.cost import points, weight
-from jitgrad.compiler.index import Simplifier
+from jitgrad.compiler.index import Simplifier, offset
 from jitgrad.compiler.loops import (
     JOINT,
     Array,
@@ -40,6 +40,7 @@ from jitgrad.compiler.symbolic import Dim, hint
 MAX_WEIGHT = 2000  # a body past this stays a kernel of its own
 CHEAP = 12  # work per element that costs less than a trip through memory
 HEAVY = 100  # more work per element than this is done in memory order, not in that of a column sum
+_NO_PLACE = {"check", "select", "min", "max", "load"}  # in an index: its place is not affine
 
 
 @dataclass
@@ -197,7 +198,9 @@ def _goes_inline(
 ) -> bool:
     if summary.work > MAX_WEIGHT or _drops_check(array, body, readers):
         return False
-    if any(isinstance(r.define, Contraction) for r, _ in readers) and not _plain_load(body):
+    if _plain_load(array, body):
+        return True
+    if any(isinstance(r.define, Contraction) for r, _ in readers):
         return False
     if summary.work <= 1 and summary.reads <= 1:
         return True
@@ -251,11 +254,18 @@ def _identity(index: tuple[Expr, ...], array: Array) -> bool:
     )
 
 
-def _plain_load(body: Expr) -> bool:
-    """A load, maybe cast, whose index is affine in the axes; or a constant."""
+def _plain_load(array: Array, body: Expr) -> bool:
+    """A load, maybe cast, at a place that is affine in the array's axes; or a constant.
+
+    The place in memory counts, not the index: a reshape of a dense array only renames places.
+    """
     while body.op == "cast":
         body = body.args[0]
     if body.op != "load":
         return False
-    return not any(e.op in ("floordiv", "mod", "check", "select", "min", "max", "load")
-                   for e in postorder(body.args))  # fmt: skip
+    if any(e.op in _NO_PLACE for e in postorder(body.args)):
+        return False
+    if not any(e.op in ("floordiv", "mod") for e in postorder(body.args)):
+        return True
+    place = offset(body.attr, body.args, axis_extents(array))
+    return not any(e.op in ("floordiv", "mod") for e in postorder([place]))
