@@ -4,13 +4,13 @@ Owns the split of a joint graph in two (`split`), the tape node that runs the co
 (`CompiledNode`), and differentiating through it again (`joint_grads`: the joint graph, op by op on
 the tape). The backward itself is recorded in recorder.py, by running the tape abstractly.
 
-Values of the forward that the backward reads are kept, but for those that cost nothing to make
-again: constants and views.
+What the backward reads of the forward is kept or computed again, whichever is cheaper
+(compiler/passes/partition.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import SimpleNamespace
@@ -18,8 +18,10 @@ from typing import Any
 
 import numpy as np
 
+from jitgrad.compiler.cost import nbytes
 from jitgrad.compiler.ir import Graph, Node, Value
 from jitgrad.compiler.ops.record import OPS
+from jitgrad.compiler.passes.partition import partition
 from jitgrad.dispatch import apply
 from jitgrad.sources import Source
 from jitgrad.state import state
@@ -42,6 +44,7 @@ class Pair:
             inputs, its nodes, the backward's nodes, cotangents, and gradients.
         values: the joint graph's values that are kept, as `kept`.
         wanted: the numbers of the forward's inputs that get gradients, as `sources`.
+        kept_bytes: of what is kept beside the inputs.
         run: runs the compiled backward on arrays; None until it is compiled.
     """
 
@@ -63,55 +66,66 @@ class Pair:
     def __post_init__(self) -> None:
         self.out_types = [intern_type(t) for t in self.out_types]
         self.op = SimpleNamespace(name="jit", nout=len(self.out_types), saves=())
+        alone = [
+            v.type for (kind, _), v in zip(self.kept, self.values, strict=True) if kind == "result"
+        ]
+        self.kept_bytes = sum(map(nbytes, alone))
         self.types: Any = self.out_types[0] if len(self.out_types) == 1 else tuple(self.out_types)
 
 
 def split(
-    reverse: Sequence[Node], cotangents: Sequence[Value], found: Sequence[Value | None], name: str
+    forward: Sequence[Node],
+    reverse: Sequence[Node],
+    cotangents: Sequence[Value],
+    found: Sequence[Value | None],
+    held: Collection[Value],
+    results: Collection[Value],
+    name: str,
 ) -> tuple[Graph, list[Value], list[int | None]]:
     """The backward as a graph of its own, from the nodes that came after the forward's.
 
+    held: the forward's inputs that it does not write. results: values that it gives.
     Returns the graph, the forward's values that are its inputs after the cotangents, and for each
     gradient the number of the result that it is.
     """
     graph = Graph(name=name)
-    kept: list[Value] = []
     new: dict[Value, Value] = {}
     for i, v in enumerate(cotangents):
         new[v] = graph.add_input(v.type, "arg", f"cotangent{i}")
+    useful = _useful(reverse, [v for v in found if v is not None])
+    reverse = [node for node in reverse if node in useful]
+    made = {v for node in reverse for v in node.outputs}.union(cotangents)
+    read = dict.fromkeys(v for node in reverse for v in node.inputs if v not in made)
+    read.update(dict.fromkeys(v for v in found if v is not None and v not in made))
+    saved = saved_values(read)
+    results = saved.intersection(results)
+    kept = partition(forward, reverse, read, saved.intersection(held), results)
+    for i, v in enumerate(kept):
+        new[v] = graph.add_input(v.type, "arg", f"kept{i + 1}")
 
     def get(v: Value) -> Value:
-        """The backward's value for one of the joint graph; iterative through free nodes."""
+        """The backward's value for one of the joint graph, computed again where it is not kept."""
         stack = [v]
         while stack:
             x = stack[-1]
             if x in new:
                 stack.pop()
-            elif x.node is not None and x.node.op.identity:  # the forward has checked it
-                if x.node.inputs[0] in new:
-                    new[x] = new[x.node.inputs[0]]
-                else:
-                    stack.append(x.node.inputs[0])
-            elif x.node is None or not _is_free(x.node):
-                kept.append(x)
-                new[x] = graph.add_input(x.type, "arg", f"kept{len(kept)}")
+                continue
+            assert x.node is not None
+            waiting = [y for y in x.node.inputs if y not in new]
+            if waiting:
+                stack.extend(waiting)
+            elif x.node.op.identity:  # the forward has checked it
+                new[x] = new[x.node.inputs[0]]
             else:
-                waiting = [y for y in x.node.inputs if y not in new]
-                if waiting:
-                    stack.extend(waiting)
-                else:
-                    made = graph.add_node(
-                        x.node.op, [new[y] for y in x.node.inputs], x.node.attrs, x.node.line
-                    )
-                    new.update(zip(x.node.outputs, made, strict=True))
+                inputs = [new[y] for y in x.node.inputs]
+                again = graph.add_node(x.node.op, inputs, x.node.attrs, x.node.line)
+                new.update(zip(x.node.outputs, again, strict=True))
         return new[v]
 
-    useful = _useful(reverse, [v for v in found if v is not None])
     for node in reverse:
-        if node not in useful:
-            continue
-        made = graph.add_node(node.op, [get(v) for v in node.inputs], node.attrs, node.line)
-        new.update(zip(node.outputs, made, strict=True))
+        outputs = graph.add_node(node.op, [get(v) for v in node.inputs], node.attrs, node.line)
+        new.update(zip(node.outputs, outputs, strict=True))
     places: list[int | None] = []
     taken = {item.value for item in graph.inputs}
     for result in found:
@@ -119,7 +133,6 @@ def split(
             places.append(None)
             continue
         value = get(result)
-        taken |= {item.value for item in graph.inputs}
         if value in taken:
             value = graph.add(OPS["clone"], value)
         taken.add(value)
@@ -128,8 +141,18 @@ def split(
     return graph, kept, places
 
 
-def _is_free(node: Node) -> bool:
-    return node.op.view or (not node.inputs and not node.op.random)
+def saved_values(read: Iterable[Value]) -> set[Value]:
+    """What eager code would have saved: what the backward reads, and what views of it show.
+
+    Others may be changed in place before backward, so they must not be kept as they are.
+    """
+    found: set[Value] = set()
+    for v in read:
+        found.add(v)
+        while v.node is not None and (v.node.op.view or v.node.op.identity):
+            v = v.node.inputs[0]
+            found.add(v)
+    return found
 
 
 def _useful(nodes: Sequence[Node], results: Sequence[Value]) -> set[Node]:

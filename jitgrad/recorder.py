@@ -22,7 +22,7 @@ from jitgrad.compiler.ir import Graph, Rebind, Value, Write
 from jitgrad.compiler.types import TensorType
 from jitgrad.facts import leaf_facts, place_facts
 from jitgrad.hostscalar import HostScalar, Numbering, Truth
-from jitgrad.pair import Pair, split
+from jitgrad.pair import Pair, saved_values, split
 from jitgrad.pytree import Structure, flatten
 from jitgrad.random import draw_tensors
 from jitgrad.results import Roots
@@ -46,7 +46,7 @@ from jitgrad.sources import (
 )
 from jitgrad.state import abstract_mode
 from jitgrad.storage import Storage
-from jitgrad.tape.node import edge_of, next_seq
+from jitgrad.tape.node import edge_of, held_by_tape, next_seq
 from jitgrad.tape.views import put_chain
 from jitgrad.tensor import Tensor, static_type, wrap
 from jitgrad.tree import MAX_CUTS, OUTCOMES, Cut, Leaf, branches_on
@@ -409,15 +409,19 @@ class Recorder(ValueMap):
         del found, seeds
         reverse = graph.nodes[forward:]
         del graph.nodes[forward:]
-        backward, kept, places = split(reverse, cotangents, grads, f"{graph.name}_backward")
         inputs = {e.value: i for i, e in enumerate(self.entries)}
+        held = {e.value for e in self.entries if self._now(e) is e.value}
+        backward, kept, places = split(
+            graph.nodes, reverse, cotangents, grads, held, roots.values, f"{graph.name}_backward"
+        )
+        saved = saved_values(v for n in reverse for v in n.inputs)
         sources: list[tuple[str, int]] = []
         for v in kept:
-            entry = self.entries[inputs[v]] if v in inputs else None
-            if entry is not None and self._now(entry) is v:
+            if v in held and v in saved:
                 sources.append(("input", inputs[v]))
-            else:  # made by the forward, or overwritten by it
-                have = roots.values.index(v) if v in roots.values else roots.add_value(v)
+            else:  # made by the forward, overwritten by it, or not to be kept as it is
+                known = v in roots.values and v in saved
+                have = roots.values.index(v) if known else roots.add_value(v)
                 sources.append(("result", have))
         return Pair(
             backward, [e.source for e in targets], places, sources, [c.type for c in cotangents],
@@ -609,7 +613,10 @@ class Recorder(ValueMap):
         """A traced tensor that something outside still holds: its type and source line."""
         results = [*flatten(result)[0], *(v for _, _, v in self._rebinds.values())]
         keep = {id(x) for x in results}
-        keep |= {id(x._base) for x in results if isinstance(x, Tensor)}  # views hold their base
+        tensors = [x for x in results if isinstance(x, Tensor)]
+        keep |= {id(x._base) for x in tensors}  # views hold their base
+        keep |= {id(x) for x in held_by_tape(tensors)}
+        del tensors
         del results
         self._keep.clear()
         self.casts.clear()

@@ -86,6 +86,8 @@ class Nest:
             for load in loops.loads(step.roots()):
                 if load.attr in self.fn.operands.number:
                     poly = s.poly(load.args[0])
+                    if all(coefficient(poly, axis(k)) == {} for k in step.space.axes):
+                        continue  # one element for all of the inner space
                     score += _walk(coefficient(poly, inside)) - _walk(coefficient(poly, outside))
         if score < 0:
             return False

@@ -8,7 +8,7 @@ freed by reference counting.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
 from types import CodeType
 from typing import Any, NamedTuple
@@ -291,6 +291,26 @@ class Packed:
                 f"{self._type}, as was packed; got {out._type}"
             )
         return out
+
+
+def held_by_tape(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Tensors that are alive because the tape of these holds them: what owners of hooks on saved
+    tensors (checkpoints) compute with again."""
+    seen: set[int] = set()
+    stack: list[Any] = [x._node for x in tensors]
+    while stack:
+        node = stack.pop()
+        if node is None or isinstance(node, Tensor) or id(node) in seen:
+            continue
+        seen.add(id(node))
+        stack.extend(node.edges)
+        for x in (*(node.operands or ()), *((node.outs,) if node.nout == 1 else node.outs or ())):
+            owner = getattr(x.unpack_hook, "__self__", None) if type(x) is Packed else None
+            if owner is not None and id(owner) not in seen and hasattr(owner, "tensors"):
+                seen.add(id(owner))
+                held = owner.tensors()
+                stack.extend(t._node for t in held)
+                yield from held
 
 
 class Held:

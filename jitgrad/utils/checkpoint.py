@@ -109,9 +109,11 @@ class _Again:
         self.types: list[Any] = []
         self.found: dict[int, Tensor] = {}
         self.run: Any = None
-        self.versions = [
-            (x, _version(x)) for x in flatten((args, kwargs))[0] if isinstance(x, Tensor)
-        ]
+        self.versions = [(x, _version(x)) for x in self.tensors()]
+
+    def tensors(self) -> list[Tensor]:
+        """The arguments that the second run computes with."""
+        return [x for x in flatten((self.args, self.kwargs))[0] if isinstance(x, Tensor)]
 
     def noting(self) -> AbstractContextManager[Any]:
         return _Both(saved_tensors_hooks(self._note, self._take), self._drawing(False))
