@@ -111,6 +111,7 @@ if TYPE_CHECKING:
     from jitgrad import linalg as linalg
     from jitgrad import multiprocessing as multiprocessing
     from jitgrad import nn as nn
+    from jitgrad import onnx as onnx
     from jitgrad import optim as optim
     from jitgrad import utils as utils
     from jitgrad.amp.autocast_mode import autocast as autocast
@@ -192,6 +193,7 @@ _SUBMODULES = (
     "mps",
     "multiprocessing",
     "nn",
+    "onnx",
     "optim",
     "overrides",
     "serialization",

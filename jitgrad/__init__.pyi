@@ -30,6 +30,7 @@ from jitgrad import dispatch as dispatch
 from jitgrad import distributed as distributed
 from jitgrad import distributions as distributions
 from jitgrad import draws as draws
+from jitgrad import dynamic_shapes as dynamic_shapes
 from jitgrad import effects as effects
 from jitgrad import einops_backend as einops_backend
 from jitgrad import explain as explain
@@ -56,6 +57,7 @@ from jitgrad import mps as mps
 from jitgrad import multiprocessing as multiprocessing
 from jitgrad import nn as nn
 from jitgrad import old_linalg as old_linalg
+from jitgrad import onnx as onnx
 from jitgrad import optim as optim
 from jitgrad import overrides as overrides
 from jitgrad import pair as pair
@@ -135,7 +137,7 @@ dtype = DType
 e: builtins.float
 class _Export:
     def __getattr__(self, name: builtins.str) -> Any: ...
-    def __call__(self, function: Any, *example_inputs: Tensor, names: Sequence[builtins.str] | None = ..., output_names: Sequence[builtins.str] | None = ...) -> Any: ...
+    def __call__(self, function: Any, *example_inputs: Tensor, names: Sequence[builtins.str] | None = ..., output_names: Sequence[builtins.str] | None = ..., dynamic_shapes: Any = ...) -> Any: ...
 export: _Export
 float: DType
 float16: DType

@@ -19,7 +19,16 @@ import jitgrad
 from jitgrad.autograd.modes import no_grad
 from jitgrad.callable_module import make_callable
 from jitgrad.compiler.ir import Graph, Value
+from jitgrad.compiler.symbolic import ShapeEnv
 from jitgrad.compiler.types import TensorType
+from jitgrad.dynamic_shapes import (
+    DynamicShapes,
+    check_conditions,
+    fits,
+    known_sizes,
+    refuse_fixed_dims,
+    symbolic_inputs,
+)
 from jitgrad.effects import is_module
 from jitgrad.jit import JitFunction
 from jitgrad.pytree import Structure, names_of, unflatten
@@ -32,6 +41,7 @@ from jitgrad.tensor import Tensor, wrap_array
 if TYPE_CHECKING:
     from jitgrad.compiler.compiled import Compiled
     from jitgrad.compiler.native import NativeFiles
+    from jitgrad.onnx.exporter import OnnxFile
 
 
 class Exported:
@@ -68,6 +78,7 @@ class Exported:
                 f"[export] expected {len(expected)} inputs ({names}); got {len(inputs)}: "
                 + counted([i.name for i in expected], [_type_of(x) for x in inputs])
             )
+        dims: dict[str, int] = {}
         given = iter(inputs)
         arrays = []
         for item in self.graph.inputs:
@@ -75,12 +86,13 @@ class Exported:
                 arrays.append(self.state[item.name])
                 continue
             x = next(given)
-            if not isinstance(x, Tensor) or x._type != item.value.type:
+            if not isinstance(x, Tensor) or not fits(x._type, item.value.type, dims):
                 raise ValueError(
                     f"[export] expected input {item.name!r} to be a Tensor "
-                    f"{item.value.type}; got {_type_of(x)}"
+                    f"{item.value.type}; got {_type_of(x)}{known_sizes(dims)}"
                 )
             arrays.append(np.ascontiguousarray(x.detach().numpy()).reshape(x.shape))
+        check_conditions(self.graph.env, dims)
         if self._compiled is None:
             from jitgrad.compiler.pipeline import compile_graph
 
@@ -110,6 +122,31 @@ class Exported:
             creator=f"jitgrad {jitgrad.__version__}",
         )
 
+    def onnx(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        opset: int = 18,
+        custom: Mapping[str, Any] | None = None,
+        external_data: bool | None = None,
+    ) -> OnnxFile:
+        """Writes an ONNX model.
+
+        Args:
+            path: of the file; it is replaced in one step.
+            opset: of the default domain, from 17 to the newest that the `onnx` package knows.
+            custom: op name -> symbolic function, for ops without an ONNX form of their own (see
+                `jitgrad.onnx.register_custom_op_symbolic`).
+            external_data: whether weights go to a second file, `path` + ".data"; default: when
+                they are larger than 2 GB, which no single file can hold.
+
+        Raises CompileError that lists every op that has no ONNX form, each with the user's line,
+        before anything is written; ImportError without the package `onnx` (extra `onnx`).
+        """
+        from jitgrad.onnx.exporter import write_onnx
+
+        return write_onnx(self, path, opset=opset, custom=custom, external_data=external_data)
+
     def __repr__(self) -> str:
         size = sum(a.nbytes for a in self.state.values())
         inputs = ", ".join(
@@ -129,6 +166,7 @@ def export(
     *example_inputs: Tensor,
     names: Sequence[str] | None = None,
     output_names: Sequence[str] | None = None,
+    dynamic_shapes: DynamicShapes = None,
 ) -> Exported:
     """Records a function or Module on example inputs, with gradients off.
 
@@ -139,6 +177,10 @@ def export(
         names: of the inputs; default: the parameters' names.
         output_names: default: the keys of a dict of results ("loss", "out.hidden"), the field names
             of a named tuple; of others "output", or "output0", "output1", ...
+        dynamic_shapes: the dims that may have another size in each call, by input name or, in a
+            sequence, for each input: {"x": {0: "batch"}}, ({0: "batch"}, None). Dims of the same
+            name have the same size. The function is then recorded once more, without data; see
+            docs/export.md.
 
     Raises TypeError for what is no tensor, CompileError naming reason and line for what cannot be
     exported; a Module's state and the random generator are then as they were.
@@ -151,19 +193,40 @@ def export(
             )
     if not callable(function):
         raise TypeError(f"[export] expected a function or a Module; got {type(function).__name__}")
+    return record(function, function, example_inputs, names, output_names, dynamic_shapes)
+
+
+def record(
+    function: Any,
+    of: Any,
+    example_inputs: Sequence[Tensor],
+    names: Sequence[str] | None,
+    output_names: Sequence[str] | None,
+    dynamic_shapes: DynamicShapes,
+) -> Exported:
+    """What `export` gives, of a function that calls `of`: a Module, after which state is named."""
     inputs = [x.detach().clone() for x in example_inputs]
     recorded = JitFunction(function.__call__ if is_module(function) else function, fallback="error")
-    before = _Before(function)
+    before = _Before(of)
     try:
         with no_grad():
             recorded(*inputs)
-        return _named(recorded.specialisations[0].trace, function, inputs, names, output_names)
+            trace = recorded.specialisations[0].trace
+            labels = _labels(of, inputs, names)
+            exported = _named(trace, of, inputs, labels, output_names)  # or what is refused
+            if dynamic_shapes is None:
+                return exported
+            env = ShapeEnv()
+            symbolic = symbolic_inputs(inputs, labels, dynamic_shapes, env)
+            trace = recorded.symbolic_trace(tuple(symbolic), env)
+            refuse_fixed_dims(env, _name(of))
+            return _named(trace, of, symbolic, labels, output_names)
     except CompileError as error:
         before.restore()
         text = str(error)
         if text.startswith("[export]"):
             raise
-        raise CompileError(f"[export] cannot export {_name(function)}: {text}") from error
+        raise CompileError(f"[export] cannot export {_name(of)}: {text}") from error
 
 
 def _type_of(x: Any) -> str:
@@ -184,17 +247,22 @@ class _Before:
         set_rng_state(self.generator)
 
 
+def _labels(function: Any, inputs: Sequence[Tensor], names: Sequence[str] | None) -> list[str]:
+    """What the inputs are called."""
+    labels = list(names) if names is not None else parameter_names(function, len(inputs))
+    if len(labels) != len(inputs) or len(set(labels)) != len(labels):
+        raise ValueError(f"[export] expected {len(inputs)} different names; got {labels}")
+    return labels
+
+
 def _named(
     trace: Trace,
     function: Any,
     inputs: Sequence[Tensor],
-    names: Sequence[str] | None,
+    labels: Sequence[str],
     output_names: Sequence[str] | None,
 ) -> Exported:
     """The trace of a function as Exported, its inputs and state named."""
-    labels = list(names) if names is not None else _parameter_names(function, len(inputs))
-    if len(labels) != len(inputs) or len(set(labels)) != len(labels):
-        raise ValueError(f"[export] expected {len(inputs)} different names; got {labels}")
     paths: dict[int, str] = {}
     if is_module(function):
         state = function.state_dict(keep_vars=True)
@@ -209,7 +277,7 @@ def _name(function: Any) -> str:
     return re.sub(r"\W", "_", name)
 
 
-def _parameter_names(function: Any, count: int) -> list[str]:
+def parameter_names(function: Any, count: int) -> list[str]:
     """Names of the positional parameters; input0, input1, ... where there are none."""
     target = function.forward if is_module(function) else function
     names: list[str] = []

@@ -23,6 +23,7 @@ from typing import Any
 from jitgrad.argument_guards import ArgumentGuard, Modes
 from jitgrad.compiler.ir import Graph
 from jitgrad.compiler.options import Options
+from jitgrad.compiler.symbolic import ShapeEnv
 from jitgrad.effects import Profile, is_module
 from jitgrad.explain import Explanation, Stats, check_run, compile_options, pair_options
 from jitgrad.lifting import Lifter, leaf_names, plain
@@ -34,7 +35,7 @@ from jitgrad.runtime.errors import CompileError, FallbackWarning
 from jitgrad.runtime.knobs import knobs
 from jitgrad.runtime.userline import warn
 from jitgrad.sources import Captured
-from jitgrad.state import state
+from jitgrad.state import abstract_mode, state
 from jitgrad.tensor import Tensor
 from jitgrad.tree import MAX_WAYS, Forest
 from jitgrad.watch import Watch
@@ -322,6 +323,26 @@ class JitFunction:
         )  # fmt: skip
         with _recording(recorder, profile):
             return self.__wrapped__(*args, **kwargs), profile
+
+    def symbolic_trace(self, args: tuple[Any, ...], env: ShapeEnv) -> Trace:
+        """The trace of a call with tensors without data, whose sizes may be symbolic dims of `env`.
+
+        For export, after a call with data showed that the function has no effects. Raises
+        CompileError where the function cannot be recorded so.
+        """
+        leaves, structure = flatten((args, {}))
+        names = leaf_names(self.__wrapped__, args, structure)
+        watch = Watch(self.__wrapped__, leaves, names, nodes_of((args, {})))
+        recorder = Recorder(_graph_name(self.name), watch)
+        recorder.graph.env = env
+        with abstract_mode():
+            result, profile = self._run_recorded(recorder, watch, args, {})
+            trace = recorder.finish(result, lambda: _recording(recorder, profile))
+        if trace is None:
+            where = f" (at {recorder.line})" if recorder.line else ""
+            raise CompileError(f"[jit] {self.name} cannot be compiled: it {recorder.reason}{where}")
+        found: Trace = trace
+        return found
 
     def _objection(
         self, recorder: Recorder, watch: Watch, trace: Trace, guard: ArgumentGuard, args: Any,

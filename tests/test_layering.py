@@ -34,6 +34,7 @@ HEAVY = frozenset(
         "networkx",
         "numba",
         "onnx",
+        "onnxruntime",
         "safetensors",
         "tensorboard",
         "tqdm",

@@ -416,11 +416,17 @@ class Pow(Binary):
         return da, db
 
     def onnx(self, ctx: OnnxContext, inputs: Sequence[str], **attrs: Any) -> Any:
-        if not ctx.type(inputs[0]).dtype.is_floating_point:
-            raise RuntimeError(
-                "[pow] ONNX has no rule for negative integer exponents; convert with .to(dtype)"
-            )
-        return super().onnx(ctx, inputs, **attrs)
+        dtype = ctx.type(inputs[0]).dtype
+        if dtype.is_floating_point or not dtype.signed:
+            return super().onnx(ctx, inputs, **attrs)
+        base, exponent = inputs  # ONNX says nothing of negative integer exponents
+        zero, one, two, less = (ctx.constant(np.array(v, dtype.np)) for v in (0, 1, 2, -1))
+        power = ctx.node("Pow", [base, ctx.node("Max", [exponent, zero])])
+        odd = ctx.node("Equal", [ctx.node("Mod", [exponent, two]), one])
+        sign = ctx.node("Where", [odd, less, one])
+        inverse = ctx.node("Where", [ctx.node("Equal", [base, less]), sign, zero])
+        inverse = ctx.node("Where", [ctx.node("Equal", [base, one]), one, inverse])
+        return ctx.node("Where", [ctx.node("Less", [exponent, zero]), inverse, power])
 
     def samples(self) -> Iterable[Sample]:
         yield from examples.binary(0.5, 2.0, -2.0, 2.0, bools=True)
@@ -495,6 +501,19 @@ class Atan2(Binary):
             None if t1 is None else op.mul(t1, op.div(op.neg(a), square)),
         )
 
+    def onnx(self, ctx: OnnxContext, inputs: Sequence[str], **attrs: Any) -> Any:
+        a, b = inputs
+        dtype = ctx.type(a).dtype.np
+        zero, eighth, half = (ctx.constant(np.array(v, dtype)) for v in (0.0, np.pi / 4, np.pi))
+        y, x = ctx.node("Abs", [a]), ctx.node("Abs", [b])
+        angle = ctx.node("Atan", [ctx.node("Div", [y, x])])
+        diagonal = ctx.node("Where", [ctx.node("Equal", [x, zero]), zero, eighth])  # not 0/0
+        angle = ctx.node("Where", [ctx.node("Equal", [x, y]), diagonal, angle])
+        left = ctx.node("Sub", [half, angle])
+        angle = ctx.node("Where", [_onnx_signbit(ctx, b, zero), left, angle])
+        below = ctx.node("Neg", [angle])
+        return ctx.node("Where", [_onnx_signbit(ctx, a, zero), below, angle])
+
     def samples(self) -> Iterable[Sample]:
         return examples.binary(0.5, 2.0, ints=False)
 
@@ -510,8 +529,21 @@ class Copysign(Binary):
         da = None if t0 is None else op.mul(t0, op.mul(op.sign(a), op.sign(out)))
         return da, None if t1 is None else zeros_like(t1)
 
+    def onnx(self, ctx: OnnxContext, inputs: Sequence[str], **attrs: Any) -> Any:
+        size = ctx.node("Abs", [inputs[0]])
+        zero = ctx.constant(np.array(0, ctx.type(inputs[0]).dtype.np))
+        return ctx.node(
+            "Where", [_onnx_signbit(ctx, inputs[1], zero), ctx.node("Neg", [size]), size]
+        )
+
     def samples(self) -> Iterable[Sample]:
         return examples.binary(0.5, 2.0, ints=False)
+
+
+def _onnx_signbit(ctx: OnnxContext, x: str, zero: str) -> str:
+    """Whether floats are negative, -0.0 among them."""
+    inverse = ctx.node("Reciprocal", [x])
+    return str(ctx.node("Or", [ctx.node("Less", [x, zero]), ctx.node("Less", [inverse, zero])]))
 
 
 add, sub, mul, div = Add(), Sub(), Mul(), Div()

@@ -65,6 +65,28 @@ class _Shift(Bitwise):
         safe = select(inside, shift, const(0, shift.dtype))
         return select(inside, make(self.node, value, safe), self.outside(value))
 
+    def onnx(self, ctx: OnnxContext, inputs: Sequence[str], **attrs: Any) -> Any:
+        # BitShift shifts unsigned integers, by less than their width
+        (a, b), dtype = inputs, ctx.type(inputs[0]).dtype
+        zero = ctx.constant(np.array(0, dtype.np))
+        inside = ctx.node("Less", [b, ctx.constant(np.array(dtype.bits, dtype.np))])
+        if dtype.signed:
+            inside = ctx.node("And", [inside, ctx.node("GreaterOrEqual", [b, zero])])
+        arithmetic = dtype.signed and self.node == "shr"
+        farthest = ctx.constant(np.array(dtype.bits - 1 if arithmetic else 0, dtype.np))
+        far = ctx.node("Where", [inside, b, farthest])
+        if arithmetic:  # of a negative number: not (not a >> far)
+            negative, ones = ctx.node("Less", [a, zero]), ctx.constant(np.array(-1, dtype.np))
+            a = ctx.node("Where", [negative, ctx.node("Sub", [ones, a]), a])
+        wide = ctx.onnx_dtype(dtypes.uint64 if dtype.bits == 64 else dtypes.uint32)
+        shifted = [ctx.node("Cast", [v], to=wide) for v in (a, far)]
+        direction = "LEFT" if self.node == "shl" else "RIGHT"
+        out = ctx.node("BitShift", shifted, direction=direction)
+        out = ctx.node("Cast", [out], to=ctx.onnx_dtype(dtype))
+        if arithmetic:
+            return ctx.node("Where", [negative, ctx.node("Sub", [ones, out]), out])
+        return ctx.node("Where", [inside, out, zero])
+
     def samples(self) -> Iterable[Sample]:
         yield from examples.binary(floats=False)
         shifts = np.arange(9, dtype=np.int64)[None, :]
@@ -78,11 +100,6 @@ class LeftShift(_Shift):
         inside = (b >= 0) & (b < a.dtype.itemsize * 8)
         out = np.left_shift(a, np.where(inside, b, 0).astype(a.dtype))
         return np.where(inside, out, 0).astype(a.dtype)
-
-    def onnx(self, ctx: OnnxContext, inputs: Sequence[str], **attrs: Any) -> Any:
-        if ctx.type(inputs[0]).dtype.signed:
-            return super().onnx(ctx, inputs, **attrs)
-        return ctx.node("BitShift", inputs, direction="LEFT")
 
 
 class RightShift(_Shift):
@@ -102,11 +119,6 @@ class RightShift(_Shift):
             out = np.right_shift(a, np.where(inside, b, 0).astype(a.dtype))
             return np.where(inside, out, 0).astype(a.dtype)
         return np.asarray(np.right_shift(a, np.where(inside, b, width - 1).astype(a.dtype)))
-
-    def onnx(self, ctx: OnnxContext, inputs: Sequence[str], **attrs: Any) -> Any:
-        if ctx.type(inputs[0]).dtype.signed:
-            return super().onnx(ctx, inputs, **attrs)
-        return ctx.node("BitShift", inputs, direction="RIGHT")
 
 
 bitwise_and, bitwise_or, bitwise_xor = BitwiseAnd(), BitwiseOr(), BitwiseXor()

@@ -74,7 +74,11 @@ class Where(Elementwise):
         return broadcast_like(self(operands[0], t0, t1), out)
 
     def onnx(self, ctx: OnnxContext, inputs: Sequence[str], **attrs: Any) -> Any:
-        return ctx.node("Where", inputs)
+        if ctx.type(inputs[1]).dtype is not dtypes.bool_:
+            return ctx.node("Where", inputs)
+        cond, a, b = inputs  # ONNX Runtime has no Where of bools
+        otherwise = ctx.node("And", [ctx.node("Not", [cond]), b])
+        return ctx.node("Or", [ctx.node("And", [cond, a]), otherwise])
 
     def samples(self) -> Iterable[Sample]:
         cond = np.array([[True, False, True], [False, True, False]])

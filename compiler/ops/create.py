@@ -56,9 +56,10 @@ class Full(Create):
         return b.pointwise(tuple(attrs["shape"]), dtype, value)
 
     def onnx(self, ctx: OnnxContext, inputs: Sequence[str], **attrs: Any) -> Any:
-        if not is_static(attrs["shape"]):
-            return super().onnx(ctx, inputs, **attrs)
-        return ctx.constant(self.reference(**attrs))
+        value = ctx.constant(self.reference(**{**attrs, "shape": ()}))
+        if not attrs["shape"]:
+            return value
+        return ctx.node("Expand", [value, ctx.shape(attrs["shape"])])
 
     def samples(self) -> Iterable[Sample]:
         attrs: dict[str, Any]
@@ -110,9 +111,21 @@ class Iota(Create):
         return b.pointwise(tuple(attrs["shape"]), dtype, cast_expr(start + i * step, dtype))
 
     def onnx(self, ctx: OnnxContext, inputs: Sequence[str], **attrs: Any) -> Any:
-        if not is_static(attrs["shape"]):
-            return super().onnx(ctx, inputs, **attrs)
-        return ctx.constant(self.reference(**attrs))
+        if is_static(attrs["shape"]):
+            return ctx.constant(self.reference(**attrs))
+        dtype: DType = attrs["dtype"]
+        wide = self.wide(dtype)
+        zero, one = (ctx.constant(np.array(v, np.int64)) for v in (0, 1))
+        count = ctx.node("Squeeze", [ctx.shape(attrs["shape"])])
+        i = ctx.node("Range", [zero, count, one])
+        if wide is not dtypes.int64:
+            i = ctx.node("Cast", [i], to=ctx.onnx_dtype(wide))
+        start, step = (wide.np.type(attrs.get(k, v)) for k, v in (("start", 0), ("step", 1)))
+        if step != 1:
+            i = ctx.node("Mul", [i, ctx.constant(np.array(step))])
+        if start != 0:
+            i = ctx.node("Add", [i, ctx.constant(np.array(start))])
+        return i if dtype is wide else ctx.node("Cast", [i], to=ctx.onnx_dtype(dtype))
 
     def samples(self) -> Iterable[Sample]:
         for dtype in (dtypes.int64, dtypes.int32, dtypes.uint8, dtypes.float32, dtypes.float64,

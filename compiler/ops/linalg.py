@@ -114,7 +114,12 @@ class Matmul(Bilinear):
         )
 
     def onnx(self, ctx: OnnxContext, inputs: Sequence[str]) -> Any:
-        return ctx.node("MatMul", inputs)
+        dtype = ctx.type(inputs[0]).dtype
+        if dtype.is_floating_point or dtype.bits > 16:
+            return ctx.node("MatMul", inputs)
+        wide = ctx.onnx_dtype(dtypes.int32)  # ONNX multiplies no narrow integers
+        out = ctx.node("MatMul", [ctx.node("Cast", [x], to=wide) for x in inputs])
+        return ctx.node("Cast", [out], to=ctx.onnx_dtype(dtype))
 
     def samples(self) -> Iterable[Sample]:
         yield Sample((uniform((3, 4)), uniform((4, 5), seed=1)))

@@ -24,6 +24,7 @@ from jitgrad.compiler.ops.record import (
     op,
 )
 from jitgrad.compiler.symbolic import Dim, Sym
+from jitgrad.compiler.symbolic import prod as size_of
 from jitgrad.compiler.types import TensorType
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import DType
@@ -111,7 +112,11 @@ class Reduce(Op):
             x = ctx.node("Cast", [x], to=ctx.onnx_dtype(wanted))
         axes = ctx.constant(np.asarray(attrs["axes"], np.int64))
         keep = int(attrs.get("keepdim", False))
-        return ctx.node(self.onnx_op, [x, axes], keepdims=keep, noop_with_empty_axes=1)
+        narrow = wanted if wanted.name in ("bool", "int16") else None  # ONNX does not reduce these
+        if narrow is not None:
+            x = ctx.node("Cast", [x], to=ctx.onnx_dtype(dtypes.int32))
+        out = ctx.node(self.onnx_op, [x, axes], keepdims=keep, noop_with_empty_axes=1)
+        return out if narrow is None else ctx.node("Cast", [out], to=ctx.onnx_dtype(narrow))
 
     def samples(self) -> Iterable[Sample]:
         return reduce_samples(ints=True, empty=not self.needs_elements)
@@ -377,10 +382,23 @@ class _ArgBest(Reduce):
 
     def onnx(self, ctx: OnnxContext, inputs: Sequence[str], **attrs: Any) -> Any:
         axes: Axes = attrs["axes"]
-        if len(axes) != 1:
-            raise RuntimeError(f"[{self.name}] ONNX has no form for several axes; got {axes}")
-        keep = int(attrs.get("keepdim", False))
-        return ctx.node(self.onnx_op, inputs, axis=axes[0], keepdims=keep)
+        (x,), t = inputs, ctx.type(inputs[0])
+        if t.dtype is dtypes.bool_:
+            x = ctx.node("Cast", [x], to=ctx.onnx_dtype(dtypes.uint8))
+        keep = bool(attrs.get("keepdim", False))
+        if len(axes) == 1:
+            return ctx.node(self.onnx_op, [x], axis=axes[0], keepdims=int(keep))
+        kept = [k for k in range(t.ndim) if k not in axes]  # the reduced axes as one, the last
+        if t.ndim:
+            x = ctx.node("Transpose", [x], perm=[*kept, *axes])
+        lead, group = [t.shape[k] for k in kept], size_of(t.shape[k] for k in axes)
+        x = ctx.node("Reshape", [x, ctx.shape((*lead, group))], allowzero=1)
+        out = ctx.node(self.onnx_op, [x], axis=len(kept), keepdims=0)
+        if not keep:
+            return out
+        return ctx.node(
+            "Reshape", [out, ctx.shape(reduced_shape(t.shape, axes, True))], allowzero=1
+        )
 
 
 class Argmax(_ArgBest):

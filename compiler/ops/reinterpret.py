@@ -14,9 +14,9 @@ import numpy as np
 from jitgrad.compiler.loops import INDEX, Array, Builder, Expr, axis, const, dim, load, select
 from jitgrad.compiler.ops.examples import integers, uniform
 from jitgrad.compiler.ops.placing import full, zeros_of
-from jitgrad.compiler.ops.record import Op, Sample, apply_like, op
+from jitgrad.compiler.ops.record import OnnxContext, Op, Sample, apply_like, op
 from jitgrad.compiler.ops.regions import is_empty, zero_filled
-from jitgrad.compiler.symbolic import Dim, hint, prod
+from jitgrad.compiler.symbolic import Dim, hint, is_static, prod
 from jitgrad.compiler.types import TensorType
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import DType
@@ -80,6 +80,16 @@ class AsStrided(Op):
 
     def jvp(self, tangents: tuple[Any, ...], out: Any, x: Any, **attrs: Any) -> Any:
         return None if tangents[0] is None else op.as_strided(tangents[0], **attrs)
+
+    def onnx(
+        self, ctx: OnnxContext, inputs: Sequence[str], *, size: Shape, stride: Shape, offset: Dim
+    ) -> Any:
+        if not is_static((*size, *stride, offset)):
+            raise RuntimeError("no ONNX form for symbolic sizes; export with fixed sizes")
+        places = np.array(hint(offset), np.int64)
+        for n, s in zip(size, stride, strict=True):
+            places = places[..., None] + np.arange(hint(n)) * hint(s)
+        return ctx.node("Gather", [inputs[0], ctx.constant(places)], axis=0)
 
     def batch(
         self,
@@ -181,6 +191,11 @@ class Bitcast(Op):
             )
             last = last // (b // a)
         return TensorType((*x.shape[:-1], last), dtype, x.device)
+
+    def onnx(self, ctx: OnnxContext, inputs: Sequence[str], *, dtype: DType) -> Any:
+        if ctx.type(inputs[0]).dtype.itemsize != dtype.itemsize:
+            raise RuntimeError("ONNX reads bits as another dtype of the same size only")
+        return ctx.node("BitCast", inputs, to=ctx.onnx_dtype(dtype))
 
     def reference(self, x: np.ndarray, *, dtype: DType) -> np.ndarray:
         try:

@@ -183,6 +183,14 @@ class Cumprod(_Cumulative):
             x, t = op.cast(x, dtype=out.dtype), op.cast(t, dtype=out.dtype)
         return _recurrence(x, op.mul(t, _shift(out, k, 1, 1)), k, 1)
 
+    def onnx(self, ctx: OnnxContext, inputs: Sequence[str], **attrs: Any) -> Any:
+        t = ctx.type(inputs[0])
+        out = t.with_dtype(self.out_dtype(t.dtype, attrs.get("dtype")))
+        x = inputs[0]
+        if out.dtype is not t.dtype:
+            x = ctx.node("Cast", [x], to=ctx.onnx_dtype(out.dtype))
+        return _onnx_running(ctx, x, out, attrs["axis"], "Mul", 1)
+
     def samples(self) -> Iterable[Sample]:
         yield from super().samples()
         zeros = np.array([[1.0, 0.0, 2.0, 0.0], [0.0, 3.0, 1.5, -2.0]])
@@ -218,6 +226,18 @@ class _RunningExtreme(AlongAxis):
         out = b.scan(x.shape, attrs["axis"], value, self.combine)
         return b.pointwise(x.shape, x.dtype, cast_expr(load(out, here), x.dtype)) if half else out
 
+    def onnx(self, ctx: OnnxContext, inputs: Sequence[str], **attrs: Any) -> Any:
+        t = ctx.type(inputs[0])
+        low, high = (-np.inf, np.inf)
+        if not t.dtype.is_floating_point:
+            info = np.iinfo(t.dtype.np)
+            low, high = info.min, info.max
+        greatest = self.combine == "max"
+        return _onnx_running(
+            ctx, inputs[0], t, attrs["axis"], "Max" if greatest else "Min",
+            low if greatest else high,
+        )  # fmt: skip
+
     def samples(self) -> Iterable[Sample]:
         x = examples.uniform((2, 3, 4))
         for k in range(3):
@@ -243,6 +263,24 @@ class Cummin(_RunningExtreme):
     """cummin(x; axis): the least element so far."""
 
     name, combine, ufunc = "cummin", "min", np.minimum
+
+
+def _onnx_running(
+    ctx: OnnxContext, x: str, t: TensorType, axis: int, op_type: str, neutral: float
+) -> str:
+    """The running combination of x along an axis, by recursive doubling (see `_recurrence`)."""
+    n = t.shape[axis]
+    if isinstance(n, Sym):
+        raise RuntimeError(f"no ONNX form along a symbolic dim; got {t}; export with fixed sizes")
+    fill = ctx.constant(np.array(neutral, t.dtype.np))
+    out, far = x, 1
+    while far < n:
+        kept = ctx.node("Slice", [out, *(ctx.shape((v,)) for v in (0, n - far, axis))])
+        low = [far if k == axis else 0 for k in range(t.ndim)]
+        before = ctx.node("Pad", [kept, ctx.shape((*low, *([0] * t.ndim))), fill])
+        out = ctx.node(op_type, [before, out])
+        far *= 2
+    return out if far > 1 else str(ctx.node("Identity", [x]))
 
 
 def _is_zero(d: Dim) -> bool:
@@ -320,14 +358,17 @@ class Sort(AlongAxis):
         return b.sort(x.shape, attrs["axis"], value, attrs.get("descending", False))
 
     def onnx(self, ctx: OnnxContext, inputs: Sequence[str], **attrs: Any) -> Any:
-        n = ctx.type(inputs[0]).shape[attrs["axis"]]
-        if isinstance(n, Sym):
-            raise RuntimeError("[sort] ONNX export needs a fixed size along the sorted dim")
-        count = ctx.constant(np.asarray([n], np.int64))
-        largest = int(attrs.get("descending", False))
-        return ctx.node(
-            "TopK", [inputs[0], count], 2, axis=attrs["axis"], largest=largest, sorted=1
+        t = ctx.type(inputs[0])
+        count = ctx.shape((t.shape[attrs["axis"]],))
+        x, largest = inputs[0], int(attrs.get("descending", False))
+        if t.dtype is dtypes.bool_:
+            x = ctx.node("Cast", [x], to=ctx.onnx_dtype(dtypes.uint8))
+        values, places = ctx.node(
+            "TopK", [x, count], 2, axis=attrs["axis"], largest=largest, sorted=1
         )
+        if t.dtype is dtypes.bool_:
+            values = ctx.node("Cast", [values], to=ctx.onnx_dtype(dtypes.bool_))
+        return values, places
 
     def samples(self) -> Iterable[Sample]:
         x = examples.uniform((2, 3, 4))

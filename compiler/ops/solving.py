@@ -21,7 +21,7 @@ from jitgrad.compiler.ops.factor import (
     triangle,
 )
 from jitgrad.compiler.ops.linalg import adjoint, conj, sum_terms, transpose
-from jitgrad.compiler.ops.record import Op, Sample, op, zeros_like
+from jitgrad.compiler.ops.record import OnnxContext, Op, Sample, op, zeros_like
 from jitgrad.compiler.types import TensorType
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.errors import LinAlgError
@@ -140,6 +140,9 @@ class Det(Factorization):
 
     def jvp(self, tangents: tuple[Any, ...], out: Any, a: Any) -> Any:
         return total(op.mul(op.cofactor(a), tangents[0]))
+
+    def onnx(self, ctx: OnnxContext, inputs: Sequence[str], **attrs: Any) -> Any:
+        return ctx.node("Det", inputs)
 
     def samples(self) -> Iterable[Sample]:
         for shape, note in _SHAPES:

@@ -1,0 +1,142 @@
+"""Symbolic dims of exported functions: which sizes of the inputs may differ from call to call.
+
+Owns what `dynamic_shapes=` means, the inputs without data that a function is recorded on, and what
+the recording assumed of the sizes. Symbolic dims themselves are compiler/symbolic.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jitgrad.compiler.symbolic import Dim, ShapeEnv, Sym, evaluate
+from jitgrad.compiler.types import TensorType
+from jitgrad.runtime.errors import CompileError
+from jitgrad.tensor import Tensor, wrap
+
+DynamicShapes = Mapping[str, Any] | Sequence[Any] | None
+_OPEN = {"==": "!=", "<": ">=", "<=": ">"}
+
+
+def symbolic_inputs(
+    inputs: Sequence[Tensor], names: Sequence[str], dynamic_shapes: DynamicShapes, env: ShapeEnv
+) -> list[Tensor]:
+    """Tensors without data, of the inputs' types, with the dims that `dynamic_shapes` names.
+
+    A dim's hint is its example size, but at least 2. Raises ValueError for names and dims that are
+    not there, and for dims of one name whose example sizes differ.
+    """
+    if isinstance(dynamic_shapes, Mapping):
+        unknown = [k for k in dynamic_shapes if k not in names]
+        if unknown:
+            raise ValueError(
+                f"[export] expected dynamic_shapes of inputs {list(names)}; got {unknown}"
+            )
+        wanted = [dynamic_shapes.get(name) for name in names]
+    else:
+        wanted = list(dynamic_shapes or ())
+        if len(wanted) != len(inputs):
+            raise ValueError(
+                f"[export] expected dynamic_shapes of {len(inputs)} inputs; got {len(wanted)}; "
+                "give None for an input of fixed shape"
+            )
+    sizes: dict[str, int] = {}
+    made: dict[str, Sym] = {}
+    out = []
+    for x, name, spec in zip(inputs, names, wanted, strict=True):
+        shape: list[Dim] = list(x.shape)
+        for axis, label in _axes(spec, len(shape), name).items():
+            size = int(x.shape[axis])
+            if sizes.setdefault(label, size) != size:
+                raise ValueError(
+                    f"[export] expected dims called {label!r} to have one size; got "
+                    f"{sizes[label]} and {size}; give them different names"
+                )
+            if label not in made:
+                made[label] = env.dim(label, max(size, 2))
+            shape[axis] = made[label]
+        out.append(wrap(None, TensorType(tuple(shape), x.dtype)))
+    return out
+
+
+def _axes(spec: Any, rank: int, name: str) -> dict[int, str]:
+    """Axis -> name of its dim, of one input."""
+    if spec is None:
+        return {}
+    if not isinstance(spec, Mapping):
+        spec = dict(enumerate(spec))
+    found: dict[int, str] = {}
+    for axis, label in spec.items():
+        if label is None:
+            continue
+        if not isinstance(axis, int) or not -rank <= axis < rank:
+            raise ValueError(
+                f"[export] expected dims of {name!r}, which has {rank}; got {axis!r} in "
+                "dynamic_shapes"
+            )
+        text = label if isinstance(label, str) else getattr(label, "__name__", "")
+        if not text.isidentifier():
+            raise ValueError(
+                f"[export] expected dim {axis} of {name!r} to have a name such as 'batch'; got "
+                f"{label!r}"
+            )
+        found[axis % rank] = text
+    return found
+
+
+def refuse_fixed_dims(env: ShapeEnv, name: str) -> None:
+    """Raises CompileError where recording needed the very value of a dynamic dim. (That two dims
+    are equal is a condition like any other.)"""
+    fixed = [
+        (a, b)
+        for kind, a, b, outcome in env.guards
+        if kind == "==" and outcome and not (isinstance(a, Sym) and isinstance(b, Sym))
+    ]
+    if fixed:
+        texts = sorted({f"{a} == {b}" for a, b in fixed})
+        raise CompileError(
+            f"[export] cannot export {name} with these dynamic shapes: its result holds only where "
+            f"{' and '.join(texts)} (Python or an op takes the number itself); leave these dims "
+            "out of dynamic_shapes, or compute with x.shape without int() and loops over it"
+        )
+
+
+def conditions(env: ShapeEnv) -> list[str]:
+    """What recording assumed of the dynamic dims, as text ("n <= 64"), besides being at least 2."""
+    found = [f"{a} {kind if outcome else _OPEN[kind]} {b}" for kind, a, b, outcome in env.guards]
+    return list(dict.fromkeys(found))
+
+
+def fits(found: TensorType, declared: TensorType, dims: dict[str, int]) -> bool:
+    """Whether a tensor's type is as declared; `dims` collects the sizes of symbolic dims."""
+    if found.dtype is not declared.dtype or found.ndim != declared.ndim:
+        return False
+    for size, wanted in zip(found.shape, declared.shape, strict=True):
+        known: Dim = wanted
+        if isinstance(wanted, Sym):
+            known = dims.setdefault(str(wanted), int(size))
+        if size != known:
+            return False
+    return True
+
+
+def known_sizes(dims: Mapping[str, int]) -> str:
+    """The sizes of dims that earlier inputs fixed, for an error's end."""
+    return f", where {', '.join(f'{k} = {v}' for k, v in dims.items())}" if dims else ""
+
+
+def check_conditions(env: ShapeEnv, dims: Mapping[str, int]) -> None:
+    """Raises ValueError where sizes are not as the recording assumed."""
+    small = [f"{name} = {size}" for name, size in dims.items() if size < 2]
+    if small:
+        raise ValueError(
+            f"[export] expected dynamic dims of at least 2; got {', '.join(small)}; sizes 0 and 1 "
+            "are graphs of their own (export them with fixed shapes)"
+        )
+    for kind, a, b, outcome in env.guards:
+        one = ShapeEnv(env.hints, [(kind, a, b, outcome)])
+        if not one.holds(dims):
+            raise ValueError(
+                f"[export] expected sizes with {a} {kind if outcome else _OPEN[kind]} {b}; got "
+                f"{evaluate(a, dims)} and {evaluate(b, dims)}{known_sizes(dims)}"
+            )

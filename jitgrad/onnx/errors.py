@@ -1,0 +1,17 @@
+"""The errors of jitgrad.onnx, with PyTorch's names where it has one."""
+
+from __future__ import annotations
+
+from jitgrad.runtime.errors import CompileError
+
+
+class OnnxExporterError(CompileError):
+    """A function that cannot become an ONNX model."""
+
+
+class UnsupportedOperatorError(OnnxExporterError):
+    """Ops without an ONNX form at the opset asked for; the message lists them all."""
+
+
+class OnnxLoadError(ValueError):
+    """A file that is no sound ONNX model, or one that holds what cannot be loaded."""

@@ -1,0 +1,290 @@
+"""An exported graph becomes an ONNX model: every node by its record's ONNX form.
+
+Owns the walk over the graph, the list of what cannot be written, the check of the model, and its
+files. The nodes are collected by writer.py.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import onnx
+from onnx import helper, numpy_helper
+
+from jitgrad.compiler.ir import Graph, Node, Value
+from jitgrad.compiler.passes.simplify import simplify
+from jitgrad.compiler.symbolic import Sym
+from jitgrad.compiler.types import TensorType
+from jitgrad.dynamic_shapes import conditions
+from jitgrad.onnx.errors import OnnxExporterError, UnsupportedOperatorError
+from jitgrad.onnx.opsets import NEWEST, OLDEST, ir_version
+from jitgrad.onnx.symbolic import as_form, registered_form
+from jitgrad.onnx.types import number_of
+from jitgrad.onnx.writer import Writer
+from jitgrad.version import __version__
+
+if TYPE_CHECKING:
+    from jitgrad.export import Exported
+
+LARGEST = 2**31 - 2**20  # protobuf's limit of 2 GiB for one message, less what is not weights
+_MANY = 20  # nodes of one op that an error lists
+
+
+@dataclass(frozen=True)
+class OnnxFile:
+    """What was written: the model's path, the weights' file or None, the opset, and the names."""
+
+    path: str
+    data: str | None
+    opset: int
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A node that cannot be written: its op, the user's line, and why."""
+
+    op: str
+    line: str
+    reason: str
+
+
+def unsupported(
+    exported: Exported, *, opset: int = 18, custom: Mapping[str, Any] | None = None
+) -> list[Missing]:
+    """The nodes of an exported graph that have no ONNX form at this opset; [] if it can be written.
+
+    Nothing is written. See `Exported.onnx` for the arguments.
+    """
+    _check_opset(opset)
+    return _Walk(exported, opset, custom).missing
+
+
+def to_model(
+    exported: Exported, *, opset: int = 18, custom: Mapping[str, Any] | None = None
+) -> onnx.ModelProto:
+    """The model in memory, unchecked. See `Exported.onnx` for arguments and errors."""
+    _check_opset(opset)
+    walk = _Walk(exported, opset, custom)
+    if walk.missing:
+        raise UnsupportedOperatorError(_listed(walk.missing, exported.graph.name, opset))
+    return walk.model()
+
+
+def write_onnx(
+    exported: Exported,
+    path: str | os.PathLike[str],
+    *,
+    opset: int = 18,
+    custom: Mapping[str, Any] | None = None,
+    external_data: bool | None = None,
+) -> OnnxFile:
+    """Writes the model and checks it as ONNX's checker does. See `Exported.onnx`."""
+    target = Path(path)
+    model = to_model(exported, opset=opset, custom=custom)
+    size = sum(a.nbytes for a in exported.state.values())
+    apart = size > LARGEST if external_data is None else external_data
+    if size > LARGEST and not apart:
+        raise ValueError(
+            f"[onnx] expected weights of at most {LARGEST:,} bytes in one file; got {size:,}; use "
+            "external_data=True"
+        )
+    data = _write(model, target, apart)
+    return OnnxFile(
+        str(target), data, opset, tuple(exported.input_names), tuple(exported.output_names)
+    )
+
+
+def _check_opset(opset: int) -> None:
+    if not isinstance(opset, int) or not OLDEST <= opset <= NEWEST:
+        raise ValueError(
+            f"[onnx] expected an opset from {OLDEST} to {NEWEST} (what the installed onnx "
+            f"{onnx.__version__} knows); got {opset!r}"
+        )
+
+
+def _listed(missing: list[Missing], name: str, opset: int) -> str:
+    """The error's text: every op, with the lines that use it."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for m in missing:
+        groups.setdefault((m.op, m.reason), []).append(m.line or "?")
+    lines = []
+    for (op, reason), places in groups.items():
+        distinct = list(dict.fromkeys(places))
+        more = f" and {len(distinct) - _MANY} more lines" if len(distinct) > _MANY else ""
+        lines.append(f"  {op}, at {', '.join(distinct[:_MANY])}{more}: {reason}")
+    return (
+        f"[onnx] cannot write {name} at opset {opset}: {len(groups)} of its ops have no ONNX form "
+        "there:\n" + "\n".join(lines) + "\nReplace them, or say how they are written with "
+        "jitgrad.onnx.register_custom_op_symbolic"
+    )
+
+
+class _Walk:
+    """One pass over the graph: what each node became, or why it cannot be written."""
+
+    def __init__(self, exported: Exported, opset: int, custom: Mapping[str, Any] | None) -> None:
+        self.exported = exported
+        self.custom = dict(custom or {})
+        self.writer = Writer(opset)
+        self.graph: Graph = simplify(exported.graph)
+        self.names: dict[Value, str] = {}
+        self.missing: list[Missing] = []
+        self._declare()
+        for node in self.graph.nodes:
+            self._write(node)
+
+    def _declare(self) -> None:
+        for name in self.exported.output_names:
+            self.writer.declare(name, TensorType((), self.graph.outputs[0].type.dtype))
+        for item in self.graph.inputs:
+            if item.kind == "arg":
+                name = item.name
+                if name in self.exported.output_names:
+                    raise ValueError(
+                        f"[onnx] expected inputs and outputs of different names; got {name!r} "
+                        "twice; name them with names= and output_names="
+                    )
+                self.names[item.value] = self.writer.declare(name, item.value.type)
+                self.writer.declare_dims(name, item.value.type)
+            else:
+                name = item.name
+                while name in self.exported.output_names:
+                    name = f"{name}_state"
+                self.names[item.value] = self.writer.declare(name, item.value.type)
+
+    def _write(self, node: Node) -> None:
+        line = _short(node.line)
+        self.writer.at(node.op.name, line)
+        env = self.graph.env
+        before = len(env.guards)
+        try:
+            inputs = [self.names[v] for v in node.inputs]
+            made = self._form(node)(self.writer, inputs, **node.attr)
+            if len(env.guards) != before:
+                del env.guards[before:]
+                raise UnsupportedOperatorError("its ONNX form needs fixed sizes")
+        except RuntimeError as error:
+            self.missing.append(Missing(node.op.name, line, _reason(error, node)))
+            made = tuple(f"?{id(v)}" for v in node.outputs)  # the walk goes on
+        many = made if isinstance(made, tuple) else (made,)
+        for v, name in zip(node.outputs, many, strict=True):
+            self.names[v] = name
+            self.writer.typed(name, v.type)
+
+    def _form(self, node: Node) -> Callable[..., Any]:
+        if node.op.name in self.custom:
+            return as_form(self.custom[node.op.name])
+        return registered_form(node.op.name, self.writer.opset) or node.op.onnx
+
+    # -- the model -----------------------------------------------------------------------------
+    def model(self) -> onnx.ModelProto:
+        writer, exported = self.writer, self.exported
+        writer.at("", "")
+        for v, name in zip(self.graph.outputs, exported.output_names, strict=True):
+            self._name_output(self.names[v], name)
+        used = {n for node in writer.nodes for n in node.input}
+        weights = [
+            numpy_helper.from_array(exported.state[i.name], self.names[i.value])
+            for i in self.graph.inputs
+            if i.kind != "arg" and self.names[i.value] in used
+        ]
+        graph = helper.make_graph(
+            writer.nodes,
+            self.graph.name or "graph",
+            [_info(i.name, i.value.type) for i in self.graph.inputs if i.kind == "arg"],
+            [
+                _info(name, v.type)
+                for name, v in zip(exported.output_names, self.graph.outputs, strict=True)
+            ],
+            [*weights, *(c for c in writer.initializers if c.name in used)],
+        )
+        opsets = [helper.make_opsetid("", writer.opset)]
+        opsets += [helper.make_opsetid(d, v) for d, v in sorted(writer.domains.items())]
+        model: onnx.ModelProto = helper.make_model(
+            graph,
+            opset_imports=opsets,
+            ir_version=ir_version(writer.opset),
+            producer_name="jitgrad",
+            producer_version=__version__,
+        )
+        assumed = conditions(self.graph.env)
+        if assumed:
+            helper.set_model_props(model, {"jitgrad.conditions": "; ".join(assumed)})
+        return model
+
+    def _name_output(self, found: str, name: str) -> None:
+        """Gives a value the name of an output: its node's, if nothing else has named it yet."""
+        writer = self.writer
+        taken = [*self.exported.output_names, *(i.name for i in self.graph.inputs)]
+        for node in writer.nodes:
+            if found in node.output and found not in taken:
+                node.output[list(node.output).index(found)] = name
+                for reader in writer.nodes:
+                    for k, n in enumerate(reader.input):
+                        if n == found:
+                            reader.input[k] = name
+                for v, n in self.names.items():
+                    if n == found:
+                        self.names[v] = name
+                return
+        writer.nodes.append(helper.make_node("Identity", [found], [name], name=f"{name}_identity"))
+
+
+def _info(name: str, t: TensorType) -> onnx.ValueInfoProto:
+    dims = [str(d) if isinstance(d, Sym) else d for d in t.shape]
+    return helper.make_tensor_value_info(name, number_of(t.dtype), dims)
+
+
+def _short(line: str) -> str:
+    """A source line without the folders of the machine that it was recorded on."""
+    file, _, number = line.rpartition(":")
+    return f"{os.path.basename(file)}:{number}" if file else line
+
+
+def _reason(error: Exception, node: Node) -> str:
+    operands = ", ".join(str(v.type) for v in node.inputs)
+    return f"{str(error).removeprefix(f'[{node.op.name}] ')} (operands {operands})"
+
+
+def _write(model: onnx.ModelProto, path: Path, apart: bool) -> str | None:
+    """Writes beside the path, checks, then renames: a failure leaves what was there."""
+    folder = path.parent
+    try:
+        scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=folder))
+    except OSError as error:
+        raise type(error)(
+            error.errno,
+            f"[onnx] expected a folder that can be written; {str(folder)!r} cannot be: "
+            f"{error.strerror}; choose another folder",
+        ) from None
+    data = f"{path.name}.data"
+    try:
+        draft = scratch / path.name
+        if apart:
+            onnx.save_model(
+                model, str(draft), save_as_external_data=True, location=data, size_threshold=1024
+            )
+        else:
+            onnx.save_model(model, str(draft))
+        try:
+            onnx.checker.check_model(str(draft), full_check=True)
+        except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+            raise OnnxExporterError(f"[onnx] ONNX's checker refuses the model: {error}") from error
+        has_data = (scratch / data).exists()
+        if has_data:
+            os.replace(scratch / data, folder / data)
+        os.replace(draft, path)
+        return str(folder / data) if has_data else None
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+__all__ = ["Missing", "OnnxFile", "to_model", "unsupported", "write_onnx"]
