@@ -380,6 +380,12 @@ def _refuse_effects(trace: Trace, function: Any, paths: Mapping[int, str]) -> No
     """Raises CompileError where the function does more than return results, naming the state that
     it changes. paths: what a Module calls its tensors and submodules, by id."""
     graph = trace.graph
+    if trace.cuts:
+        raise CompileError(
+            f"[export] cannot export {_name(function)}: it reads tensors' values in Python "
+            f"({', '.join(map(str, trace.cuts[:3]))}), so that another call may go another way; "
+            "choose with jitgrad.where"
+        )
     changed: dict[str, str] = {}  # name -> the line that wrote it first
     for w in graph.writes:
         e = trace.entries[w.input]
