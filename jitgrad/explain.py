@@ -46,10 +46,11 @@ def compile_options(trace: Trace) -> Options:
     return Options(strides=tuple(strides))
 
 
-def pair_options(trace: Trace) -> Options:
-    """The compiler's options for the backward of a trace's pair."""
+def pair_options(trace: Trace, cotangents: int | None = None) -> Options:
+    """The compiler's options for the backward of a trace's pair (or the part of it that has so
+    many cotangents)."""
     assert trace.pair is not None
-    first = len(trace.pair.cotangents)
+    first = len(trace.pair.cotangents) if cotangents is None else cotangents
     strides = []
     for n, (kind, i) in enumerate(trace.pair.kept):
         steps = trace.entries[i].strides if kind == "input" else None

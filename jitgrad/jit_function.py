@@ -404,6 +404,9 @@ class JitFunction:
             if trace.pair is not None:
                 backward = trace.pair.backward
                 _, trace.pair.run = self._compiled(backward, pair_options(trace))
+                trace.pair.make = lambda graph, count: self._compiled(
+                    graph, pair_options(trace, count)
+                )[1]
         except Exception as error:
             text = f"the compiler cannot: {type(error).__name__}: {error}"
             raise CompileError(text) from error

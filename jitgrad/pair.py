@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from jitgrad.backward_part import Wanted, part_graph, part_of
 from jitgrad.compiler.cost import nbytes
 from jitgrad.compiler.ir import Graph, Node, Value
 from jitgrad.compiler.ops.record import OPS
@@ -46,6 +47,7 @@ class Pair:
         wanted: the numbers of the forward's inputs that get gradients, as `sources`.
         kept_bytes: of what is kept beside the inputs.
         run: runs the compiled backward on arrays; None until it is compiled.
+        make: compiles a part of the backward; given how many of its inputs are cotangents.
     """
 
     backward: Graph
@@ -61,6 +63,8 @@ class Pair:
     wanted: list[int]
     values: list[Value]
     run: Any = None
+    make: Any = None
+    parts: dict[Any, tuple[Any, list[int | None], list[Any]]] = field(default_factory=dict)
     op: Any = field(default_factory=SimpleNamespace)
 
     def __post_init__(self) -> None:
@@ -71,6 +75,23 @@ class Pair:
         ]
         self.kept_bytes = sum(map(nbytes, alone))
         self.types: Any = self.out_types[0] if len(self.out_types) == 1 else tuple(self.out_types)
+
+    def part(self, present: Wanted, wanted: Wanted) -> tuple[Any, list[int | None], list[Any]]:
+        """What runs the backward for these cotangents and gradients, which result each gradient
+        is, and the results' types. Compiled when it is first needed."""
+        found = self.parts.get((present, wanted))
+        if found is None:
+            if all(present) and all(
+                w or i is None for w, i in zip(wanted, self.grads, strict=True)
+            ):
+                graph, places, run = self.backward, self.grads, self.run
+            else:
+                asked = [i if w else None for i, w in zip(self.grads, wanted, strict=True)]
+                graph, places = part_graph(self.backward, len(present), present, asked)
+                run = self.make(graph, sum(present)) if graph.outputs else None
+            types = [intern_type(v.type) for v in graph.outputs]
+            found = self.parts[present, wanted] = run, places, types
+        return found
 
 
 def split(
@@ -210,14 +231,20 @@ class CompiledNode(TapeNode):
         if self.kept is None or self.given is None:
             raise RuntimeError(RETAIN_ERROR + f" (node {self.name()}, made at {self.line})")
         pair = self.pair
-        full = [zeros_of(t) if g is None else g for g, t in zip(grads, pair.out_types, strict=True)]
+        wanted = self._wanted()
         if state.grad_enabled or state.levels:  # examples or tangents among the cotangents
-            return joint_grads(self, full)
-        arrays = [_dense(g._data) for g in full]
+            return joint_grads(self, grads, wanted)
+        present = tuple([g is not None for g in grads])
+        run, places, types = pair.part(present, wanted)
+        arrays = [_dense(g._data) for g in grads if g is not None]
         arrays += self._arrays(self.kept, pair.values)
-        results = pair.run(arrays)
-        types = [intern_type(v.type) for v in pair.backward.outputs]
-        return [None if i is None else wrap(results[i], types[i]) for i in pair.grads]
+        results = run(arrays) if run is not None else []
+        return [None if i is None else wrap(results[i], types[i]) for i in places]
+
+    def _wanted(self) -> Wanted:
+        """Which gradients the run of the tape asks for."""
+        targets = state.backward.targets
+        return tuple([e is not None and id(e) in targets for e in self.edges])
 
     def _arrays(self, kept: Sequence[Kept], values: Sequence[Value]) -> list[Any]:
         for (_, storage, version), v in zip(kept, values, strict=True):
@@ -255,7 +282,7 @@ def _dense(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return array if array.flags.c_contiguous else np.array(array, order="C")
 
 
-def joint_grads(node: CompiledNode, grads: Sequence[Tensor]) -> Gradients:
+def joint_grads(node: CompiledNode, grads: Gradients, wanted: Wanted) -> Gradients:
     """The gradients, on the tape: forward and backward run again, op by op."""
     pair = node.pair
     assert node.given is not None
@@ -270,11 +297,24 @@ def joint_grads(node: CompiledNode, grads: Sequence[Tensor]) -> Gradients:
             values[pair.inputs[i]] = edge
         elif edge is not None:
             x._node, x._out = edge, slot
-    values.update(zip(pair.cotangents, grads, strict=True))
-    for n in (*pair.forward, *pair.reverse):
-        made = apply(n.op, tuple([values[v] for v in n.inputs]), n.attr)
+    absent = {v for v, g in zip(pair.cotangents, grads, strict=True) if g is None}
+    results = [v for v, w in zip(pair.found, wanted, strict=True) if v is not None and w]
+    part = part_of(pair.reverse, pair.cotangents, absent, results)
+    values.update((v, g) for v, g in zip(pair.cotangents, grads, strict=True) if g is not None)
+
+    def get(v: Value) -> Tensor:
+        v = part.of(v)
+        if v in part.zero and v not in values:
+            values[v] = zeros_of(intern_type(v.type))
+        return values[v]
+
+    for n in (*pair.forward, *part.steps):
+        made = apply(n.op, tuple([get(v) for v in n.inputs]), n.attr)
         values.update(zip(n.outputs, made if n.op.nout > 1 else (made,), strict=True))
-    return [None if v is None else values[v] for v in pair.found]
+    return [
+        None if v is None or not w or v in part.zero else get(v)
+        for v, w in zip(pair.found, wanted, strict=True)
+    ]
 
 
 def attach(t: Tensor, node: CompiledNode, slot: int) -> Tensor:

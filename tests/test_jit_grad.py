@@ -462,3 +462,57 @@ def test_a_change_in_place_is_told_as_eager_code_tells_it(function: Any, change:
     assert "replay" not in compiled and "kept" not in compiled
     if function is not _rows:  # what eager code keeps is the part; compiled code keeps all of x
         assert compiled == eager
+
+
+# -- only what is needed -------------------------------------------------------------------------
+def test_gradients_nobody_asks_for_are_not_computed() -> None:
+    def f(x: Any, w: Any) -> Any:
+        return ((x @ w).tanh() @ w.t()).sum()
+
+    fast = jit(f)
+    x, w = leaf(4, 3), leaf(3, 5, seed=1)
+    fast(x, w)
+    (only,) = jg.autograd.grad(fast(x, w), [x])
+    near(only, jg.autograd.grad(f(x, w), [x])[0])
+    pair = fast.specialisations[0].trace.pair
+    (part,) = pair.parts
+    assert part == ((True,), (True, False))
+    run, places, types = pair.parts[part]
+    assert places == [0, None] and len(types) == 1
+    products = [n.op.name for n in run.__self__.graph.nodes].count("matmul")
+    assert products == 2  # of four: those for w are left out
+    fast(x, w).backward()
+    near(w.grad, jg.autograd.grad(f(x, w), [w])[0])
+    fast(x, w).backward(inputs=[w])
+    assert fast.stats.compiles == 4  # forward, backward, the part for x, the part for w
+
+
+def test_a_result_that_is_not_used_passes_no_gradient() -> None:
+    def f(x: Any) -> Any:
+        y = x * 2
+        return y.sum(), 1 / x, (y * x).sum()  # the second has no finite derivative at 0
+
+    fast = jit(f)
+    for create_graph in (False, True):
+        for pick in ([0], [2], [0, 2]):
+            grads = []
+            for g in (f, fast, fast):
+                x = jg.tensor([0.0, 1.0, 2.0], requires_grad=True)
+                out = g(x)
+                loss = sum(out[i] for i in pick)
+                grads.append(jg.autograd.grad(loss, [x], create_graph=create_graph)[0])
+            assert grads[0].isfinite().all()
+            near(grads[0], grads[1])
+            near(grads[0], grads[2])
+
+
+def test_an_input_that_no_used_result_depends_on_gets_none() -> None:
+    fast = jit(lambda x, w: (x.sin(), w.cos() + x))
+    for _ in range(3):
+        x, w = leaf(3), leaf(3, seed=1)
+        fast(x, w)[0].sum().backward()
+        assert w.grad is None and x.grad is not None
+        found = jg.autograd.grad(fast(x, w)[0].sum(), [x, w], allow_unused=True)
+        assert found[1] is None
+        with pytest.raises(RuntimeError, match="not have been used"):
+            jg.autograd.grad(fast.__wrapped__(x, w)[0].sum(), [x, w])
