@@ -274,8 +274,6 @@ class JitFunction:
         guard = ArgumentGuard(structure, leaves, lifter.lifted(structure, leaves, args, kwargs))
         lifter.name_leaves(structure, args, kwargs)
         modes = Modes()
-        if any(isinstance(x, Tensor) and (x._hooks or x._post_hooks) for x in leaves):
-            recorder.give_up("an argument has hooks")
         result, profile = self._run_recorded(recorder, watch, new_args, new_kwargs)
         trace = recorder.finish(result, lambda: _recording(recorder, profile))
         as_floats = plain(result)
@@ -287,6 +285,9 @@ class JitFunction:
             )
             if against:
                 recorder.give_up(*against)
+            hooked = [x for x in leaves if isinstance(x, Tensor) and (x._hooks or x._post_hooks)]
+            if trace.backward_inside and hooked:
+                recorder.give_up("runs backward() where an argument has hooks")
         if not recorder.reason and modes.mismatch():
             recorder.give_up(f"leaves a mode changed ({modes.mismatch()})")
         if recorder.reason:

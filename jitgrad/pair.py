@@ -10,7 +10,8 @@ What the backward reads of the forward is kept or computed again, whichever is c
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from types import SimpleNamespace
@@ -160,6 +161,27 @@ def split(
         places.append(len(graph.outputs))
         graph.outputs.append(value)
     return graph, kept, places
+
+
+@contextmanager
+def without_hooks(tensors: Iterable[Tensor | None]) -> Iterator[None]:
+    """Inside, no hook on these tensors' gradients runs, nor are gradients retained: when a compiled
+    node's gradients arrive there, they will."""
+    held: list[tuple[Any, dict[str, Any]]] = []
+    for x in tensors:
+        edge = None if x is None else edge_of(x)[0]
+        names = ("_hooks", "_post_hooks") if isinstance(edge, Tensor) else ("hooks", "retains")
+        if edge is not None:
+            held.append((edge, {name: getattr(edge, name) for name in names}))
+    for edge, found in held:
+        for name in found:
+            setattr(edge, name, None)
+    try:
+        yield
+    finally:
+        for edge, found in reversed(held):
+            for name, value in found.items():
+                setattr(edge, name, value)
 
 
 def saved_values(read: Iterable[Value]) -> set[Value]:

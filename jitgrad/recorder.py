@@ -22,7 +22,7 @@ from jitgrad.compiler.ir import Graph, Rebind, Value, Write
 from jitgrad.compiler.types import TensorType
 from jitgrad.facts import leaf_facts, place_facts
 from jitgrad.hostscalar import HostScalar, Numbering, Truth
-from jitgrad.pair import Pair, saved_values, split
+from jitgrad.pair import Pair, saved_values, split, without_hooks
 from jitgrad.pytree import Structure, flatten
 from jitgrad.random import draw_tensors
 from jitgrad.results import Roots
@@ -44,7 +44,7 @@ from jitgrad.sources import (
     Source,
     is_array,
 )
-from jitgrad.state import abstract_mode
+from jitgrad.state import abstract_mode, state
 from jitgrad.storage import Storage
 from jitgrad.tape.node import edge_of, held_by_tape, next_seq
 from jitgrad.tape.views import put_chain
@@ -69,6 +69,7 @@ class Trace:
     before they were set. draws: per generator. special: lifted numbers, by name, whose value (or,
     by a Truth, being zero) is guarded. places: tensors whose place in memory (place_facts) is.
     cuts: the values that Python looked at; leaf: the trace's place in the tree, then.
+    backward_inside: whether the function ran the tape itself (so that hooks count).
     """
 
     graph: Graph
@@ -81,6 +82,7 @@ class Trace:
     special: dict[Any, Any]
     places: list[tuple[Owner, Any]]
     cuts: list[Cut]
+    backward_inside: bool = False
     pair: Pair | None = None
     leaf: Leaf | None = None
 
@@ -122,6 +124,7 @@ class Recorder(ValueMap):
         self.cuts: list[Cut] = []
         self.segments_reason = ""
         self.first_node = next_seq()
+        self._ran_backward = False
 
     # -- the protocol --------------------------------------------------------------------------
     def op(
@@ -129,6 +132,8 @@ class Recorder(ValueMap):
     ) -> None:
         if self.reason:
             return
+        if state.backward is not None:
+            self._ran_backward = True
         for y in outputs:
             self._made.append((weakref.ref(y), line))
         if op.view and outputs[0]._storage is operands[0]._storage:
@@ -350,6 +355,7 @@ class Recorder(ValueMap):
         """
         if self.reason:
             return None
+        self.backward_inside = self._ran_backward
         leaves, structure = flatten(result)
         roots = Roots(self)
         results = [self._result(x, roots) for x in leaves]
@@ -396,7 +402,7 @@ class Recorder(ValueMap):
                       for i, y in enumerate(outputs)]  # fmt: skip
         self._values.update(zip((s._storage for s in seeds), cotangents, strict=True))
         try:
-            with recording(), abstract_mode():
+            with recording(), abstract_mode(), without_hooks(e.tensor for e in targets):
                 found = grad(
                     outputs, [e.tensor for e in targets if e.tensor is not None], seeds,
                     retain_graph=True, allow_unused=True,
@@ -444,9 +450,6 @@ class Recorder(ValueMap):
             entry = by_edge.get((id(edge), slot))
             if entry is not None:
                 found[id(entry)] = entry
-                hooked = edge._hooks if isinstance(edge, Tensor) else edge.hooks
-                if hooked:
-                    self.give_up("returns a tensor that depends on an input with hooks")
                 continue
             if edge is None or id(edge) in seen:
                 continue
@@ -499,6 +502,7 @@ class Recorder(ValueMap):
             self.special,
             list(self._guarded.values()),
             self.cuts,
+            self.backward_inside,
             pair,
         )
 

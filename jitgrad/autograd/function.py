@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jitgrad.dispatch import check_inplace, level_of
+from jitgrad.pytree import flatten
 from jitgrad.state import state
 from jitgrad.tape.node import (
     RETAIN_ERROR,
@@ -117,6 +118,11 @@ class FunctionNode(Node):
             else:
                 self.kept.append((save_tensor(t), t))
         self.ctx.to_save = ()
+
+    def tensors(self) -> list[Tensor]:
+        held = [entry[1] for entry in self.kept or () if entry is not None]
+        held += [x for value in vars(self.ctx).values() for x in flatten(value)[0]]
+        return [x for x in held if isinstance(x, Tensor)]
 
     def unpack_saved(self) -> tuple[Tensor | None, ...]:
         if self.kept is None:

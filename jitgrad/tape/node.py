@@ -184,6 +184,10 @@ class Node:
         return self.seq
 
     # -- saved tensors ---------------------------------------------------------------------------
+    def tensors(self) -> Sequence[Tensor]:
+        """What the node holds as tensors (with their place on the tape)."""
+        return ()
+
     def pack(self) -> None:
         """Hands what is saved to the pack hook that is in force (saved_tensors_hooks)."""
         operands, outs = self.operands, self.outs
@@ -294,8 +298,8 @@ class Packed:
 
 
 def held_by_tape(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Tensors that are alive because the tape of these holds them: what owners of hooks on saved
-    tensors (checkpoints) compute with again."""
+    """Tensors that are alive because the tape of these holds them: what nodes keep as tensors, and
+    what owners of hooks on saved tensors (checkpoints) compute with again."""
     seen: set[int] = set()
     stack: list[Any] = [x._node for x in tensors]
     while stack:
@@ -304,13 +308,16 @@ def held_by_tape(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
             continue
         seen.add(id(node))
         stack.extend(node.edges)
+        owners = [node]
         for x in (*(node.operands or ()), *((node.outs,) if node.nout == 1 else node.outs or ())):
             owner = getattr(x.unpack_hook, "__self__", None) if type(x) is Packed else None
             if owner is not None and id(owner) not in seen and hasattr(owner, "tensors"):
                 seen.add(id(owner))
-                held = owner.tensors()
-                stack.extend(t._node for t in held)
-                yield from held
+                owners.append(owner)
+        for owner in owners:
+            held = owner.tensors()
+            stack.extend(t._node for t in held)
+            yield from held
 
 
 class Held:
