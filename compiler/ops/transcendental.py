@@ -14,7 +14,7 @@ import numpy as np
 
 from jitgrad.compiler.loops import Builder, Expr, const, make, select
 from jitgrad.compiler.ops.elementwise import Unary
-from jitgrad.compiler.ops.record import OnnxContext, Sample, op, scalar_like
+from jitgrad.compiler.ops.record import Accuracy, OnnxContext, Sample, op, scalar_like
 
 
 class Exp(Unary):
@@ -211,12 +211,7 @@ class Sinc(Unary):
         small = op.lt(op.abs(x), 0.25)
         near = op.where(small, x, scalar_like(x, 0))
         far = op.where(small, scalar_like(x, 1), x)
-        y = op.mul(near, math.pi)
-        t = op.mul(y, y)
-        series = scalar_like(x, _SINC_SLOPE[-1])
-        for c in reversed(_SINC_SLOPE[:-1]):
-            series = op.add(op.mul(series, t), c)
-        series = op.mul(op.mul(series, near), math.pi**2)
+        series = op.mul(_slope_near_0(op.mul(near, math.pi)), math.pi)
         slope = op.div(op.sub(op.cos(op.mul(far, math.pi)), op.sinc(far)), far)
         return op.where(small, series, slope)
 
@@ -231,8 +226,56 @@ class Sinc(Unary):
         yield Sample((np.array([0.0, -0.0, 1e-9, 0.2499, 0.2501, -0.25]),), note="around 0")
 
 
-# The derivative of sinc over pi^2 x, in powers of (pi x)^2; float64's digits below 1/4.
+# The derivative of sin(y) / y over y, in powers of y^2; float64's digits below 0.8.
 _SINC_SLOPE = [(-1) ** n * 2 * n / math.factorial(2 * n + 1) for n in range(1, 10)]
+
+
+def _slope_near_0(y: Any) -> Any:
+    """The derivative of sin(y) / y for |y| < 0.8."""
+    t = op.mul(y, y)
+    series = scalar_like(y, _SINC_SLOPE[-1])
+    for c in reversed(_SINC_SLOPE[:-1]):
+        series = op.add(op.mul(series, t), c)
+    return op.mul(series, y)
+
+
+def _sine_over(x: np.ndarray) -> np.ndarray:
+    value = np.where(x == 0, x.dtype.type(1), np.sin(x) / np.where(x == 0, x.dtype.type(1), x))
+    return np.where(np.isinf(x), x.dtype.type(0), value)
+
+
+class SphericalBesselJ0(Unary):
+    """The spherical Bessel function of order 0: sin(x) / x; 1 at 0, 0 at the infinities."""
+
+    name, namespace = "spherical_bessel_j0", "special"
+    saves = (0,)
+    numpy = _sine_over
+
+    def scalar(self, b: Builder, *x: Expr, **attrs: Any) -> Expr:
+        value = select(x[0].eq(0), const(1, x[0].dtype), make("sin", x[0]) / x[0])
+        return select(make("abs", x[0]).eq(math.inf), const(0, x[0].dtype), value)
+
+    def derivative(self, out: Any, x: Any) -> Any:
+        small = op.lt(op.abs(x), 0.75)
+        near = op.where(small, x, scalar_like(x, 0))
+        far = op.where(small, scalar_like(x, 1), x)
+        slope = op.div(op.sub(op.cos(far), op.spherical_bessel_j0(far)), far)
+        return op.where(small, _slope_near_0(near), slope)
+
+    def onnx(self, ctx: OnnxContext, inputs: Sequence[str], **attrs: Any) -> Any:
+        zero = ctx.node("Equal", [inputs[0], self.like(ctx, inputs[0], 0)])
+        size = ctx.node("Abs", inputs)
+        end = ctx.node("Equal", [size, self.like(ctx, inputs[0], math.inf)])
+        ratio = ctx.node("Div", [ctx.node("Sin", inputs), inputs[0]])
+        ratio = ctx.node("Where", [zero, self.like(ctx, inputs[0], 1), ratio])
+        return ctx.node("Where", [end, self.like(ctx, inputs[0], 0), ratio])
+
+    def samples(self) -> Iterable[Sample]:
+        yield from super().samples()
+        yield Sample((np.array([0.0, -0.0, 1e-9, 0.7499, 0.7501, -0.75, 30.0]),), note="branches")
+
+    def accuracy(self) -> Iterable[Accuracy]:
+        yield Accuracy((np.random.default_rng(3).uniform(-50, 50, 2000),), 1, relative=False)
 
 
 class Asin(Unary):
@@ -387,6 +430,7 @@ exp, exp2, expm1 = Exp(), Exp2(), Expm1()
 log, log2, log10, log1p = Log(), Log2(), Log10(), Log1p()
 sqrt, rsqrt, reciprocal = Sqrt(), Rsqrt(), Reciprocal()
 sin, cos, tan, sinc = Sin(), Cos(), Tan(), Sinc()
+spherical_bessel_j0 = SphericalBesselJ0()
 asin, acos, atan = Asin(), Acos(), Atan()
 sinh, cosh, tanh, asinh, acosh, atanh = Sinh(), Cosh(), Tanh(), Asinh(), Acosh(), Atanh()
 sigmoid, erf, erfc = Sigmoid(), Erf(), Erfc()
