@@ -64,7 +64,7 @@ SPECIAL = """
     chebyshev_polynomial_u chebyshev_polynomial_v chebyshev_polynomial_w
     hermite_polynomial_h hermite_polynomial_he laguerre_polynomial_l legendre_polynomial_p
     shifted_chebyshev_polynomial_t shifted_chebyshev_polynomial_u
-    shifted_chebyshev_polynomial_v shifted_chebyshev_polynomial_w spherical_bessel_j0
+    shifted_chebyshev_polynomial_v shifted_chebyshev_polynomial_w
 """
 OTHERS = """
     hash_tensor igamma igammac linalg.ldl_factor linalg.ldl_factor_ex linalg.ldl_solve
