@@ -14,7 +14,8 @@ from jitgrad.public import with_out
 # name here -> name at the top
 _SHARED = {
     "digamma": "digamma", "psi": "digamma", "erf": "erf", "erfc": "erfc", "erfinv": "erfinv",
-    "exp2": "exp2", "gammainc": "igamma", "gammaincc": "igammac", "expit": "sigmoid", "expm1": "expm1", "gammaln": "lgamma", "i0": "i0",
+    "gammainc": "igamma", "gammaincc": "igammac", "exp2": "exp2",
+    "expit": "sigmoid", "expm1": "expm1", "gammaln": "lgamma", "i0": "i0",
     "modified_bessel_i0": "i0",
     "log1p": "log1p", "log_softmax": "log_softmax", "logit": "logit", "logsumexp": "logsumexp",
     "multigammaln": "mvlgamma", "polygamma": "polygamma", "round": "round", "sinc": "sinc",

@@ -1,6 +1,6 @@
 """Distributions of the gamma family: Exponential, Gamma, Chi2, Beta, Dirichlet, StudentT.
 
-But for Exponential, samples are NumPy's (draws.standard_gamma): off the tape, and they end a trace.
+Samples are functions of gamma-distributed numbers (draws.standard_gamma), which are differentiable.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from jitgrad.autograd.modes import no_grad
 from jitgrad.creation import full_like
 from jitgrad.distributions import constraints
 from jitgrad.distributions.distribution import (
@@ -78,6 +77,7 @@ class Gamma(Distribution):
     """rate**a x**(a - 1) exp(-rate x) / gamma(a), with a the concentration."""
 
     arg_constraints = {"concentration": constraints.positive, "rate": constraints.positive}
+    has_rsample = True
 
     def __init__(self, concentration: Any, rate: Any, validate_args: bool | None = None) -> None:
         self.concentration, self.rate = broadcast_all(concentration, rate)
@@ -99,11 +99,10 @@ class Gamma(Distribution):
     def variance(self) -> Tensor:
         return self.concentration / self.rate**2
 
-    def sample(self, sample_shape: Any = ()) -> Tensor:
-        with no_grad():
-            shape = self._extended_shape(sample_shape)
-            drawn = standard_gamma(self.concentration.expand(shape)) / self.rate
-            return drawn.clamp(min=finfo(drawn.dtype).tiny)
+    def rsample(self, sample_shape: Any = ()) -> Tensor:
+        shape = self._extended_shape(sample_shape)
+        drawn = standard_gamma(self.concentration.expand(shape)) / self.rate
+        return drawn.clamp(min=finfo(drawn.dtype).tiny)
 
     def log_prob(self, value: Tensor) -> Tensor:
         self._validate_sample(value)
@@ -129,6 +128,7 @@ class Dirichlet(Distribution):
     """Over points of a simplex: proportional to prod(x**(a - 1)), with a the concentration."""
 
     arg_constraints = {"concentration": constraints.independent(constraints.positive, 1)}
+    has_rsample = True
 
     def __init__(self, concentration: Tensor, validate_args: bool | None = None) -> None:
         if concentration.ndim < 1:
@@ -159,11 +159,10 @@ class Dirichlet(Distribution):
         a, total = self.concentration, self.concentration.sum(-1, True)
         return a * (total - a) / (total**2 * (total + 1))
 
-    def sample(self, sample_shape: Any = ()) -> Tensor:
-        with no_grad():
-            drawn = standard_gamma(self.concentration.expand(self._extended_shape(sample_shape)))
-            drawn = drawn.clamp(min=finfo(drawn.dtype).tiny)
-            return drawn / drawn.sum(-1, True)
+    def rsample(self, sample_shape: Any = ()) -> Tensor:
+        drawn = standard_gamma(self.concentration.expand(self._extended_shape(sample_shape)))
+        drawn = drawn.clamp(min=finfo(drawn.dtype).tiny)
+        return drawn / drawn.sum(-1, True)
 
     def log_prob(self, value: Tensor) -> Tensor:
         self._validate_sample(value)
@@ -185,6 +184,7 @@ class Beta(Distribution):
     arg_constraints = {
         "concentration1": constraints.positive, "concentration0": constraints.positive
     }  # fmt: skip
+    has_rsample = True
 
     def __init__(
         self, concentration1: Any, concentration0: Any, validate_args: bool | None = None
@@ -214,8 +214,8 @@ class Beta(Distribution):
         total = self.concentration1 + self.concentration0
         return self.concentration1 * self.concentration0 / (total**2 * (total + 1))
 
-    def sample(self, sample_shape: Any = ()) -> Tensor:
-        return self._dirichlet.sample(sample_shape)[..., 0]
+    def rsample(self, sample_shape: Any = ()) -> Tensor:
+        return self._dirichlet.rsample(sample_shape)[..., 0]
 
     def log_prob(self, value: Tensor) -> Tensor:
         self._validate_sample(value)
@@ -231,6 +231,7 @@ class StudentT(Distribution):
     arg_constraints = {
         "df": constraints.positive, "loc": constraints.real, "scale": constraints.positive
     }  # fmt: skip
+    has_rsample = True
 
     def __init__(
         self, df: Any, loc: Any = 0.0, scale: Any = 1.0, validate_args: bool | None = None
@@ -256,12 +257,11 @@ class StudentT(Distribution):
         found = self.scale**2 * df / (df - 2)
         return where(df > 2, found, where(df > 1, math.inf, math.nan))
 
-    def sample(self, sample_shape: Any = ()) -> Tensor:
-        with no_grad():
-            shape = self._extended_shape(sample_shape)
-            chi2 = 2 * standard_gamma((0.5 * self.df).expand(shape))
-            z = standard_normal(shape, self.df)
-            return self.loc + self.scale * z * (chi2 / self.df).rsqrt()
+    def rsample(self, sample_shape: Any = ()) -> Tensor:
+        shape = self._extended_shape(sample_shape)
+        chi2 = 2 * standard_gamma((0.5 * self.df).expand(shape))
+        z = standard_normal(shape, self.df)
+        return self.loc + self.scale * z * (chi2 / self.df).rsqrt()
 
     def log_prob(self, value: Tensor) -> Tensor:
         self._validate_sample(value)

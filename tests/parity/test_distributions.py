@@ -197,8 +197,7 @@ def test_figures_and_shapes(name) -> None:
     assert tuple(ours.sample((5, 2)).shape) == tuple(theirs.sample((5, 2)).shape)
     assert ours.sample().dtype is ours.sample((1,)).dtype
     assert str(ours.sample().dtype).split(".")[1] == str(theirs.sample().dtype).split(".")[1]
-    if name not in DIGAMMA:  # docs/limits.md
-        assert ours.has_rsample == theirs.has_rsample
+    assert ours.has_rsample == theirs.has_rsample
     wider = (6, *ours.batch_shape)
     expanded = [dist.expand(wider) for dist in (ours, theirs)]
     assert tuple(expanded[0].batch_shape) == tuple(expanded[1].batch_shape) == wider
@@ -271,6 +270,39 @@ def test_compiled_samples_are_eager_s(name) -> None:
         for a, b in zip(*results, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-11)
     assert compiled.stats.hits == 1
+
+
+@pytest.mark.parametrize("shape", [0.05, 0.7, 3.0, 40.0, 900.0, 2e4])
+def test_gradient_of_gamma_samples(shape) -> None:
+    """The sample at a quantile of its distribution: dx/da by differences of SciPy's quantiles."""
+    jitgrad.manual_seed(2)
+    a = jitgrad.full((50,), shape, dtype=jitgrad.float64, requires_grad=True)
+    drawn = D.Gamma(a, 1.0).rsample()
+    drawn.sum().backward()
+    x = drawn.detach().numpy()
+    step = 1e-5 * shape
+    p, far = stats.gamma.cdf(x, shape), stats.gamma.sf(x, shape)
+    low = np.where(p < 0.5, stats.gamma.ppf(p, shape - step), stats.gamma.isf(far, shape - step))
+    high = np.where(p < 0.5, stats.gamma.ppf(p, shape + step), stats.gamma.isf(far, shape + step))
+    good = x > 1e-100
+    np.testing.assert_allclose(a.grad.numpy()[good], ((high - low) / (2 * step))[good], rtol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["Beta", "Dirichlet", "StudentT", "Chi2"])
+def test_gradients_of_means_of_samples(name) -> None:
+    """The mean of the gradients of x^2 is the gradient of its mean."""
+    make = {
+        "Beta": lambda a: D.Beta(a, 2 * a),
+        "Dirichlet": lambda a: D.Dirichlet(a * jitgrad.arange(1, 4)),
+        "StudentT": lambda a: D.StudentT(5 * a, 1.0, 2.0), "Chi2": lambda a: D.Chi2(a),
+    }[name]  # fmt: skip
+    a = jitgrad.tensor(2.0, dtype=jitgrad.float64, requires_grad=True)
+    jitgrad.manual_seed(3)
+    (make(a).rsample((40_000,)) ** 2).mean(0).sum().backward()
+    found, a.grad = a.grad.item(), None
+    dist = make(a)
+    (dist.variance + dist.mean**2).sum().backward()
+    assert abs(found - a.grad.item()) < 0.05 * abs(a.grad.item()) + 0.01
 
 
 # -- samples ---------------------------------------------------------------------------------------

@@ -59,19 +59,12 @@ KNOWN = {
 }
 
 # Not there yet, or no function of dense tensors: docs/limits.md.
-SPECIAL = """
-    chebyshev_polynomial_t
-    chebyshev_polynomial_u chebyshev_polynomial_v chebyshev_polynomial_w
-    hermite_polynomial_h hermite_polynomial_he laguerre_polynomial_l legendre_polynomial_p
-    shifted_chebyshev_polynomial_t shifted_chebyshev_polynomial_u
-    shifted_chebyshev_polynomial_v shifted_chebyshev_polynomial_w
-"""
 OTHERS = """
-    hash_tensor igamma igammac linalg.ldl_factor linalg.ldl_factor_ex linalg.ldl_solve
+    hash_tensor linalg.ldl_factor linalg.ldl_factor_ex linalg.ldl_solve
     native_batch_norm native_dropout_backward
     slice
 """
-MISSING = frozenset([*(f"special.{name}" for name in SPECIAL.split()), *OTHERS.split()])
+MISSING = frozenset(OTHERS.split())
 
 
 @pytest.mark.parametrize("entry", entries(), ids=label)
