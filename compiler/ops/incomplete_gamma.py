@@ -109,7 +109,7 @@ def _fraction(a: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 def _complement_near_0(a: np.ndarray, x: np.ndarray) -> np.ndarray:
     """Q for a < 0.3 and x < 1.5, where 1 - P would lose its digits."""
-    one = a.dtype.type
+    one: Any = a.dtype.type
     shift = np.zeros_like(a)
     for k in range(40, 1, -1):  # lgamma(1 + a) + log1p(a)
         shift = (shift + (-1) ** k * _zeta_less_1(k, one) / k) * a
