@@ -93,7 +93,7 @@ class Check:
         return None if good is True or good.all() else x[~good].reshape(-1)[0].item()
 
 
-@dataclass
+@dataclass(eq=False)
 class Sample:
     """Example operands (NumPy arrays) and attributes. `note` says what is awkward about it.
 
@@ -107,7 +107,7 @@ class Sample:
     grad: bool = True
 
 
-@dataclass
+@dataclass(eq=False)
 class Accuracy:
     """How far a compiled elementwise op may be from its reference in float64, on these operands.
 
