@@ -10,6 +10,7 @@ from typing import Any
 from jitgrad.compiler.ir import Graph, Node, Rebind, Value, Write
 from jitgrad.compiler.ops import OPS
 from jitgrad.compiler.symbolic import Dim, ShapeEnv, Sym, smax, smin
+from jitgrad.compiler.text import GUARDS
 from jitgrad.compiler.types import TensorType
 from jitgrad.runtime.dtypes import BY_NAME
 
@@ -100,7 +101,9 @@ class _Parser:
         code, _, comment = _split_comment(text)
         line = _Line(code, number)
         word = line.peek()
-        if word == "return":
+        if word == "guard":
+            self._guard(line)
+        elif word == "return":
             line.next()
             while line.kind():
                 self.graph.outputs.append(self._value(line))
@@ -121,6 +124,20 @@ class _Parser:
             self.graph.rebinds.append(Rebind(owner, key, value))
         else:
             self._definition(line, comment)
+
+    def _guard(self, line: _Line) -> None:
+        line.next()
+        kinds = {word: kind for kind, word in GUARDS.items()}
+        kind = kinds.get(line.next("name"))
+        if kind is None:
+            raise line.error(f"one of {', '.join(kinds)} after 'guard'")
+        sides = []
+        for _ in range(2):
+            line.next(text="<")
+            sides.append(self._dim(line))
+            line.next(text=">")
+        outcome = line.next("name") == "True"
+        self.graph.env.guards.append((kind, sides[0], sides[1], outcome))
 
     def _definition(self, line: _Line, comment: str) -> None:
         left: list[tuple[str, TensorType]] = []

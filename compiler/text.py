@@ -12,11 +12,13 @@ One line for each input and node, results last:
     }
 
 Attributes stand in braces as name=value. Values are Python literals, dtypes by name with a
-leading `:`, symbolic dims as expressions over the names in the graph's header.
+leading `:`, symbolic dims as expressions over the names in the graph's header. What sizes must
+fulfil comes first: `guard le <n> <2*m> True`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from jitgrad.compiler.symbolic import Sym
@@ -26,8 +28,11 @@ if TYPE_CHECKING:
     from jitgrad.compiler.ir import Graph, Value
 
 
-def to_text(graph: Graph) -> str:
-    """The text of a graph."""
+GUARDS = {"==": "eq", "<": "lt", "<=": "le"}
+
+
+def to_text(graph: Graph, source: Callable[[str], str] = str) -> str:
+    """The text of a graph. `source` makes of a node's source line what is printed."""
     names: dict[Value, str] = {}
 
     def name(v: Value) -> str:
@@ -35,6 +40,8 @@ def to_text(graph: Graph) -> str:
 
     dims = ", ".join(f"{n}={h}" for n, h in graph.env.hints.items())
     out = [f"graph {graph.name}({dims}) {{"]
+    guards = [f"  guard {GUARDS[k]} <{a}> <{b}> {outcome}" for k, a, b, outcome in graph.env.guards]
+    out += dict.fromkeys(guards)
     for item in graph.inputs:
         out.append(f"  {name(item.value)}: {item.value.type} = {item.kind} {_quote(item.name)}")
     for node in graph.nodes:
@@ -42,7 +49,7 @@ def to_text(graph: Graph) -> str:
         args = ", ".join(names.get(v, "%?") for v in node.inputs)
         attrs = ", ".join(f"{k}={attribute(v)}" for k, v in node.attrs)
         braces = f" {{{attrs}}}" if attrs else ""
-        line = f"  # {node.line}" if node.line else ""
+        line = f"  # {source(node.line)}" if node.line else ""
         out.append(f"  {left} = {node.op.name}({args}){braces}{line}")
     out.append("  return " + ", ".join(names.get(v, "%?") for v in graph.outputs))
     for w in graph.writes:

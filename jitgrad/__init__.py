@@ -249,6 +249,7 @@ _LAZY = {  # name -> (module, name in it)
     "disable_jit": ("jit", "disable_jit"),
     "load": ("serialization", "load"),
     "to_dlpack": ("utils.dlpack", "to_dlpack"),
+    "load_exported": ("exported", "load_exported"),
     "load_safetensors": ("serialization", "load_safetensors"),
     "save": ("serialization", "save"),
     "save_safetensors": ("serialization", "save_safetensors"),

@@ -1,21 +1,19 @@
 """Export: a function or Module leaves Python as a pure graph with named inputs, outputs and state.
 
-Owns `export` and `Exported`. Recording is jit's (recorder.py); files are made by
-`compiler/native.py`. What cannot be exported (in-place writes to state, random draws, host
-numbers, results that are no tensors) is refused with the reason and the user's line.
+Owns `export`; what it gives is exported.py's `Exported`. Recording is jit's (recorder.py). What
+cannot be exported (in-place writes to state, random draws, host numbers, results that are no
+tensors) is refused with the reason and the user's line.
 """
 
 from __future__ import annotations
 
 import inspect
-import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-import jitgrad
 from jitgrad.autograd.modes import no_grad
 from jitgrad.callable_module import make_callable
 from jitgrad.compiler.ir import Graph, Value
@@ -23,142 +21,18 @@ from jitgrad.compiler.symbolic import ShapeEnv
 from jitgrad.compiler.types import TensorType
 from jitgrad.dynamic_shapes import (
     DynamicShapes,
-    check_conditions,
-    fits,
-    known_sizes,
     refuse_fixed_dims,
     symbolic_inputs,
 )
 from jitgrad.effects import is_module
+from jitgrad.exported import Exported, load_exported
 from jitgrad.jit import JitFunction
-from jitgrad.pytree import Structure, names_of, unflatten
+from jitgrad.pytree import Structure, names_of
 from jitgrad.random import get_rng_state, set_rng_state
 from jitgrad.recorder import Entry, Trace, plain_attrs
-from jitgrad.runtime.errors import CompileError, counted
+from jitgrad.runtime.errors import CompileError
 from jitgrad.sources import AliasResult, Arg, Captured, Constant, FreshResult, SameResult
-from jitgrad.tensor import Tensor, wrap_array
-
-if TYPE_CHECKING:
-    from jitgrad.compiler.compiled import Compiled
-    from jitgrad.compiler.native import NativeFiles
-    from jitgrad.onnx.exporter import OnnxFile
-
-
-class Exported:
-    """A pure graph: named inputs, outputs, and the state that it closes over.
-
-    Attributes:
-        graph: inputs of kind "arg" and "state"; no writes, no slots.
-        state: name -> array, a copy of what the function captured.
-        input_names, output_names: in order of call and of result.
-
-    Calling it with tensors runs the compiled graph and gives what the function gave.
-    """
-
-    def __init__(
-        self,
-        graph: Graph,
-        state: Mapping[str, np.ndarray[Any, Any]],
-        input_names: Sequence[str],
-        output_names: Sequence[str],
-        structure: Structure,
-    ) -> None:
-        self.graph, self.state = graph, dict(state)
-        self.input_names, self.output_names = tuple(input_names), tuple(output_names)
-        self._structure = structure
-        self._compiled: Compiled | None = None
-
-    def __call__(self, *inputs: Tensor) -> Any:
-        """Runs on tensors of the exported shapes and dtypes. Raises TypeError or ValueError that
-        names the input otherwise."""
-        expected = [i for i in self.graph.inputs if i.kind == "arg"]
-        if len(inputs) != len(expected):
-            names = ", ".join(f"{i.name}: {i.value.type}" for i in expected) or "none"
-            raise TypeError(
-                f"[export] expected {len(expected)} inputs ({names}); got {len(inputs)}: "
-                + counted([i.name for i in expected], [_type_of(x) for x in inputs])
-            )
-        dims: dict[str, int] = {}
-        given = iter(inputs)
-        arrays = []
-        for item in self.graph.inputs:
-            if item.kind == "state":
-                arrays.append(self.state[item.name])
-                continue
-            x = next(given)
-            if not isinstance(x, Tensor) or not fits(x._type, item.value.type, dims):
-                raise ValueError(
-                    f"[export] expected input {item.name!r} to be a Tensor "
-                    f"{item.value.type}; got {_type_of(x)}{known_sizes(dims)}"
-                )
-            arrays.append(np.ascontiguousarray(x.detach().numpy()).reshape(x.shape))
-        check_conditions(self.graph.env, dims)
-        if self._compiled is None:
-            from jitgrad.compiler.pipeline import compile_graph
-
-            self._compiled = compile_graph(self.graph)
-        results = [wrap_array(a) for a in self._compiled.run(arrays)]
-        return unflatten(self._structure, results)
-
-    def native(
-        self, path: str | os.PathLike[str], *, name: str | None = None, target: Any = None
-    ) -> NativeFiles:
-        """Writes a shared library (`.so`) or object file (`.o`), and a C header beside it.
-
-        The library needs neither Python nor LLVM: load it with `jitgrad.runtime.load(path)`, or
-        from C by its header. `name` is the prefix of its functions (jg_<name>_run). Raises
-        CompileError when there is no linker: then the object file is there, and the message says
-        how to link it.
-        """
-        from jitgrad.compiler.native import write_native
-
-        return write_native(
-            self.graph,
-            self.state,
-            path,
-            name=name,
-            output_names=self.output_names,
-            target=target,
-            creator=f"jitgrad {jitgrad.__version__}",
-        )
-
-    def onnx(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        opset: int = 18,
-        custom: Mapping[str, Any] | None = None,
-        external_data: bool | None = None,
-    ) -> OnnxFile:
-        """Writes an ONNX model.
-
-        Args:
-            path: of the file; it is replaced in one step.
-            opset: of the default domain, from 17 to the newest that the `onnx` package knows.
-            custom: op name -> symbolic function, for ops without an ONNX form of their own (see
-                `jitgrad.onnx.register_custom_op_symbolic`).
-            external_data: whether weights go to a second file, `path` + ".data"; default: when
-                they are larger than 2 GB, which no single file can hold.
-
-        Raises CompileError that lists every op that has no ONNX form, each with the user's line,
-        before anything is written; ImportError without the package `onnx` (extra `onnx`).
-        """
-        from jitgrad.onnx.exporter import write_onnx
-
-        return write_onnx(self, path, opset=opset, custom=custom, external_data=external_data)
-
-    def __repr__(self) -> str:
-        size = sum(a.nbytes for a in self.state.values())
-        inputs = ", ".join(
-            f"{i.name}: {i.value.type}" for i in self.graph.inputs if i.kind == "arg"
-        )
-        outputs = ", ".join(
-            f"{n}: {v.type}" for n, v in zip(self.output_names, self.graph.outputs, strict=True)
-        )
-        return f"<Exported ({inputs}) -> ({outputs}); {len(self.state)} state, {size:,} bytes>"
-
-    def __str__(self) -> str:
-        return str(self.graph)
+from jitgrad.tensor import Tensor
 
 
 def export(
@@ -227,10 +101,6 @@ def record(
         if text.startswith("[export]"):
             raise
         raise CompileError(f"[export] cannot export {_name(of)}: {text}") from error
-
-
-def _type_of(x: Any) -> str:
-    return str(x._type) if isinstance(x, Tensor) else type(x).__name__
 
 
 class _Before:
@@ -317,13 +187,15 @@ def _exported(
     state: dict[str, np.ndarray[Any, Any]] = {}
     taken = set(names)
     source_values: dict[Any, Value] = {Arg(i): v for i, v in argument_values.items()}
-    for e in captured:
-        label = _unique(_state_name(e, trace, paths), taken)
-        array = _state_array(e, name)
-        value = graph.add_input(e.value.type, "state", label)
-        replace[e.value] = value
-        source_values[e.source] = value
+
+    def add_state(label: str, array: np.ndarray[Any, Any], type: TensorType) -> Value:
+        label = _unique(label, taken)
         state[label] = array
+        return graph.add_input(type, "state", label)
+
+    for e in captured:
+        value = add_state(_state_name(e, trace, paths), _state_array(e, name), e.value.type)
+        replace[e.value] = source_values[e.source] = value
     for node in trace.graph.nodes:
         made = graph.add_node(
             node.op, [replace.get(v, v) for v in node.inputs], node.attrs, node.line
@@ -336,7 +208,13 @@ def _exported(
         elif isinstance(result, AliasResult):
             value, chain = source_values[result.source], result.chain
         elif isinstance(result, SameResult):
-            value, chain = source_values[result.source], ()
+            source = result.source
+            if isinstance(source, Captured) and source not in source_values:  # returned, never read
+                x = source.item.now
+                label = paths.get(id(x), source.item.name)
+                held = add_state(label, _copy(x), TensorType(tuple(x.shape), x.dtype))
+                source_values[source] = held
+            value, chain = source_values[source], ()
         else:
             raise CompileError(
                 f"[export] cannot export {name}: it returns {result.value!r}, which is no tensor"
@@ -420,11 +298,15 @@ def _state_array(e: Entry, name: str) -> np.ndarray[Any, Any]:
     if isinstance(e.source, Constant):
         return np.array(e.source.array, order="C", copy=True)
     if isinstance(e.source, Captured) and isinstance(e.source.item.now, Tensor):
-        return np.array(e.source.item.now.detach().numpy(), order="C", copy=True)
+        return _copy(e.source.item.now)
     raise CompileError(
         f"[export] cannot export {name}: it reads {e.value.name!r}, which is neither an input "
         "nor a captured tensor"
     )
+
+
+def _copy(x: Tensor) -> np.ndarray[Any, Any]:
+    return np.array(x.detach()._array("export"), order="C", copy=True)
 
 
 def _state_name(e: Entry, trace: Trace, paths: Mapping[int, str]) -> str:
@@ -442,6 +324,6 @@ def _unique(name: str, taken: set[str]) -> str:
     return label
 
 
-__all__ = ["Exported", "export"]
+__all__ = ["Exported", "export", "load_exported"]
 
 make_callable(__name__, export)  # `jitgrad.export(model, x)`

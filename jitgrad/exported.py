@@ -1,0 +1,171 @@
+"""Exported: a pure graph with named inputs, outputs and state, outside of any function.
+
+Owns the class: calling it, its texts, and the ways out (`save`, `native`). Recording a function is
+export.py's; the `.jgx` file is exported_file.py's, native code `compiler/native.py`'s.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jitgrad import exported_file, version
+from jitgrad.compiler.ir import Graph
+from jitgrad.dynamic_shapes import check_conditions, fits, known_sizes
+from jitgrad.exported_file import Parts
+from jitgrad.pytree import Structure, unflatten
+from jitgrad.runtime.errors import counted
+from jitgrad.tensor import Tensor, wrap_array
+
+if TYPE_CHECKING:
+    from jitgrad.compiler.compiled import Compiled
+    from jitgrad.compiler.native import NativeFiles
+    from jitgrad.onnx.exporter import OnnxFile
+
+
+class Exported:
+    """A pure graph: named inputs, outputs, and the state that it closes over.
+
+    Attributes:
+        graph: inputs of kind "arg" and "state"; no writes, no slots.
+        state: name -> array, a copy of what the function captured.
+        input_names, output_names: in order of call and of result.
+
+    Calling it with tensors runs the compiled graph and gives what the function gave.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        state: Mapping[str, np.ndarray[Any, Any]],
+        input_names: Sequence[str],
+        output_names: Sequence[str],
+        structure: Structure,
+    ) -> None:
+        self.graph, self.state = graph, dict(state)
+        self.input_names, self.output_names = tuple(input_names), tuple(output_names)
+        self._structure = structure
+        self._compiled: Compiled | None = None
+
+    def __call__(self, *inputs: Tensor) -> Any:
+        """Runs on tensors of the exported shapes and dtypes. Raises TypeError or ValueError that
+        names the input otherwise."""
+        expected = [i for i in self.graph.inputs if i.kind == "arg"]
+        if len(inputs) != len(expected):
+            names = ", ".join(f"{i.name}: {i.value.type}" for i in expected) or "none"
+            raise TypeError(
+                f"[export] expected {len(expected)} inputs ({names}); got {len(inputs)}: "
+                + counted([i.name for i in expected], [_type_of(x) for x in inputs])
+            )
+        dims: dict[str, int] = {}
+        given = iter(inputs)
+        arrays = []
+        for item in self.graph.inputs:
+            if item.kind == "state":
+                arrays.append(self.state[item.name])
+                continue
+            x = next(given)
+            if not isinstance(x, Tensor) or not fits(x._type, item.value.type, dims):
+                raise ValueError(
+                    f"[export] expected input {item.name!r} to be a Tensor "
+                    f"{item.value.type}; got {_type_of(x)}{known_sizes(dims)}"
+                )
+            arrays.append(np.ascontiguousarray(x.detach().numpy()).reshape(x.shape))
+        check_conditions(self.graph.env, dims)
+        if self._compiled is None:
+            from jitgrad.compiler.pipeline import compile_graph
+
+            self._compiled = compile_graph(self.graph)
+        results = [wrap_array(a) for a in self._compiled.run(arrays)]
+        return unflatten(self._structure, results)
+
+    def native(
+        self, path: str | os.PathLike[str], *, name: str | None = None, target: Any = None
+    ) -> NativeFiles:
+        """Writes a shared library (`.so`) or object file (`.o`), and a C header beside it.
+
+        The library needs neither Python nor LLVM: load it with `jitgrad.runtime.load(path)`, or
+        from C by its header. `name` is the prefix of its functions (jg_<name>_run). Raises
+        CompileError when there is no linker: then the object file is there, and the message says
+        how to link it.
+        """
+        from jitgrad.compiler.native import write_native
+
+        return write_native(
+            self.graph,
+            self.state,
+            path,
+            name=name,
+            output_names=self.output_names,
+            target=target,
+            creator=_creator(),
+        )
+
+    def onnx(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        opset: int = 18,
+        custom: Mapping[str, Any] | None = None,
+        external_data: bool | None = None,
+    ) -> OnnxFile:
+        """Writes an ONNX model.
+
+        Args:
+            path: of the file; it is replaced in one step.
+            opset: of the default domain, from 17 to the newest that the `onnx` package knows.
+            custom: op name -> symbolic function, for ops without an ONNX form of their own (see
+                `jitgrad.onnx.register_custom_op_symbolic`).
+            external_data: whether weights go to a second file, `path` + ".data"; default: when
+                they are larger than 2 GB, which no single file can hold.
+
+        Raises CompileError that lists every op that has no ONNX form, each with the user's line,
+        before anything is written; ImportError without the package `onnx` (extra `onnx`).
+        """
+        from jitgrad.onnx.exporter import write_onnx
+
+        return write_onnx(self, path, opset=opset, custom=custom, external_data=external_data)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes a `.jgx` file: the graph's text, the state as safetensors, names. `load_exported`
+        reads it back. Raises OSError where it cannot be written."""
+        names = list(self.input_names), list(self.output_names)
+        parts = Parts(self.graph, self.state, *names, self._structure)
+        exported_file.write(parts, path, _creator())
+
+    def __repr__(self) -> str:
+        size = sum(a.nbytes for a in self.state.values())
+        inputs = ", ".join(
+            f"{i.name}: {i.value.type}" for i in self.graph.inputs if i.kind == "arg"
+        )
+        outputs = ", ".join(
+            f"{n}: {v.type}" for n, v in zip(self.output_names, self.graph.outputs, strict=True)
+        )
+        return f"<Exported ({inputs}) -> ({outputs}); {len(self.state)} state, {size:,} bytes>"
+
+    def __str__(self) -> str:
+        return str(self.graph)
+
+
+def _type_of(x: Any) -> str:
+    return str(x._type) if isinstance(x, Tensor) else type(x).__name__
+
+
+def _creator() -> str:
+    return f"jitgrad {version.__version__}"
+
+
+def load_exported(path: str | os.PathLike[str]) -> Exported:
+    """Reads what `Exported.save` wrote. Nothing in the file is run.
+
+    Results come in tuples, lists and dicts: of a named tuple or a dataclass, whose class the file
+    does not hold, a tuple or a dict. Raises ArtifactError, which says what is wrong, for a damaged,
+    foreign or newer file; OSError where it cannot be read.
+    """
+    parts = exported_file.read(path)
+    return Exported(
+        parts.graph, parts.state, parts.input_names, parts.output_names, parts.structure
+    )
