@@ -68,7 +68,7 @@ class Plan:
         types: the result's type, or the tuple of them.
         operand_types: held, so that ids of types in keys of plans stay theirs.
         taped: the result may be on the tape (differentiable, floating).
-        kernel: what runs on the operands' arrays.
+        kernel: what runs on the operands' arrays; None: the record's reference, with attributes.
         keeps: for each set of operands that require grad (as bits), what is saved: a flag for each
             operand, and whether the result is (a tuple of flags when there are several).
     """
@@ -170,12 +170,18 @@ def apply(op: Any, operands: tuple[Tensor, ...], attrs: dict[str, Any]) -> Any:
                     return _without_data(op, operands, attrs, plan)
         token = hush()
         try:
+            kernel = plan.kernel
             if count == 2:
-                kernel = plan.kernel
-                result = kernel(left, right, **attrs) if attrs else kernel(left, right)
+                if kernel is not None:
+                    result = kernel(left, right)
+                else:
+                    result = op.reference(left, right, **attrs)
                 shared = result is left or result is right
             else:
-                result = plan.kernel(*arrays, **attrs)
+                if kernel is not None:
+                    result = kernel(*arrays)
+                else:
+                    result = op.reference(*arrays, **attrs)
                 shared = count == 1 and result is arrays[0]
         except Exception as error:
             raise with_line(error)  # noqa: B904 (see with_line)
@@ -205,6 +211,32 @@ def apply(op: Any, operands: tuple[Tensor, ...], attrs: dict[str, Any]) -> Any:
     return outputs
 
 
+def plan_of(op: Any, operands: tuple[Any, ...], attrs: dict[str, Any]) -> Plan:
+    """The plan of an application (as `apply` looks it up); of operands, their types are read."""
+    count = len(operands)
+    key: Any
+    if count == 2:
+        key = (op, id(operands[0]._type), id(operands[1]._type))
+    elif count == 1:
+        key = (op, id(operands[0]._type))
+    else:
+        key = (op, *[id(x._type) for x in operands])
+    if attrs:
+        key = (key, *attrs.items())
+    try:
+        return _plans[key]
+    except (KeyError, TypeError):
+        _plain(attrs)
+        return _make_plan(key, op, operands, attrs)
+
+
+def _plain(attrs: dict[str, Any]) -> None:
+    """Shapes of tensors among the attributes become tuples."""
+    for name, value in attrs.items():
+        if type(value) is Size:
+            attrs[name] = tuple(value)
+
+
 def _tell(op: Any, operands: tuple[Tensor, ...], attrs: dict[str, Any], outputs: Any) -> None:
     """Reports an op to the recorder, if there is one."""
     if state.recorder is not None:
@@ -220,7 +252,7 @@ def pack_node(outputs: Any) -> None:
     node.pack()
 
 
-def _make_plan(key: Any, op: Any, operands: tuple[Tensor, ...], attrs: dict[str, Any]) -> Plan:
+def _make_plan(key: Any, op: Any, operands: tuple[Any, ...], attrs: dict[str, Any]) -> Plan:
     """Infers; remembered when all of it is static. Raises the user's error."""
     operand_types = tuple(x._type for x in operands)
     try:
@@ -231,7 +263,7 @@ def _make_plan(key: Any, op: Any, operands: tuple[Tensor, ...], attrs: dict[str,
     many = tuple(intern_type(t) for t in many)
     types = many if isinstance(found, tuple) else many[0]
     taped = op.differentiable and any(t.dtype.category >= _FLOATING for t in many)
-    plan = Plan(types, operand_types, taped, op.kernel(*operand_types))
+    plan = Plan(types, operand_types, taped, op.kernel(operand_types, attrs))
     if all(is_static(t.shape) for t in operand_types + many) and _static(attrs):
         if len(_plans) >= _MAX_PLANS:
             _plans.clear()
@@ -269,7 +301,8 @@ def _apply_view(op: Any, x: Tensor, attrs: dict[str, Any], plan: Plan) -> Tensor
         return _without_data(op, (x,), attrs, plan)
     if not abstract:
         try:
-            data = plan.kernel(source, **attrs)
+            kernel = plan.kernel
+            data = op.reference(source, **attrs) if kernel is None else kernel(source)
         except Exception as error:
             raise with_line(error)  # noqa: B904 (see with_line)
         base = data.base
@@ -307,34 +340,40 @@ def put_on_tape(
     op: Any, operands: tuple[Tensor, ...], attrs: dict[str, Any], plan: Plan, outputs: Any
 ) -> None:
     """Makes the op's node, field by field (Node.__init__ and Node.save cost as much again)."""
-    wanted, bit = 0, 1
-    edges: list[Node | Tensor | None] = []
-    slots: list[int] = []
     for x in operands:
         if x._view is not None:
             x._view.refresh(x)
-        if not x._requires_grad:
-            edges.append(None)
-            slots.append(0)
-        elif x._node is None:
-            wanted |= bit
-            edges.append(x)
-            slots.append(0)
-        else:
-            wanted |= bit
-            edges.append(x._node)
-            slots.append(x._out)
-        bit <<= 1
     node = _new_node(Node)
+    wanted = 0
+    if len(operands) == 2:  # the commonest case, without lists
+        a, b = operands
+        left: Node | Tensor | None = None
+        right: Node | Tensor | None = None
+        if a._requires_grad:
+            wanted, left = 1, a if a._node is None else a._node
+        if b._requires_grad:
+            wanted, right = wanted + 2, b if b._node is None else b._node
+        node.edges = (left, right)
+        node.slots = (0 if left is a or left is None else a._out,
+                      0 if right is b or right is None else b._out)  # fmt: skip
+    else:
+        edges: list[Node | Tensor | None] = []
+        slots: list[int] = []
+        bit = 1
+        for x in operands:
+            edge = (x if x._node is None else x._node) if x._requires_grad else None
+            edges.append(edge)
+            slots.append(0 if edge is x or edge is None else x._out)
+            wanted |= bit if edge is not None else 0
+            bit <<= 1
+        node.edges = tuple(edges)
+        node.slots = tuple(slots)
     node.op = op
     node.attrs = attrs
-    node.edges = tuple(edges)
-    node.slots = tuple(slots)
     node.nout = op.nout
     node.out_types = plan.types
     node.seq = next_seq()
-    node.hooks = None
-    node.retains = None
+    node.hooks = node.retains = None
     frame = user_frame(2)
     if frame is not None:
         node._code = frame.f_code
@@ -342,7 +381,8 @@ def put_on_tape(
     else:
         node._code = None
         node._lasti = 0
-    keeps, keep_out = plan.keeps.get(wanted) or plan.keeps_for(wanted, op, attrs)
+    found = plan.keeps.get(wanted)
+    keeps, keep_out = plan.keeps_for(wanted, op, attrs) if found is None else found
     if keeps is None:
         node.operands = plan.operand_types
     else:
@@ -367,9 +407,8 @@ def put_on_tape(
 def bind(op: Any, operands: tuple[Any, ...], attrs: dict[str, Any]) -> Any:
     """What `record(x, y, attr=...)` calls (Op.__call__): numbers among operands become 0-d tensors
     of the first tensor's dtype."""
-    for name, value in attrs.items():
-        if type(value) is Size:
-            attrs[name] = tuple(value)
+    if attrs:
+        _plain(attrs)
     for x in operands:
         if not isinstance(x, Tensor):
             return apply(op, _numbers_to_tensors(operands), attrs)

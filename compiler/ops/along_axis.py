@@ -301,6 +301,13 @@ def along(index: np.ndarray, at: int) -> tuple[np.ndarray, ...]:
     return (*grids[:at], index, *grids[at + 1 :])
 
 
+def position_grids(index: np.ndarray, at: int) -> tuple[np.ndarray, ...]:
+    """The NumPy key of one element of each row: dim `at`, which index lacks, put between its
+    dims."""
+    grids = _grids(index.shape)
+    return (*grids[:at], index, *grids[at:])
+
+
 @lru_cache(256)
 def _grids(shape: Ints) -> tuple[np.ndarray, ...]:
     """The numbers along each dim, shaped to broadcast to `shape`."""

@@ -51,8 +51,10 @@ class Binary(Elementwise):
     def reference(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         return compute(type(self).numpy, a, b)
 
-    def kernel(self, *types: TensorType) -> Callable[..., Any]:
-        return direct(self, Binary, types[0].dtype)
+    def kernel(
+        self, types: Sequence[TensorType], attrs: dict[str, Any]
+    ) -> Callable[..., Any] | None:
+        return None if attrs else direct(self, Binary, types[0].dtype)
 
     def scalar(self, b: Builder, *x: Expr, **attrs: Any) -> Expr:
         return make(self.node, *x)

@@ -21,6 +21,8 @@ def broken(check: Check, x: Expr) -> Expr:
     tests: list[Expr | None] = [] if check.zero else [x.ne(0)]
     tests += [_bound(x, check.low, low=True), _bound(x, check.high, low=False)]
     good = all_of(tests)
+    if good is not None and check.allowed is not None:
+        good = make("or", good, x.eq(check.allowed))
     return const(False, dtypes.bool_) if good is None else make("not", good)
 
 

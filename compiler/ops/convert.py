@@ -6,7 +6,7 @@ docs/numerics.md states them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from jitgrad.compiler.ops.record import (
     OnnxContext,
     Sample,
     broadcast_like,
+    direct_reference,
     is_half,
     reduce_like,
     scalar_like,
@@ -52,6 +53,11 @@ class Where(Elementwise):
 
     def reference(self, cond: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         return np.asarray(np.where(cond, a, b))
+
+    def kernel(
+        self, types: Sequence[TensorType], attrs: dict[str, Any]
+    ) -> Callable[..., Any] | None:
+        return np.where if direct_reference(self, Where) else None
 
     def scalar(self, b: Builder, *x: Expr, **attrs: Any) -> Expr:
         return select(*x)
@@ -163,6 +169,17 @@ class Cast(Elementwise):
 
     def reference(self, x: np.ndarray, dtype: DType) -> np.ndarray:
         return cast_array(x, dtype)
+
+    def kernel(
+        self, types: Sequence[TensorType], attrs: dict[str, Any]
+    ) -> Callable[..., Any] | None:
+        source, dtype = types[0].dtype, attrs["dtype"]
+        if not direct_reference(self, Cast) or is_half(source) or is_half(dtype):
+            return None
+        if source.category > dtype.category or dtype.category > dtypes.Category.FLOAT:
+            return None
+        target = dtype.np
+        return lambda x: x.astype(target)
 
     def lower(self, b: Builder, *operands: Array, **attrs: Any) -> Array:
         (x,) = operands

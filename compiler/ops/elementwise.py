@@ -18,6 +18,7 @@ from jitgrad.compiler.ops.record import (
     Elementwise,
     OnnxContext,
     Sample,
+    direct_reference,
     op,
     scalar_like,
     zeros_like,
@@ -37,13 +38,12 @@ def compute(f: Callable[..., Any], *arrays: np.ndarray) -> np.ndarray:
     return out if type(out) is np.ndarray else np.asarray(out)
 
 
-def direct(record: Any, family: type, dtype: DType) -> Callable[..., Any]:
-    """The ufunc of a record whose reference is its family's `compute`, for dtypes that compute in
-    themselves; else its reference."""
-    f = getattr(type(record), "numpy", None)
-    same = type(record).reference is family.reference  # type: ignore[attr-defined]
-    plain = same and "reference" not in vars(record)  # tests replace references
-    return f if plain and isinstance(f, np.ufunc) and dtype.itemsize != 2 else record.reference
+def direct(record: Any, family: type[Any], dtype: DType) -> Callable[..., Any] | None:
+    """What the reference of a record computes with, where that is its family's `compute` of it and
+    the dtype computes in itself."""
+    if dtype.itemsize == 2 or not direct_reference(record, family):
+        return None
+    return type(record).numpy
 
 
 class Unary(Elementwise):
@@ -58,8 +58,10 @@ class Unary(Elementwise):
     def reference(self, x: np.ndarray) -> np.ndarray:
         return compute(type(self).numpy, x)
 
-    def kernel(self, *types: TensorType) -> Callable[..., Any]:
-        return direct(self, Unary, types[0].dtype)
+    def kernel(
+        self, types: Sequence[TensorType], attrs: dict[str, Any]
+    ) -> Callable[..., Any] | None:
+        return None if attrs else direct(self, Unary, types[0].dtype)
 
     def scalar(self, b: Builder, *x: Expr, **attrs: Any) -> Expr:
         return make(self.node, *x)

@@ -5,14 +5,23 @@ float16 and bfloat16 accumulate in float32; integers in their own dtype, with wr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from jitgrad.compiler.loops import INDEX, Array, Builder, Expr, axis, const, load
 from jitgrad.compiler.ops.examples import integers, strided, uniform
-from jitgrad.compiler.ops.record import OnnxContext, Op, Sample, align_ranks, op, reduce_like
+from jitgrad.compiler.ops.record import (
+    OnnxContext,
+    Op,
+    Sample,
+    align_ranks,
+    direct_reference,
+    is_half,
+    op,
+    reduce_like,
+)
 from jitgrad.compiler.ops.regions import accumulator, is_one
 from jitgrad.compiler.symbolic import Dim, prod
 from jitgrad.compiler.types import TensorType, broadcast_shapes
@@ -33,22 +42,32 @@ class Bilinear(Op):
 
 
 class Matmul(Bilinear):
-    """matmul(a, b): a (..., M, K) by b (..., K, N) gives (..., M, N); batch dims broadcast."""
+    """matmul(a, b): a (..., M, K) by b (..., K, N) gives (..., M, N); batch dims broadcast.
+
+    transpose_a, transpose_b: that operand's last two dims are swapped first. The derivatives are
+    products of this kind again, so nothing is copied to transpose it, and gradients come out in the
+    layout of their operands.
+    """
 
     name = "matmul"
     chooses = True
 
-    def infer(self, a: TensorType, b: TensorType) -> TensorType:
+    def infer(
+        self, a: TensorType, b: TensorType, transpose_a: bool = False, transpose_b: bool = False
+    ) -> TensorType:
         self.expect(
             a.ndim >= 2 and b.ndim >= 2,
             f"expected operands of at least 2 dims; got {a} and {b}; reshape vectors to matrices",
         )
         device = self.same_device((a, b))
         check_multiply(self, a, b, complex_too=True)
+        rows, inner = _swapped(a.shape[-2:], transpose_a)
+        inner_b, columns = _swapped(b.shape[-2:], transpose_b)
         self.expect(
-            a.shape[-1] == b.shape[-2],
-            f"mat1 and mat2 shapes cannot be multiplied: expected the last dim of mat1 to equal "
-            f"the second to last of mat2; got {a} and {b}",
+            inner == inner_b,
+            f"mat1 and mat2 shapes cannot be multiplied: expected the "
+            f"{'second to last' if transpose_a else 'last'} dim of mat1 to equal the "
+            f"{'last' if transpose_b else 'second to last'} of mat2; got {a} and {b}",
         )
         try:
             batch = broadcast_shapes(a.shape[:-2], b.shape[:-2])
@@ -56,33 +75,60 @@ class Matmul(Bilinear):
             raise RuntimeError(
                 f"[matmul] expected batch dims that broadcast; got {a} and {b} ({e})"
             ) from None
-        return TensorType((*batch, a.shape[-2], b.shape[-1]), a.dtype, device)
+        return TensorType((*batch, rows, columns), a.dtype, device)
 
-    def reference(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    def reference(
+        self, a: np.ndarray, b: np.ndarray, transpose_a: bool = False, transpose_b: bool = False
+    ) -> np.ndarray:
         acc = compute_dtype(a.dtype)
-        out = np.matmul(a.astype(acc, copy=False), b.astype(acc, copy=False))
+        x = a.swapaxes(-1, -2) if transpose_a else a
+        y = b.swapaxes(-1, -2) if transpose_b else b
+        out = np.matmul(x.astype(acc, copy=False), y.astype(acc, copy=False))
         return out.astype(a.dtype, copy=False)
 
+    def kernel(
+        self, types: Sequence[TensorType], attrs: dict[str, Any]
+    ) -> Callable[..., Any] | None:
+        a, b = types
+        if not direct_reference(self, Matmul) or is_half(a.dtype):
+            return None
+        left, right = attrs.get("transpose_a", False), attrs.get("transpose_b", False)
+        if not (left or right):
+            return np.matmul
+        if a.ndim == b.ndim == 2:
+            if left:
+                return _both_turned if right else _left_turned
+            return _right_turned
+        return None
+
     def vjp(
-        self, g: Any, out: Any, a: Any, b: Any, needs: Sequence[bool] = (True, True)
-    ) -> tuple[Any, ...]:
+        self, g: Any, out: Any, a: Any, b: Any, transpose_a: bool = False,
+        transpose_b: bool = False, needs: Sequence[bool] = (True, True),
+    ) -> tuple[Any, ...]:  # fmt: skip
         ga = gb = None
         if needs[0]:
-            ga = op.matmul(g, adjoint(b))
-        if not needs[1]:
-            pass
-        elif b.ndim == 2 and a.ndim > 2:  # one product over all rows, not a batch of them summed
-            rows = prod(a.shape[:-1])
-            flat_a = op.reshape(a, shape=(rows, a.shape[-1]))
-            gb = op.matmul(adjoint(flat_a), op.reshape(g, shape=(rows, g.shape[-1])))
-        else:
-            gb = op.matmul(adjoint(a), g)
-        return reduce_like(ga, a), reduce_like(gb, b)
+            if transpose_a:
+                ga = product(conj(b), g, transpose_b, True)
+            else:
+                ga = product(g, conj(b), False, not transpose_b)
+            ga = reduce_like(ga, a)
+        if needs[1]:
+            a = conj(a)
+            if b.ndim == 2 and a.ndim > 2 and not transpose_a:
+                # one product over all rows, not a batch of them summed
+                rows = prod(a.shape[:-1])
+                a = op.reshape(a, shape=(rows, a.shape[-1]))
+                g = op.reshape(g, shape=(rows, g.shape[-1]))
+            gb = product(g, a, True, transpose_a) if transpose_b else product(a, g, not transpose_a)
+            gb = reduce_like(gb, b)
+        return ga, gb
 
-    def batch(self, operands: Sequence[Any], batched: Sequence[bool]) -> Any:
-        return self(*align_ranks(operands, batched))
+    def batch(self, operands: Sequence[Any], batched: Sequence[bool], **attrs: Any) -> Any:
+        return self(*align_ranks(operands, batched), **attrs)
 
-    def lower(self, b: Builder, x: Array, y: Array) -> Array:
+    def lower(
+        self, b: Builder, x: Array, y: Array, transpose_a: bool = False, transpose_b: bool = False
+    ) -> Array:
         batch = broadcast_shapes(x.shape[:-2], y.shape[:-2])
         rank = len(batch) + 2
         roles: dict[str, list[int]] = {"batch": [], "m": [], "n": []}
@@ -101,25 +147,40 @@ class Matmul(Bilinear):
         roles["m"].append(rank - 2)
         roles["n"].append(rank - 1)
         acc = accumulator(x.dtype)
+        rows, inner = _swapped(x.shape[-2:], transpose_a)
+        columns = y.shape[-2 if transpose_b else -1]
         return b.contraction(
-            (*batch, x.shape[-2], y.shape[-1]),
+            (*batch, rows, columns),
             x.dtype,
             batch=roles["batch"],
             m=roles["m"],
             n=roles["n"],
-            k=(x.shape[-1],),
-            a=load(x, (*reads["a"], axis(rank - 2), axis(rank))).cast(acc),
-            b=load(y, (*reads["b"], axis(rank), axis(rank - 1))).cast(acc),
+            k=(inner,),
+            a=load(x, (*reads["a"], *_swapped((axis(rank - 2), axis(rank)), transpose_a))).cast(
+                acc
+            ),
+            b=load(y, (*reads["b"], *_swapped((axis(rank), axis(rank - 1)), transpose_b))).cast(
+                acc
+            ),
             acc=acc,
         )
 
-    def onnx(self, ctx: OnnxContext, inputs: Sequence[str]) -> Any:
+    def onnx(
+        self, ctx: OnnxContext, inputs: Sequence[str], transpose_a: bool = False,
+        transpose_b: bool = False,
+    ) -> Any:  # fmt: skip
         dtype = ctx.type(inputs[0]).dtype
-        if dtype.is_floating_point or dtype.bits > 16:
-            return ctx.node("MatMul", inputs)
-        wide = ctx.onnx_dtype(dtypes.int32)  # ONNX multiplies no narrow integers
-        out = ctx.node("MatMul", [ctx.node("Cast", [x], to=wide) for x in inputs])
-        return ctx.node("Cast", [out], to=ctx.onnx_dtype(dtype))
+        narrow = not dtype.is_floating_point and dtype.bits <= 16  # ONNX multiplies none of those
+        operands = []
+        for x, is_turned in zip(inputs, (transpose_a, transpose_b), strict=True):
+            n = ctx.type(x).ndim
+            if narrow:
+                x = ctx.node("Cast", [x], to=ctx.onnx_dtype(dtypes.int32))
+            if is_turned:
+                x = ctx.node("Transpose", [x], perm=[*range(n - 2), n - 1, n - 2])
+            operands.append(x)
+        out = ctx.node("MatMul", operands)
+        return ctx.node("Cast", [out], to=ctx.onnx_dtype(dtype)) if narrow else out
 
     def samples(self) -> Iterable[Sample]:
         yield Sample((uniform((3, 4)), uniform((4, 5), seed=1)))
@@ -132,6 +193,15 @@ class Matmul(Bilinear):
         yield Sample((uniform((3, 0)), uniform((0, 2))), note="nothing to sum: zeros")
         yield Sample((uniform((0, 3)), uniform((3, 2))), note="empty")
         yield Sample((uniform((1, 1)), uniform((1, 1), seed=1)), note="1 by 1")
+        left, right = {"transpose_a": True}, {"transpose_b": True}
+        yield Sample((uniform((4, 3)), uniform((4, 5), seed=1)), left, "a transposed")
+        yield Sample((uniform((3, 4)), uniform((5, 4), seed=1)), right, "b transposed")
+        yield Sample((uniform((4, 3)), uniform((5, 4), seed=1)), left | right, "both transposed")
+        yield Sample((uniform((2, 4, 3)), uniform((4, 5), seed=1)), left, "batch of a, transposed")
+        yield Sample((uniform((2, 3, 4)), uniform((5, 4), seed=1)), right, "batch of a, b turned")
+        yield Sample((uniform((2, 3, 4)), uniform((2, 5, 4), seed=1)), right, "batched, b turned")
+        yield Sample((uniform((4, 3)), uniform((2, 1, 5, 4), seed=1)), left | right, "batch of b")
+        yield Sample((uniform((3, 0)), uniform((2, 0))), right, "nothing to sum, b transposed")
         special = np.array([[np.nan, 1.0], [np.inf, 2.0]], np.float32)
         yield Sample((special, uniform((2, 3))), note="NaN and infinity", grad=False)
         for dt in ("int64", "int32", "uint8"):
@@ -140,6 +210,33 @@ class Matmul(Bilinear):
         yield Sample(half, note="float16", grad=False)
         brain = tuple(x.astype(dtypes.bfloat16.np) for x in half)
         yield Sample(brain, note="bfloat16", grad=False)
+
+
+def product(a: Any, b: Any, transpose_a: bool = False, transpose_b: bool = False) -> Any:
+    """The record `matmul`, with the attributes that are not their defaults."""
+    attrs: dict[str, Any] = {}
+    if transpose_a:
+        attrs["transpose_a"] = True
+    if transpose_b:
+        attrs["transpose_b"] = True
+    return op.matmul(a, b, **attrs)
+
+
+def _left_turned(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return np.matmul(a.T, b)
+
+
+def _right_turned(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return np.matmul(a, b.T)
+
+
+def _both_turned(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return np.matmul(a.T, b.T)
+
+
+def _swapped(pair: Sequence[Any], swap: bool) -> tuple[Any, Any]:
+    first, second = pair
+    return (second, first) if swap else (first, second)
 
 
 def _batch_dim(x: Array, k: int) -> tuple[bool, Dim]:

@@ -11,21 +11,30 @@ tuples of non-negative numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from jitgrad.compiler.loops import INDEX, Array, Builder, Expr, axis, const, dim, load, make, select
 from jitgrad.compiler.ops.examples import integers, uniform
-from jitgrad.compiler.ops.record import OnnxContext, Op, Sample, op, reduce_like, zeros_like
+from jitgrad.compiler.ops.record import (
+    OnnxContext,
+    Op,
+    Sample,
+    direct_reference,
+    op,
+    reduce_like,
+    zeros_like,
+)
 from jitgrad.compiler.ops.regions import (
     guard_empty,
     is_empty,
     zero_filled,
 )
-from jitgrad.compiler.symbolic import Dim, Sym, hint, prod, same
+from jitgrad.compiler.symbolic import Dim, Sym, hint, is_static, prod, same
 from jitgrad.compiler.types import TensorType
+from jitgrad.runtime import dtypes
 
 Shape = tuple[Dim, ...]
 
@@ -56,6 +65,14 @@ class Reshape(Op):
 
     def reference(self, x: np.ndarray, *, shape: Sequence[int]) -> np.ndarray:
         return x.reshape(shape)
+
+    def kernel(
+        self, types: Sequence[TensorType], attrs: dict[str, Any]
+    ) -> Callable[..., Any] | None:
+        shape = attrs["shape"]
+        if not direct_reference(self, Reshape) or not is_static(shape):
+            return None
+        return lambda x: x.reshape(shape)
 
     def vjp(self, g: Any, out: Any, x: Any, *, shape: Shape) -> tuple[Any, ...]:
         return (op.reshape(g, shape=x.shape),)
@@ -172,6 +189,12 @@ class Permute(Op):
     def reference(self, x: np.ndarray, *, axes: tuple[int, ...]) -> np.ndarray:
         return x.transpose(axes)
 
+    def kernel(
+        self, types: Sequence[TensorType], attrs: dict[str, Any]
+    ) -> Callable[..., Any] | None:
+        axes = attrs["axes"]
+        return (lambda x: x.transpose(axes)) if direct_reference(self, Permute) else None
+
     def vjp(self, g: Any, out: Any, x: Any, *, axes: tuple[int, ...]) -> tuple[Any, ...]:
         return (op.permute(g, axes=_inverse(axes)),)
 
@@ -233,6 +256,23 @@ class Expand(Op):
         if math.prod(shape) == x.size > 0:  # nothing repeats: the view may be written
             return x.reshape(shape)
         return np.broadcast_to(x, shape)
+
+    def kernel(
+        self, types: Sequence[TensorType], attrs: dict[str, Any]
+    ) -> Callable[..., Any] | None:
+        (type_,), shape = types, attrs["shape"]
+        if not direct_reference(self, Expand) or not is_static(shape) or type_.numel != 1:
+            return None
+        if math.prod(shape) < 2 or type_.dtype is dtypes.bfloat16:
+            return None
+        strides = (0,) * len(shape)
+
+        def run(x: np.ndarray) -> np.ndarray:  # np.broadcast_to costs ten times as much
+            out: np.ndarray = np.ndarray(shape, x.dtype, x, 0, strides)
+            out.flags.writeable = False
+            return out
+
+        return run
 
     def vjp(self, g: Any, out: Any, x: Any, *, shape: Shape) -> tuple[Any, ...]:
         return (reduce_like(g, x),)

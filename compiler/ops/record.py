@@ -74,7 +74,8 @@ class Check:
     """What a checked op asks of every element of one operand: low <= element <= high.
 
     operand: its position. low, high: numbers or symbolic dims; NaN is out of range. zero: whether
-    0 is allowed. dim: the dim of operand 0 that positions are in, for the message.
+    0 is allowed. dim: the dim of operand 0 that positions are in, for the message. allowed: a
+    number that is as asked although it is out of range.
     """
 
     operand: int
@@ -82,6 +83,7 @@ class Check:
     high: Any = None
     zero: bool = True
     dim: int = 0
+    allowed: int | None = None
 
     def first(self, x: np.ndarray) -> Any:
         """The first element, in row-major order, that is not as asked; None when all are."""
@@ -90,6 +92,8 @@ class Check:
             good = good & (x >= self.low)
         if self.high is not None:
             good = good & (x <= self.high)
+        if self.allowed is not None:
+            good = good | (x == self.allowed)
         return None if good is True or good.all() else x[~good].reshape(-1)[0].item()
 
 
@@ -183,10 +187,17 @@ class Op:
     def reference(self, *arrays: Any, **attrs: Any) -> Any:
         raise InternalError(f"op {self.name} has no reference")
 
-    def kernel(self, *types: TensorType) -> Callable[..., Any]:
-        """What eager code runs on arrays of these types: `reference`, or a ufunc that gives the
-        same bits (maybe as a NumPy scalar)."""
-        return self.reference
+    def kernel(
+        self, types: Sequence[TensorType], attrs: dict[str, Any]
+    ) -> Callable[..., Any] | None:
+        """What eager code runs on arrays of these types in the place of `reference`, called without
+        the attributes: a ufunc, or a function made for them, that gives the same bits (maybe as a
+        NumPy scalar). None: the reference is run.
+
+        It is kept for all attributes that are equal to these: so 0.0 and -0.0, 1 and True must
+        mean the same in every attribute that it was made of.
+        """
+        return None
 
     def vjp(self, g: Any, out: Any, *operands: Any, **attrs: Any) -> tuple[Any, ...]:
         """Cotangents of the operands; g and out are tuples when nout > 1.
@@ -398,6 +409,12 @@ def scalar_like(x: Any, value: float, dtype: DType | None = None) -> Any:
 def zeros_like(x: Any) -> Any:
     """Zeros of x's shape, dtype and device."""
     return apply_like(op.full, x, shape=x.shape, value=0, dtype=x.dtype, device=str(x.device))
+
+
+def direct_reference(record: Op, family: type[Op]) -> bool:
+    """Whether a record's reference is its family's own, so that a kernel of the family stands for
+    it (a subclass or a test may have replaced it)."""
+    return type(record).reference is family.reference and "reference" not in vars(record)
 
 
 def is_half(dtype: DType) -> bool:

@@ -7,7 +7,7 @@ softmaxes are in softmax.py. Accumulators and orders of addition: docs/numerics.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from jitgrad.compiler.ops.record import (
     Op,
     Sample,
     apply_like,
+    direct_reference,
     is_half,
     op,
 )
@@ -175,6 +176,18 @@ class _Accumulated(Reduce):
         wide = x if acc is out else x.astype(np.float32)
         result = np.asarray(self.ufunc.reduce(wide, axis=axes, keepdims=keepdim, dtype=acc.np))
         return result if acc is out else result.astype(out.np)
+
+    def kernel(
+        self, types: Sequence[TensorType], attrs: dict[str, Any]
+    ) -> Callable[..., Any] | None:
+        dtype = types[0].dtype
+        out = self.out_dtype(dtype, attrs.get("dtype"))
+        if not direct_reference(self, _Accumulated) or dtype is not out:
+            return None
+        if is_half(dtype) or dtype is dtypes.bool_:
+            return None
+        reduce, axes, keep = self.ufunc.reduce, attrs["axes"], attrs.get("keepdim", False)
+        return lambda x: reduce(x, axes, out.np, None, keep)
 
     def lower(self, b: Builder, *operands: Array, **attrs: Any) -> Array:
         (x,) = operands

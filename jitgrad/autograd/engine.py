@@ -14,10 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from jitgrad.autograd import bare
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.compiler.types import TensorType
 from jitgrad.dispatch import apply, assign, full
 from jitgrad.levels import Level
+from jitgrad.promotion import constant
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.errors import InternalError
 from jitgrad.state import state
@@ -30,6 +32,8 @@ from jitgrad.tape.node import (
     zeros_of,
 )
 from jitgrad.tensor import AbsentTensor, Tensor, wrap
+
+Gradient = Tensor | bare.Bare
 
 
 class Run:
@@ -46,10 +50,10 @@ class _Sink:
 
     __slots__ = ("pending", "sums", "target")
 
-    def __init__(self, target: Any) -> None:
+    def __init__(self, target: Any, pending: int, outputs: int) -> None:
         self.target = target
-        self.pending = 0  # edges into it that have not delivered yet
-        self.sums: list[Tensor | None] = [None] * (1 if isinstance(target, Tensor) else target.nout)
+        self.pending = pending  # edges into it that have not delivered yet
+        self.sums: list[Tensor | None] = [None] if outputs == 1 else [None] * outputs
 
 
 def backward(
@@ -188,7 +192,10 @@ def _seeds(outputs: list[Tensor], given: Any, create_graph: bool) -> list[Tensor
                     "grad can be implicitly created only for real scalar outputs but got "
                     f"{y._type}; pass the gradient argument, or take its abs() or real"
                 )
-            g = full(y._type.shape, 1.0, y._type.dtype, y._type.device)
+            if y._type.shape or y._node is None or y._node.hooks or y._node.retains:
+                g = full(y._type.shape, 1.0, y._type.dtype, y._type.device)
+            else:  # nobody gets to write it
+                g = constant(1.0, y._type.dtype)
         elif not isinstance(g, Tensor):
             raise TypeError(f"gradients can be either Tensors or None, but got {type(g).__name__}")
         else:
@@ -231,56 +238,70 @@ def _run(
 
     roots = [edge_of(y) for y in outputs]
     sinks = _collect(roots, None if inputs is None else targets)
-    ready: list[tuple[int, Node]] = []
+    ready: list[tuple[int, Node, _Sink]] = []
     for (target, slot), g in zip(roots, seeds, strict=True):
         if id(target) in sinks:
             _deliver(sinks[id(target)], slot, g)
     for sink in sinks.values():
         if sink.pending == 0 and isinstance(sink.target, Node):
-            heapq.heappush(ready, (-sink.target.seq, sink.target))
+            heapq.heappush(ready, (-sink.target.seq, sink.target, sink))
 
     before, outer = state.grad_enabled, state.backward
     state.grad_enabled, state.backward = create_graph, Run(frozenset(sinks))
+    watched = state.anomaly or state.recorder is not None
+    plain = not (watched or create_graph or state.abstract or state.levels)
+    sink_of = sinks.get
     try:
         leaves = [s for s in sinks.values() if s.pending == 0 and isinstance(s.target, Tensor)]
         for sink in leaves:
             _finish_leaf(sink, wanted, results, inputs, accumulate, create_graph)
         while ready:
-            node = heapq.heappop(ready)[1]
-            sink = sinks.pop(id(node))
-            grads = sink.sums
+            _, node, here = heapq.heappop(ready)
+            del sinks[id(node)]
+            grads = here.sums
             if wanted or node.hooks or node.retains:
                 _at_outputs(node, grads, wanted, results, inputs, accumulate, create_graph)
-            needed = [e is not None and id(e) in sinks for e in node.edges]
-            if True in needed:
-                if grads[0] is not None or any(g is not None for g in grads):
-                    passed = _run_node(node, grads)
-                    if not retain_graph:
-                        node.release()
-                else:
-                    passed = (None,) * len(node.edges)
+            edges = node.edges
+            following = [sink_of(id(e)) for e in edges]  # None is no key, and leads nowhere
+            passed: Any = ()
+            for to in following:
+                if to is not None:
+                    break
             else:
-                passed = ()
-            del grads, sink.sums
-            for k, is_needed in enumerate(needed):
-                if not is_needed:
+                continue
+            if grads[0] is not None or any(g is not None for g in grads):
+                hooked = watched or node.hooks
+                passed = None
+                if plain and type(node) is Node and not hooked and _to_bare(grads):
+                    passed = bare.run(node, grads)
+                if passed is None:
+                    _to_tensors(grads)
+                    passed = _run_node(node, grads) if hooked else node.run(grads)
+                if type(passed) is not tuple or len(passed) < len(edges):
+                    passed = _as_gradients(node, passed)
+                passed = [*passed]  # so that each gradient can be let go of
+                if not retain_graph:
+                    node.release()
+            else:
+                passed = [None] * len(edges)
+            del grads, here
+            for k, to in enumerate(following):
+                if to is None:
                     continue
-                edge = node.edges[k]
-                following = sinks[id(edge)]
                 g = passed[k]
-                if type(g) is AbsentTensor:
-                    raise InternalError(f"{node.name()} did not save what its gradient reads")
                 if g is not None:
-                    _deliver(following, node.slots[k], g)
-                following.pending -= 1
-                if following.pending == 0:
-                    if isinstance(edge, Node):
-                        heapq.heappush(ready, (-edge.seq, edge))
+                    if type(g) is AbsentTensor or type(g) is bare.Unsaved:
+                        raise InternalError(f"{node.name()} did not save what its gradient reads")
+                    passed[k] = None
+                    _deliver(to, node.slots[k], g)
+                    del g
+                to.pending -= 1
+                if to.pending == 0:
+                    target = to.target
+                    if isinstance(target, Node):
+                        heapq.heappush(ready, (-target.seq, target, to))
                     else:
-                        del g
-                        passed = passed[:k] + (None,) + passed[k + 1 :]
-                        _finish_leaf(following, wanted, results, inputs, accumulate, create_graph)
-            passed = ()
+                        _finish_leaf(to, wanted, results, inputs, accumulate, create_graph)
     finally:
         state.grad_enabled, state.backward = before, outer
     return results
@@ -297,19 +318,22 @@ def _collect(
     stack: list[Any] = []
     for target, _ in roots:
         if target is not None and id(target) not in sinks:
-            sinks[id(target)] = _Sink(target)
-            stack.append(target)
+            if isinstance(target, Node):
+                sinks[id(target)] = _Sink(target, 0, target.nout)
+                stack.append(target)
+            else:
+                sinks[id(target)] = _Sink(target, 0, 1)
     while stack:
-        node = stack.pop()
-        if isinstance(node, Tensor):
-            continue
-        for e in node.edges:
+        for e in stack.pop().edges:
             if e is not None:
-                sink = sinks.get(id(e))
-                if sink is None:
-                    sink = sinks[id(e)] = _Sink(e)
+                key = id(e)
+                if key in sinks:
+                    sinks[key].pending += 1
+                elif isinstance(e, Node):
+                    sinks[key] = _Sink(e, 1, e.nout)
                     stack.append(e)
-                sink.pending += 1
+                else:
+                    sinks[key] = _Sink(e, 1, 1)
     return sinks if targets is None else _leading_to(targets, sinks)
 
 
@@ -332,9 +356,36 @@ def _leading_to(targets: list[Any], sinks: dict[int, _Sink]) -> dict[int, _Sink]
     return sinks
 
 
-def _deliver(sink: _Sink, slot: int, g: Tensor) -> None:
-    have = sink.sums[slot]
-    sink.sums[slot] = g if have is None else apply(OPS["add"], (have, g), {})
+def _deliver(sink: _Sink, slot: int, g: Gradient) -> None:
+    sums: list[Any] = sink.sums
+    have = sums[slot]
+    if have is None:
+        sums[slot] = g
+    elif type(have) is type(g) is bare.Bare:
+        sums[slot] = bare.add(have, g)
+    else:
+        sums[slot] = apply(OPS["add"], (_as_tensor(have), _as_tensor(g)), {})
+
+
+def _as_tensor(g: Any) -> Tensor:
+    return g if isinstance(g, Tensor) else bare.tensor_of(g)
+
+
+def _to_tensors(grads: list[Any]) -> None:
+    """Gradients become tensors, in place."""
+    for k, g in enumerate(grads):
+        if g is not None and not isinstance(g, Tensor):
+            grads[k] = bare.tensor_of(g)
+
+
+def _to_bare(grads: list[Any]) -> bool:
+    """Whether all gradients have data; they become bare, in place, up to one that has none."""
+    for k, g in enumerate(grads):
+        if g is not None and type(g) is not bare.Bare:
+            if g._data is None:
+                return False
+            grads[k] = bare.bare_of(g)
+    return True
 
 
 def _run_node(node: Node, grads: list[Tensor | None]) -> tuple[Any, ...]:
@@ -350,11 +401,7 @@ def _run_node(node: Node, grads: list[Tensor | None]) -> tuple[Any, ...]:
         passed = _run_watched(node, grads)
     else:
         passed = node.run(grads)
-    if not isinstance(passed, (tuple, list)) or len(passed) < len(node.edges):
-        given = len(passed) if isinstance(passed, (tuple, list)) else 1
-        raise RuntimeError(
-            f"[{node.name()}] expected {len(node.edges)} gradients from the derivative; got {given}"
-        )
+    passed = _as_gradients(node, passed)
     if anomaly and state.check_nan:
         _check_anomaly(node, passed)
     if hooks and -1 in hooks:
@@ -362,6 +409,16 @@ def _run_node(node: Node, grads: list[Tensor | None]) -> tuple[Any, ...]:
             changed = hook(tuple(passed), tuple(grads))
             if changed is not None:
                 passed = changed if isinstance(changed, tuple) else (changed,)
+    return tuple(passed)
+
+
+def _as_gradients(node: Node, passed: Any) -> tuple[Tensor | None, ...]:
+    """What a derivative gave, as a tuple. Raises RuntimeError for too few gradients."""
+    if not isinstance(passed, (tuple, list)) or len(passed) < len(node.edges):
+        given = len(passed) if isinstance(passed, (tuple, list)) else 1
+        raise RuntimeError(
+            f"[{node.name()}] expected {len(node.edges)} gradients from the derivative; got {given}"
+        )
     return tuple(passed)
 
 
@@ -411,6 +468,7 @@ def _at_outputs(
     create_graph: bool,
 ) -> None:
     """Hooks, retained gradients and wanted inputs at the outputs of a node about to run."""
+    _to_tensors(grads)
     for slot, g in enumerate(grads):
         if g is None:
             continue
@@ -440,6 +498,18 @@ def _finish_leaf(
     leaf = sink.target
     if sink.sums[0] is None:
         return
+    if inputs is None and type(sink.sums[0]) is bare.Bare and not leaf._hooks:
+        first: Any = sink.sums.pop()
+        owned = bare.owned_tensor(first)
+        if owned is not None:
+            _accumulate(leaf, owned, create_graph)
+            if leaf._post_hooks:
+                for hook in list(leaf._post_hooks.values()):
+                    hook(leaf)
+            return
+        sink.sums.append(first)
+        del first
+    _to_tensors(sink.sums)
     if leaf._hooks:
         sink.sums[0] = _call_hooks(leaf._hooks, sink.sums[0], leaf)
     if inputs is not None and not accumulate:
@@ -464,7 +534,7 @@ def _accumulate(leaf: Tensor, g: Tensor, create_graph: bool) -> None:
         raise RuntimeError(f"[backward] expected a gradient of type {leaf._type}; got {g._type}")
     if g._type.dtype is not leaf._type.dtype:
         g = apply(OPS["cast"], (g,), {"dtype": leaf._type.dtype})
-    have = leaf.grad
+    have = leaf.grad if state.recorder is not None else leaf._grad
     if have is None:
         leaf._set_grad(g)
         return

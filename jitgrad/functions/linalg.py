@@ -19,6 +19,13 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
     return apply(OPS["matmul"], (a, b), {})
 
 
+def times_transposed(a: Tensor, b: Tensor) -> Tensor:
+    """a (..., M, K) or (K) times the transpose of b (..., N, K)."""
+    if len(a._type.shape) == 1:
+        return times_transposed(a.unsqueeze(0), b).squeeze(-2)
+    return apply(OPS["matmul"], (a, b), {"transpose_b": True})
+
+
 def _expect(name: str, a: Any, b: Any) -> None:
     for x in (a, b):
         if not isinstance(x, Tensor):

@@ -239,15 +239,18 @@ class Optimizer(StateDict):
                 with enable_grad():
                     loss = closure()
             for group, h in self.hyper():
+                stateful, maximize = self.has_state(h), group.get("maximize")
                 for p in group["params"]:
                     grad = p.grad
                     if grad is None:
                         continue
-                    state = self.state[p] if self.has_state(h) else {}
-                    p, grad = parts_of(p), parts_of(grad)
+                    state = self.state[p] if stateful else {}
+                    if p._type.dtype.is_complex:
+                        p, grad = parts_of(p), parts_of(grad)
                     if not state:
                         self.begin(p, grad, state, h)
-                    grad = -grad if group.get("maximize") else grad
+                    if maximize:
+                        grad = -grad
                     if self._skip is None:
                         self.update(p, grad, state, h)
                     else:

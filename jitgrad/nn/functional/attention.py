@@ -11,6 +11,7 @@ from typing import Any
 import jitgrad.functions as ops
 from jitgrad.casting import lower
 from jitgrad.creation import ones, zeros
+from jitgrad.functions.linalg import times_transposed
 from jitgrad.functions.shape import cat
 from jitgrad.nn.functional.args import expect_tensors
 from jitgrad.nn.functional.dropout import dropout
@@ -47,7 +48,7 @@ def scaled_dot_product_attention(
         key, value = (_repeat_heads(name, x, query) for x in (key, value))
     length, keys = query.shape[-2], key.shape[-2]
     factor = 1.0 / math.sqrt(query.shape[-1] or 1) if scale is None else scale
-    scores = ops.matmul(query * factor, key.transpose(-2, -1))
+    scores = times_transposed(query * factor, key)
     if is_causal:
         seen = ones(length, keys, dtype=dtypes.bool_, device=query.device).tril()
         scores = ops.where(seen, scores, _MINUS_INFINITY)
@@ -92,7 +93,7 @@ def _repeat_heads(name: str, x: Tensor, query: Tensor) -> Tensor:
 
 @lower
 def _scores(name: str, query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
-    scores = ops.matmul(query, key.transpose(-2, -1))
+    scores = times_transposed(query, key)
     return scores if mask is None else _masked(name, scores, mask)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jitgrad.functions as ops
 from jitgrad.casting import lower
+from jitgrad.functions.linalg import times_transposed
 from jitgrad.nn.functional.args import expect_dtype, expect_shape, expect_tensors
 from jitgrad.tensor import Tensor
 
@@ -14,20 +15,24 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
     weight may be (in), which gives (...). Raises RuntimeError for sizes or dtypes that differ.
     """
-    expect_tensors("linear", input=input, weight=weight)
+    if not (isinstance(input, Tensor) and isinstance(weight, Tensor)):
+        expect_tensors("linear", input=input, weight=weight)
     sizes, form = input._type.shape, weight._type.shape
     if len(form) not in (1, 2) or not sizes or sizes[-1] != form[-1]:
         raise RuntimeError(
             f"[linear] expected input (..., in) and weight (out, in); got input "
             f"{tuple(input.shape)}, weight {tuple(weight.shape)}; the last dims must be equal"
         )
-    expect_dtype("linear", input.dtype, weight=weight, bias=bias)
-    if bias is not None and tuple(bias._type.shape) not in (tuple(form[:-1]), (1,), ()):
-        raise RuntimeError(
-            f"[linear] expected bias of shape {tuple(weight.shape[:-1])} for weight "
-            f"{tuple(weight.shape)}; got {tuple(bias.shape)}"
-        )
-    out = ops.matmul(input, weight.t() if len(form) == 2 else weight)
+    dtype = input._type.dtype
+    if weight._type.dtype is not dtype or (bias is not None and bias._type.dtype is not dtype):
+        expect_dtype("linear", dtype, weight=weight, bias=bias)
+    if bias is not None and bias._type.shape != form[:-1]:
+        if tuple(bias._type.shape) not in (tuple(form[:-1]), (1,), ()):
+            raise RuntimeError(
+                f"[linear] expected bias of shape {tuple(weight.shape[:-1])} for weight "
+                f"{tuple(weight.shape)}; got {tuple(bias.shape)}"
+            )
+    out = times_transposed(input, weight) if len(form) == 2 else ops.matmul(input, weight)
     return out if bias is None else out + bias
 
 

@@ -11,7 +11,9 @@ from typing import Any
 
 import jitgrad.functions as ops
 from jitgrad.casting import wide
+from jitgrad.compiler.ops.record import OPS
 from jitgrad.creation import ones_like
+from jitgrad.dispatch import apply
 from jitgrad.functions.args import expect_range
 from jitgrad.nn.functional.activations import logsigmoid
 from jitgrad.nn.functional.args import expect_dtype, expect_floating, expect_shape, expect_tensors
@@ -21,7 +23,6 @@ from jitgrad.nn.functional.reduction import (
     reduce_loss,
     reduce_weighted,
 )
-from jitgrad.promotion import cast
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.userline import warn
 from jitgrad.tensor import Tensor
@@ -259,23 +260,26 @@ def gaussian_nll_loss(
 def _class_dim(op: str, input: Tensor, target: Tensor, weight: Tensor | None) -> int:
     """The dim of input that is over classes: 1, or 0 of a vector."""
     expect_tensors(op, input=input, target=target)
-    if not input.dim():
+    rank = len(input._type.shape)
+    if not rank:
         raise ValueError(f"[{op}] expected input (N, C, ...) or (C); got a 0-d tensor")
     expect_floating(op, "input", input)
-    dim = 1 if input.dim() > 1 else 0
-    expect_dtype(op, input.dtype, weight=weight)
-    expect_shape(op, (input.shape[dim],), weight=weight)
+    dim = 1 if rank > 1 else 0
+    if weight is not None:
+        expect_dtype(op, input.dtype, weight=weight)
+        expect_shape(op, (input.shape[dim],), weight=weight)
     return dim
 
 
 def _expect_classes(op: str, input: Tensor, target: Tensor) -> None:
-    expected = (*input.shape[:1], *input.shape[2:]) if input.dim() > 1 else ()
-    if tuple(target.shape) != tuple(expected):
+    sizes = input._type.shape
+    expected = (*sizes[:1], *sizes[2:]) if len(sizes) > 1 else ()
+    if target._type.shape != expected:
         raise ValueError(
             f"[{op}] expected target of shape {tuple(expected)} for input {tuple(input.shape)}; "
             f"got {tuple(target.shape)}"
         )
-    if target.dtype is not dtypes.int64:
+    if target._type.dtype is not dtypes.int64:
         raise RuntimeError(
             f"[{op}] expected class indices of int64; got {target.dtype} {tuple(target.shape)}; "
             "convert them with .long()"
@@ -283,38 +287,50 @@ def _expect_classes(op: str, input: Tensor, target: Tensor) -> None:
 
 
 def expect_class_range(op: str, target: Tensor, ignore_index: int | None, classes: Any) -> Tensor:
-    """The target. Raises IndexError, naming the class, for one out of range."""
-    if ignore_index is not None:
-        return _counted_classes(op, target, ignore_index, classes)[0]
+    """The target, with class 0 where it is ignore_index. Raises IndexError, naming the class, for
+    one out of range."""
     text = f"[{op}] Target {{value}} is out of bounds: expected classes from 0 to {classes - 1}"
+    if ignore_index is not None:
+        target = ops.where(target != ignore_index, target, 0)
+        text += f", or ignore_index {ignore_index}"
     return expect_range(target, 0, classes - 1, IndexError, text)
 
 
-def _counted_classes(
-    op: str, target: Tensor, ignore_index: int, classes: Any
-) -> tuple[Tensor, Tensor]:
-    """The target, with class 0 where it is to be ignored; and where it counts."""
+def _at_class(op: str, x: Tensor, target: Tensor, ignore_index: int, dim: int) -> Tensor:
+    """x at the target's class along dim; 0 where that is ignore_index."""
     text = (
-        f"[{op}] Target {{value}} is out of bounds: expected classes from 0 to {classes - 1}, or "
+        f"[{op}] Target {{value}} is out of bounds: expected classes from 0 to {{last}}, or "
         f"ignore_index {ignore_index}"
     )
-    counts = target != ignore_index
-    safe = ops.where(counts, target, 0)
-    return expect_range(safe, 0, classes - 1, IndexError, text), counts
+    attrs = {"axis": dim, "ignore": int(ignore_index), "text": text}
+    return apply(OPS["select_at"], (x, target), attrs)
 
 
 def _picked(
-    log_p: Tensor, safe: Tensor, weight: Tensor | None, counts: Tensor, dim: int
-) -> tuple[Tensor, Tensor]:
-    """(-log_p[safe] * weight[safe], weight[safe]), both 0 where not counted."""
-    loss = -ops.gather(log_p, dim, safe.unsqueeze(dim)).squeeze(dim)
+    op: str, log_p: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int, dim: int
+) -> tuple[Tensor, Tensor | None]:
+    """(-log_p[target] * weight[target], weight[target]), both 0 where the target is ignored; None
+    for weights that are all 1."""
+    loss = 0.0 - _at_class(op, log_p, target, ignore_index, dim)
     if weight is None:
-        counted = cast(counts, log_p.dtype)
+        return loss, None
+    beside = weight.reshape([-1] + [1] * (log_p.dim() - 1 - dim)).expand(log_p.shape)
+    counted = _at_class(op, beside, target, ignore_index, dim)
+    return loss * counted, counted
+
+
+def _mean_of_counted(
+    loss: Tensor, counted: Tensor | None, target: Tensor, ignore_index: int
+) -> Tensor:
+    """The sum of loss over that of the weights of what counts."""
+    total: dict[str, Any] = {"axes": tuple(range(loss.dim())), "keepdim": False}
+    summed = apply(OPS["sum"], (loss,), total)
+    if counted is None:
+        counts = target != ignore_index
+        number = apply(OPS["sum"], (counts,), total | {"dtype": loss.dtype})
     else:
-        chosen = weight.index_select(0, safe.reshape(-1)).reshape(safe.shape)
-        counted = ops.where(counts, chosen, 0.0)
-        loss = loss * chosen
-    return ops.where(counts, loss, 0.0), counted
+        number = apply(OPS["sum"], (counted,), total)
+    return apply(OPS["div"], (summed, number), {})
 
 
 @wide
@@ -337,10 +353,9 @@ def nll_loss(
     reduction = legacy_reduction(size_average, reduce, reduction)
     dim = _class_dim("nll_loss", input, target, weight)
     _expect_classes("nll_loss", input, target)
-    safe, counts = _counted_classes("nll_loss", target, ignore_index, input.shape[dim])
-    loss, counted = _picked(input, safe, weight, counts, dim)
+    loss, counted = _picked("nll_loss", input, target, weight, ignore_index, dim)
     if reduction == "mean":
-        return loss.sum() / counted.sum()
+        return _mean_of_counted(loss, counted, target, ignore_index)
     return reduce_loss("nll_loss", loss, reduction)
 
 
@@ -369,7 +384,9 @@ def cross_entropy(
     dim = _class_dim(op, input, target, weight)
     classes = input.shape[dim]
     log_p = ops.log_softmax(input, dim)
-    by_class = None if weight is None else weight.reshape([-1] + [1] * (input.dim() - 1 - dim))
+    by_class = None
+    if weight is not None and (label_smoothing or target.is_floating_point()):
+        by_class = weight.reshape([-1] + [1] * (input.dim() - 1 - dim))
     if target.is_floating_point():
         _expect_same_shape(op, input, target)
         if ignore_index >= 0:
@@ -383,12 +400,11 @@ def cross_entropy(
         loss = -(terms if by_class is None else terms * by_class).sum(dim)
         return reduce_loss(op, loss, reduction)
     _expect_classes(op, input, target)
-    safe, counts = _counted_classes(op, target, ignore_index, classes)
-    loss, counted = _picked(log_p, safe, weight, counts, dim)
+    loss, counted = _picked(op, log_p, target, weight, ignore_index, dim)
     if label_smoothing:
         smooth = -(log_p if by_class is None else log_p * by_class).sum(dim)
-        smooth = ops.where(counts, smooth, 0.0)
+        smooth = ops.where(target != ignore_index, smooth, 0.0)
         loss = loss * (1 - label_smoothing) + smooth * (label_smoothing / classes)
     if reduction == "mean":
-        return loss.sum() / counted.sum()
+        return _mean_of_counted(loss, counted, target, ignore_index)
     return reduce_loss(op, loss, reduction)
