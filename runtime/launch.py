@@ -30,6 +30,9 @@ _MAX_IDLE_ARENAS = 4
 # 50 ns a call).
 WORTH_RELEASING = 2**16
 
+# Frames have arenas of their own up to so many bytes: borrowing one takes longer than such programs.
+_OWN_ARENA = 2**14
+
 _COMMIT_KERNEL = -1
 
 
@@ -106,7 +109,7 @@ class _Frame:
 
     __slots__ = (
         "words", "ctx", "cell", "sizes", "bufs", "varying", "call", "native_args", "pool",
-        "scratch", "sizes_now", "plan", "arena_address",
+        "scratch", "sizes_now", "plan", "arena_address", "arena",
     )  # fmt: skip
 
     def __init__(self, program: Executable) -> None:
@@ -137,6 +140,7 @@ class _Frame:
         self.plan: ArenaPlan | None = None
         self.arena_address = 0
         self.sizes_now: tuple[int, ...] = ()
+        self.arena: Arena | None = None
 
         call_words[abi.CALL_CTX] = buffers.address(self.ctx)
         call_words[abi.CALL_BUFS] = buffers.address(self.bufs)
@@ -152,6 +156,12 @@ class _Frame:
         if native.bind is not None:
             threads.fill_call_words(call_words, program.release_gil)
             self.call = native.bind(call_words)
+        if program.plain:
+            self.set_sizes(program, ())
+            assert self.plan is not None
+            if self.plan.nbytes:
+                self.arena = Arena(self.plan.nbytes)
+                self.use_arena(self.arena)
 
     def set_sizes(self, program: Executable, sizes: Sequence[int]) -> None:
         """Stores the symbolic sizes and plans the arena for them, if they differ from before."""
@@ -215,7 +225,8 @@ class Executable:
         self._check()
         self.parallel = _can_be_parallel(self.launches)
         self.table, self._args = _build_table(self.kernels, self.launches)
-        self._plain = n_sizes == 0 and isinstance(arena, ArenaPlan) and arena.nbytes == 0
+        # Whether all that a call needs, but the arrays, is the frame's.
+        self.plain = n_sizes == 0 and isinstance(arena, ArenaPlan) and arena.nbytes <= _OWN_ARENA
         self._idle: list[_Frame] = []
 
     def run(self, arrays: Sequence[NDArray[Any]], sizes: Sequence[int] = ()) -> None:
@@ -228,7 +239,7 @@ class Executable:
         if frame.call is None:
             self._run(frame, _addresses(arrays), sizes)
             return
-        if self._plain:
+        if self.plain:
             code = frame.call(*arrays)
         else:
             frame.set_sizes(self, sizes)
@@ -237,6 +248,11 @@ class Executable:
                 frame.use_arena(arena)
             code = frame.call(*arrays)
             _give_arena(arena)
+        self._ended(frame, code, arrays, sizes)
+
+    def _ended(
+        self, frame: _Frame, code: int, arrays: Sequence[NDArray[Any]], sizes: Sequence[int] = ()
+    ) -> None:
         if code == 0:
             if len(self._idle) < _MAX_IDLE_FRAMES:
                 self._idle.append(frame)
@@ -244,6 +260,37 @@ class Executable:
             self._run(frame, _addresses(arrays), sizes)
         else:
             self._raise(frame)
+
+    def caller(
+        self, makers: Sequence[Callable[[], NDArray[Any]]]
+    ) -> Callable[[Sequence[NDArray[Any]]], list[NDArray[Any]]]:
+        """A function that runs the program on the arrays it is given and on results that `makers`
+        make, which it returns: `run` for programs without symbolic sizes, with less Python."""
+        idle, parallel, run = self._idle, self.parallel, self.run
+        if not self.plain or threads.native().bind is None:
+
+            def borrow(arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+                results = [make() for make in makers]
+                run([*arrays, *results])
+                return results
+
+            return borrow
+        take, give, take_frame, ended = idle.pop, idle.append, self._take_frame, self._ended
+
+        def call(arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+            results = [make() for make in makers]
+            try:
+                frame = take() if not parallel else take_frame()
+            except IndexError:
+                frame = take_frame()
+            code = frame.call(*arrays, *results)  # type: ignore[misc]
+            if code:
+                ended(frame, code, [*arrays, *results])
+            elif len(idle) < _MAX_IDLE_FRAMES:
+                give(frame)
+            return results
+
+        return call
 
     def run_pointers(self, pointers: Sequence[int], sizes: Sequence[int] = ()) -> None:
         """Like `run`, from addresses; the caller keeps the memory alive. 1 to 2 us slower."""
@@ -253,12 +300,15 @@ class Executable:
         if len(pointers) != self.n_varying:
             raise InternalError(f"expected {self.n_varying} arrays, got {len(pointers)}")
         frame.varying[:] = list(pointers)
-        frame.set_sizes(self, sizes)
-        arena = _take_arena(frame.plan.nbytes)  # type: ignore[union-attr]
-        if arena.address != frame.arena_address:
-            frame.use_arena(arena)
-        code = threads.native().run(*frame.native_args)
-        _give_arena(arena)
+        if self.plain:
+            code = threads.native().run(*frame.native_args)
+        else:
+            frame.set_sizes(self, sizes)
+            arena = _take_arena(frame.plan.nbytes)  # type: ignore[union-attr]
+            if arena.address != frame.arena_address:
+                frame.use_arena(arena)
+            code = threads.native().run(*frame.native_args)
+            _give_arena(arena)
         if code:
             self._raise(frame)
         self._idle.append(frame)

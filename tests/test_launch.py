@@ -220,7 +220,21 @@ def test_scratch_belongs_to_the_worker():
     assert out[0] == sum(range(1000, 10_001, 1000))
 
 
-def test_warm_calls_allocate_no_frame_and_share_arenas():
+def test_small_programs_have_arenas_of_their_own():
+    x, out = np.arange(100), zeros(100)
+    program = chain(50)
+    program.run([x, out])
+    assert program.plain and (out[:50] == np.arange(50) + 3).all()
+    (frame,) = program._idle
+    assert frame.arena.nbytes == program.arena.nbytes
+    other = launch._Frame(program)  # as a second thread would have
+    assert other.arena.address != frame.arena.address
+    call = program.caller([lambda: zeros(100)])
+    assert (call([x])[0][:50] == np.arange(50) + 3).all() and program._idle == [frame]
+
+
+def test_warm_calls_allocate_no_frame_and_share_arenas(monkeypatch):
+    monkeypatch.setattr(launch, "_OWN_ARENA", 0)
     buffers.empty_cache()
     gc.collect()
     small, large = chain(50), chain(100)
@@ -237,7 +251,8 @@ def test_warm_calls_allocate_no_frame_and_share_arenas():
     assert (out[:50] == np.arange(50) + 3).all()
 
 
-def test_a_larger_arena_replaces_a_smaller_one():
+def test_a_larger_arena_replaces_a_smaller_one(monkeypatch):
+    monkeypatch.setattr(launch, "_OWN_ARENA", 0)
     buffers.empty_cache()
     for nbytes in (128, 4096, 1 << 20, 256):
         program = executable(
