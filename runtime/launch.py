@@ -30,7 +30,7 @@ _MAX_IDLE_ARENAS = 4
 # 50 ns a call).
 WORTH_RELEASING = 2**16
 
-# Frames have arenas of their own up to so many bytes: borrowing one takes longer than such programs.
+# Frames have arenas of their own up to so many bytes: borrowing one takes as long as a program.
 _OWN_ARENA = 2**14
 
 _COMMIT_KERNEL = -1
