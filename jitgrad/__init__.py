@@ -214,15 +214,33 @@ _SETTINGS = (
     "typename", "use_deterministic_algorithms",
 )  # fmt: skip
 _FROM_FUNCTIONAL = (
-    "adaptive_avg_pool1d", "alpha_dropout", "avg_pool1d", "bilinear", "celu", "celu_",
-    "channel_shuffle", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d",
-    "conv_transpose3d", "dropout", "feature_alpha_dropout", "group_norm", "hardshrink",
-    "layer_norm", "max_pool1d", "max_pool1d_with_indices", "max_pool2d", "max_pool3d",
-    "pixel_shuffle", "pixel_unshuffle", "prelu", "rms_norm", "rrelu", "rrelu_", "selu", "selu_",
-    "threshold", "threshold_",
+    "adaptive_avg_pool1d", "avg_pool1d", "bilinear", "celu", "celu_", "channel_shuffle", "conv1d",
+    "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "hardshrink",
+    "max_pool1d", "max_pool1d_with_indices", "max_pool2d", "max_pool3d", "pixel_shuffle",
+    "pixel_unshuffle", "prelu", "rms_norm", "rrelu", "rrelu_", "selu", "selu_", "threshold",
+    "threshold_",
+)  # fmt: skip
+_NATIVE = (
+    "alpha_dropout", "alpha_dropout_", "batch_norm", "conv_tbc", "convolution", "dropout",
+    "dropout_", "embedding", "embedding_bag", "embedding_renorm_", "feature_alpha_dropout",
+    "feature_alpha_dropout_", "feature_dropout", "feature_dropout_", "group_norm", "instance_norm",
+    "layer_norm", "native_batch_norm", "native_dropout", "native_group_norm", "native_layer_norm",
+    "native_norm", "norm_except_dim",
+)  # fmt: skip
+_NATIVE_LOSSES = (
+    "binary_cross_entropy_with_logits", "cosine_embedding_loss", "ctc_loss",
+    "hinge_embedding_loss", "kl_div", "margin_ranking_loss", "poisson_nll_loss",
+    "triplet_margin_loss",
+)  # fmt: skip
+_NATIVE_RECURRENT = (
+    "gru", "gru_cell", "lstm", "lstm_cell", "rnn_relu", "rnn_relu_cell", "rnn_tanh",
+    "rnn_tanh_cell",
 )  # fmt: skip
 _LAZY = {  # name -> (module, name in it)
     **{name: ("nn.functional", name) for name in _FROM_FUNCTIONAL},
+    **{name: ("nn.functional.native", name) for name in _NATIVE},
+    **{name: ("nn.functional.native_losses", name) for name in _NATIVE_LOSSES},
+    **{name: ("nn.functional.native_recurrent", name) for name in _NATIVE_RECURRENT},
     **{name: ("settings", name) for name in _SETTINGS},
     "adaptive_max_pool1d": ("nn.functional", "adaptive_max_pool1d_with_indices"),
     "affine_grid_generator": ("nn.functional", "affine_grid"),
@@ -238,12 +256,10 @@ _LAZY = {  # name -> (module, name in it)
         name: ("old_linalg", name)
         for name in ("frobenius_norm", "lu_unpack", "nuclear_norm")
     },
+    "native_channel_shuffle": ("nn.functional", "channel_shuffle"),
     "binomial": ("draws", "binomial"),
     "GradScaler": ("amp", "GradScaler"),
     "UntypedStorage": ("storage", "Storage"),
-    "embedding": ("nn.functional.native", "embedding"),
-    "native_group_norm": ("nn.functional.native", "native_group_norm"),
-    "native_layer_norm": ("nn.functional.native", "native_layer_norm"),
     "poisson": ("draws", "poisson"),
     "compile": ("jit", "compile"),
     "disable_jit": ("jit", "disable_jit"),

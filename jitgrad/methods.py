@@ -196,6 +196,8 @@ LATER: dict[str, tuple[str, str]] = {
     "istft": ("spectrograms", "istft"),
 }  # fmt: skip
 
+FROM_NN = ("hardshrink", "prelu")  # functions of nn.functional that are methods
+
 
 def _later(name: str) -> Callable[..., Any]:
     def method(self: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -342,7 +344,7 @@ def attach() -> None:
             setattr(Tensor, name, function if quick else located(function))
     for name, function in ONLY_METHODS.items():
         setattr(Tensor, name, located(function))
-    for name in LATER:
+    for name in (*LATER, *FROM_NN):
         setattr(Tensor, name, _later(name))
     _tensor.where = where_method
     for name in in_place_names():

@@ -36,7 +36,7 @@ def has_phases(kernel: Sequence[Dim], stride: Ints, dilation: Ints) -> bool:
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Phases:
     """Phases [start, stop) of a dim, each with `taps` kernel elements. A dim without a stride has
     one, which is no axis."""

@@ -37,7 +37,7 @@ def surely_le(a: Dim, b: Dim) -> bool:
     return plain and all(c > 0 for m, c in d.terms.items() if m) and low >= 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class StridedRead:
     """Where position `at` of a padded dim reads its operand.
 

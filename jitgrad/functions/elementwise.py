@@ -417,10 +417,12 @@ def rad2deg(input: Tensor) -> Tensor:
 
 
 def isposinf(input: Tensor) -> Tensor:
+    """Whether each element is +infinity."""
     return input == math.inf
 
 
 def isneginf(input: Tensor) -> Tensor:
+    """Whether each element is -infinity."""
     return input == -math.inf
 
 

@@ -541,16 +541,20 @@ def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
 
 
 def atleast_1d(*tensors: Any) -> Any:
+    """Views of at least 1 dim, of one tensor or of each of several."""
     return _at_least(tensors, lambda x: x.reshape(1) if x.ndim == 0 else x)
 
 
 def atleast_2d(*tensors: Any) -> Any:
+    """Views of at least 2 dims, of one tensor or of each of several."""
     return _at_least(
         tensors, lambda x: x.reshape(1, 1) if x.ndim == 0 else x[None] if x.ndim == 1 else x
     )
 
 
 def atleast_3d(*tensors: Any) -> Any:
+    """Views of at least 3 dims, of one tensor or of each of several."""
+
     def grow(x: Tensor) -> Tensor:
         if x.ndim == 0:
             return x.reshape(1, 1, 1)

@@ -61,7 +61,7 @@ KNOWN = {
 # Not there yet, or no function of dense tensors: docs/limits.md.
 OTHERS = """
     hash_tensor linalg.ldl_factor linalg.ldl_factor_ex linalg.ldl_solve
-    native_batch_norm native_dropout_backward
+    native_dropout_backward
     slice
 """
 MISSING = frozenset(OTHERS.split())

@@ -102,6 +102,7 @@ from jitgrad.nn.functional.margin_losses import (
     triplet_margin_loss,
     triplet_margin_with_distance_loss,
 )
+from jitgrad.nn.functional.native import conv_tbc
 from jitgrad.nn.functional.normalization import (
     batch_norm,
     group_norm,
@@ -151,6 +152,7 @@ from jitgrad.nn.functional.with_indices import (
 )
 from jitgrad.runtime.userline import located
 
+native_channel_shuffle = channel_shuffle
 __getattr__ = missing(__name__)
 
 __all__ = [
@@ -159,6 +161,7 @@ __all__ = [
     "adaptive_max_pool3d", "adaptive_max_pool3d_with_indices", "affine_grid", "alpha_dropout",
     "avg_pool1d", "avg_pool2d", "avg_pool3d", "batch_norm", "bilinear", "binary_cross_entropy",
     "binary_cross_entropy_with_logits", "celu", "celu_", "channel_shuffle", "conv1d", "conv2d",
+    "conv_tbc", "native_channel_shuffle",
     "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "cosine_embedding_loss",
     "cosine_similarity", "cross_entropy", "ctc_loss", "dropout", "dropout1d", "dropout2d",
     "dropout3d", "elu", "elu_", "embedding", "embedding_bag", "feature_alpha_dropout", "fold",

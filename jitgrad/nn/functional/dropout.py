@@ -29,7 +29,7 @@ def expect_probability(op: str, p: float) -> None:
         )
 
 
-def _kept(input: Tensor, p: float, shape: Sequence[int]) -> Tensor:
+def kept(input: Tensor, p: float, shape: Sequence[int]) -> Tensor:
     """Bools of the shape, True with probability 1 - p."""
     dtype = input.dtype if input.dtype in (dtypes.float32, dtypes.float64) else dtypes.float32
     return rand(tuple(shape), dtype=dtype) >= p
@@ -44,7 +44,7 @@ def _dropped(
         return input
     if p == 1.0:
         return into(input, input * 0.0, inplace)
-    keep = _kept(input, p, shape)
+    keep = kept(input, p, shape)
     return into(input, ops.where(keep, input * (1.0 / (1.0 - p)), 0.0), inplace)
 
 
@@ -116,6 +116,16 @@ def dropout3d(
     return _dropped("dropout3d", input, p, training, inplace, shape)
 
 
+def feature_dropout(
+    input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> Tensor:
+    """dropout of whole channels of (N, C, ...). Raises RuntimeError for fewer than 2 dims."""
+    expect_tensors("feature_dropout", input=input)
+    expect_probability("feature_dropout", p)
+    shape = _channels("feature_dropout", input)
+    return _dropped("feature_dropout", input, p, training, inplace, shape)
+
+
 def _alpha(
     op: str, input: Tensor, p: float, training: bool, inplace: bool, shape: Sequence[int]
 ) -> Tensor:
@@ -123,7 +133,7 @@ def _alpha(
         return input
     if p == 1.0:
         return into(input, input * 0.0, inplace)
-    keep = _kept(input, p, shape)
+    keep = kept(input, p, shape)
     scale = 1.0 / math.sqrt((_SATURATION**2 * p + 1) * (1 - p))
     shift = _SATURATION * scale * p
     result = ops.where(keep, input * scale + shift, shift - _SATURATION * scale)
