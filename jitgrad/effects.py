@@ -262,6 +262,9 @@ _PASSES_ON = {"abc", "contextlib", "enum", "functools", "types", "typing"}
 _IMPORTLIB, _IMPORT = "<frozen importlib._bootstrap>", "_find_and_load"
 _RUN_NODE: CodeType = engine._run_node.__code__
 
+# Code of ours in which nothing need be seen, by id (hashing a code object takes a microsecond).
+_quiet: dict[int, CodeType] = {}
+
 
 class Profile:
     """A profile function (sys.setprofile) for one recorded call.
@@ -291,7 +294,17 @@ class Profile:
         self._first_node = first_node
         self._importing = 0
 
-    def __call__(self, frame: FrameType, event: str, arg: Any) -> None:
+    def function(self) -> Callable[[FrameType, str, Any], None]:
+        """What sys.setprofile takes. Most events come from our own code, and end here."""
+        quiet, see = _quiet, self._see
+
+        def profile(frame: FrameType, event: str, arg: Any) -> None:
+            if id(frame.f_code) not in quiet:
+                see(frame, event, arg)
+
+        return profile
+
+    def _see(self, frame: FrameType, event: str, arg: Any) -> None:
         if event == "return":
             if frame.f_code.co_filename == _IMPORTLIB and frame.f_code.co_name == _IMPORT:
                 self._importing -= 1
@@ -319,6 +332,8 @@ class Profile:
                         )
                 elif code in _LIBRARY_EFFECTS:
                     self._impure(_LIBRARY_EFFECTS[code], _line(frame))
+                else:
+                    _quiet[id(code)] = code
             else:
                 if frame.f_globals.get("__name__") not in _PASSES_ON and not _for_us(frame):
                     make_plain(frame, None)

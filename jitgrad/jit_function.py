@@ -477,7 +477,7 @@ def _recording(recorder: Recorder, profile: Profile) -> Iterator[None]:
         native.disable()
     gc.disable()  # finalizers of others are no part of the function
     state.recorder = recorder
-    sys.setprofile(profile)
+    sys.setprofile(profile.function())
     try:
         yield
     finally:

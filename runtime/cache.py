@@ -48,6 +48,9 @@ _TEMPORARY = ".tmp"
 _EVICT_EVERY = 1 / 16
 # It goes down to this share of the limit, so that the next one is not near.
 _EVICT_TO = 3 / 4
+# A process that writes less looks in one case of so many: listing a large directory can take longer
+# than what is to be cached.
+_LOOK_ONE_IN = 64
 # A temporary file older than this was left by a process that died while it wrote.
 _STALE_SECONDS = 3600
 
@@ -116,8 +119,10 @@ class DiskCache:
             due = self._written_since_eviction > self.limit * _EVICT_EVERY
             if due:
                 self._written_since_eviction = 0
-        # The first write of a process looks too: short processes must not add up past the limit.
-        if due or self._writes == 1:
+            first = self._writes == 1
+        # The first write of a process may look too: short processes must not add up past the limit.
+        large = len(payload) * _LOOK_ONE_IN > self.limit
+        if due or (first and (large or digest[0] % _LOOK_ONE_IN == 0)):
             self.evict()
 
     def evict(self) -> None:

@@ -207,6 +207,15 @@ def test_eviction_counts_what_other_processes_wrote(directory):
     assert DiskCache(directory, 20_000).stats().nbytes <= 20_000
 
 
+def test_few_short_processes_list_the_directory(directory, monkeypatch):
+    looks = []
+    monkeypatch.setattr(DiskCache, "evict", lambda self: looks.append(self))
+    for i in range(256):
+        cache = DiskCache(directory, 10**9)
+        cache.put(f"k{i}", b"small"), cache.put(f"l{i}", b"small")
+    assert 1 <= len(looks) <= 16  # one in 64 keys, not one in a process
+
+
 def test_what_exceeds_the_limit_is_not_stored(directory):
     cache = DiskCache(directory, 1000)
     cache.put("a", bytes(1000))
