@@ -24,28 +24,44 @@ from jitgrad.runtime.errors import InternalError
 Replan = Callable[[Mapping[str, int]], dict[int, int]]
 
 
+def may_flag(node: Node) -> bool:
+    """Whether the node has a fault site: its kernels may flag an error."""
+    return node.op.checked or node.op.host or is_complex(node)
+
+
+def is_complex(node: Node) -> bool:
+    """Whether an operand or a result is complex. There is no arithmetic of complex numbers in the
+    loop language, so such a node is a call of its reference, unless it only moves elements."""
+    return any(v.type.dtype.is_complex for v in (*node.inputs, *node.outputs))
+
+
 class Compiled:
     """A compiled graph. `run(arrays)` returns the fresh results: graph outputs, then rebinds.
 
     Storage writes land in the input arrays, after the last point at which the call can fail.
 
-    Attributes: `graph` (simplified), `image`, `report`, `stages` (None when the image came from
-    the disk cache).
+    loaded: what holds `image` and `library` (graph_cache.Loaded). sites: gives the nodes of the
+    fault sites, by number.
+
+    Attributes: `graph` (as recorded, or simplified), `image`, `report`, `stages` (None when the
+    graph was compiled before).
     """
 
     def __init__(
         self,
         graph: Graph,
-        image: Image,
-        library: Any,
-        sites: Sequence[Node],
+        loaded: Any,
+        sites: Callable[[], Sequence[Node]],
         report: Any,
         syms: Sequence[Sym] = (),
         replan: Replan | None = None,
         stages: Any = None,
     ) -> None:
+        image: Image = loaded.image
+        library = loaded.library
         self.graph, self.image, self.report, self.stages = graph, image, report, stages
-        self.library, self.syms, self._replan = library, tuple(syms), replan
+        self.loaded, self.syms, self._replan = loaded, tuple(syms), replan
+        self._sites = sites
         writes = len(graph.writes)
         first = len(graph.outputs)
         values = graph.results()
@@ -77,7 +93,7 @@ class Compiled:
             arena=self._arena if replan else launch.ArenaPlan(image.arena, image.arena_bytes),
             scratch=image.scratch,
             n_sizes=len(self.syms),
-            sites={i: _fault(node) for i, node in enumerate(sites)},
+            sites={i: _fault(i) for i in range(image.n_sites)},
             owners=(library, self._calls),
             release_gil=report.bytes_after >= launch.WORTH_RELEASING,
         )
@@ -111,12 +127,13 @@ class Compiled:
         self, fault: _Fault, arrays: Sequence[np.ndarray], dims: Mapping[str, int]
     ) -> BaseException:
         """What eager code would have raised; nothing has been written, so the arrays still say."""
+        node = self._sites()[fault.site]
         for call in self._calls.values():
             raised = call.taken()
-            if raised is not None and call.node is fault.node:
+            if raised is not None and call.node is node:
                 return with_line(raised, call.node)
         found = first_fault(self.graph, arrays, dims)
-        return unknown_fault(fault.node) if found is None else found
+        return unknown_fault(node) if found is None else found
 
     def _arena(self, sizes: tuple[int, ...]) -> launch.ArenaPlan:
         if sizes not in self._arenas:
@@ -148,12 +165,12 @@ def _find_dims(graph: Graph) -> dict[str, tuple[int, int]]:
 
 
 class _Fault(Exception):
-    """A kernel flagged the site of a node."""
+    """A kernel flagged a fault site."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, site: int) -> None:
         super().__init__()
-        self.node = node
+        self.site = site
 
 
-def _fault(node: Node) -> Callable[[], BaseException]:
-    return lambda: _Fault(node)
+def _fault(site: int) -> Callable[[], BaseException]:
+    return lambda: _Fault(site)

@@ -13,7 +13,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass
@@ -25,6 +25,7 @@ class Image:
     results: (shape, dtype name) of each fresh result.
     arena: {slot: byte offset}; arena_bytes.
     scratch: {slot: bytes for each worker}.
+    n_sites: of faults that kernels may flag.
     report: figures for people: see Report in pipeline.py.
     """
 
@@ -36,6 +37,7 @@ class Image:
     arena: dict[int, int] = field(default_factory=dict)
     arena_bytes: int = 0
     scratch: dict[int, int] = field(default_factory=dict)
+    n_sites: int = 0
     report: dict[str, Any] = field(default_factory=dict)
     version: int = VERSION
 
@@ -63,6 +65,7 @@ class Image:
                 {int(k): int(v) for k, v in raw["arena"].items()},
                 int(raw["arena_bytes"]),
                 {int(k): int(v) for k, v in raw["scratch"].items()},
+                int(raw["n_sites"]),
                 dict(raw["report"]),
             )  # fmt: skip
         except (ValueError, KeyError, TypeError, AttributeError):

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from jitgrad.compiler.compiled import is_complex, may_flag
 from jitgrad.compiler.ir import Graph, Node, Value
 from jitgrad.compiler.loops import LEAVES, Array, Builder, Pointwise, load, postorder
 from jitgrad.compiler.symbolic import Dim
@@ -54,17 +55,6 @@ class Program:
         """Results that come out in memory of their own; the others are values of writes."""
         written = {position for _, position in self.writes}
         return [a for i, a in enumerate(self.results) if i not in written]
-
-
-def may_flag(node: Node) -> bool:
-    """Whether the node has a fault site: its kernels may flag an error."""
-    return node.op.checked or node.op.host or is_complex(node)
-
-
-def is_complex(node: Node) -> bool:
-    """Whether an operand or a result is complex. There is no arithmetic of complex numbers in the
-    loop language, so such a node is a call of its reference, unless it only moves elements."""
-    return any(v.type.dtype.is_complex for v in (*node.inputs, *node.outputs))
 
 
 def _moves(arrays: Sequence[Array]) -> bool:

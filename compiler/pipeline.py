@@ -2,29 +2,36 @@
 
 `GRAPH_PASSES` and then the steps of `compile_graph` are, in order, all that happens to a graph.
 The runner here times, dumps and verifies around every step, so that no pass does any of that.
-Owns the order, `Report` and the assembly of launch rows; owns no transformation.
+Owns the order and the assembly of launch rows; owns no transformation.
 """
 
 from __future__ import annotations
 
-import hashlib
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 
-from jitgrad.compiler.codegen import canonical, host_runtime, llvm
+from jitgrad.compiler.codegen import canonical, host_runtime
 from jitgrad.compiler.codegen.kernelcode import Generated, Operand, Site, Size
-from jitgrad.compiler.codegen.objects import Library, load_objects
+from jitgrad.compiler.codegen.objects import Library
 from jitgrad.compiler.codegen.target import Target, host
 from jitgrad.compiler.compiled import Compiled
 from jitgrad.compiler.cost import nbytes
+from jitgrad.compiler.graph_cache import (
+    Loaded,
+    find_compiled,
+    graph_key,
+    is_cached,
+    remember,
+    sites_of,
+)
 from jitgrad.compiler.host_call import KEY as HOST
 from jitgrad.compiler.image import Image
 from jitgrad.compiler.ir import Graph
 from jitgrad.compiler.loops import Array, Kernel, kernel_reads, kernel_writes
-from jitgrad.compiler.lower import Program, lower, may_flag
+from jitgrad.compiler.lower import Program, lower
 from jitgrad.compiler.options import Options
 from jitgrad.compiler.passes.checks import keep_checks
 from jitgrad.compiler.passes.fuse import fuse
@@ -34,43 +41,13 @@ from jitgrad.compiler.passes.order import Schedule, order
 from jitgrad.compiler.passes.simplify import simplify
 from jitgrad.compiler.passes.stages import stage
 from jitgrad.compiler.printer import kernel_text, plan_text, program_text
-from jitgrad.compiler.stamp import source_stamp
-from jitgrad.compiler.symbolic import Dim, Sym, evaluate, is_static
-from jitgrad.compiler.text import to_text
+from jitgrad.compiler.report import Report
+from jitgrad.compiler.symbolic import Dim, Sym, evaluate
 from jitgrad.compiler.verify import verify
-from jitgrad.runtime import cache
 from jitgrad.runtime.buffers import round_up
 from jitgrad.runtime.knobs import knobs
 
 GRAPH_PASSES: list[Callable[[Graph], Graph]] = [simplify]
-
-
-@dataclass
-class Report:
-    """What the compiler did, for people and for tests that count.
-
-    nodes: recorded / left after simplification. kernels: after fusion. launches: rows; waves:
-    barriers. bytes_before: read and written if every node ran by itself; bytes_after: by the
-    kernels. peak, lower_bound, total: of the memory plan, bytes. milliseconds: by step.
-    cached: whether the image came from the disk cache.
-    """
-
-    nodes: int = 0
-    nodes_simplified: int = 0
-    kernels: int = 0
-    launches: int = 0
-    waves: int = 0
-    bytes_before: int = 0
-    bytes_after: int = 0
-    peak: int = 0
-    lower_bound: int = 0
-    total: int = 0
-    milliseconds: dict[str, float] = field(default_factory=dict)
-    cached: bool = False
-
-    @property
-    def compile_ms(self) -> float:
-        return sum(self.milliseconds.values())
 
 
 @dataclass
@@ -111,31 +88,23 @@ def compile_graph(graph: Graph, options: Options | None = None) -> Compiled:
     Raises CompileError naming the op and the user's line where something cannot be compiled.
     """
     options = options or Options()
+    found = find_compiled(graph, options)
+    if found is not None:
+        return found
     target = options.target or host()
     report = Report(nodes=len(graph.nodes), bytes_before=_bytes_before(graph))
     run = _Runner(report)
     run.dump("graph", lambda: str(graph))
     if knobs.verify:
         verify(graph)
+    key = graph_key(graph, options, target) if is_cached(graph) else ""
     for p in GRAPH_PASSES:
         with run.step(p.__name__):
             graph = p(graph)
         if knobs.verify:
             verify(graph, p.__name__)
     report.nodes_simplified = len(graph.nodes)
-    static = all(is_static(v.type.shape) for n in graph.nodes for v in n.outputs) and all(
-        is_static(i.value.type.shape) for i in graph.inputs
-    )
     host_runtime.install(target)
-    sites = [n for n in graph.nodes if may_flag(n)]
-    key = graph_key(graph, options, target)
-    image = _cached_image(key) if static and not knobs.dump else None
-    if image is not None:
-        library = load_objects([k for k, _ in image.kernels if k != HOST], target)
-        if library is not None:
-            report = Report(**{**image.report, "milliseconds": report.milliseconds})
-            report.cached = True
-            return Compiled(graph, image, library, sites, report)
     stages = to_stages(graph, options, target, run)
     report.kernels = len(stages.kernels)
     report.bytes_after = sum(
@@ -152,12 +121,13 @@ def compile_graph(graph: Graph, options: Options | None = None) -> Compiled:
     run.dump("asm", library.assembly)
     with run.step("image"):
         image, syms = assemble(stages)
+    sites = sites_of(graph)
+    image.n_sites = len(sites)
     report.launches = len(image.launches)
     image.report = {**asdict(report), "milliseconds": {}}
-    if static:
-        cache.put(key, image.to_json())
+    loaded = remember(key, image, library) if key else Loaded(image, library)
     replan = _replanner(stages, syms) if syms else None
-    return Compiled(graph, image, library, sites, report, syms, replan, stages)
+    return Compiled(graph, loaded, lambda: sites, report, syms, replan, stages)
 
 
 def stages_of(graph: Graph, options: Options) -> tuple[Graph, Stages]:
@@ -196,18 +166,6 @@ def to_stages(graph: Graph, options: Options, target: Target, run: _Runner) -> S
         plan = plan_memory(schedule, fixed, workspace)
     run.dump("plan", lambda: plan_text(plan))
     return Stages(graph, program, ordered, schedule, generated, plan)
-
-
-def graph_key(graph: Graph, options: Options, target: Target) -> str:
-    """The graph level's cache key: canonical text, options, target, versions. No source lines."""
-    canonical = "\n".join(line.split("  # ")[0] for line in to_text(graph).splitlines()[1:])
-    parts = [canonical, repr(options.strides), llvm.version_key(target), source_stamp()]
-    return "image-" + hashlib.sha256("\0".join(parts).encode()).hexdigest()
-
-
-def _cached_image(key: str) -> Image | None:
-    data = cache.get(key)
-    return None if data is None else Image.from_json(data)
 
 
 def _bytes_before(graph: Graph) -> int:

@@ -31,34 +31,41 @@ if TYPE_CHECKING:
 GUARDS = {"==": "eq", "<": "lt", "<=": "le"}
 
 
-def to_text(graph: Graph, source: Callable[[str], str] = str) -> str:
-    """The text of a graph. `source` makes of a node's source line what is printed."""
-    names: dict[Value, str] = {}
+def to_text(graph: Graph, source: Callable[[str], str] = str, names: bool = True) -> str:
+    """The text of a graph. `source` makes of a node's source line what is printed. names=False:
+    without names of the graph, of inputs and of owners, and without source lines: equal for graphs
+    that compute the same in the same way."""
+    label = _quote if names else _no_name
+    values: dict[Value, str] = {}
 
     def name(v: Value) -> str:
-        return names.setdefault(v, f"%{len(names)}")
+        return values.setdefault(v, f"%{len(values)}")
 
     dims = ", ".join(f"{n}={h}" for n, h in graph.env.hints.items())
-    out = [f"graph {graph.name}({dims}) {{"]
+    out = [f"graph {graph.name if names else ''}({dims}) {{"]
     guards = [f"  guard {GUARDS[k]} <{a}> <{b}> {outcome}" for k, a, b, outcome in graph.env.guards]
     out += dict.fromkeys(guards)
     for item in graph.inputs:
-        out.append(f"  {name(item.value)}: {item.value.type} = {item.kind} {_quote(item.name)}")
+        out.append(f"  {name(item.value)}: {item.value.type} = {item.kind} {label(item.name)}")
     for node in graph.nodes:
         left = ", ".join(f"{name(v)}: {v.type}" for v in node.outputs)
-        args = ", ".join(names.get(v, "%?") for v in node.inputs)
+        args = ", ".join(values.get(v, "%?") for v in node.inputs)
         attrs = ", ".join(f"{k}={attribute(v)}" for k, v in node.attrs)
         braces = f" {{{attrs}}}" if attrs else ""
-        line = f"  # {source(node.line)}" if node.line else ""
+        line = f"  # {source(node.line)}" if node.line and names else ""
         out.append(f"  {left} = {node.op.name}({args}){braces}{line}")
-    out.append("  return " + ", ".join(names.get(v, "%?") for v in graph.outputs))
+    out.append("  return " + ", ".join(values.get(v, "%?") for v in graph.outputs))
     for w in graph.writes:
-        out.append(f"  write {names[graph.inputs[w.input].value]} = {names.get(w.value, '%?')}")
+        out.append(f"  write {values[graph.inputs[w.input].value]} = {values.get(w.value, '%?')}")
     for r in graph.rebinds:
-        value = "None" if r.value is None else names.get(r.value, "%?")
-        out.append(f"  rebind {_quote(r.owner)} {_quote(r.key)} = {value}")
+        value = "None" if r.value is None else values.get(r.value, "%?")
+        out.append(f"  rebind {label(r.owner)} {label(r.key)} = {value}")
     out.append("}")
     return "\n".join(out)
+
+
+def _no_name(s: str) -> str:
+    return '""'
 
 
 def _quote(s: str) -> str:

@@ -21,6 +21,7 @@ from types import BuiltinFunctionType, FrameType, FunctionType, MethodType
 from typing import Any
 
 from jitgrad.argument_guards import ArgumentGuard, Modes
+from jitgrad.compiler.graph_cache import find_compiled
 from jitgrad.compiler.ir import Graph
 from jitgrad.compiler.options import Options
 from jitgrad.compiler.symbolic import ShapeEnv
@@ -415,9 +416,11 @@ class JitFunction:
 
     def _compiled(self, graph: Graph, options: Options) -> tuple[Any, Callable[[Any], Any]]:
         """A graph's code, and what runs it (beside the references where these are asked for)."""
-        from jitgrad.compiler.pipeline import compile_graph
+        compiled = find_compiled(graph, options)
+        if compiled is None:
+            from jitgrad.compiler.pipeline import compile_graph
 
-        compiled = compile_graph(graph, options)
+            compiled = compile_graph(graph, options)
         self._counts.compiles += 1
         return compiled, self._runner(graph, compiled)
 

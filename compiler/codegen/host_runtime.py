@@ -6,24 +6,27 @@ import hashlib
 import sys
 
 from jitgrad.compiler.codegen.kernelcode import Generated
-from jitgrad.compiler.codegen.objects import Library
-from jitgrad.compiler.codegen.pool import ALLOWED_SYMBOLS, emit_runtime
+from jitgrad.compiler.codegen.objects import Library, load_objects
 from jitgrad.compiler.codegen.target import Target
-from jitgrad.runtime import threads
+from jitgrad.compiler.stamp import source_stamp
+from jitgrad.runtime import cache, threads
 
 
 def install(target: Target) -> None:
     """Compiles (or finds cached) and installs the runtime module for the host."""
     if threads.installed():
         return
-    with_threads = sys.platform != "win32"  # the pool needs pthreads; without, runs are serial
-    text = str(emit_runtime(target.triple, with_threads, python=True))
-    key = hashlib.sha256(text.encode()).hexdigest()[:32]
-    code = Generated(key, text, [], may_call=ALLOWED_SYMBOLS)
-    library = Library.build([code], target)
+    which = f"runtime|{source_stamp()}|{target}"
+    known = cache.get(which)  # the key of the module that this source generates
+    library = None if known is None else load_objects([known.decode()], target)
+    if known is None or library is None:
+        key, library = _generate(target)
+        cache.put(which, key.encode())
+    else:
+        key = known.decode()
 
     def address(symbol: str) -> int:
-        return library.address(code.key, symbol)
+        return library.address(key, symbol)
 
     threads.install(
         address("jg_run"),
@@ -32,3 +35,13 @@ def install(target: Target) -> None:
         py_call=address("jg_py_call"),
         owner=library,
     )
+
+
+def _generate(target: Target) -> tuple[str, Library]:
+    from jitgrad.compiler.codegen.pool import ALLOWED_SYMBOLS, emit_runtime
+
+    with_threads = sys.platform != "win32"  # the pool needs pthreads; without, runs are serial
+    text = str(emit_runtime(target.triple, with_threads, python=True))
+    key = hashlib.sha256(text.encode()).hexdigest()[:32]
+    code = Generated(key, text, [], may_call=ALLOWED_SYMBOLS)
+    return key, Library.build([code], target)
