@@ -13,6 +13,7 @@ The recorder's protocol (state.recorder, see jitgrad/recorder.py for the one tha
     rebind(owner, key, value)                a slot is about to be set ("grad", "data", ...)
     slot_read(owner, key)                    a slot is about to be read
     raw_read(x, what)                        data of a tensor or storage leaves the graph
+    number_of(x)                             x.item() of a floating tensor: a HostScalar, or None
     memory_read(x, what)                     Python asks where a tensor lies in memory, how large a
                                              storage is, or what it is a view of
     tape_read(node)                          Python gets hold of a tape node

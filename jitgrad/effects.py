@@ -362,6 +362,14 @@ def _for_us(frame: FrameType | None) -> bool:
     return False
 
 
+def typed_caller() -> bool:
+    """Whether the user's code that is running asks for the type() of values."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and owner_of_frame(frame) != "user":
+        frame = frame.f_back
+    return frame is not None and bool(reads_of(frame.f_code).typed)
+
+
 def _line(frame: FrameType | None) -> str:
     while frame is not None and owner_of_frame(frame) != "user":
         frame = frame.f_back

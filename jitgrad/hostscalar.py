@@ -4,7 +4,7 @@ Owns the proxy and its expression. While a function is recorded, floats that arr
 or are read from optimizer groups are lifted: arithmetic on them stays an expression, evaluated in
 double on the host at each call; meeting a tensor it becomes a 0-d input of the graph. Looking at
 the value (comparison, float(), hashing) tells the recorder to specialise on it; bool() on whether
-it is zero.
+it is zero. x.item() gives one, too, `seen`: comparisons of those and int() are branches (tree.py).
 
 Code that asks whether it has a float gets yes: `isinstance` asks `__class__`, which is float;
 `type(x)` cannot be told so, hence code that names `type` gets plain floats (`make_plain`, called
@@ -37,9 +37,10 @@ class HostScalar:
         expr: None for a leaf, else (op, operands); operands are HostScalars or numbers.
         name: for a leaf, what recorders identify it by.
         recorder: the recorder it belongs to.
+        seen: it is a tensor's value (x.item()), or made of one.
     """
 
-    __slots__ = ("__weakref__", "expr", "name", "recorder", "value")
+    __slots__ = ("__weakref__", "expr", "name", "recorder", "seen", "value")
 
     def __init__(
         self,
@@ -47,11 +48,13 @@ class HostScalar:
         name: Any = None,
         recorder: Any = None,
         expr: tuple[str, tuple[Any, ...]] | None = None,
+        seen: bool = False,
     ) -> None:
         self.value = value
         self.name = name
         self.recorder = state.recorder if recorder is None else recorder
         self.expr = expr
+        self.seen = seen
 
     def evaluate(self, leaves: Mapping[Any, float]) -> float:
         """The value for these values of the leaves (by name); iterative, shared parts once."""
@@ -76,6 +79,8 @@ class HostScalar:
     def lift(self) -> Any:
         """This number as a 0-d float64 tensor, an input of the graph that is being recorded."""
         recorder = state.recorder
+        if self.seen and not self._live():
+            return self.recorder.plain_tensor(self.value)
         if recorder is None or (self.recorder is not None and not self._live()):
             raise RuntimeError(
                 "[HostScalar] expected to be used while its function is recorded; this number "
@@ -98,14 +103,23 @@ class HostScalar:
 
     def _apply(self, op: str, *operands: Any) -> Any:
         values = []
+        seen = False
         for x in operands:
             if isinstance(x, HostScalar):
                 values.append(x.value)
+                seen = seen or x.seen
             elif isinstance(x, (int, float)) and not isinstance(x, np.generic):
                 values.append(x)
             else:
                 return NotImplemented
-        return HostScalar(_OPS[op](*values), None, self.recorder, (op, operands))
+        if not seen:
+            return HostScalar(_OPS[op](*values), None, self.recorder, (op, operands))
+        value = _OPS[op](*values)
+        if not self._live():  # kept from a recorded call: the number that it was
+            return value
+        out = HostScalar(value, None, self.recorder, (op, operands), True)
+        self.recorder.hand_out(out)
+        return out
 
     def __add__(self, other: Any) -> Any:
         return self._apply("add", self, other)
@@ -169,10 +183,16 @@ class HostScalar:
         return float(self.specialise())
 
     def __int__(self) -> int:
+        if self.seen and self._live():
+            self.recorder.decide(self, "int")
+            return int(self.value)
         return int(self.specialise())
 
     def __bool__(self) -> bool:
         """Whether it is not zero: that, not the value, is what the function depends on."""
+        if self.seen and self._live():
+            self.recorder.decide(self, "bool")
+            return bool(self.value)
         if self.expr is not None or not self._live():
             return bool(self.specialise())
         self.recorder.truth(self)
@@ -185,6 +205,9 @@ class HostScalar:
     # elements with this number, which then stays lifted).
     def _compare(self, compare: Callable[[Any, Any], Any], other: Any) -> Any:
         if isinstance(other, (HostScalar, int, float, complex, np.generic, np.ndarray)):
+            seen = self.seen or (type(other) is HostScalar and other.seen)
+            if seen and self._live() and self.recorder.compare(compare.__name__, self, other):
+                return compare(self.value, other.value if is_lifted(other) else other)
             return compare(self.specialise(), _value(other))
         return NotImplemented
 

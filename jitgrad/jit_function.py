@@ -278,6 +278,9 @@ class JitFunction:
         result, profile = self._run_recorded(recorder, watch, new_args, new_kwargs)
         trace = recorder.finish(result, lambda: _recording(recorder, profile))
         as_floats = plain(result)
+        del result
+        watch.let_go()
+        kept = recorder.kept_number()
         if recorder.postponed:
             return as_floats
         if trace is not None:
@@ -289,6 +292,8 @@ class JitFunction:
             hooked = [x for x in leaves if isinstance(x, Tensor) and (x._hooks or x._post_hooks)]
             if trace.backward_inside and hooked:
                 recorder.give_up("runs backward() where an argument has hooks")
+        if kept and not recorder.reason:
+            recorder.to_segments("keeps a tensor's value (item) beyond the call", "")
         if not recorder.reason and modes.mismatch():
             recorder.give_up(f"leaves a mode changed ({modes.mismatch()})")
         if recorder.reason:
@@ -323,8 +328,12 @@ class JitFunction:
             entered, impure, recorder.give_up, watch.imported_now, watch.library,
             watch.identities, recorder.first_node,
         )  # fmt: skip
-        with _recording(recorder, profile):
-            return self.__wrapped__(*args, **kwargs), profile
+        try:
+            with _recording(recorder, profile):
+                return self.__wrapped__(*args, **kwargs), profile
+        except BaseException:
+            recorder.kept_number()
+            raise
 
     def symbolic_trace(self, args: tuple[Any, ...], env: ShapeEnv) -> Trace:
         """The trace of a call with tensors without data, whose sizes may be symbolic dims of `env`.

@@ -18,13 +18,20 @@ from typing import Any
 import numpy as np
 
 from jitgrad.autograd.engine import grad
+from jitgrad.autograd.modes import no_grad
 from jitgrad.compiler.ir import Graph, Rebind, Value, Write
+from jitgrad.compiler.ops.record import OPS
 from jitgrad.compiler.types import TensorType
+from jitgrad.dispatch import apply
+from jitgrad.effects import typed_caller
 from jitgrad.facts import leaf_facts, place_facts
 from jitgrad.hostscalar import HostScalar, Numbering, Truth
 from jitgrad.pair import Pair, saved_values, split, without_hooks
+from jitgrad.promotion import cast
+from jitgrad.promotion import constant as number_tensor
 from jitgrad.pytree import Structure, flatten
 from jitgrad.random import draw_tensors
+from jitgrad.referrers import replace_everywhere
 from jitgrad.results import Roots
 from jitgrad.runtime import dtypes
 from jitgrad.sources import (
@@ -36,7 +43,9 @@ from jitgrad.sources import (
     Draw,
     FreshResult,
     Grad,
+    HostResult,
     Number,
+    NumberResult,
     Owner,
     Result,
     SameResult,
@@ -59,6 +68,9 @@ from jitgrad.values import (
     plain_attrs,
     plain_type,
 )
+
+_SAME_BITS = {"add", "sub", "mul", "div", "neg", "abs"}
+"""What Python computes with floats as kernels do."""
 
 
 @dataclass
@@ -123,6 +135,8 @@ class Recorder(ValueMap):
         self._guarded: dict[Any, tuple[Owner, Any]] = {}
         self.cuts: list[Cut] = []
         self.segments_reason = ""
+        self._seen: list[Tensor] = []
+        self._handed: list[weakref.ref[HostScalar]] = []
         self.first_node = next_seq()
         self._ran_backward = False
 
@@ -223,7 +237,7 @@ class Recorder(ValueMap):
             self._cut(tensor, data, what, line)
             return
         kind = {"item": "a number", "float": "a number", "bool": "a bool"}.get(what, "an array")
-        self._to_segments(
+        self.to_segments(
             f"reads a tensor's value in Python ({what}, {kind} of {tensor._type})", line
         )
 
@@ -233,7 +247,7 @@ class Recorder(ValueMap):
         if self.reason:
             return
         if len(self.cuts) >= MAX_CUTS:
-            self._to_segments(f"looks at tensors' values more than {MAX_CUTS} times", line)
+            self.to_segments(f"looks at tensors' values more than {MAX_CUTS} times", line)
             return
         try:
             outcome = OUTCOMES[how](data)
@@ -242,7 +256,102 @@ class Recorder(ValueMap):
             return
         self.cuts.append(Cut(len(self.graph.nodes), value, how, outcome, line))
 
-    def _to_segments(self, reason: str, line: str) -> None:
+    # -- numbers that tensors hold: x.item() -------------------------------------------------------
+    def number_of(self, tensor: Tensor) -> HostScalar | None:
+        """What x.item() of a floating tensor gives while recording: a number that may become a
+        tensor again, be compared, or be returned. None where Python shall get the float."""
+        if self.reason or state.abstract or tensor._type.numel != 1 or typed_caller():
+            return None
+        with no_grad():
+            held = cast(tensor.detach().reshape(()), dtypes.float64)
+        scalar = HostScalar(held._data.item(), ("seen", len(self._seen)), self, None, True)
+        self._seen.append(held)
+        self.hand_out(scalar)
+        return scalar
+
+    def hand_out(self, scalar: HostScalar) -> None:
+        """Notes a number that code may keep, where it must find a float later."""
+        self._handed.append(weakref.ref(scalar))
+
+    def plain_tensor(self, value: float) -> Tensor:
+        """A number as lift() gives it, but told to nobody."""
+        return wrap(np.array(value, np.float64), static_type((), dtypes.float64))
+
+    def _computed(self, scalar: HostScalar) -> Tensor | None:
+        """A number that is made of tensors' values, computed by ops of the same bits as Python's;
+        None where there are none."""
+        number = self._numbering.of(scalar)
+        known = self._lifted.get(number)
+        if known is not None:
+            return known
+        if not scalar.seen:
+            return self.lift(scalar)
+        if scalar.expr is None:
+            return self._seen[scalar.name[1]]
+        op, operands = scalar.expr
+        found: list[Tensor] = []
+        for x in operands:
+            t = self._computed(x) if isinstance(x, HostScalar) else self._exact(x)
+            if t is None:
+                return None
+            found.append(t)
+        divisor = operands[-1]
+        if op not in _SAME_BITS or (
+            op == "div" and (isinstance(divisor, HostScalar) or not divisor)
+        ):
+            return None
+        out: Tensor = apply(OPS[op], tuple(found), {})
+        self._lifted[number] = out
+        return out
+
+    def _exact(self, x: Any) -> Tensor | None:
+        """A plain number as a 0-d float64 tensor, if it is one."""
+        try:
+            same = type(x) in (bool, int, float) and (x != x or float(x) == x)
+        except OverflowError:
+            same = False
+        return number_tensor(float(x), dtypes.float64) if same else None
+
+    def compare(self, name: str, a: Any, b: Any) -> bool:
+        """Makes a comparison of numbers a branch. False where it cannot be one."""
+        if self.reason:
+            return False
+        with no_grad():
+            x, y = (
+                self._computed(v) if isinstance(v, HostScalar) else self._exact(v) for v in (a, b)
+            )
+            if x is None or y is None:
+                return False
+            found = apply(OPS[name], (x, y), {})
+        self._cut(found, found._data, "bool", here())
+        return not self.reason
+
+    def decide(self, scalar: HostScalar, how: str) -> None:
+        """Makes what Python asks of a number (OUTCOMES) a branch; else Python has seen it."""
+        if self.reason:
+            return
+        with no_grad():
+            held = self._computed(scalar)
+        if held is None:
+            self.specialise(scalar)
+        else:
+            self._cut(held, held._data, how, here())
+
+    def kept_number(self) -> bool:
+        """Whether code kept a number that it was handed out, beyond the call. What holds it holds a
+        float now."""
+        self._numbering = Numbering()  # which keeps what it has numbered
+        kept = [x for ref in self._handed if (x := ref()) is not None]
+        self._handed.clear()
+        while kept:
+            x = kept.pop()
+            replace_everywhere(x, x.value)
+            del x
+            if not kept:
+                return True
+        return False
+
+    def to_segments(self, reason: str, line: str) -> None:
         """Gives up a trace that Python cannot be left out of."""
         self.give_up(reason, line)
         self.segments_reason = reason
@@ -313,15 +422,24 @@ class Recorder(ValueMap):
         known = self._lifted.get(number)
         if known is not None:
             return known
-        out = wrap(np.array(scalar.value, np.float64), static_type((), dtypes.float64))
+        if scalar.seen and not self.reason:
+            with no_grad():
+                found = self._computed(scalar)
+            if found is not None:
+                return found
+            self.specialise(scalar)
+        out = self.plain_tensor(scalar.value)
         if not self.reason:
             self._lifted[number] = out
             self._add_entry("scalar", Number(scalar), out, out._data)
         return out
 
     def specialise(self, scalar: HostScalar) -> None:
+        if scalar.seen and not self.reason:
+            self.to_segments("reads a tensor's value in Python (item, a number)", here())
         for leaf in leaves_of(scalar):
-            self.special[leaf.name] = leaf.value
+            if not leaf.seen:
+                self.special[leaf.name] = leaf.value
 
     def truth(self, scalar: HostScalar) -> None:
         self.special.setdefault(scalar.name, Truth(bool(scalar.value)))
@@ -358,6 +476,11 @@ class Recorder(ValueMap):
         self.backward_inside = self._ran_backward
         leaves, structure = flatten(result)
         roots = Roots(self)
+        numbers = [x for x in leaves if isinstance(x, HostScalar) and x.seen]
+        if numbers:
+            with recording():
+                for x in numbers:
+                    self.lift(x)
         results = [self._result(x, roots) for x in leaves]
         rebinds: list[tuple[Owner, Any, Result | None]] = []
         for (_, key), (_, where, value) in self._rebinds.items():
@@ -478,7 +601,7 @@ class Recorder(ValueMap):
                 graph.rebinds.append(Rebind(f"slot:{old}", "value", values[old]))
 
         def placed(r: Any) -> Any:
-            if isinstance(r, FreshResult):
+            if isinstance(r, (FreshResult, NumberResult)):
                 return replace(r, index=place[r.index])
             return r
 
@@ -508,8 +631,10 @@ class Recorder(ValueMap):
 
     def _result(self, x: Any, roots: Roots) -> Result:
         if isinstance(x, HostScalar):
-            self.specialise(x)
-            return ConstantResult(x.value)
+            if x.seen:
+                held = self.lift(x)
+                return NumberResult(roots.add_value(self.value_of(held, "")))
+            return HostResult(x)
         if not isinstance(x, Tensor):
             if not self.finder.is_known(x):
                 self.give_up(
@@ -623,6 +748,8 @@ class Recorder(ValueMap):
         del tensors
         del results
         self._keep.clear()
+        self._seen.clear()
+        self._lifted.clear()
         self.casts.clear()
         for attempt in range(2):
             alive = [

@@ -41,7 +41,9 @@ from jitgrad.sources import (
     Draw,
     FreshResult,
     Grad,
+    HostResult,
     Number,
+    NumberResult,
     Result,
     SameResult,
     Seed,
@@ -403,6 +405,11 @@ class Writer:
                 for name, wanted in special.items():
                     if self.watch.number_item(name) is item:
                         self._number_is(n, wanted)
+        self.numbers: dict[HostResult, str] = {}
+        for result in trace.results:
+            if isinstance(result, HostResult):  # now, for it may raise
+                name = self.numbers[result] = self._fresh()
+                self.put(f"{name} = {self._number(result.scalar)}")
         written = set(self.spec._written)
         for i in written:
             source = trace.entries[i].source
@@ -495,6 +502,10 @@ class Writer:
         """An expression for a result."""
         if isinstance(result, ConstantResult):
             return self.constant(result.value)
+        if isinstance(result, HostResult):
+            return self.numbers[result]
+        if isinstance(result, NumberResult):
+            return f"r[{result.index}].item()"
         if isinstance(result, SameResult):
             return self.tensor(result.source)
         if isinstance(result, AliasResult):

@@ -102,6 +102,20 @@ class AliasResult:
     number: int
 
 
+@dataclass(frozen=True, eq=False)
+class HostResult:
+    """A result that is a lifted host number: a HostScalar, evaluated at each call."""
+
+    scalar: Any
+
+
+@dataclass(frozen=True, eq=False)
+class NumberResult:
+    """A result that is a Python float: the element of array `index` of the run (0-d, float64)."""
+
+    index: int
+
+
 SPENT = -2
 
 
@@ -121,4 +135,4 @@ class FreshResult:
     slot: int = -1
 
 
-Result = ConstantResult | SameResult | AliasResult | FreshResult
+Result = ConstantResult | SameResult | AliasResult | HostResult | NumberResult | FreshResult

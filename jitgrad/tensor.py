@@ -558,7 +558,12 @@ class Tensor(TensorMethods):
         return (1, 0)
 
     def item(self) -> Any:
-        """The only element, as a Python number. Ends a trace."""
+        """The only element, as a Python number. While recording, of a floating tensor, what stands
+        for it (recorder.number_of)."""
+        if state.recorder is not None and self._type.dtype.is_floating_point:
+            found = state.recorder.number_of(self)
+            if found is not None:
+                return found
         data = self._array("item")
         if data.size != 1:
             raise RuntimeError(

@@ -241,6 +241,10 @@ class Watch(Collector):
             or any(value is x for x in self.leaves)
         )
 
+    def let_go(self) -> None:
+        """Lets go of what code made: it has run."""
+        self._made = {}
+
     def release(self) -> None:
         """Lets go of the arguments and of what only recording needs."""
         self.leaves = [None if isinstance(x, Tensor) else x for x in self.leaves]

@@ -38,7 +38,6 @@ def test_the_weight_of_lerp_is_an_input() -> None:
 LOOKS: dict[str, Any] = {
     "dropout": lambda x, s: F.dropout(x, s),
     "tensor": lambda x, s: x * jg.tensor([s, 1.0]),
-    "returned": lambda x, s: (x * 2, s),
     "compared": lambda x, s: x * s if s < 2 else x,
 }
 

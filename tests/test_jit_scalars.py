@@ -203,16 +203,22 @@ def test_float_and_int_are_different_signatures() -> None:
     assert fast.stats.traces == 2
 
 
-def test_a_float_result_is_guarded() -> None:
-    @jit
-    def f(x: Any, s: float) -> Any:
-        return x * s, s * 2
+def test_a_float_result_is_computed() -> None:
+    @jit(fallback="error")
+    def f(x: Any, s: float, out: Any) -> Any:
+        out.add_(1)
+        return x * s, s, 2 / s, [1.5, s]
 
+    out = jg.zeros(1)
     for s in (0.5, 0.5, 0.25):
-        y, twice = f(X, s)
-        assert type(twice) is float and twice == 2 * s
+        y, again, inverse, both = f(X, s, out)
+        assert type(inverse) is type(again) is float
+        assert (again, inverse, both) == (s, 2 / s, [1.5, s])
         np.testing.assert_array_equal(y.numpy(), X.numpy() * np.float32(s))
-    assert f.stats.traces == 2
+    assert f.stats.traces == 1 and out.item() == 3
+    with pytest.raises(ZeroDivisionError):
+        f(X, 0.0, out)
+    assert out.item() == 3  # a compiled call that fails writes nothing
 
 
 def test_nan_and_signed_zero_when_specialised() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -161,6 +162,115 @@ def index_object(x: Any) -> Any:
 def test_control_flow(function: Any, traces: int) -> None:
     calls = [UP, DOWN, MIXED, DOWN, UP, MIXED, MIXED, DOWN, UP]
     agree(function, calls, traces)
+
+
+# -- numbers: x.item() of a float ------------------------------------------------------------------
+class Meter:
+    def __init__(self) -> None:
+        self.total, self.count = 0.0, 0
+
+    def update(self, value: float) -> None:
+        self.total, self.count = self.total + value, self.count + 1
+
+
+def compared(x: Any) -> Any:
+    loss = (x * x).mean()
+    if loss.item() > 6:
+        return x * 2
+    return x, loss.item() <= 4.5, loss.item() != loss.item()
+
+
+def returned(x: Any) -> Any:
+    return (x * x).mean().item()
+
+
+def computed(x: Any) -> Any:
+    low, high = x.min().item(), x.double().max().item()
+    return {"range": high - low, "middle": (low + high) / 2, "y": [x * low, -abs(low) + 1]}["y"]
+
+
+def metered(x: Any) -> Any:
+    meter = Meter()
+    for i in range(3):
+        meter.update((x * i).sum().item())
+    return meter.total / 3, x
+
+
+def largest(x: Any) -> Any:
+    return x * max(x.sum().item(), x.max().item())
+
+
+def truncated(x: Any) -> Any:
+    return x * int(x.mean().item())
+
+
+def divided(x: Any) -> Any:
+    return x / (x.sum().item() + 10.5), jg.full((2,), x[0].item()), jg.tensor(x[1].item())
+
+
+def until_still(x: Any) -> Any:
+    before, now = 10.0, x.abs().mean()
+    while abs(before - now.item()) > 0.6:
+        before, now = now.item(), now / 2
+    return now
+
+
+def truth(x: Any) -> Any:
+    return x + 1 if (x.sum() - 6).item() else x
+
+
+@pytest.mark.parametrize(
+    ("function", "traces"),
+    [
+        (compared, 2), (returned, 1), (computed, 1), (metered, 1), (largest, 2), (truncated, 3),
+        (divided, 1), (until_still, 2), (truth, 2),
+    ],
+)  # fmt: skip
+def test_numbers(function: Any, traces: int) -> None:
+    calls = [UP, DOWN, MIXED, DOWN, UP, MIXED, MIXED, DOWN, UP]
+    agree(function, calls, traces)
+
+
+def test_a_number_is_compared_with_an_argument() -> None:
+    """The best loss so far comes in as a float: it is an input, not a guard."""
+
+    def f(x: Any, best: float) -> Any:
+        loss = x.square().sum().item()
+        return (x, loss) if loss < best else (x * 0, best)
+
+    agree(f, [(UP, 20.0), (UP, 10.0), (UP, 15.5), (DOWN, 3.0), (DOWN, 14.5), (MIXED, 2.5)], 2)
+
+
+def test_numbers_that_code_keeps_become_floats() -> None:
+    """The function runs eagerly then, but what it kept is what eager code keeps."""
+    log: list[Any] = []
+    best = {"loss": 9.0}
+    box = jg.nn.Module()
+    cell = 0.0
+
+    @jit(fallback="silent")
+    def f(x: Any) -> Any:
+        nonlocal cell
+        loss = x.sum().item()
+        log.append((1, [loss, loss * 2]))
+        best["loss"] = min(best["loss"], loss)
+        box.last = loss
+        cell = loss + 1
+        return x
+
+    for i in range(3):
+        f(UP)
+        assert log[i] == (1, [6.0, 12.0]) and type(log[i][1][0]) is type(log[i][1][1]) is float
+        assert best == {"loss": 6.0} and type(best["loss"]) is type(box.last) is type(cell) is float
+    assert f.stats.fallbacks == 3
+
+
+def test_code_that_asks_for_types_gets_floats() -> None:
+    def f(x: Any) -> Any:
+        value = x.sum().item()
+        return x if type(value) is float else x * 0
+
+    same(jit(f, fallback="silent")(UP), UP)
 
 
 # -- what calls leave behind ---------------------------------------------------------------------
@@ -379,14 +489,21 @@ def test_other_shapes_keep_their_trees_when_one_grows_too_large() -> None:
     assert f.stats.fallbacks == 3
 
 
-@pytest.mark.parametrize("read", [float, lambda t: t.item(), lambda t: t.numpy().sum()])
+@pytest.mark.parametrize(
+    "read",
+    [
+        float, lambda t: t.numpy().sum(), lambda t: len(f"{t.item():.2f}"), lambda t: hash(t.item()),
+        lambda t: math.sqrt(t.item()), lambda t: t.item() ** 0.5, lambda t: 1 / t.item(),
+        lambda t: {3.0: 1}.get(t.item(), 2), lambda t: t.item().is_integer(), lambda t: t.double().tolist(),
+    ],
+)  # fmt: skip
 def test_floats_and_arrays_are_no_outcomes(read: Any) -> None:
     @jit(fallback="warn")
     def f(x: Any) -> Any:
         return x * read(x.sum())
 
     with pytest.warns(FallbackWarning, match="reads a tensor's value in Python"):
-        same(f(UP), UP * 6)
+        same(f(UP), UP * read(UP.sum()))
 
 
 # -- reports -------------------------------------------------------------------------------------
