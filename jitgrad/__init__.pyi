@@ -71,6 +71,7 @@ from jitgrad import pytree as pytree
 from jitgrad import random as random
 from jitgrad import reads as reads
 from jitgrad import recorder as recorder
+from jitgrad import referrers as referrers
 from jitgrad import replay as replay
 from jitgrad import replay_code as replay_code
 from jitgrad import replay_support as replay_support

@@ -31,7 +31,15 @@ from jitgrad.pytree import Structure, names_of
 from jitgrad.random import get_rng_state, set_rng_state
 from jitgrad.recorder import Entry, Trace, plain_attrs
 from jitgrad.runtime.errors import CompileError
-from jitgrad.sources import AliasResult, Arg, Captured, Constant, FreshResult, SameResult
+from jitgrad.sources import (
+    AliasResult,
+    Arg,
+    Captured,
+    Constant,
+    ConstantResult,
+    FreshResult,
+    SameResult,
+)
 from jitgrad.tensor import Tensor
 
 
@@ -216,8 +224,9 @@ def _exported(
                 source_values[source] = held
             value, chain = source_values[source], ()
         else:
+            what = repr(result.value) if isinstance(result, ConstantResult) else "a Python number"
             raise CompileError(
-                f"[export] cannot export {name}: it returns {result.value!r}, which is no tensor"
+                f"[export] cannot export {name}: it returns {what}, which is no tensor"
             )
         for op, attrs in chain:
             value = graph.add_node(op, [value], plain_attrs(attrs))[0]

@@ -207,7 +207,7 @@ class HostScalar:
         if isinstance(other, (HostScalar, int, float, complex, np.generic, np.ndarray)):
             seen = self.seen or (type(other) is HostScalar and other.seen)
             if seen and self._live() and self.recorder.compare(compare.__name__, self, other):
-                return compare(self.value, other.value if is_lifted(other) else other)
+                return compare(self.value, other.value if isinstance(other, HostScalar) else other)
             return compare(self.specialise(), _value(other))
         return NotImplemented
 

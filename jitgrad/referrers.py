@@ -1,4 +1,4 @@
-"""Referrers: puts another object in the place of one, wherever containers and attributes hold it."""
+"""Referrers: puts another object in the place of one, wherever something holds it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def replace_everywhere(old: Any, new: Any) -> None:
                 holder.add(new)
             elif isinstance(holder, tuple):
                 items = [new if x is old else x for x in holder]
-                made = type(holder)._make(items) if is_named_tuple(holder) else type(holder)(items)
+                cls: Any = type(holder)
+                made = cls._make(items) if is_named_tuple(holder) else cls(items)
                 seen.add(id(holder))
                 work.append((holder, made))
             elif isinstance(holder, CellType):

@@ -107,6 +107,8 @@ def test_what_is_refused() -> None:
         torch.export(lambda t: t.add_(1), x)
     with pytest.raises(CompileError, match="no tensor"):
         torch.export(lambda t: (t, 3), x)
+    with pytest.raises(CompileError, match="no tensor"):
+        torch.export(lambda t: (t, t.sum().item()), x)
     with pytest.raises(CompileError, match=r"tensors' values in Python \(bool of bool\[\] at"):
         torch.export(lambda t: t if t.sum() > 0 else -t, x)
     with pytest.raises(TypeError, match="example inputs to be Tensors; input 0 is ndarray"):

@@ -492,9 +492,11 @@ def test_other_shapes_keep_their_trees_when_one_grows_too_large() -> None:
 @pytest.mark.parametrize(
     "read",
     [
-        float, lambda t: t.numpy().sum(), lambda t: len(f"{t.item():.2f}"), lambda t: hash(t.item()),
+        float, lambda t: t.numpy().sum(),
+        lambda t: len(f"{t.item():.2f}"), lambda t: hash(t.item()),
         lambda t: math.sqrt(t.item()), lambda t: t.item() ** 0.5, lambda t: 1 / t.item(),
-        lambda t: {3.0: 1}.get(t.item(), 2), lambda t: t.item().is_integer(), lambda t: t.double().tolist(),
+        lambda t: {3.0: 1}.get(t.item(), 2), lambda t: t.item().is_integer(),
+        lambda t: t.double().tolist(),
     ],
 )  # fmt: skip
 def test_floats_and_arrays_are_no_outcomes(read: Any) -> None:
