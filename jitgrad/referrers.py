@@ -12,31 +12,43 @@ from jitgrad.pytree import is_named_tuple
 
 def replace_everywhere(old: Any, new: Any) -> None:
     """Whatever holds `old` (lists, dicts, tuples, sets, deques, attributes, cells) holds `new`."""
-    seen: set[int] = set()
+    done: dict[int, Any] = {}  # tuples that were replaced: kept, so that no id is used again
     work = [(old, new)]
+    del old, new
     while work:
-        old, new = work.pop()
-        for holder in gc.get_referrers(old):
-            if holder is work or id(holder) in seen or isinstance(holder, FrameType):
+        pair = work.pop()
+        for holder in gc.get_referrers(pair[0]):
+            if holder is pair or holder is done or isinstance(holder, FrameType):
                 continue
-            if isinstance(holder, (list, deque)):
-                for i, x in enumerate(holder):
-                    if x is old:
-                        holder[i] = new
-            elif isinstance(holder, dict):
-                for key in [k for k, x in holder.items() if x is old]:
-                    holder[key] = new
-            elif isinstance(holder, set) and any(x is old for x in holder):
-                holder.discard(old)
-                holder.add(new)
-            elif isinstance(holder, tuple):
-                items = [new if x is old else x for x in holder]
-                cls: Any = type(holder)
-                made = cls._make(items) if is_named_tuple(holder) else cls(items)
-                seen.add(id(holder))
-                work.append((holder, made))
-            elif isinstance(holder, CellType):
-                holder.cell_contents = new
-            elif hasattr(holder, "__dict__"):
-                for key in [k for k, x in vars(holder).items() if x is old]:
-                    vars(holder)[key] = new
+            if isinstance(holder, tuple):
+                if id(holder) in done:
+                    continue
+                done[id(holder)] = holder
+                work.append((holder, _replaced(holder, pair)))
+            else:
+                _replace_in(holder, pair)
+
+
+def _replaced(holder: Any, pair: tuple[Any, Any]) -> Any:
+    """A tuple with the new object in place of the old."""
+    items = [pair[1] if x is pair[0] else x for x in holder]
+    cls: Any = type(holder)
+    return cls._make(items) if is_named_tuple(holder) else cls(items)
+
+
+def _replace_in(holder: Any, pair: tuple[Any, Any]) -> None:
+    """The same in what can be changed."""
+    if isinstance(holder, (list, deque)):
+        for i, x in enumerate(holder):
+            if x is pair[0]:
+                holder[i] = pair[1]
+    elif isinstance(holder, set):
+        holder.discard(pair[0])
+        holder.add(pair[1])
+    elif isinstance(holder, CellType):
+        holder.cell_contents = pair[1]
+    else:
+        fields = holder if isinstance(holder, dict) else getattr(holder, "__dict__", {})
+        for key, x in list(fields.items()):
+            if x is pair[0]:
+                fields[key] = pair[1]

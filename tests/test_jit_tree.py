@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import math
+import random
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,6 +15,7 @@ import pytest
 import jitgrad as jg
 from jitgrad import nn
 from jitgrad.jit import jit
+from jitgrad.referrers import replace_everywhere
 from jitgrad.runtime.errors import CompileError, FallbackWarning
 from jitgrad.runtime.knobs import knob
 from jitgrad.tree import MAX_WAYS
@@ -263,6 +266,29 @@ def test_numbers_that_code_keeps_become_floats() -> None:
         assert log[i] == (1, [6.0, 12.0]) and type(log[i][1][0]) is type(log[i][1][1]) is float
         assert best == {"loss": 6.0} and type(best["loss"]) is type(box.last) is type(cell) is float
     assert f.stats.fallbacks == 3
+
+
+class Box:
+    """Something that code may keep numbers in."""
+
+
+Pair = collections.namedtuple("Pair", "a b")
+
+
+@pytest.mark.parametrize("turn", range(8))
+def test_what_holds_a_number(turn: int) -> None:
+    """Lists, tuples in tuples, sets, deques, attributes, cells, in another order each turn."""
+    old, new, box = Box(), float(turn), Box()
+    box.x = old  # type: ignore[attr-defined]
+    places: list[Any] = [[old, 7], {"k": old}, {old}, collections.deque([1, old])]
+    places.append([((old, 1), [Pair(old, (2, old))])])
+    random.Random(turn).shuffle(places)
+    replace_everywhere(old, new)
+    assert (lambda: old)() == box.x == new  # type: ignore[attr-defined]
+    nested = [((new, 1), [Pair(new, (2, new))])]
+    for wanted in ([new, 7], {"k": new}, {new}, collections.deque([1, new]), nested):
+        assert wanted in places
+    assert type(places[places.index(nested)][0][1][0]) is Pair
 
 
 def test_code_that_asks_for_types_gets_floats() -> None:
