@@ -11,11 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from jitgrad.compiler.codegen import host_runtime
+from jitgrad.compiler.codegen.target import host
 from jitgrad.compiler.host_call import KEY as HOST
 from jitgrad.compiler.host_call import HostCall
-from jitgrad.compiler.image import Image
-from jitgrad.compiler.interpret import first_fault, unknown_fault, with_line
-from jitgrad.compiler.ir import Graph, Node
+from jitgrad.compiler.image import CONTROL, Image
+from jitgrad.compiler.interpret import first_fault, unknown_fault
+from jitgrad.compiler.ir import Graph, Node, inner_nodes, node_at, with_line
 from jitgrad.compiler.symbolic import Sym, evaluate
 from jitgrad.runtime import buffers, launch
 from jitgrad.runtime.dtypes import BY_NAME
@@ -24,8 +26,14 @@ from jitgrad.runtime.errors import InternalError
 Replan = Callable[[Mapping[str, int]], dict[int, int]]
 
 
+WITHOUT_CODE = (HOST, CONTROL)
+"""Keys of kernels that have no object file."""
+
+
 def may_flag(node: Node) -> bool:
     """Whether the node has a fault site: its kernels may flag an error."""
+    if node.op.bodies:
+        return any(may_flag(n) for n in inner_nodes(node))
     return node.op.checked or node.op.host or is_complex(node)
 
 
@@ -74,16 +82,15 @@ class Compiled:
         ]
         self._where = _find_dims(graph)
         self._arenas: dict[tuple[int, ...], launch.ArenaPlan] = {}
-        self._calls = {
-            symbol: HostCall(graph.nodes[int(symbol)], tuple(graph.env.hints) if syms else ())
-            for key, symbol in image.kernels
-            if key == HOST
-        }
+        self._calls: dict[str, HostCall] = {}
+        self._outer: dict[str, Node] = {}  # the nodes of the graph that calls stand in
+        for key, symbol in image.kernels:
+            if key == HOST:
+                node, self._outer[symbol] = node_at(graph, symbol)
+                names = tuple(graph.env.hints) if syms else ()
+                self._calls[symbol] = HostCall(node, names)
         self.executable = launch.Executable(
-            [
-                self._calls[symbol].address if key == HOST else library.address(key, symbol)
-                for key, symbol in image.kernels
-            ],
+            [self._address(key, symbol) for key, symbol in image.kernels],
             [
                 launch.COMMIT if k < 0 else launch.Launch(k, args, total, grain, last)
                 for k, args, total, grain, last in image.launches
@@ -93,11 +100,20 @@ class Compiled:
             arena=self._arena if replan else launch.ArenaPlan(image.arena, image.arena_bytes),
             scratch=image.scratch,
             n_sizes=len(self.syms),
+            n_main=image.n_main,
+            loose=image.loose,
             sites={i: _fault(i) for i in range(image.n_sites)},
             owners=(library, self._calls),
             release_gil=report.bytes_after >= launch.WORTH_RELEASING,
         )
         self._call = self.executable.caller(self._make)
+
+    def _address(self, key: str, symbol: str) -> int:
+        if key == CONTROL:
+            return host_runtime.driver(symbol, host())
+        if key == HOST:
+            return self._calls[symbol].address
+        return self.loaded.library.address(key, symbol)
 
     def run(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Runs on arrays for the graph's inputs, in order, of the very dtypes, shapes and strides
@@ -128,9 +144,9 @@ class Compiled:
     ) -> BaseException:
         """What eager code would have raised; nothing has been written, so the arrays still say."""
         node = self._sites()[fault.site]
-        for call in self._calls.values():
+        for symbol, call in self._calls.items():
             raised = call.taken()
-            if raised is not None and call.node is node:
+            if raised is not None and self._outer[symbol] is node:
                 return with_line(raised, call.node)
         found = first_fault(self.graph, arrays, dims)
         return unknown_fault(node) if found is None else found

@@ -11,7 +11,8 @@ from pathlib import Path
 from jitgrad.compiler.ir import Graph
 from jitgrad.compiler.options import Options
 from jitgrad.compiler.picture import graph_svg, kernels_svg, memory_svg
-from jitgrad.compiler.pipeline import Stages, stages_of
+from jitgrad.compiler.pipeline import stages_of
+from jitgrad.compiler.stages import Stages
 
 
 def draw(

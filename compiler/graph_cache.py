@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from jitgrad.compiler.codegen import host_runtime
 from jitgrad.compiler.codegen.objects import Library, load_objects, version_key
 from jitgrad.compiler.codegen.target import Target, host
-from jitgrad.compiler.compiled import Compiled, may_flag
+from jitgrad.compiler.compiled import WITHOUT_CODE, Compiled, may_flag
 from jitgrad.compiler.host_call import KEY as HOST
 from jitgrad.compiler.image import Image
 from jitgrad.compiler.ir import Graph, Node
@@ -76,7 +76,7 @@ def find_compiled(graph: Graph, options: Options | None = None) -> Compiled | No
         if image is None:
             return None
         host_runtime.install(target)
-        library = load_objects([k for k, _ in image.kernels if k != HOST], target)
+        library = load_objects([k for k, _ in image.kernels if k not in WITHOUT_CODE], target)
         if library is None:
             return None
         found = Loaded(image, library)

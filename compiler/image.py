@@ -13,7 +13,12 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-VERSION = 2
+VERSION = 3
+
+
+CONTROL = "control"
+"""Stands for the object file of rows of control flow; the symbol is that of their driver
+(codegen/drivers.py)."""
 
 
 @dataclass
@@ -21,6 +26,8 @@ class Image:
     """Attributes:
     kernels: (object key, symbol) of each distinct kernel function.
     launches: (kernel number, args, total, grain, last_of_wave); kernel -1 is the commit row.
+    n_main: the rows of the program; those of bodies of control flow stand behind them.
+    loose: slots that control flow sets while it runs.
     n_inputs, n_results: slots 0..n_inputs-1 and the next n_results come with each call.
     results: (shape, dtype name) of each fresh result.
     arena: {slot: byte offset}; arena_bytes.
@@ -31,6 +38,8 @@ class Image:
 
     kernels: list[tuple[str, str]] = field(default_factory=list)
     launches: list[tuple[int, list[int], int, int, bool]] = field(default_factory=list)
+    n_main: int = 0
+    loose: list[int] = field(default_factory=list)
     n_inputs: int = 0
     n_results: int = 0
     results: list[tuple[list[int], str]] = field(default_factory=list)
@@ -43,7 +52,8 @@ class Image:
 
     @property
     def n_buffers(self) -> int:
-        return self.n_inputs + self.n_results + len(self.arena) + len(self.scratch)
+        fixed = self.n_inputs + self.n_results + len(self.loose)
+        return fixed + len(self.arena) + len(self.scratch)
 
     def to_json(self) -> bytes:
         return json.dumps(asdict(self), separators=(",", ":")).encode()
@@ -59,6 +69,8 @@ class Image:
                 [(str(k), str(s)) for k, s in raw["kernels"]],
                 [(int(k), [int(a) for a in args], int(t), int(g), bool(last))
                  for k, args, t, g, last in raw["launches"]],
+                int(raw["n_main"]),
+                [int(k) for k in raw["loose"]],
                 int(raw["n_inputs"]),
                 int(raw["n_results"]),
                 [([int(d) for d in shape], str(dtype)) for shape, dtype in raw["results"]],

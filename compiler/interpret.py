@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from jitgrad.compiler.ir import Graph, Node, Value
+from jitgrad.compiler.ir import Graph, Node, Value, inner_nodes, with_line
 from jitgrad.compiler.ops.quiet import Quiet
 from jitgrad.compiler.ops.record import Check
 from jitgrad.compiler.symbolic import Sym, evaluate
@@ -54,6 +54,9 @@ def first_fault(
         if any(v in needed for v in node.outputs):
             useful.add(node)
             needed.update(node.inputs)
+        if any(inner.op.checked for inner in inner_nodes(node)):
+            useful.add(node)
+            needed.update(node.inputs)
         needed.update(node.inputs[c.operand] for c in node_checks(node))
     values = {item.value: array for item, array in zip(graph.inputs, arrays, strict=True)}
     known = dims or {}
@@ -66,7 +69,12 @@ def first_fault(
                     return with_line(node.op.failed(c, value, node.attr), node)
             if node in useful:
                 attrs = {k: concrete(v, known) for k, v in node.attr.items()}
-                found = node.op.reference(*(values[v] for v in node.inputs), **attrs)
+                try:
+                    found = node.op.reference(*(values[v] for v in node.inputs), **attrs)
+                except Exception as error:
+                    if not node.op.bodies:
+                        raise
+                    return with_line(error, node)
                 many = found if isinstance(found, tuple) else (found,)
                 values.update(zip(node.outputs, many, strict=True))
     return None
@@ -74,7 +82,11 @@ def first_fault(
 
 def unknown_fault(node: Node) -> BaseException:
     """The error of a node of whose elements one failed a check, it is not known which."""
-    errors = [node.op.failed(c, None, node.attr) for c in node_checks(node)]
+    errors = [
+        n.op.failed(c, None, n.attr) for n in (node, *inner_nodes(node)) for c in node_checks(n)
+    ]
+    if not errors:
+        errors = [RuntimeError(f"[{node.op.name}] a function called inside failed")]
     return with_line(type(errors[0])(" or ".join(map(str, errors))), node)
 
 
@@ -83,13 +95,6 @@ def concrete(x: Any, dims: Mapping[str, int]) -> Any:
     if isinstance(x, tuple):
         return tuple(concrete(y, dims) for y in x)
     return evaluate(x, dims) if isinstance(x, Sym) else x
-
-
-def with_line(error: BaseException, node: Node) -> BaseException:
-    """The error, its text now ending with the user's line."""
-    if node.line and error.args and isinstance(error.args[0], str):
-        error.args = (f"{error.args[0]} (at {node.line})", *error.args[1:])
-    return error
 
 
 def node_checks(node: Node) -> Sequence[Check]:

@@ -9,7 +9,7 @@ text.py, whole-graph checks in verify.py, passes in passes/.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -170,3 +170,38 @@ class Graph:
 
     def __str__(self) -> str:
         return to_text(self)
+
+
+def all_nodes(graph: Graph) -> Iterator[Node]:
+    """The nodes of a graph and of the graphs that they hold."""
+    for node in graph.nodes:
+        yield node
+        yield from inner_nodes(node)
+
+
+def inner_nodes(node: Node) -> Iterator[Node]:
+    """The nodes of the graphs that a node holds, at any depth."""
+    for name in node.op.bodies:
+        yield from all_nodes(node.attr[name].graph)
+
+
+def with_line(error: BaseException, node: Node) -> BaseException:
+    """The error, its text now ending with the user's line."""
+    if node.line and error.args and isinstance(error.args[0], str):
+        error.args = (f"{error.args[0]} (at {node.line})", *error.args[1:])
+    return error
+
+
+def node_at(graph: Graph, path: str) -> tuple[Node, Node]:
+    """A node by its number, after the numbers of the nodes that it lies in and the names of their
+    graphs ("3/body/7"); and the outermost of these, the node of `graph` itself."""
+    *around, number = path.split("/")
+    outer: Node | None = None
+    for at, name in zip(around[::2], around[1::2], strict=True):
+        node = graph.nodes[int(at)]
+        outer = outer or node
+        graph = node.attr[name].graph
+    found = graph.nodes[int(number)]
+    if found.op.bodies:
+        raise InternalError(f"{found} is no call")
+    return found, outer or found

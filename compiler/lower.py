@@ -73,7 +73,7 @@ def _moves(arrays: Sequence[Array]) -> bool:
 def _lowered(builder: Builder, node: Node, operands: list[Array], number: int) -> Any:
     """The arrays of a node's results."""
     types = [v.type for v in node.outputs]
-    if node.op.host:
+    if node.op.host or node.op.bodies:
         return builder.call(operands, types, node, number)
     if not is_complex(node):
         return node.op.lower(builder, *operands, **node.attr)

@@ -23,10 +23,11 @@ from jitgrad.compiler.codegen import capi, features, objects, pool
 from jitgrad.compiler.codegen.target import Target, host, llvm_binding
 from jitgrad.compiler.header import c_header
 from jitgrad.compiler.interpret import unknown_fault
-from jitgrad.compiler.ir import Graph, Node
+from jitgrad.compiler.ir import Graph, Node, all_nodes
+from jitgrad.compiler.launch_rows import assemble
 from jitgrad.compiler.link import link_shared
 from jitgrad.compiler.lower import is_complex
-from jitgrad.compiler.pipeline import Options, assemble, stages_of
+from jitgrad.compiler.pipeline import Options, stages_of
 from jitgrad.compiler.symbolic import is_static
 from jitgrad.runtime import artifact_format as fmt
 from jitgrad.runtime.errors import CompileError, InternalError
@@ -140,7 +141,7 @@ def build_object(
     moved += len(weights) + image.arena_bytes
     model.metadata = _metadata(model, needed, target, creator, moved)
     modules = [str(capi.emit_capi(model, target)), str(pool.emit_runtime(target.triple, True))]
-    modules += {g.key: g.module_text for g in stages.generated.values()}.values()
+    modules += {g.key: g.module_text for g in stages.all_generated() if g.module_text}.values()
     keep = {*capi.public_symbols(name), fmt.DESCRIPTOR}
     text = _joined(modules, keep)
     code = objects.compile_object(text, target, pool.ALLOWED_SYMBOLS)
@@ -150,8 +151,8 @@ def build_object(
 
 
 def _check_graph(graph: Graph) -> None:
-    for node in graph.nodes:
-        if node.op.host or is_complex(node):
+    for node in all_nodes(graph):
+        if node.op.host or is_complex(node) and not node.op.bodies:
             where = f" (at {node.line})" if node.line else ""
             raise CompileError(
                 f"[native] {node.op.name}{' of complex numbers' if is_complex(node) else ''} runs "

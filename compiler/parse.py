@@ -7,6 +7,8 @@ import math
 import re
 from typing import Any
 
+import jitgrad.compiler.ops.control  # noqa: F401 (for its records)
+from jitgrad.compiler.body import Body
 from jitgrad.compiler.ir import Graph, Node, Rebind, Value, Write
 from jitgrad.compiler.ops import OPS
 from jitgrad.compiler.symbolic import Dim, ShapeEnv, Sym, smax, smin
@@ -69,20 +71,43 @@ class _Line:
 
 def parse(text: str) -> Graph:
     """Reads a graph. Raises ParseError (a ValueError) on malformed text, and infer's errors."""
-    return _Parser(text).graph
+    return _Parser([(n, s.strip()) for n, s in enumerate(text.splitlines(), 1) if s.strip()]).graph
+
+
+def _closing(lines: list[tuple[int, str]], at: int) -> int:
+    """Where the graph that begins in line `at` ends."""
+    depth = 0
+    for end in range(at, len(lines)):
+        depth += bool(_HELD.fullmatch(lines[end][1])) - (lines[end][1] == "}")
+        if depth == 0:
+            return end
+    raise ParseError(f"line {lines[at][0]}: expected '}}' at the end of the graph")
+
+
+_HELD = re.compile(r"@(\d+) = (graph .*)")
+"""The header of a graph that nodes hold."""
 
 
 class _Parser:
-    def __init__(self, text: str) -> None:
+    def __init__(self, lines: list[tuple[int, str]]) -> None:
         self.graph = Graph()
         self.values: dict[str, Value] = {}
         self.dims: dict[str, Sym] = {}
-        lines = [(n, s.strip()) for n, s in enumerate(text.splitlines(), 1) if s.strip()]
+        self.bodies: dict[str, Body] = {}
         if not lines or not lines[0][1].startswith("graph ") or lines[-1][1] != "}":
             raise ParseError("line 1: expected 'graph name(dims) {' ... '}'")
         self._header(_Line(lines[0][1], lines[0][0]))
-        for n, s in lines[1:-1]:
-            self._statement(n, s)
+        at = 1
+        while at < len(lines) - 1:
+            held = _HELD.fullmatch(lines[at][1])
+            if held is None:
+                self._statement(*lines[at])
+                at += 1
+                continue
+            end = _closing(lines, at)
+            inner = [(lines[at][0], held.group(2)), *lines[at + 1 : end + 1]]
+            self.bodies[held.group(1)] = Body(_Parser(inner).graph)
+            at = end + 1
 
     def _header(self, line: _Line) -> None:
         line.next("name", "graph")
@@ -240,6 +265,11 @@ class _Parser:
             if dtype is None:
                 raise line.error("a dtype")
             return dtype
+        if line.take("@"):
+            number = line.next("number")
+            if number not in self.bodies:
+                raise line.error(f"the name of a graph above, got @{number}")
+            return self.bodies[number]
         if line.take("<"):
             d = self._dim(line)
             line.next(text=">")

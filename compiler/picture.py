@@ -32,7 +32,7 @@ from jitgrad.compiler.svg import Svg, shorten, text_width
 from jitgrad.compiler.text import attribute
 
 if TYPE_CHECKING:
-    from jitgrad.compiler.pipeline import Stages
+    from jitgrad.compiler.stages import Stages
 
 INK, FAINT, EDGE = "#24292f", "#57606a", "#afb8c1"
 # What a thing is -> (fill, outline). The same colour means the same in all three pictures.

@@ -2,22 +2,21 @@
 
 `GRAPH_PASSES` and then the steps of `compile_graph` are, in order, all that happens to a graph.
 The runner here times, dumps and verifies around every step, so that no pass does any of that.
-Owns the order and the assembly of launch rows; owns no transformation.
+Owns the order; owns no transformation.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 from jitgrad.compiler.codegen import canonical, host_runtime
-from jitgrad.compiler.codegen.kernelcode import Generated, Operand, Site, Size
 from jitgrad.compiler.codegen.objects import Library
 from jitgrad.compiler.codegen.target import Target, host
-from jitgrad.compiler.compiled import Compiled
+from jitgrad.compiler.compiled import WITHOUT_CODE, Compiled
 from jitgrad.compiler.cost import nbytes
 from jitgrad.compiler.graph_cache import (
     Loaded,
@@ -27,39 +26,26 @@ from jitgrad.compiler.graph_cache import (
     remember,
     sites_of,
 )
-from jitgrad.compiler.host_call import KEY as HOST
-from jitgrad.compiler.image import Image
 from jitgrad.compiler.ir import Graph
-from jitgrad.compiler.loops import Array, Kernel, kernel_reads, kernel_writes
-from jitgrad.compiler.lower import Program, lower
+from jitgrad.compiler.launch_rows import assemble, replanner
+from jitgrad.compiler.loops import Kernel, kernel_reads, kernel_writes
+from jitgrad.compiler.lower import lower
+from jitgrad.compiler.nested import generated_of, is_nested, nest
 from jitgrad.compiler.options import Options
 from jitgrad.compiler.passes.checks import keep_checks
 from jitgrad.compiler.passes.fuse import fuse
 from jitgrad.compiler.passes.inline import inline
-from jitgrad.compiler.passes.memory import Plan, plan_memory
-from jitgrad.compiler.passes.order import Schedule, order
+from jitgrad.compiler.passes.memory import plan_memory
+from jitgrad.compiler.passes.order import order
 from jitgrad.compiler.passes.simplify import simplify
 from jitgrad.compiler.passes.stages import stage
 from jitgrad.compiler.printer import kernel_text, plan_text, program_text
 from jitgrad.compiler.report import Report
-from jitgrad.compiler.symbolic import Dim, Sym, evaluate
+from jitgrad.compiler.stages import Stages
 from jitgrad.compiler.verify import verify
-from jitgrad.runtime.buffers import round_up
 from jitgrad.runtime.knobs import knobs
 
 GRAPH_PASSES: list[Callable[[Graph], Graph]] = [simplify]
-
-
-@dataclass
-class Stages:
-    """A graph at every level, as far as it was compiled (for explain, dumps and pictures)."""
-
-    graph: Graph
-    program: Program
-    kernels: list[Kernel]
-    schedule: Schedule
-    generated: dict[Kernel, Generated]
-    plan: Plan
 
 
 class _Runner:
@@ -106,17 +92,14 @@ def compile_graph(graph: Graph, options: Options | None = None) -> Compiled:
     report.nodes_simplified = len(graph.nodes)
     host_runtime.install(target)
     stages = to_stages(graph, options, target, run)
-    report.kernels = len(stages.kernels)
-    report.bytes_after = sum(
-        sum(map(nbytes, kernel_reads(k))) + sum(map(nbytes, kernel_writes(k)))
-        for wave in stages.schedule.waves
-        for k in wave
-    )
+    for part, times in stages.steps():
+        report.kernels += len(part.kernels)
+        report.bytes_after += times * sum(map(_bytes_moved, part.kernels))
     plan = stages.plan
     report.peak, report.lower_bound, report.total = plan.peak, plan.lower_bound, plan.total
     report.waves = len(stages.schedule.waves)
     with run.step("llvm"):
-        codes = [g for g in stages.generated.values() if g.key != HOST]
+        codes = [g for g in stages.all_generated() if g.key not in WITHOUT_CODE]
         library = Library.build(codes, target)
     run.dump("asm", library.assembly)
     with run.step("image"):
@@ -126,7 +109,7 @@ def compile_graph(graph: Graph, options: Options | None = None) -> Compiled:
     report.launches = len(image.launches)
     image.report = {**asdict(report), "milliseconds": {}}
     loaded = remember(key, image, library) if key else Loaded(image, library)
-    replan = _replanner(stages, syms) if syms else None
+    replan = replanner(stages) if syms else None
     return Compiled(graph, loaded, lambda: sites, report, syms, replan, stages)
 
 
@@ -140,8 +123,13 @@ def stages_of(graph: Graph, options: Options) -> tuple[Graph, Stages]:
     return graph, to_stages(graph, options, options.target or host(), _Runner(Report()))
 
 
-def to_stages(graph: Graph, options: Options, target: Target, run: _Runner) -> Stages:
-    """Everything up to code generation and the memory plan, of a simplified graph."""
+def to_stages(
+    graph: Graph, options: Options, target: Target, run: _Runner, path: str = ""
+) -> Stages:
+    """Everything up to code generation and the memory plan, of a simplified graph.
+
+    path: where the graph stands, for one that a node holds (nested.node_at reads it).
+    """
     with run.step("lower"):
         program = lower(graph, dict(options.strides))
     with run.step("checks"):
@@ -157,109 +145,28 @@ def to_stages(graph: Graph, options: Options, target: Target, run: _Runner) -> S
         schedule = order(kernels, program)
     ordered = [k for wave in schedule.waves for k in wave]
     run.dump("fused", lambda: "\n\n".join(map(kernel_text, ordered)))
+
+    def compile_part(inner: Graph, where: str) -> Stages:
+        return to_stages(inner, Options(target=target), target, run, path + where)
+
+    nested = {k: nest(k, compile_part) for k in ordered if is_nested(k)}
     with run.step("generate"):
-        generated = {k: canonical.generate(k, target) for k in ordered}
+        generated = {
+            k: generated_of(nested[k]) if k in nested else canonical.generate(k, target, path)
+            for k in ordered
+        }
     run.dump("llvm", lambda: "\n".join(g.module_text for g in generated.values()))
     with run.step("memory"):
         fixed = {*program.inputs, *program.fresh}
         workspace = {k: g.workspace for k, g in generated.items()}
         plan = plan_memory(schedule, fixed, workspace)
     run.dump("plan", lambda: plan_text(plan))
-    return Stages(graph, program, ordered, schedule, generated, plan)
+    return Stages(graph, program, ordered, schedule, generated, plan, nested)
 
 
 def _bytes_before(graph: Graph) -> int:
     return sum(nbytes(v.type) for n in graph.nodes for v in (*n.inputs, *n.outputs))
 
 
-class _Slots:
-    """Numbers for buffers: inputs, results, temporaries, scratch."""
-
-    def __init__(self, stages: Stages) -> None:
-        program = stages.program
-        self.results = program.fresh
-        self.slot: dict[Array, int] = {a: i for i, a in enumerate(program.inputs)}
-        for a in self.results:
-            self.slot[a] = len(self.slot)
-        self.arena: dict[int, int] = {}
-        self.temporaries: dict[Array, int] = {}
-        for a, offset in stages.plan.offsets.items():
-            number = len(self.slot)
-            self.slot[a] = number
-            self.temporaries[a] = number
-            self.arena[number] = offset
-        for a, target in stages.schedule.home.items():
-            self.slot[a] = self.slot[target]
-
-
-def assemble(stages: Stages) -> tuple[Image, list[Sym]]:
-    """The image of a planned graph, and the Syms whose values each call brings in sizes."""
-    slots = _Slots(stages)
-    image = Image(n_inputs=len(stages.program.inputs), n_results=len(slots.results))
-    image.results = [([_static(d) for d in a.shape], a.dtype.name) for a in slots.results]
-    image.arena, image.arena_bytes = slots.arena, stages.plan.peak
-    next_slot = image.n_inputs + image.n_results + len(image.arena)
-    numbers: dict[tuple[str, str], int] = {}
-    env = stages.graph.env
-    # The dims themselves come first, so that the sizes of a call determine everything else.
-    syms: dict[Sym, int] = {Sym({(name,): 1}, env): i for i, name in enumerate(env.hints)}
-
-    def word(x: Operand) -> int:
-        if isinstance(x, Array):
-            return slots.slot[x]
-        if isinstance(x, Size):
-            x = Sym({(x.name,): 1}, env)
-        if isinstance(x, Sym):
-            return syms.setdefault(x, len(syms))
-        return int(x.tag) if isinstance(x, Site) else x  # type: ignore[call-overload]
-
-    rows: list[tuple[int, list[int], int, int, bool]] = []
-    for n, wave in enumerate(stages.schedule.waves):
-        if n == stages.schedule.commit:
-            rows.append((-1, [], 0, 1, True))
-        single = all(len(stages.generated[k].launches) == 1 for k in wave)
-        for k in wave:
-            code = stages.generated[k]
-            scratch: list[int] = []
-            if code.scratch:
-                scratch = [next_slot]
-                image.scratch[next_slot] = round_up(code.scratch)
-                next_slot += 1
-            for launch in code.launches:
-                kernel = (code.key, launch.symbol)
-                number = numbers.setdefault(kernel, len(numbers))
-                args = [word(x) for x in launch.operands] + scratch
-                total = launch.total
-                rows.append(
-                    (
-                        number,
-                        args,
-                        -syms.setdefault(total, len(syms)) - 1 if isinstance(total, Sym) else total,
-                        launch.grain,
-                        not single or k is wave[-1],
-                    )
-                )
-    image.kernels = list(numbers)
-    image.launches = rows
-    return image, list(syms)
-
-
-def _static(d: Dim) -> int:
-    return -1 if isinstance(d, Sym) else d
-
-
-def _replanner(stages: Stages, syms: list[Sym]) -> Callable[[Mapping[str, int]], dict[int, int]]:
-    """The arena for other values of the symbolic dims: {slot: offset} and, at -1, its bytes."""
-    slots = _Slots(stages)
-    fixed = {*stages.program.inputs, *stages.program.fresh}
-    workspace = {k: g.workspace for k, g in stages.generated.items()}
-
-    def replan(dims: Mapping[str, int]) -> dict[int, int]:
-        def size_of(a: Array) -> int:
-            return evaluate(a.numel, dims) * a.dtype.itemsize
-
-        plan = plan_memory(stages.schedule, fixed, workspace, size_of)
-        offsets = {slots.temporaries[a]: offset for a, offset in plan.offsets.items()}
-        return {**offsets, -1: plan.peak}
-
-    return replan
+def _bytes_moved(k: Kernel) -> int:
+    return sum(map(nbytes, kernel_reads(k))) + sum(map(nbytes, kernel_writes(k)))

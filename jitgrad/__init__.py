@@ -258,6 +258,7 @@ _LAZY = {  # name -> (module, name in it)
     },
     "native_channel_shuffle": ("nn.functional", "channel_shuffle"),
     "binomial": ("draws", "binomial"),
+    **{name: ("control_flow", name) for name in ("cond", "scan", "while_loop")},
     "GradScaler": ("amp", "GradScaler"),
     "UntypedStorage": ("storage", "Storage"),
     "poisson": ("draws", "poisson"),

@@ -86,25 +86,35 @@ class Plan:
         self.keeps: dict[int, tuple[tuple[bool, ...] | None, Any]] = {}
         self.reads: tuple[frozenset[Any], ...] | None = None
 
+    @property
+    def nout(self) -> int:
+        """The number of results."""
+        return len(self.types) if type(self.types) is tuple else 1
+
     def keeps_for(self, wanted: int, op: Any, attrs: dict[str, Any]) -> Any:
         """(flags of operands, or None if no data of any is saved; flag or flags of results)."""
         found = self.keeps.get(wanted)
         if found is None:
             count = len(self.operand_types)
-            if self.reads is None:
+            if op.sparse:  # what is read depends on the whole of what is wanted
+                needs = [bool(wanted >> k & 1) for k in range(count)]
+                self.reads = reads_of_gradients(
+                    op, self.operand_types, self.types, {**attrs, "needs": needs}
+                )
+            elif self.reads is None:
                 static = all(is_static(t.shape) for t in self.operand_types)
                 self.reads = (
                     reads_of_gradients(op, self.operand_types, self.types, attrs)
                     if static
-                    else (saved_keys(op, count),) * count
+                    else (saved_keys(op, count, self.nout),) * count
                 )
             needed: frozenset[Any] = frozenset()
             for k, keys in enumerate(self.reads):
                 if wanted >> k & 1:
                     needed = needed | keys
             flags = tuple(i in needed for i in range(count))
-            results = tuple(f"out{i}" in needed for i in range(op.nout))
-            absent_some = any(isinstance(k, int) for k in saved_keys(op, count))
+            results = tuple(f"out{i}" in needed for i in range(self.nout))
+            absent_some = any(isinstance(k, int) for k in saved_keys(op, count, self.nout))
             found = (
                 flags if absent_some else None,
                 results[0] if op.nout == 1 else results,
@@ -371,7 +381,7 @@ def put_on_tape(
         node.slots = tuple(slots)
     node.op = op
     node.attrs = attrs
-    node.nout = op.nout
+    node.nout = 1 if op.nout == 1 else len(outputs)
     node.out_types = plan.types
     node.seq = next_seq()
     node.hooks = node.retains = None

@@ -19,6 +19,7 @@ import numpy as np
 
 from jitgrad.autograd.engine import grad
 from jitgrad.autograd.modes import no_grad
+from jitgrad.compiler.graph_tensor import GraphTensor
 from jitgrad.compiler.ir import Graph, Rebind, Value, Write
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.compiler.types import TensorType
@@ -62,7 +63,6 @@ from jitgrad.tree import MAX_CUTS, OUTCOMES, Cut, Leaf, branches_on
 from jitgrad.values import (
     Entry,
     Finder,
-    GraphTensor,
     ValueMap,
     here,
     plain_attrs,
@@ -178,9 +178,9 @@ class Recorder(ValueMap):
             return
         if chain:
             assert old is not None
-            update = GraphTensor(self, new, line)
+            update = GraphTensor(self.graph, new, line)
             try:
-                new = put_chain(GraphTensor(self, old, line), chain, update).value
+                new = put_chain(GraphTensor(self.graph, old, line), chain, update).value
             except RuntimeError as error:  # part of a view that shows elements twice
                 self.give_up(str(error))
         if self.reason:
@@ -403,11 +403,15 @@ class Recorder(ValueMap):
             self._add_entry("state", source, tensor, data)
 
     def draw(self, generator: Any) -> tuple[Tensor, Tensor]:
-        seed, number = draw_tensors(generator._seed, generator.advance())
+        return self.draw_block(generator, 1)
+
+    def draw_block(self, generator: Any, count: int) -> tuple[Tensor, Tensor]:
+        """Seed and first of `count` draws, one after another."""
+        seed, number = draw_tensors(generator._seed, generator.advance(count))
         if self.reason:
             return seed, number
         offset = self._draws.get(generator, 0)
-        self._draws[generator] = offset + 1
+        self._draws[generator] = offset + count
         known = self._seeds.get(id(generator))
         if known is None:
             self._seeds[id(generator)] = seed

@@ -1,8 +1,7 @@
 """Which graph value a tensor has while a function is recorded.
 
 Owns the map from storages to values (never from tensors), views derived at each read, graph inputs
-added when a storage is first met, and GraphTensor, through which records build nodes. It does not
-listen to dispatch: recorder.py does.
+added when a storage is first met. It does not listen to dispatch: recorder.py does.
 """
 
 from __future__ import annotations
@@ -12,8 +11,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from jitgrad.compiler.graph_tensor import plain_attrs as plain
 from jitgrad.compiler.ir import Graph, Value
-from jitgrad.compiler.ops.record import OPS
 from jitgrad.compiler.types import TensorType
 from jitgrad.facts import layout
 from jitgrad.hostscalar import is_lifted
@@ -27,7 +26,7 @@ from jitgrad.sources import (
     Source,
 )
 from jitgrad.storage import Storage
-from jitgrad.tensor import Size, Tensor
+from jitgrad.tensor import Tensor
 
 Found = tuple[Source, Tensor]
 """Where a storage is reached, and the tensor that is there."""
@@ -86,45 +85,6 @@ class Entry:
         """Lets go of the recorded call's tensor; its layout is kept."""
         self.strides = layout(self.array)
         self.tensor = self.storage = self.array = self.node = None  # type: ignore[assignment]
-
-
-class GraphTensor:
-    """A graph value with the face that records call (`_bind`, shape, dtype, device)."""
-
-    __slots__ = ("line", "recorder", "value")
-
-    def __init__(self, recorder: ValueMap, value: Value, line: str) -> None:
-        self.recorder, self.value, self.line = recorder, value, line
-
-    @property
-    def shape(self) -> tuple[Any, ...]:
-        return self.value.type.shape
-
-    @property
-    def dtype(self) -> Any:
-        return self.value.type.dtype
-
-    @property
-    def device(self) -> str:
-        return self.value.type.device
-
-    @property
-    def ndim(self) -> int:
-        return len(self.value.type.shape)
-
-    def _bind(self, op: Any, operands: tuple[Any, ...], attrs: dict[str, Any]) -> Any:
-        add = self.recorder.graph.add_node
-        inputs = []
-        for x in operands:
-            if not isinstance(x, GraphTensor):
-                number = {"shape": (), "value": x, "dtype": self.dtype, "device": self.device}
-                x = GraphTensor(self.recorder, add(OPS["full"], (), number)[0], self.line)
-            inputs.append(x.value)
-        made = [
-            GraphTensor(self.recorder, v, self.line)
-            for v in add(op, inputs, plain_attrs(attrs), self.line)
-        ]
-        return made[0] if op.nout == 1 else tuple(made)
 
 
 class ValueMap:
@@ -275,16 +235,8 @@ def plain_type(t: TensorType) -> TensorType:
 
 def plain_attrs(attrs: dict[str, Any]) -> dict[str, Any]:
     """Attributes with plain tuples, strs and floats."""
-    out = {}
-    for name, value in attrs.items():
-        if type(value) is Size or type(value) is list:
-            value = tuple(value)
-        elif isinstance(value, str) and type(value) is not str:
-            value = str.__str__(value)
-        elif is_lifted(value):
-            value = value.specialise()
-        out[name] = value
-    return out
+    numbers = {k: v.specialise() if is_lifted(v) else v for k, v in attrs.items()}
+    return plain(numbers)
 
 
 def here() -> str:

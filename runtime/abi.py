@@ -7,7 +7,7 @@ All words are int64. Owns numbers only.
 from __future__ import annotations
 
 # Ctx, what every kernel gets first.
-CTX_POOL, CTX_ERROR, CTX_SIZES, CTX_THREADS = 0, 1, 2, 3
+CTX_POOL, CTX_ERROR, CTX_SIZES, CTX_THREADS, CTX_TABLE = 0, 1, 2, 3, 4
 CTX_WORDS = 8
 
 # The error cell's value while no kernel has flagged an error; else the smallest site number.

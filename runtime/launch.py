@@ -128,6 +128,7 @@ class _Frame:
         self.ctx[abi.CTX_ERROR] = buffers.address(self.cell)
         self.ctx[abi.CTX_SIZES] = buffers.address(self.sizes)
         self.ctx[abi.CTX_THREADS] = nthreads
+        self.ctx[abi.CTX_TABLE] = buffers.address(program.table)
 
         for slot, constant in program.constants.items():
             self.bufs[slot] = buffers.address(constant)
@@ -145,13 +146,13 @@ class _Frame:
         call_words[abi.CALL_CTX] = buffers.address(self.ctx)
         call_words[abi.CALL_BUFS] = buffers.address(self.bufs)
         call_words[abi.CALL_TABLE] = buffers.address(program.table)
-        call_words[abi.CALL_NROWS] = len(program.table)
+        call_words[abi.CALL_NROWS] = program.n_main
         call_words[abi.CALL_NARGS] = program.n_varying
         self.varying = (ctypes.c_int64 * program.n_varying).from_address(buffers.address(self.bufs))
         self.native_args = tuple(
             ctypes.c_void_p(int(call_words[word]))
             for word in (abi.CALL_CTX, abi.CALL_BUFS, abi.CALL_TABLE)
-        ) + (ctypes.c_int64(len(program.table)),)
+        ) + (ctypes.c_int64(program.n_main),)
         self.call: Callable[..., int] | None = None
         if native.bind is not None:
             threads.fill_call_words(call_words, program.release_gil)
@@ -194,6 +195,8 @@ class Executable:
     scratch: {slot: bytes for each thread}, multiples of 128. Worker w's part is at w * bytes.
     constants: {slot: array}; kept alive.
     n_sizes: how many symbolic sizes each call brings.
+    n_main: how many of the rows a call runs; the others are run by rows of control flow. None: all.
+    loose: slots that rows of control flow bind.
     sites: {site number: makes the exception}; for the numbers that kernels flag.
     owners: kept alive: whatever owns the kernels' code.
     release_gil: whether other Python threads may run meanwhile. False saves some 50 ns, for
@@ -213,6 +216,8 @@ class Executable:
         scratch: Mapping[int, int] | None = None,
         constants: Mapping[int, NDArray[Any]] | None = None,
         n_sizes: int = 0,
+        n_main: int | None = None,
+        loose: Sequence[int] = (),
         sites: Mapping[int, Callable[[], BaseException]] | None = None,
         owners: Sequence[object] = (),
         release_gil: bool = True,
@@ -222,6 +227,7 @@ class Executable:
         self.arena, self.scratch = arena, dict(scratch or {})
         self.constants, self.sites = dict(constants or {}), dict(sites or {})
         self.owners, self.release_gil = tuple(owners), release_gil
+        self.n_main, self.loose = len(launches) if n_main is None else n_main, tuple(loose)
         self._check()
         self.parallel = _can_be_parallel(self.launches)
         self.table, self._args = _build_table(self.kernels, self.launches)
@@ -347,6 +353,7 @@ class Executable:
             if launch.total < -self.n_sizes:
                 raise InternalError(f"launch {index} names size {-launch.total - 1}")
         bound = list(range(self.n_varying)) + list(self.scratch) + list(self.constants)
+        bound += self.loose
         if isinstance(self.arena, ArenaPlan):
             bound += list(self.arena.offsets)
             if sorted(bound) != list(range(self.n_buffers)):

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import jitgrad.compiler.ops.control  # noqa: F401 (for its records)
 from jitgrad.compiler.ops import OPS, Op
 from jitgrad.compiler.ops.quiet import Quiet
 from jitgrad.compiler.ops.record import Sample

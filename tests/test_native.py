@@ -12,6 +12,7 @@ import pytest
 from random_graphs import random_graph
 from test_passes import reference
 
+import jitgrad.compiler.ops.control  # noqa: F401 (for its records)
 from jitgrad.compiler.ir import Graph
 from jitgrad.compiler.ops import OPS
 from jitgrad.compiler.ops.record import Op, Sample

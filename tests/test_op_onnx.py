@@ -101,10 +101,10 @@ def test_onnx(op: Op, s: Sample, symbolic: bool) -> None:
 
 
 WITHOUT_FORM = """
-bitcast cholesky cholesky_ex cofactor complex conj eig eigh eigvalsh erfcx
+bitcast cholesky cholesky_ex cofactor complex cond conj eig eigh eigvalsh erfcx
 erfinv fft gcd geqrf i0 i0e i1 i1e imag inverse irfft lgamma lu matrix_exp ndtri nextafter
-normal permutation polygamma pseudoinverse qr qr_r random_bits real rfft slogdet solve
-solve_triangular svd svdvals uniform view_as_complex view_as_real zeta
+normal permutation polygamma pseudoinverse qr qr_r random_bits real rfft scan slogdet solve
+solve_triangular svd svdvals uniform view_as_complex view_as_real while_loop zeta
 """
 
 

@@ -23,7 +23,7 @@ from jitgrad.compiler.passes.order import order
 from jitgrad.compiler.passes.simplify import simplify
 from jitgrad.compiler.passes.stages import stage
 from jitgrad.compiler.picture import graph_svg, kernels_svg, memory_svg, readable_bytes
-from jitgrad.compiler.pipeline import Stages
+from jitgrad.compiler.stages import Stages
 from jitgrad.compiler.svg import Svg, shorten, text_width
 from jitgrad.compiler.types import TensorType
 from jitgrad.runtime import dtypes

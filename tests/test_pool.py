@@ -287,5 +287,6 @@ def test_symbols_with_threads(triple):
     "triple",
     ["x86_64-pc-windows-msvc", "wasm32-unknown-unknown", "riscv64-unknown-elf", "aarch64-none-elf"],
 )
-def test_without_threads_nothing_is_undefined(triple):
-    assert undefined_symbols(triple, False) == set()
+def test_without_threads_memcpy_is_all_that_is_undefined(triple):
+    """Compilers expect it of every environment, also where there is no C library."""
+    assert undefined_symbols(triple, False) <= {"memcpy"}

@@ -37,13 +37,14 @@ _lock = threading.Lock()
 _kept: OrderedDict[Hashable, tuple[Generated, list[Array], list[Any]]] = OrderedDict()
 
 
-def generate(kernel: Kernel, target: Target) -> Generated:
+def generate(kernel: Kernel, target: Target, path: str = "") -> Generated:
     """As llvm.generate, from the table where an equal kernel was generated before. A call into
-    Python is a row of the launch table without code of its own."""
+    Python is a row of the launch table without code of its own; its symbol is the number of its
+    node behind the path of the node's graph (nested.py)."""
     call = call_of(kernel)
     if call is not None:
         words: list[Operand] = [*operands_of(kernel), Site(call.site)]  # type: ignore[arg-type]
-        return Generated(HOST, "", [Launch(str(call.number), words, 1, 1)])
+        return Generated(HOST, "", [Launch(f"{path}{call.number}", words, 1, 1)])
     form = _Form(kernel)
     if form.symbolic:
         return llvm.generate(kernel, target)

@@ -138,6 +138,7 @@ class _Emitter:
             )
             self.weights.section = WEIGHTS_SECTION
             self.weights.align = _LINE
+        self.table = self._launch_table()
 
     def emit(self) -> ir.Module:
         self._emit_descriptor(
@@ -258,6 +259,7 @@ class _Emitter:
         put(b, me, _CTX + abi.CTX_ERROR, word(b, me, _CELL))
         put(b, me, _CTX + abi.CTX_SIZES, word(b, me, _SIZES))
         put(b, me, _CTX + abi.CTX_THREADS, threads)
+        put(b, me, _CTX + abi.CTX_TABLE, _reference(self.table))
         put(b, me, _CELL, const(abi.NO_ERROR))
         for slot, offset in model.state.items():
             assert self.weights is not None
@@ -310,8 +312,8 @@ class _Emitter:
         self._bind(b, me, outputs, model.outputs, "outputs", message, refuse)
         put(b, me, _CELL, const(abi.NO_ERROR))
         put(b, me, _ERROR, _reference(self._text("")))
-        arguments = [word(b, me, _CTX), word(b, me, _BUFS), _reference(self._launch_table())]
-        flagged = b.call(self.run_table, [*arguments, const(len(model.image.launches))])
+        arguments = [word(b, me, _CTX), word(b, me, _BUFS), _reference(self.table)]
+        flagged = b.call(self.run_table, [*arguments, const(model.image.n_main)])
         if model.faults:
             texts = self._array(PTR, [_reference(self._text(t)) for t in model.faults], "faults")
             with b.if_then(b.icmp_signed("!=", flagged, ir.Constant(I32, 0)), likely=False):

@@ -11,19 +11,14 @@ from jitgrad.compiler.codegen.target import Target
 from jitgrad.compiler.stamp import source_stamp
 from jitgrad.runtime import cache, threads
 
+_libraries: dict[Target, tuple[Library, str]] = {}
+
 
 def install(target: Target) -> None:
     """Compiles (or finds cached) and installs the runtime module for the host."""
     if threads.installed():
         return
-    which = f"runtime|{source_stamp()}|{target}"
-    known = cache.get(which)  # the key of the module that this source generates
-    library = None if known is None else load_objects([known.decode()], target)
-    if known is None or library is None:
-        key, library = _generate(target)
-        cache.put(which, key.encode())
-    else:
-        key = known.decode()
+    library, key = _runtime(target)
 
     def address(symbol: str) -> int:
         return library.address(key, symbol)
@@ -35,6 +30,29 @@ def install(target: Target) -> None:
         py_call=address("jg_py_call"),
         owner=library,
     )
+
+
+def driver(symbol: str, target: Target) -> int:
+    """The address of jg_loop or jg_branch. (An artifact's runtime, if that was installed first, is
+    not asked: it may be of an older version.)"""
+    library, key = _runtime(target)
+    return library.address(key, symbol)
+
+
+def _runtime(target: Target) -> tuple[Library, str]:
+    """The module and the key of its object; made once."""
+    found = _libraries.get(target)
+    if found is not None:
+        return found
+    which = f"runtime|{source_stamp()}|{target}"
+    known = cache.get(which)  # the key of the module that this source generates
+    library = None if known is None else load_objects([known.decode()], target)
+    if known is None or library is None:
+        key, library = _generate(target)
+        cache.put(which, key.encode())
+    else:
+        key = known.decode()
+    return _libraries.setdefault(target, (library, key))
 
 
 def _generate(target: Target) -> tuple[str, Library]:

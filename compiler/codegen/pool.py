@@ -9,7 +9,8 @@ on it:
 
     kernel        void k(Ctx*, i8** bufs, const i64* args, i64 begin, i64 end, i64 worker)
     Ctx           0 pool (0: run serially)        1 pointer to the error cell
-                  2 pointer to symbolic sizes     3 number of threads      4..7 reserved, 0
+                  2 pointer to symbolic sizes     3 number of threads
+                  4 pointer to the launch table   5..7 reserved, 0
     error cell    2^63-1, or the smallest site number flagged so far
     launch row    0 kernel (0: a commit row)      1 pointer to args
                   2 total (-s-1: word s of sizes) 3 grain, >= 1
@@ -19,6 +20,7 @@ on it:
     ptr jg_pool_create(i64 nthreads)                            0 if it cannot, or nthreads < 2
     void jg_pool_destroy(ptr)                                   no wave may be running in it
     PyObject* jg_py_call(self, args, nargs)                     only on request; see `pycall.py`
+    jg_loop, jg_branch                                          kernels; see `drivers.py`
 
 A row's [0, total) is always cut at multiples of its grain, however many threads there are, so the
 (begin, end) that a kernel sees never depend on them. A wave with one block, and any wave whose
@@ -39,6 +41,7 @@ from __future__ import annotations
 
 import llvmlite.ir as ir
 
+from jitgrad.compiler.codegen.drivers import emit_drivers
 from jitgrad.compiler.codegen.pycall import emit_py_call
 from jitgrad.compiler.codegen.words import (
     I1,
@@ -119,6 +122,7 @@ def emit_runtime(triple: str, threads: bool, python: bool = False) -> ir.Module:
         run_wave = run_serial
         _emit_no_pool(module)
     run = _emit_run(module, row_blocks, run_wave)
+    emit_drivers(module, run, _extern(module, "memcpy", PTR, [PTR, PTR, I64]))
     if python:
         emit_py_call(module, run)
     return module

@@ -1,4 +1,5 @@
-"""All op records: importing this package fills `OPS`."""
+"""All op records: importing this package fills `OPS`. Those of control flow (control.py) come with
+the first module that makes or reads graphs with them, so that `import jitgrad` stays light."""
 
 from jitgrad.compiler.ops import (
     airy,

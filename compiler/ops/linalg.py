@@ -126,6 +126,26 @@ class Matmul(Bilinear):
     def batch(self, operands: Sequence[Any], batched: Sequence[bool], **attrs: Any) -> Any:
         return self(*align_ranks(operands, batched), **attrs)
 
+    def total(
+        self, operands: Sequence[Any], batched: Sequence[bool], transpose_a: bool = False,
+        transpose_b: bool = False,
+    ) -> Any:  # fmt: skip
+        """One product, over the new axis and the inner one together."""
+        a, b = operands
+        if not all(batched) or a.ndim != 3 or b.ndim != 3:
+            return None
+        if transpose_a:  # (steps, inner, rows): the axes lie side by side
+            a = op.reshape(a, shape=(a.shape[0] * a.shape[1], a.shape[2]))
+        else:
+            a = op.permute(a, axes=(1, 0, 2))
+            a = op.reshape(a, shape=(a.shape[0], a.shape[1] * a.shape[2]))
+        if transpose_b:
+            b = op.permute(b, axes=(1, 0, 2))
+            b = op.reshape(b, shape=(b.shape[0], b.shape[1] * b.shape[2]))
+        else:
+            b = op.reshape(b, shape=(b.shape[0] * b.shape[1], b.shape[2]))
+        return self(a, b, transpose_a=transpose_a, transpose_b=transpose_b)
+
     def lower(
         self, b: Builder, x: Array, y: Array, transpose_a: bool = False, transpose_b: bool = False
     ) -> Array:

@@ -49,6 +49,7 @@ class Reshape(Op):
     name = "reshape"
     noop = True
     view = True
+    linear = True
 
     def infer(self, x: TensorType, *, shape: Shape) -> TensorType:
         a, b = x.numel, prod(shape)
@@ -178,6 +179,7 @@ class Permute(Op):
 
     name = "permute"
     view = True
+    linear = True
 
     def infer(self, x: TensorType, *, axes: tuple[int, ...]) -> TensorType:
         self.expect(

@@ -46,6 +46,9 @@ if TYPE_CHECKING:
 
 Types = TensorType | tuple[TensorType, ...]
 
+MANY = 1 << 30
+"""`Op.nout` of records whose number of outputs depends on their attributes."""
+
 OPS: dict[str, Op] = {}
 op: Any = SimpleNamespace()  # the same records as attributes
 
@@ -131,7 +134,7 @@ class Op:
 
     Attributes:
         name: unique; what prints in graphs.
-        nout: number of outputs.
+        nout: number of outputs; MANY where it depends on the attributes (then always a tuple).
         saves: what vjp reads the data of: operand positions and "out" (or "out0", ...). Any other
             operand reaches vjp with its type only (reading its data there is an error). Ops with
             any number of operands list more positions than there are: the rest is ignored.
@@ -147,6 +150,10 @@ class Op:
         exact: the result is correctly rounded, so that folding constants by the reference gives
             the bits that a kernel gives (add, mul, cast, ...; not exp).
         chooses: vjp can be told which cotangents are wanted.
+        bodies: the names of attributes that hold graphs (compiler/body.py).
+        sparse: vjp of several outputs gets None for those that nothing depends on, not zeros.
+        linear: linear in its one operand, with attributes that a new leading axis leaves valid
+            through `batch` (movement): the sum over that axis may be taken before or after.
     """
 
     name: str = ""
@@ -161,6 +168,9 @@ class Op:
     exact: bool = False
     differentiable: bool = True
     chooses: bool = False
+    bodies: tuple[str, ...] = ()
+    sparse: bool = False
+    linear: bool = False
 
     def __init__(self) -> None:
         if not self.name or self.name in OPS:
@@ -215,6 +225,11 @@ class Op:
         """Applies the op with a new leading axis on operands where `batched`; the result (every
         output) has the axis leading."""
         raise RuntimeError(f"[{self.name}] has no batching rule")
+
+    def total(self, operands: Sequence[Any], batched: Sequence[bool], *_: Any, **attrs: Any) -> Any:
+        """The sum over a new leading axis of the results, without making them all: of operands
+        that have the axis where `batched`. None where there is no better way than adding."""
+        return None
 
     def lower(self, b: Builder, *operands: Any, **attrs: Any) -> Any:
         """The output Array (a tuple when nout > 1), defined through the builder."""

@@ -225,6 +225,14 @@ class Sum(_Accumulated):
         (t,) = tangents
         return None if t is None else self(t, **attrs)
 
+    def total(self, operands: Sequence[Any], batched: Sequence[bool], **attrs: Any) -> Any:
+        """One sum, over the new axis as well."""
+        if attrs.get("keepdim"):
+            kept = self(*operands, **{**attrs, "axes": tuple(k + 1 for k in attrs["axes"])})
+            return self(kept, axes=(0,), keepdim=False)
+        axes = (0, *(k + 1 for k in attrs["axes"]))
+        return self(*operands, **{**attrs, "axes": axes})
+
 
 class Prod(_Accumulated):
     """prod(x; axes, keepdim, dtype=None). The derivative is right where elements are zero."""

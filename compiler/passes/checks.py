@@ -54,7 +54,7 @@ def keep_checks(program: Program) -> Program:
     builder = Builder()
     builder.prefix = "check"
     for number, site in enumerate(program.sites):
-        if site.node.op.host and site.node.op.checked:
+        if (site.node.op.host and site.node.op.checked) or site.node.op.bodies:
             program.checks.append(site.arrays[-1])  # run for what its reference may raise
             continue
         carriers = [

@@ -32,7 +32,7 @@ from jitgrad.compiler.loops import (
     loads,
     postorder,
 )
-from jitgrad.compiler.lower import Program
+from jitgrad.compiler.lower import Program, may_flag
 from jitgrad.compiler.passes.reach import must_follow
 
 
@@ -86,8 +86,9 @@ def order(kernels: list[Kernel], program: Program) -> Schedule:
 
 def can_fault(kernel: Kernel) -> bool:
     """Whether a kernel may raise the error flag."""
-    if call_of(kernel) is not None:
-        return True
+    call = call_of(kernel)
+    if call is not None:
+        return may_flag(call.node)
     return any(e.op == "check" for e in postorder(kernel_exprs(kernel)))
 
 

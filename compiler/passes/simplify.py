@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from jitgrad.compiler.interpret import node_checks
-from jitgrad.compiler.ir import Graph, Node, Value
+from jitgrad.compiler.ir import Graph, Node, Value, inner_nodes
 from jitgrad.compiler.ops import OPS
 from jitgrad.compiler.passes.rules import Pattern, Rule, constant, match_node, rules_by_op
 
@@ -110,6 +110,8 @@ def _may_fault(node: Node) -> bool:
     """Whether some element of an operand may fail a check, or the reference that is called may
     raise."""
     if node.op.host and node.op.checked:
+        return True
+    if any(_may_fault(n) for n in inner_nodes(node)):
         return True
     for check in node_checks(node):
         x = node.inputs[check.operand]

@@ -13,7 +13,7 @@ from itertools import count
 from types import CodeType
 from typing import Any, NamedTuple
 
-from jitgrad.compiler.ops.record import OPS
+from jitgrad.compiler.ops.record import MANY, OPS
 from jitgrad.compiler.types import TensorType
 from jitgrad.runtime.userline import line_of, user_frame
 from jitgrad.state import bump_epoch, state
@@ -75,7 +75,7 @@ class Node:
         self.attrs = attrs
         self.edges = edges
         self.slots = slots
-        self.nout = op.nout
+        self.nout = len(out_types) if op.nout == MANY else op.nout
         self.out_types = out_types
         self.seq = next_seq()
         self.operands = ()
@@ -153,6 +153,9 @@ class Node:
             else y
             for i, y in enumerate(self.outs)
         )
+        if op.sparse:
+            needs = [edge is not None for edge in self.edges]
+            return op.vjp(tuple(grads), outs, *operands, needs=needs, **self.attrs)
         full = tuple(_zeros(g, t) for g, t in zip(grads, self.out_types, strict=True))
         return op.vjp(full, outs, *operands, **self.attrs)
 

@@ -44,10 +44,10 @@ class _Taint:
 _NONE: frozenset[Key] = frozenset()
 
 
-def saved_keys(op: Any, count: int) -> frozenset[Key]:
+def saved_keys(op: Any, count: int, nout: int) -> frozenset[Key]:
     """What the record's vjp reads in all."""
     keys: set[Key] = {i for i in range(count) if EVERY in op.saves or i in op.saves}
-    keys |= {f"out{i}" for i in range(op.nout) if "out" in op.saves or f"out{i}" in op.saves}
+    keys |= {f"out{i}" for i in range(nout) if "out" in op.saves or f"out{i}" in op.saves}
     return frozenset(keys)
 
 
@@ -58,7 +58,8 @@ def reads_of_gradients(
 
     A vjp that cannot run here (there is none, say) is taken to read all; it raises in backward.
     """
-    keys = saved_keys(op, len(operand_types))
+    nout = 1 if op.nout == 1 else len(out_types)
+    keys = saved_keys(op, len(operand_types), nout)
     whole = (keys,) * len(operand_types)
     if len(keys) == 0 or len(operand_types) == 1:
         return whole

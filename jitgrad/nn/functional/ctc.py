@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import jitgrad.functions as ops
 from jitgrad.casting import wide
+from jitgrad.control_flow import scan
 from jitgrad.creation import arange, as_tensor, full
 from jitgrad.functions.args import expect_range
 from jitgrad.functions.shape import cat, stack
@@ -46,7 +47,7 @@ def ctc_loss(
     zero_infinity) and no gradient. Raises RuntimeError for shapes, lengths and dtypes that do not
     fit.
 
-    Under @jit, T steps are recorded; a vector of targets with lengths in a tensor is compiled for
+    Under @jit a vector of targets with lengths in a tensor is compiled for
     targets as long as the vector.
     """
     op = "ctc_loss"
@@ -150,14 +151,20 @@ def _log_likelihood(
     never = full((count, 2), _NEVER, dtype=log_probs.dtype)
     starts = arange(states) < 2
     alpha = ops.where(starts, emitted[0], _NEVER)
-    for step in range(1, steps):
+
+    def combine(alpha: Tensor, now: tuple[Tensor, Tensor]) -> tuple[Tensor, None]:
+        emission, step = now
         padded = cat([never, alpha], 1)
         before = padded.narrow(1, 1, states)
         skipped = ops.where(skips, padded.narrow(1, 0, states), _NEVER)
         top = ops.maximum(ops.maximum(alpha, before), skipped).detach()
         total = ops.exp(alpha - top) + ops.exp(before - top) + ops.exp(skipped - top)
-        moved = top + ops.log(total) + emitted[step]
-        alpha = ops.where((step < times).unsqueeze(1), moved, alpha)
+        moved = top + ops.log(total) + emission
+        return ops.where((step < times).unsqueeze(1), moved, alpha), None
+
+    if steps > 1:
+        later = (emitted.narrow(0, 1, steps - 1), arange(1, steps))
+        alpha, _ = scan(combine, alpha, later)
     last = 2 * sizes.unsqueeze(1)
     at_blank = ops.gather(alpha, 1, last)
     at_label = ops.gather(alpha, 1, (last - 1).clamp(min=0))

@@ -1,17 +1,19 @@
 """Recurrent layers over sequences: the gates of RNN, LSTM and GRU, one step and whole sequences.
 
-Plain Python over steps, composed of ops. What the input contributes to the gates of all steps is
-one matrix product in front of the loop. Modules and checks are in nn/recurrent.py, packing in
-nn/utils/rnn.py.
+The steps are a scan (control_flow.py), composed of ops. What the input contributes to the gates of
+all steps is one matrix product in front of the loop. Modules and checks are in nn/recurrent.py,
+packing in nn/utils/rnn.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 import jitgrad.functions as ops
 from jitgrad.casting import lower
+from jitgrad.control_flow import scan
 from jitgrad.functions.shape import cat
 from jitgrad.nn.functional.dropout import dropout as drop
 from jitgrad.nn.functional.linear import linear
@@ -104,21 +106,25 @@ def cell(mode: str, x: Tensor, state: State, w: Weights) -> State:
 def _run(
     mode: str, x: Tensor, start: State, w: Weights, sizes: Sequence[int] | None, reverse: bool
 ) -> tuple[Tensor, State]:
-    """One layer in one direction; see recurrent."""
+    """One layer in one direction; see recurrent. Packed steps of as many sequences are one scan."""
     projected, hidden = _project(mode, x, w)
-    if sizes is None:
-        parts = [p.unbind(0) for p in projected]
-        counts: Sequence[int] = [x.shape[1]] * len(parts[0])
-    else:
-        parts = [p.split(list(sizes), 0) for p in projected]
-        counts = sizes
     step = _STEPS[mode]
-    order = range(len(counts))
-    now = counts[-1] if reverse else counts[0]
-    state = start if now == start[0].shape[0] else tuple([s.narrow(0, 0, now) for s in start])
+
+    def combine(state: State, inputs: Inputs) -> tuple[State, Tensor]:
+        new = step(inputs, state, hidden)
+        return new, new[0]
+
+    if sizes is None:
+        state, y = scan(combine, start, projected, reverse=reverse)
+        return y, state
+    runs = [(count, len(list(same))) for count, same in groupby(sizes)]
+    parts = [p.split([count * steps for count, steps in runs], 0) for p in projected]
+    now = runs[-1 if reverse else 0][0]
+    state = tuple([s.narrow(0, 0, now) for s in start])
     outputs, ended = [], []
-    for t in reversed(order) if reverse else order:
-        count = counts[t]
+    order = range(len(runs))
+    for k in reversed(order) if reverse else order:
+        count, steps = runs[k]
         if count < now:  # sequences that ended
             ended.append(tuple([s.narrow(0, count, now - count) for s in state]))
             state = tuple([s.narrow(0, 0, count) for s in state])
@@ -126,13 +132,14 @@ def _run(
             more = [s.narrow(0, now, count - now) for s in start]
             state = tuple([cat(pair) for pair in zip(state, more, strict=True)])
         now = count
-        state = step(tuple([p[t] for p in parts]), state, hidden)
-        outputs.append(state[0])
+        rows = tuple([p[k].reshape(steps, count, p[k].shape[-1]) for p in parts])
+        state, y = scan(combine, state, rows, reverse=reverse)
+        outputs.append(y.reshape(steps * count, y.shape[-1]))
     if ended:
         state = tuple([cat(s) for s in zip(state, *reversed(ended), strict=True)])
     if reverse:
         outputs.reverse()
-    return (ops.stack(outputs) if sizes is None else cat(outputs)), state
+    return cat(outputs), state
 
 
 def recurrent(

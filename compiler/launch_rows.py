@@ -1,0 +1,210 @@
+"""Launch rows: a planned program becomes an Image, kernels rows of numbers over buffer slots.
+
+Owns the numbering of slots and sizes, and the rows. Those of the bodies of control flow stand
+behind those of the program; the row of the control flow (codegen/drivers.py tells its words) says
+where.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jitgrad.compiler.codegen import drivers
+from jitgrad.compiler.codegen.kernelcode import Operand, Site, Size
+from jitgrad.compiler.cost import nbytes
+from jitgrad.compiler.image import CONTROL, Image
+from jitgrad.compiler.loops import Array, Kernel
+from jitgrad.compiler.passes.memory import plan_memory
+from jitgrad.compiler.stages import Nested, Stages
+from jitgrad.compiler.symbolic import Dim, Sym, evaluate, hint
+from jitgrad.runtime.buffers import round_up
+
+Slots = dict[Array, int]
+UNBOUNDED = 2**63 - 1
+
+_Replan = Callable[[Mapping[str, int]], dict[int, int]]
+
+
+@dataclass
+class _Part:
+    """Rows to be made of a body: its stages, the slots of its inputs and results, the offset of its
+    temporaries in the arena, the site that it flags; and the args that are told where they are."""
+
+    stages: Stages
+    slots: Slots
+    base: int
+    site: int
+    args: list[int]
+    where: int
+
+
+def assemble(stages: Stages) -> tuple[Image, list[Sym]]:
+    """The image of a planned graph, and the Syms whose values each call brings in sizes."""
+    made = _Rows(stages)
+    return made.image, list(made.syms)
+
+
+class _Rows:
+    def __init__(self, stages: Stages) -> None:
+        program = stages.program
+        self.env = stages.graph.env
+        # The dims themselves come first, so that the sizes of a call determine everything else.
+        names = enumerate(self.env.hints)
+        self.syms: dict[Sym, int] = {Sym({(name,): 1}, self.env): i for i, name in names}
+        self.image = image = Image(n_inputs=len(program.inputs), n_results=len(program.fresh))
+        image.results = [([_static(d) for d in a.shape], a.dtype.name) for a in program.fresh]
+        image.arena_bytes = stages.plan.peak
+        self.numbers: dict[tuple[str, str], int] = {}
+        self.count = image.n_inputs + image.n_results
+        self.parts: list[_Part] = []
+        slots = {a: i for i, a in enumerate([*program.inputs, *program.fresh])}
+        self._place(stages, slots, 0)
+        self._rows(stages, slots, 0, None)
+        image.n_main = len(image.launches)
+        for part in self.parts:  # which grows: bodies may hold bodies
+            part.args[part.where] = len(image.launches)
+            self._place(part.stages, part.slots, part.base)
+            self._rows(part.stages, part.slots, part.base, part.site)
+            part.args[part.where + 1] = len(image.launches) - part.args[part.where]
+        image.kernels = list(self.numbers)
+
+    def _new(self) -> int:
+        self.count += 1
+        return self.count - 1
+
+    def _place(self, stages: Stages, slots: Slots, base: int) -> None:
+        """Slots of the temporaries."""
+        for a, offset in stages.plan.offsets.items():
+            slots[a] = self._new()
+            self.image.arena[slots[a]] = base + offset
+        for a, target in stages.schedule.home.items():
+            slots[a] = slots[target]
+
+    def _rows(self, stages: Stages, slots: Slots, base: int, site: int | None) -> None:
+        for n, wave in enumerate(stages.schedule.waves):
+            if n == stages.schedule.commit and site is None:
+                self.image.launches.append((-1, [], 0, 1, True))
+            single = all(len(stages.generated[k].launches) == 1 for k in wave)
+            for k in wave:
+                self._kernel(stages, k, slots, base, site, not single or k is wave[-1])
+
+    def _kernel(
+        self, stages: Stages, k: Kernel, slots: Slots, base: int, site: int | None, last: bool
+    ) -> None:
+        nested = stages.nested.get(k)
+        if nested is not None:
+            place = _Inner(self, nested, slots, base, stages, nested.site if site is None else site)
+            number = self._number(CONTROL, place.symbol)
+            self.image.launches.append((number, place.args, 1, 1, True))
+            return
+        code = stages.generated[k]
+        scratch: list[int] = []
+        if code.scratch:
+            scratch = [self._new()]
+            self.image.scratch[scratch[0]] = round_up(code.scratch)
+        for launch in code.launches:
+            args = [self._word(x, slots, site) for x in launch.operands] + scratch
+            total = launch.total
+            if isinstance(total, Sym):
+                total = -self.syms.setdefault(total, len(self.syms)) - 1
+            number = self._number(code.key, launch.symbol)
+            self.image.launches.append((number, args, total, launch.grain, last))
+
+    def _number(self, key: str, symbol: str) -> int:
+        return self.numbers.setdefault((key, symbol), len(self.numbers))
+
+    def _word(self, x: Operand, slots: Slots, site: int | None) -> int:
+        if isinstance(x, Array):
+            return slots[x]
+        if isinstance(x, Size):
+            x = Sym({(x.name,): 1}, self.env)
+        if isinstance(x, Sym):
+            return self.syms.setdefault(x, len(self.syms))
+        if isinstance(x, Site):
+            return int(x.tag) if site is None else site  # type: ignore[call-overload]
+        return x
+
+    def loose(self) -> int:
+        """A slot that control flow binds while it runs."""
+        self.image.loose.append(self._new())
+        return self.image.loose[-1]
+
+
+class _Inner:
+    """The words of the row of a Nested; asks `rows` for the rows of its bodies."""
+
+    def __init__(
+        self, rows: _Rows, nested: Nested, slots: Slots, base: int, stages: Stages, site: int
+    ) -> None:
+        self.rows, self.nested, self.slots, self.site = rows, nested, slots, site
+        offsets = stages.plan.offsets
+        self.bases = {name: base + offsets[a] for name, a in nested.arena.items()}
+        self.args: list[int] = []
+        self.attrs: dict[str, Any] = nested.node.attr
+        self.operands = [slots[a] for a in nested.operands]
+        self.results = [slots[a] for a in nested.results]
+        if "on_true" in nested.parts:
+            self.symbol = "jg_branch"
+            self.args = [self.operands[0], 0, 0, 0, 0]
+            self._part("on_true", self.operands[1:], self.results, 1)
+            self._part("on_false", self.operands[1:], self.results, 3)
+        else:
+            self.symbol = "jg_loop"
+            self._loop()
+
+    def _loop(self) -> None:
+        rows, attrs, nested = self.rows, self.attrs, self.nested
+        n, m = attrs["carries"], attrs.get("xs", 0)
+        limit = attrs.get("length", attrs.get("limit"))
+        self.args += [0] * drivers.HEAD
+        self.args[drivers.STEPS] = UNBOUNDED if limit is None else limit
+        self.args[drivers.REVERSE] = int(attrs.get("reverse", False))
+        reads, writes = [rows.loose() for _ in range(n)], [rows.loose() for _ in range(n)]
+        slices: list[int] = []
+        for whole, a in [
+            *zip(self.operands[n : n + m], nested.operands[n : n + m], strict=True),
+            *zip(self.results[n:], nested.results[n:], strict=True),
+        ]:
+            part = rows.loose()
+            slices.append(part)
+            # Sizes of operands are specialised (ops/control.py): a symbolic one is its hint.
+            self.args += [part, whole, nbytes(a) // max(1, hint(a.shape[0]))]
+        self.args[drivers.SLICES], self.args[drivers.CARRIES] = len(slices), n
+        for k in range(n):
+            first, second = (self.slots[a] for a in nested.buffers[k])
+            self.args += [self.operands[k], self.results[k], reads[k], writes[k], first, second]
+            self.args.append(nbytes(nested.results[k]))
+        consts = self.operands[n + m :]
+        if nested.answer is not None:
+            answer = self.slots[nested.answer]
+            self.args[drivers.ANSWER] = answer
+            self._part("cond", [*reads, *consts], [answer], drivers.TEST)
+        self._part("body", [*reads, *slices[:m], *consts], [*writes, *slices[m:]], drivers.BODY)
+
+    def _part(self, name: str, inputs: list[int], results: list[int], where: int) -> None:
+        stages = self.nested.parts[name]
+        program = stages.program
+        slots = dict(zip(program.inputs, inputs, strict=True))
+        slots.update(zip(program.fresh, results, strict=True))
+        self.rows.parts.append(_Part(stages, slots, self.bases[name], self.site, self.args, where))
+
+
+def _static(d: Dim) -> int:
+    return -1 if isinstance(d, Sym) else d
+
+
+def replanner(stages: Stages) -> _Replan:
+    """The arena for other values of the symbolic dims: {slot: offset} and, at -1, its bytes."""
+    fixed = {*stages.program.inputs, *stages.program.fresh}
+    workspace = {k: g.workspace for k, g in stages.generated.items()}
+
+    def replan(dims: Mapping[str, int]) -> dict[int, int]:
+        def size_of(a: Array) -> int:
+            return evaluate(a.numel, dims) * a.dtype.itemsize
+
+        plan = plan_memory(stages.schedule, fixed, workspace, size_of)
+        return {**_Rows(replace(stages, plan=plan)).image.arena, -1: plan.peak}
+
+    return replan

@@ -1,0 +1,77 @@
+"""Stages: a graph at every level of the compiler; Nested: the same of graphs that a node holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from jitgrad.compiler.codegen.kernelcode import Generated
+from jitgrad.compiler.ir import Graph, Node
+from jitgrad.compiler.loops import Array, Kernel
+from jitgrad.compiler.lower import Program
+from jitgrad.compiler.passes.memory import Plan
+from jitgrad.compiler.passes.order import Schedule
+
+
+@dataclass
+class Stages:
+    """A graph at every level, as far as it was compiled (for explain, dumps and pictures)."""
+
+    graph: Graph
+    program: Program
+    kernels: list[Kernel]
+    schedule: Schedule
+    generated: dict[Kernel, Generated]
+    plan: Plan
+    nested: dict[Kernel, Nested] = field(default_factory=dict)
+
+    def all_generated(self) -> Iterator[Generated]:
+        """The code of all kernels, those of bodies too."""
+        yield from self.generated.values()
+        for n in self.nested.values():
+            for part in n.parts.values():
+                yield from part.all_generated()
+
+    def steps(self) -> Iterator[tuple[Stages, int]]:
+        """Itself and the stages of all bodies, and how often each runs (a guess for loops whose
+        test decides)."""
+        yield self, 1
+        for n in self.nested.values():
+            times = n.times()
+            for part in n.parts.values():
+                for inner, count in part.steps():
+                    yield inner, count * times
+
+
+@dataclass
+class Nested:
+    """A node of control flow, as a kernel whose row runs the rows of its bodies.
+
+    Attributes:
+        node: with `parts`, by name: the stages of the graphs that it holds.
+        operands, results: its arrays in the program that it stands in.
+        site: the fault site that the kernels of its bodies flag.
+        arena: for each part, an array that stands for the memory of its temporaries.
+        buffers: two arrays for each carry of a loop, one step's and the next one's.
+        answer: the result of a loop's test.
+    """
+
+    node: Node
+    parts: dict[str, Stages]
+    operands: list[Array]
+    results: list[Array]
+    site: int
+    arena: dict[str, Array]
+    buffers: list[tuple[Array, Array]] = field(default_factory=list)
+    answer: Array | None = None
+
+    @property
+    def workspace(self) -> list[Array]:
+        """All the memory that it needs while it runs."""
+        made = [*self.arena.values(), *(a for pair in self.buffers for a in pair)]
+        return made if self.answer is None else [*made, self.answer]
+
+    def times(self) -> int:
+        """How often its bodies run (a guess where that is known only then)."""
+        attrs = self.node.attr
+        return int(attrs.get("length") or attrs.get("limit") or 1)
