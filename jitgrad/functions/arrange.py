@@ -13,7 +13,7 @@ import numpy as np
 from jitgrad.compiler.symbolic import prod
 from jitgrad.creation import arange, host_tensor, zeros
 from jitgrad.functions.args import as_shape, expect_range, one_axis
-from jitgrad.functions.select import searchsorted
+from jitgrad.functions.select import coordinates, searchsorted
 from jitgrad.functions.shape import (
     cat,
     clone,
@@ -31,6 +31,7 @@ from jitgrad.functions.shape import (
 from jitgrad.promotion import cast, constant, result_type
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import DType
+from jitgrad.state import state
 from jitgrad.tensor import Tensor, wrap_array
 
 
@@ -151,7 +152,7 @@ def repeat_interleave(
     input: Tensor, repeats: Any = None, dim: int | None = None, *, output_size: int | None = None
 ) -> Tensor:
     """Each element along `dim` (flattened by default) repeated so many times: a number, or one for
-    each element. Tensors of repeats are read (so end a trace), unless output_size is given."""
+    each element. Python looks at the sum of repeats in a tensor, unless output_size is given."""
     if repeats is None:
         return _repeated(input)
     if dim is None:
@@ -171,21 +172,29 @@ def repeat_interleave(
         )
     if output_size is None:
         return input.index_select(axis, _repeated(repeats))
-    # The size is known, so nothing is read: output i is of the first element whose end is past i.
-    ends = repeats.expand(size).cumsum(0)
-    return input.index_select(axis, searchsorted(ends, arange(output_size), right=True))
+    return input.index_select(axis, _of_size(repeats.expand(size), output_size))
 
 
 def _repeated(repeats: Tensor) -> Tensor:
-    """0, 1, 2, ..., each as often as `repeats` says. Ends a trace."""
-    counts = repeats._array("repeat_interleave")
-    if counts.ndim != 1:
+    """0, 1, 2, ..., each as often as `repeats` says."""
+    if repeats.ndim != 1:
         raise RuntimeError(
             f"repeat_interleave only accept 1D vector as repeat; got {repeats._type}"
         )
+    if state.recorder is not None and not state.levels:
+        text = "repeats can not be negative; got {value}"
+        repeats = expect_range(cast(repeats, dtypes.int64), 0, 2**63 - 1, RuntimeError, text)
+        return _of_size(repeats, int(repeats.sum()))
+    counts = repeats._array("repeat_interleave")
     if counts.size and counts.min() < 0:
         raise RuntimeError("repeats can not be negative")
     return wrap_array(np.repeat(np.arange(counts.size, dtype=np.int64), counts))
+
+
+def _of_size(repeats: Tensor, size: int) -> Tensor:
+    """The same, where their number is known: nothing is read, for place i is of the first number
+    whose end is past i."""
+    return searchsorted(repeats.cumsum(0), arange(size), right=True)
 
 
 # -- index tensors ---------------------------------------------------------------------------------
@@ -219,7 +228,7 @@ def unravel_index(indices: Tensor, shape: Any) -> tuple[Tensor, ...]:
     total = prod(sizes)
     text = f"[unravel_index] index {{value}} is out of range for shape {tuple(sizes)}"
     flat = expect_range(cast(indices, dtypes.int64), -total, total - 1, ValueError, text)
-    return tuple(_coordinates(flat, sizes))
+    return tuple(coordinates(flat, sizes))
 
 
 def nonzero_static(input: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
@@ -234,10 +243,5 @@ def nonzero_static(input: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
     there = (arange(size) < total - flat.sum()).unsqueeze(1)
     if not input.ndim:
         return zeros(size, 0, dtype=dtypes.int64)
-    columns = stack(_coordinates(order, input._type.shape), 1)
+    columns = stack(coordinates(order, input._type.shape), 1)
     return columns.masked_fill(~there, fill_value)
-
-
-def _coordinates(flat: Tensor, sizes: Sequence[Any]) -> list[Tensor]:
-    """The coordinates of positions."""
-    return [flat // max(prod(sizes[k + 1 :]), 1) % max(d, 1) for k, d in enumerate(sizes)]

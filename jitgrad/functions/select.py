@@ -10,10 +10,12 @@ import numpy as np
 
 from jitgrad.casting import widest
 from jitgrad.compiler.ops.record import OPS
+from jitgrad.compiler.symbolic import prod
 from jitgrad.dispatch import apply
 from jitgrad.functions.args import expect_range, one_axis
 from jitgrad.promotion import cast, constant, elementwise, plain_number, result_type
 from jitgrad.runtime import dtypes
+from jitgrad.state import state
 from jitgrad.tensor import Tensor, wrap_array
 
 
@@ -199,7 +201,15 @@ def index_fill(input: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
 
 
 def nonzero(input: Tensor, *, as_tuple: bool = False) -> Any:
-    """The indices of the elements that are not zero, (n, ndim) int64. Ends a trace."""
+    """The indices of the elements that are not zero, (n, ndim) int64. Under jit their number is a
+    value that Python looks at."""
+    if state.recorder is not None and not state.levels:
+        columns = coordinates(positions_of(input != 0), input._type.shape or (1,))
+        if as_tuple:
+            return tuple(columns)
+        if not input.ndim:
+            return columns[0].new_zeros((columns[0]._type.shape[0], 0))
+        return apply(OPS["concatenate"], tuple([k.unsqueeze(1) for k in columns]), {"axis": 1})
     found = np.nonzero(np.atleast_1d(input._array("nonzero")))
     parts = tuple(wrap_array(np.ascontiguousarray(k, np.int64)) for k in found)
     if as_tuple:
@@ -209,13 +219,27 @@ def nonzero(input: Tensor, *, as_tuple: bool = False) -> Any:
     return wrap_array(np.ascontiguousarray(np.stack(found, -1), np.int64))
 
 
+def positions_of(mask: Tensor) -> Tensor:
+    """Where a bool tensor, flattened, is true; ascending. Python looks at how many there are."""
+    ends = mask.reshape(-1).cumsum(0)
+    count = int(ends[-1]) if ends._type.shape[0] else 0
+    attrs = {"shape": (count,), "dtype": dtypes.int64, "start": 0, "step": 1, "device": "cpu"}
+    return searchsorted(ends, apply(OPS["iota"], (), attrs), right=True)
+
+
+def coordinates(flat: Tensor, sizes: Sequence[Any]) -> list[Tensor]:
+    """The coordinates, in a tensor of this shape, of positions in the flattened tensor."""
+    return [flat // max(prod(sizes[k + 1 :]), 1) % max(d, 1) for k, d in enumerate(sizes)]
+
+
 def argwhere(input: Tensor) -> Tensor:
     """nonzero as a matrix."""
     return nonzero(input)
 
 
 def masked_select(input: Tensor, mask: Tensor) -> Tensor:
-    """The elements where the mask holds, in a vector. Ends a trace."""
+    """The elements where the mask holds, in a vector. Under jit their number is a value that Python
+    looks at."""
     shape = (input[None] if not input.ndim else input, mask)
     wide, mask = shape[0], mask if mask.ndim else mask.reshape(1)
     from_shapes = np.broadcast_shapes(tuple(wide.shape), tuple(mask.shape))

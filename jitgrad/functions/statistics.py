@@ -19,11 +19,12 @@ from jitgrad.creation import arange, host_tensor, linspace
 from jitgrad.dispatch import apply
 from jitgrad.functions.args import expect_range, one_axis
 from jitgrad.functions.reduce import argmax, argsort, sort
-from jitgrad.functions.select import scatter_add, searchsorted
+from jitgrad.functions.select import positions_of, scatter_add, searchsorted
 from jitgrad.promotion import cast, constant, floating
 from jitgrad.return_types import TYPES
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import Category
+from jitgrad.state import state
 from jitgrad.tensor import Tensor
 
 
@@ -317,11 +318,13 @@ def histogramdd(
 
 def bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
     """How often each integer from 0 on occurs in a vector, or the sum of weights there (in their
-    dtype if floating, else float64). Ends a trace: the size depends on the values."""
+    dtype if floating, else float64). Under jit Python looks at the largest."""
     if input.dtype.category is not Category.INT or input.ndim != 1:
         raise RuntimeError(
             f"bincount only supports 1-d non-negative integral inputs; got {input._type}"
         )
+    if state.recorder is not None and not state.levels:
+        return _counted(input, weights, minlength)
     array = input._array("bincount")
     if array.size and array.min() < 0:
         raise RuntimeError("bincount only supports 1-d non-negative integral inputs.")
@@ -336,12 +339,33 @@ def bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -
     return cast(out, weights.dtype) if weights.dtype is dtypes.float32 else out
 
 
+def _counted(input: Tensor, weights: Tensor | None, minlength: int) -> Tensor:
+    """bincount by ops. Python looks at the largest number."""
+    text = "bincount only supports 1-d non-negative integral inputs; got {value}"
+    numbers = expect_range(cast(input, dtypes.int64), 0, 2**63 - 1, RuntimeError, text)
+    if weights is None:
+        values = numbers.new_ones(numbers.shape)
+    else:
+        values = cast(weights.detach(), dtypes.float64)
+    size = int(numbers.max()) + 1 if input.numel() else 0
+    out = scatter_add(values.new_zeros(max(size, minlength)), 0, numbers, values)
+    floats = weights is not None and weights.dtype is dtypes.float32
+    return cast(out, dtypes.float32) if floats else out
+
+
 def unique(
     input: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False,
     dim: int | None = None,
 ) -> Any:  # fmt: skip
     """The distinct elements (slices along dim), ascending; with the place of each element among
-    them, and how often each occurs, where asked. NaN is distinct from NaN. Ends a trace."""
+    them, and how often each occurs, where asked. NaN is distinct from NaN. Under jit Python looks
+    at how many there are; slices along dim end a trace."""
+    if state.recorder is not None and not state.levels and dim is None:
+        flat = input.reshape(-1)
+        ordered, order = sort(flat)
+        found, places, lengths = _runs(ordered)
+        places = places.new_zeros(places.shape).scatter(0, order, places)
+        return _asked(found, places.reshape(input.shape), lengths, return_inverse, return_counts)
     array = input._array("unique")
     axis = None if dim is None else one_axis("unique", input.ndim, dim)
     keys = array.astype(np.float32) if input.dtype is dtypes.bfloat16 else array
@@ -355,11 +379,15 @@ def unique(
 def unique_consecutive(
     input: Tensor, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
 ) -> Any:
-    """The elements (slices along dim) without those equal to the one before. Ends a trace."""
+    """The elements (slices along dim) without those equal to the one before. Under jit Python looks
+    at how many there are; slices along dim end a trace."""
+    if state.recorder is not None and not state.levels and dim is None:
+        found, places, lengths = _runs(input.reshape(-1))
+        return _asked(found, places.reshape(input.shape), lengths, return_inverse, return_counts)
     array = input._array("unique_consecutive")
     axis = None if dim is None else one_axis("unique_consecutive", input.ndim, dim)
     rows = array.reshape(-1) if axis is None else np.moveaxis(array, axis, 0)
-    flat = rows.reshape(rows.shape[0], -1)
+    flat = rows.reshape(rows.shape[0], math.prod(rows.shape[1:]))
     new = np.ones(len(flat), bool)
     new[1:] = (flat[1:] != flat[:-1]).any(1)
     starts = np.flatnonzero(new)
@@ -370,15 +398,33 @@ def unique_consecutive(
     return _distinct(input, values, inverse, counts, return_inverse, return_counts)
 
 
+def _runs(flat: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of a vector: the first of each run of equal elements, the number of its run for each element,
+    and how long each run is."""
+    flat = flat.detach()
+    size = operator.index(flat.shape[0])
+    new = flat.new_ones(size, dtype=dtypes.bool_)
+    if size > 1:
+        new[1:] = flat[1:] != flat[:-1]
+    starts = positions_of(new)
+    ends = starts.new_full(starts.shape, size)
+    ends[:-1] = starts[1:]
+    return flat[starts], new.cumsum(0) - 1, ends - starts
+
+
+def _asked(values: Any, inverse: Any, counts: Any, with_inverse: bool, with_counts: bool) -> Any:
+    """What unique returns."""
+    out = [values, *([inverse] if with_inverse else []), *([counts] if with_counts else [])]
+    return out[0] if len(out) == 1 else tuple(out)
+
+
 def _distinct(
     input: Tensor, values: Any, inverse: Any, counts: Any, with_inverse: bool, with_counts: bool
 ) -> Any:
-    out = [host_tensor(np.array(values, input.dtype.np, order="C"))]
-    if with_inverse:
-        out.append(host_tensor(np.array(inverse, np.int64, order="C")))
-    if with_counts:
-        out.append(host_tensor(np.array(counts, np.int64, order="C")))
-    return out[0] if len(out) == 1 else tuple(out)
+    kinds = (input.dtype.np, np.int64, np.int64)
+    arrays = zip((values, inverse, counts), kinds, strict=True)
+    found, places, lengths = [host_tensor(np.array(x, t, order="C")) for x, t in arrays]
+    return _asked(found, places, lengths, with_inverse, with_counts)
 
 
 # -- moments ---------------------------------------------------------------------------------------
