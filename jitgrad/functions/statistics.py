@@ -421,7 +421,7 @@ def _asked(values: Any, inverse: Any, counts: Any, with_inverse: bool, with_coun
 def _distinct(
     input: Tensor, values: Any, inverse: Any, counts: Any, with_inverse: bool, with_counts: bool
 ) -> Any:
-    kinds = (input.dtype.np, np.int64, np.int64)
+    kinds: Any = (input.dtype.np, np.int64, np.int64)
     arrays = zip((values, inverse, counts), kinds, strict=True)
     found, places, lengths = [host_tensor(np.array(x, t, order="C")) for x, t in arrays]
     return _asked(found, places, lengths, with_inverse, with_counts)
