@@ -10,6 +10,7 @@ from jitgrad.random import Generator as Generator
 from jitgrad.runtime.dtypes import DType as DType
 from jitgrad.tensor import Tensor as Tensor
 
+from jitgrad import __main__ as __main__
 from jitgrad import _dynamo as _dynamo
 from jitgrad import accelerator as accelerator
 from jitgrad import amp as amp
@@ -21,6 +22,7 @@ from jitgrad import body_recorder as body_recorder
 from jitgrad import callable_module as callable_module
 from jitgrad import casting as casting
 from jitgrad import collect as collect
+from jitgrad import command_line as command_line
 from jitgrad import compiler as compiler
 from jitgrad import compiling as compiling
 from jitgrad import control_flow as control_flow
@@ -82,6 +84,7 @@ from jitgrad import return_types as return_types
 from jitgrad import runtime as runtime
 from jitgrad import scripting as scripting
 from jitgrad import serialization as serialization
+from jitgrad import serve as serve
 from jitgrad import settings as settings
 from jitgrad import sources as sources
 from jitgrad import special as special

@@ -127,12 +127,6 @@ def known_sizes(dims: Mapping[str, int]) -> str:
 
 def check_conditions(env: ShapeEnv, dims: Mapping[str, int]) -> None:
     """Raises ValueError where sizes are not as the recording assumed."""
-    small = [f"{name} = {size}" for name, size in dims.items() if size < 2]
-    if small:
-        raise ValueError(
-            f"[export] expected dynamic dims of at least 2; got {', '.join(small)}; sizes 0 and 1 "
-            "are graphs of their own (export them with fixed shapes)"
-        )
     for kind, a, b, outcome in env.guards:
         one = ShapeEnv(env.hints, [(kind, a, b, outcome)])
         if not one.holds(dims):

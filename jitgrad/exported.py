@@ -13,7 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jitgrad import exported_file, version
+from jitgrad.compiler.fixed_sizes import at_sizes
 from jitgrad.compiler.ir import Graph
+from jitgrad.compiler.parse import parse
+from jitgrad.compiler.pipeline import compile_graph
+from jitgrad.compiler.symbolic import ShapeEnv
 from jitgrad.dynamic_shapes import check_conditions, fits, known_sizes
 from jitgrad.exported_file import Parts
 from jitgrad.pytree import Structure, unflatten
@@ -24,6 +28,9 @@ if TYPE_CHECKING:
     from jitgrad.compiler.compiled import Compiled
     from jitgrad.compiler.native import NativeFiles
     from jitgrad.onnx.exporter import OnnxFile
+
+
+_MOST_PROGRAMS = 16  # compiled for special sizes
 
 
 class Exported:
@@ -48,7 +55,8 @@ class Exported:
         self.graph, self.state = graph, dict(state)
         self.input_names, self.output_names = tuple(input_names), tuple(output_names)
         self._structure = structure
-        self._compiled: Compiled | None = None
+        self._general: tuple[ShapeEnv, Compiled] | None = None
+        self._special: dict[tuple[tuple[str, int], ...], Compiled] = {}
 
     def __call__(self, *inputs: Tensor) -> Any:
         """Runs on tensors of the exported shapes and dtypes. Raises TypeError or ValueError that
@@ -75,12 +83,25 @@ class Exported:
                 )
             arrays.append(np.ascontiguousarray(x.detach().numpy()).reshape(x.shape))
         check_conditions(self.graph.env, dims)
-        if self._compiled is None:
-            from jitgrad.compiler.pipeline import compile_graph
-
-            self._compiled = compile_graph(self.graph)
-        results = [wrap_array(a) for a in self._compiled.run(arrays)]
+        results = [wrap_array(a) for a in self._program(dims).run(arrays)]
         return unflatten(self._structure, results)
+
+    def _program(self, dims: Mapping[str, int]) -> Compiled:
+        """The compiled graph for these sizes: one for most, and one for each combination that it is
+        not right for: a size below 2, or one that the compiler took not to be (a guard of its)."""
+        if self._general is None:
+            # A copy with dims of its own: guards of the compiler are none of the function's.
+            copy = parse(str(self.graph))
+            self._general = copy.env, compile_graph(copy)
+        env, general = self._general
+        if all(size >= 2 for size in dims.values()) and env.holds(dims):
+            return general
+        key = tuple(dims.items())
+        if key not in self._special:
+            if len(self._special) >= _MOST_PROGRAMS:
+                del self._special[next(iter(self._special))]
+            self._special[key] = compile_graph(at_sizes(self.graph, dims))
+        return self._special[key]
 
     def native(
         self, path: str | os.PathLike[str], *, name: str | None = None, target: Any = None

@@ -123,6 +123,17 @@ def test_symbolic_sizes_and_what_they_must_fulfil(tmp_path):
         loaded(x, jg.rand(9, 3))
 
 
+@pytest.mark.parametrize("order", [(3, 2, 1, 0, 7), (0, 1, 7, 2, 3)])
+def test_sizes_that_the_compiler_took_for_others(order):
+    """One of 3 columns, rows of any number, 3 and 1 among them, in any order of calls."""
+    jg.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
+    exported = jg.export(model, jg.rand(2, 4), dynamic_shapes=[{0: "n"}])
+    for n in order:
+        x = jg.rand(n, 4)
+        assert exported(x).shape == (n, 3) and jg.allclose(exported(x), model(x), atol=1e-6)
+
+
 def test_guards_in_text():
     text = (
         "graph f(n=6, m=4) {\n  guard le <n> <2*m> True\n  guard eq <n> <7> False\n"

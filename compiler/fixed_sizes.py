@@ -1,0 +1,45 @@
+"""A graph with symbolic dims at given sizes: the graph that recording at those sizes would give.
+
+Sizes 0 and 1 need it. Code for symbolic dims counts on sizes of at least 2 (nothing broadcasts,
+nothing is empty), so other sizes are graphs of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jitgrad.compiler.interpret import concrete
+from jitgrad.compiler.ir import Graph, Value, Write
+from jitgrad.compiler.types import TensorType
+from jitgrad.runtime.errors import CompileError
+
+
+def at_sizes(graph: Graph, dims: Mapping[str, int]) -> Graph:
+    """The graph with all dims replaced by their sizes; no slots.
+
+    Raises CompileError, naming the user's line, where an op gives another shape at these sizes than
+    its symbolic shape says (an op that treats a size of 1 as one to broadcast, say).
+    """
+
+    def fixed(t: TensorType) -> TensorType:
+        return t.with_shape(tuple(int(concrete(d, dims)) for d in t.shape))
+
+    out = Graph(name=graph.name)
+    new: dict[Value, Value] = {}
+    for item in graph.inputs:
+        new[item.value] = out.add_input(fixed(item.value.type), item.kind, item.name)
+    for node in graph.nodes:
+        attrs: dict[str, Any] = {k: concrete(v, dims) for k, v in node.attrs}
+        made = out.add_node(node.op, [new[v] for v in node.inputs], attrs, node.line)
+        for v, w in zip(node.outputs, made, strict=True):
+            if w.type != fixed(v.type):
+                sizes = ", ".join(f"{k} = {n}" for k, n in dims.items())
+                where = f" (at {node.line})" if node.line else ""
+                raise CompileError(
+                    f"[{node.op.name}] expected {fixed(v.type)} where {sizes}; got {w.type}{where}"
+                )
+            new[v] = w
+    out.outputs = [new[v] for v in graph.outputs]
+    out.writes = [Write(w.input, new[w.value]) for w in graph.writes]
+    return out

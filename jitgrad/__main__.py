@@ -1,0 +1,7 @@
+"""`python -m jitgrad`: the command line (command_line.py)."""
+
+import sys
+
+from jitgrad.command_line import main
+
+sys.exit(main())

@@ -1,0 +1,315 @@
+"""`jitgrad` and `python -m jitgrad`: what one does with models from a shell.
+
+Owns arguments and printing. Exit status: 0, or 2 with one line on stderr for the user's mistakes.
+Files: `.jgx` (Exported.save) and native libraries (Exported.native).
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import platform
+import re
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import jitgrad
+from jitgrad.runtime import dtypes
+
+_ROUND_S = 0.05  # bench: seconds of a round, at least
+
+
+class _Mistake(Exception):
+    """The user's: printed as one line."""
+
+
+_ERRORS = (_Mistake, RuntimeError, OSError, ValueError, TypeError, ImportError)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command. Returns the exit status."""
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    if given.command is None:
+        parser.print_help()
+        return 2
+    try:
+        given.run(given)
+    except (
+        _Mistake,
+        ArtifactError,
+        CompileError,
+        OSError,
+        ValueError,
+        TypeError,
+        ImportError,
+    ) as e:
+        print(f"jitgrad {given.command}: {e}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("jitgrad", description="Models as files: look, run, serve.")
+    commands = parser.add_subparsers(dest="command")
+
+    def command(name: str, run: Callable[[Any], None], help: str) -> argparse.ArgumentParser:
+        made = commands.add_parser(name, help=help, description=help)
+        made.set_defaults(run=run)
+        return made
+
+    command("info", _info, "Versions and the machine, as jitgrad sees it.")
+
+    p = command("export", _export, "Export a function or Module of a Python file.")
+    p.add_argument("source", help="file.py:name or package.module:name; a function, a Module, or a "
+                                  "class that makes one without arguments")  # fmt: skip
+    p.add_argument("-o", "--output", required=True, help="m.jgx, libm.so, m.o, ... or m.onnx")
+    p.add_argument("--input", action="append", default=[], metavar="[NAME=]SHAPE[:DTYPE]",
+                   help="an example input: 8x64, or ids=nx128:int64 (a size by name is free in "
+                        "each call)")  # fmt: skip
+
+    p = command("inspect", _inspect, "Inputs, outputs, sizes, graph and memory plan of a file.")
+    p.add_argument("file")
+    p.add_argument("--no-graph", action="store_true", help="without the graph's text")
+
+    p = command("run", _run, "Run a file on .npy inputs.")
+    p.add_argument("file")
+    p.add_argument("--input", action="append", default=[], metavar="[NAME=]FILE.npy",
+                   help="by name, or in order")  # fmt: skip
+    p.add_argument("--output", metavar="FILE.npz", help="write all results there, by name")
+    p.add_argument("--threads", type=int)
+
+    p = command("bench", _bench, "Time the calls of a file.")
+    p.add_argument("file")
+    p.add_argument("--size", type=int, default=1, help="of the axes whose sizes are free")
+    p.add_argument("--rounds", type=int, default=11)
+    p.add_argument("--threads", type=int)
+
+    p = command("serve", _serve, "Serve a file over HTTP (Open Inference Protocol v2).")
+    p.add_argument("file")
+    p.add_argument("--host", default="127.0.0.1")
+    p.add_argument("--port", type=int, default=8000)
+    p.add_argument("--name", help="in paths; default: the file's stem")
+    p.add_argument("--workers", type=int, default=1, help="processes that run the model")
+    p.add_argument("--threads", type=int, help="of each worker")
+    p.add_argument("--max-batch", type=int, default=1, help="rows that are joined to one call")
+    p.add_argument("--max-delay-ms", type=float, default=2.0, help="how long to wait for others")
+    p.add_argument("--max-queue", type=int, default=1024, help="requests that may wait")
+    p.add_argument("--max-body", type=int, default=64 << 20, help="bytes of a request")
+    p.add_argument("--body-timeout-s", type=float, default=30.0)
+    p.add_argument("--call-timeout-s", type=float)
+    p.add_argument("--grace-s", type=float, default=30.0, help="for what was accepted, at the end")
+    p.add_argument("--log-level", default="info")
+    return parser
+
+
+# -- info ----------------------------------------------------------------------------------------
+def _info(given: Any) -> None:
+    from jitgrad.compiler.codegen.target import host
+
+    target = host()
+    rows = [
+        ("jitgrad", jitgrad.__version__), ("Python", platform.python_version()),
+        ("NumPy", np.__version__), ("platform", platform.platform()), ("processor", target.cpu),
+        ("vectors", f"{target.vector_bytes} bytes"), ("threads", jitgrad.get_num_threads()),
+    ]  # fmt: skip
+    for name in ("llvmlite", "safetensors", "onnx", "onnxruntime", "uvicorn", "ziglang"):
+        found = importlib.util.find_spec(name) is not None
+        rows.append((name, _version(name) if found else "not installed"))
+    for label, value in rows:
+        print(f"{label:12} {value}")
+
+
+def _version(package: str) -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "installed"
+
+
+# -- export --------------------------------------------------------------------------------------
+def _export(given: Any) -> None:
+    target = _find(given.source)
+    inputs, names, dynamic = [], [], []
+    for number, text in enumerate(given.input):
+        name, array, dims = _example(text)
+        names.append(name or f"input{number}")
+        inputs.append(jitgrad.from_numpy(array))
+        dynamic.append(dims)
+    options: dict[str, Any] = {"names": names} if any("=" in t for t in given.input) else {}
+    if any(dynamic):
+        options["dynamic_shapes"] = dynamic
+    exported = jitgrad.export(target, *inputs, **options)
+    output = Path(given.output)
+    if output.suffix == ".jgx":
+        exported.save(output)
+    elif output.suffix == ".onnx":
+        exported.onnx(output)
+    else:
+        exported.native(output)
+    print(f"{exported!r}\nwritten to {output}: {output.stat().st_size:,} bytes")
+
+
+def _find(source: str) -> Any:
+    where, _, name = source.rpartition(":")
+    if not where or not name:
+        raise _Mistake(f"expected file.py:name or package.module:name; got {source!r}")
+    if where.endswith(".py"):
+        spec = importlib.util.spec_from_file_location(Path(where).stem, where)
+        if spec is None or spec.loader is None or not Path(where).is_file():
+            raise _Mistake(f"expected a Python file; {where!r} is none")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    else:
+        sys.path.insert(0, "")
+        module = importlib.import_module(where)
+    if not hasattr(module, name):
+        raise _Mistake(f"{where} has no {name!r}")
+    found = getattr(module, name)
+    if isinstance(found, type):
+        found = found()
+    if hasattr(found, "eval") and hasattr(found, "state_dict"):
+        found.eval()
+    return found
+
+
+_EXAMPLE = re.compile(r"(?:(?P<name>[\w.]+)=)?(?P<shape>(?:\w+(?:x\w+)*)?)(?::(?P<dtype>\w+))?")
+
+
+def _example(text: str) -> tuple[str, np.ndarray[Any, Any], dict[int, str]]:
+    """An input of the command line: its name, an example array, its dynamic dims."""
+    found = _EXAMPLE.fullmatch(text)
+    if found is None:
+        raise _Mistake(f"expected [NAME=]SHAPE[:DTYPE], as x=8x64:float32; got {text!r}")
+    dtype = dtypes.BY_NAME.get(found["dtype"] or "float32")
+    if dtype is None:
+        raise _Mistake(f"no dtype is called {found['dtype']!r}")
+    sizes = found["shape"].split("x") if found["shape"] else []
+    if "" in sizes:
+        raise _Mistake(f"expected sizes between the x; got {text!r}")
+    dims = {k: s for k, s in enumerate(sizes) if not s.isdigit()}
+    shape = [2 if k in dims else int(s) for k, s in enumerate(sizes)]
+    return found["name"] or "", np.zeros(shape, dtype.np), dims
+
+
+# -- inspect -------------------------------------------------------------------------------------
+def _inspect(given: Any) -> None:
+    if Path(given.file).suffix != ".jgx":
+        _inspect_library(given.file)
+        return
+    exported = jitgrad.load_exported(given.file)
+    graph = exported.graph
+    print(f"{given.file}: {Path(given.file).stat().st_size:,} bytes")
+    for item in graph.inputs:
+        if item.kind == "arg":
+            print(f"  input   {item.name}: {item.value.type}")
+    for name, value in zip(exported.output_names, graph.outputs, strict=True):
+        print(f"  output  {name}: {value.type}")
+    total = sum(a.nbytes for a in exported.state.values())
+    print(f"  state   {len(exported.state)} tensors, {total:,} bytes")
+    for name, array in sorted(exported.state.items(), key=lambda kv: -kv[1].nbytes)[:10]:
+        print(f"          {name}: {array.dtype}{list(array.shape)}, {array.nbytes:,} bytes")
+    counts: dict[str, int] = {}
+    for node in graph.nodes:
+        counts[node.op.name] = counts.get(node.op.name, 0) + 1
+    ops = ", ".join(f"{n} {k}" for k, n in sorted(counts.items(), key=lambda kv: -kv[1]))
+    print(f"  nodes   {len(graph.nodes)}: {ops}")
+    from jitgrad.compiler.pipeline import compile_graph
+
+    report = compile_graph(graph).report
+    print(
+        f"  plan    {report.kernels} kernels; temporaries: peak {report.peak:,} bytes (at least "
+        f"{report.lower_bound:,} are alive at once)"
+    )
+    if not given.no_graph:
+        print(exported)
+
+
+def _inspect_library(file: str) -> None:
+    model = jitgrad.runtime.load(file)
+    print(f"{file}: {Path(file).stat().st_size:,} bytes")
+    for kind, ports in (("input", model.inputs), ("output", model.outputs)):
+        for port in ports:
+            print(f"  {kind:7} {port}")
+    for key in ("creator", "triple", "cpu", "features", "kernels", "weights_bytes", "arena_bytes"):
+        print(f"  {key:13} {model.info.get(key)}")
+
+
+# -- run, bench ----------------------------------------------------------------------------------
+def _load(file: str, threads: int | None) -> Any:
+    from jitgrad.serve.models import load_model
+
+    return load_model(file, threads)
+
+
+def _run(given: Any) -> None:
+    model = _load(given.file, given.threads)
+    ports = {p.name: p for p in model.inputs}
+    found: dict[str, Any] = {}
+    order = iter([n for n in ports if n not in {t.partition("=")[0] for t in given.input}])
+    for text in given.input:
+        name, equals, file = text.partition("=")
+        if not equals:
+            name, file = next(order, ""), text
+        if name not in ports:
+            raise _Mistake(f"no input is called {name!r}; expected {', '.join(ports) or 'none'}")
+        found[name] = np.load(file, allow_pickle=False)
+    missing = [f"{p.name}: {p.dtype}{list(p.shape)}" for n, p in ports.items() if n not in found]
+    if missing:
+        raise _Mistake(f"missing inputs: {', '.join(missing)}")
+    results = model.run([found[n] for n in ports])
+    for port, y in zip(model.outputs, results, strict=True):
+        print(f"{port.name}: {y.dtype}{list(y.shape)}")
+        print(np.array2string(y, threshold=20))
+    if given.output:
+        named = {p.name: y for p, y in zip(model.outputs, results, strict=True)}
+        np.savez(given.output, **named)  # type: ignore[arg-type]
+
+
+def _bench(given: Any) -> None:
+    if given.rounds < 1:
+        raise _Mistake(f"expected at least 1 round; got {given.rounds}")
+    model = _load(given.file, given.threads)
+    rng = np.random.default_rng(0)
+    inputs = []
+    for port in model.inputs:
+        shape = [given.size if n < 0 else n for n in port.shape]
+        dtype = dtypes.BY_NAME[port.dtype]
+        values = rng.standard_normal(shape) if dtype.is_floating_point else np.zeros(shape)
+        inputs.append(values.astype(dtype.np))
+    model.run(inputs)
+    count, spent = 1, 0.0
+    while spent < _ROUND_S:
+        count = count * 2 if spent else 1
+        began = time.perf_counter()
+        for _ in range(count):
+            model.run(inputs)
+        spent = time.perf_counter() - began
+    rounds = []
+    for _ in range(given.rounds):
+        began = time.perf_counter()
+        for _ in range(count):
+            model.run(inputs)
+        rounds.append((time.perf_counter() - began) / count)
+    shapes = ", ".join(
+        f"{p.name} {list(a.shape)}" for p, a in zip(model.inputs, inputs, strict=True)
+    )
+    print(f"{shapes or 'no inputs'}: median {statistics.median(rounds) * 1e6:,.1f} us a call, best "
+          f"{min(rounds) * 1e6:,.1f} us ({given.rounds} rounds of {count})")  # fmt: skip
+
+
+# -- serve ---------------------------------------------------------------------------------------
+def _serve(given: Any) -> None:
+    from jitgrad.serve import serve
+
+    options = {k: v for k, v in vars(given).items() if k not in ("command", "run", "file")}
+    serve(given.file, **options)

@@ -1,0 +1,109 @@
+"""What can be served: an exported graph (`.jgx`) or a native library (`.so`), behind one face.
+
+Owns `load_model` and `warm_up`. A model has ports, and runs on NumPy arrays; `rows` says whether
+requests can share a call: its first axis is free in every input and output, so calls are
+concatenated there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from jitgrad.runtime import dtypes
+from jitgrad.serve.protocol import Port, can_serve
+
+Array = np.ndarray[Any, Any]
+
+
+class Model(Protocol):
+    """What a worker runs."""
+
+    inputs: list[Port]
+    outputs: list[Port]
+    rows: bool
+
+    def run(self, inputs: Sequence[Array]) -> list[Array]:
+        """The results of one call."""
+
+
+def warm_up(model: Model) -> None:
+    """Compiles what requests of one row, and of several, will need. Zeros may be no good input."""
+    for size in (1, 2) if any(-1 in p.shape for p in model.inputs) else (1,):
+        shapes = [tuple(size if n < 0 else n for n in p.shape) for p in model.inputs]
+        inputs = [
+            np.zeros(shape, dtypes.BY_NAME[p.dtype].np)
+            for p, shape in zip(model.inputs, shapes, strict=True)
+        ]
+        with contextlib.suppress(Exception):
+            model.run(inputs)
+
+
+def load_model(path: str | os.PathLike[str], threads: int | None = None) -> Model:
+    """A model from its file. Raises ArtifactError or OSError for a file that cannot be loaded,
+    ValueError for one of another kind, or with a dtype that the protocol lacks."""
+    suffix = Path(path).suffix
+    if suffix == ".jgx":
+        model: Model = _Graph(path, threads)
+    elif suffix in (".so", ".dylib"):
+        model = _Library(path, threads)
+    else:
+        raise ValueError(
+            f"[serve] expected a .jgx file (Exported.save) or a library (Exported.native); got "
+            f"{os.fspath(path)!r}"
+        )
+    for port in (*model.inputs, *model.outputs):
+        if not can_serve(port.dtype):
+            raise ValueError(f"[serve] {port.name!r} is {port.dtype}, which the protocol lacks")
+    return model
+
+
+class _Graph:
+    def __init__(self, path: str | os.PathLike[str], threads: int | None) -> None:
+        from jitgrad import load_exported, set_num_threads
+        from jitgrad.tensor import wrap_array
+
+        if threads is not None:
+            set_num_threads(threads)
+        self._wrap = wrap_array
+        self._exported = exported = load_exported(path)
+        values = [i.value for i in exported.graph.inputs if i.kind == "arg"]
+        self.inputs = _ports(exported.input_names, values)
+        self.outputs = _ports(exported.output_names, exported.graph.outputs)
+        shapes = [v.type.shape for v in (*values, *exported.graph.outputs)]
+        first = {str(shape[0]) if shape else "" for shape in shapes}
+        free = all(p.shape and p.shape[0] < 0 for p in self.inputs)
+        self.rows = bool(values) and free and len(first) == 1
+
+    def run(self, inputs: Sequence[Array]) -> list[Array]:
+        from jitgrad.pytree import leaves_of
+
+        results = leaves_of(self._exported(*[self._wrap(np.ascontiguousarray(a)) for a in inputs]))
+        return [y.numpy() for y in results]
+
+
+def _ports(names: Sequence[str], values: Sequence[Any]) -> list[Port]:
+    return [
+        Port(name, v.type.dtype.name, tuple(d if isinstance(d, int) else -1 for d in v.type.shape))
+        for name, v in zip(names, values, strict=True)
+    ]
+
+
+class _Library:
+    rows = False
+
+    def __init__(self, path: str | os.PathLike[str], threads: int | None) -> None:
+        from jitgrad.runtime import load
+
+        self._library = load(path, threads=threads)
+        self.inputs = [Port(p.name, p.dtype, p.shape) for p in self._library.inputs]
+        self.outputs = [Port(p.name, p.dtype, p.shape) for p in self._library.outputs]
+
+    def run(self, inputs: Sequence[Array]) -> list[Array]:
+        results = self._library(*inputs)
+        return list(results) if isinstance(results, tuple) else [results]

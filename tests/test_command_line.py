@@ -1,0 +1,116 @@
+"""`python -m jitgrad`: each command, and what users get wrong."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import jitgrad as jg
+from jitgrad.command_line import main
+from jitgrad.compiler import link
+
+MODEL = """
+from jitgrad import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.drop = nn.Dropout(0.5)
+    def forward(self, x):
+        return self.drop(self.layer(x))
+
+def double(a, b):
+    return {"sum": a + b, "twice": a * 2}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text(MODEL)
+    return tmp_path
+
+
+def test_export_inspect_run_bench(folder, capsys):
+    assert main(["export", "net.py:Net", "-o", "net.jgx", "--input", "x=nx4"]) == 0
+    assert "float32[n, 4]" in capsys.readouterr().out
+    assert main(["inspect", "net.jgx"]) == 0
+    out = capsys.readouterr().out
+    assert "input   x: float32[n, 4]" in out and "layer.weight: float32[3, 4]" in out
+    assert "kernels; temporaries: peak" in out and "matmul(" in out
+    x = np.random.default_rng(0).standard_normal((5, 4)).astype(np.float32)
+    np.save("x.npy", x)
+    assert main(["run", "net.jgx", "--input", "x.npy", "--output", "y.npz"]) == 0
+    assert "output: float32[5, 3]" in capsys.readouterr().out
+    want = jg.load_exported("net.jgx")(jg.from_numpy(x)).numpy()
+    np.testing.assert_array_equal(np.load("y.npz")["output"], want)
+    assert main(["bench", "net.jgx", "--size", "2", "--rounds", "1"]) == 0
+    assert "x [2, 4]: median" in capsys.readouterr().out
+
+
+def test_several_inputs_by_name_and_in_order(folder, capsys):
+    arguments = ["--input", "a=2x3", "--input", "b=2x3"]
+    assert main(["export", "net.py:double", "-o", "d.jgx", *arguments]) == 0
+    np.save("a.npy", np.full((2, 3), 1, np.float32))
+    np.save("b.npy", np.full((2, 3), 5, np.float32))
+    given = ["--input", "b=b.npy", "--input", "a.npy"]
+    assert main(["run", "d.jgx", *given, "--output", "y.npz"]) == 0
+    found = np.load("y.npz")
+    assert (found["sum"] == 6).all() and (found["twice"] == 2).all()
+
+
+@pytest.mark.skipif(link.find_linker() is None, reason="no linker on this machine")
+def test_libraries(folder, capsys):
+    assert main(["export", "net.py:Net", "-o", "libnet.so", "--input", "1x4:float32"]) == 0
+    assert main(["inspect", "libnet.so"]) == 0
+    assert "output  output: float32[1, 3]" in capsys.readouterr().out
+    np.save("x.npy", np.ones((1, 4), np.float32))
+    assert main(["run", "libnet.so", "--input", "x.npy"]) == 0
+
+
+def test_info_and_the_module_itself(capsys):
+    assert main(["info"]) == 0
+    assert f"jitgrad      {jg.__version__}" in capsys.readouterr().out
+    done = subprocess.run(
+        [sys.executable, "-m", "jitgrad", "--help"], capture_output=True, text=True
+    )
+    assert done.returncode == 0 and "serve" in done.stdout
+    assert main([]) == 2
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["inspect", "none.jgx"], "none.jgx"),
+    (["inspect", "net.py"], "expected an ELF shared library"),
+    (["run", "net.py"], "expected a .jgx file"),
+    (["export", "net.py", "-o", "m.jgx"], "expected file.py:name"),
+    (["export", "net.py:nothing", "-o", "m.jgx"], "net.py has no 'nothing'"),
+    (["export", "other.py:f", "-o", "m.jgx"], "expected a Python file"),
+    (["export", "net.py:Net", "-o", "m.jgx", "--input", "2x"], "expected"),
+    (["export", "net.py:Net", "-o", "m.jgx", "--input", "2x4:float31"], "no dtype"),
+    (["export", "net.py:Net", "-o", "m.jgx", "--input", "2x5"], "the last dims must be equal"),
+    (["export", "net.py:Net", "-o", "m.txt", "--input", "2x4"], "expected a path that ends in"),
+])  # fmt: skip
+def test_mistakes(folder, capsys, arguments, message):
+    assert main(arguments) == 2
+    said = capsys.readouterr().err
+    assert any(m in said for m in message.split("|")) and said.startswith(
+        f"jitgrad {arguments[0]}:"
+    )
+    assert "Traceback" not in said
+
+
+def test_inputs_of_run(folder, capsys):
+    assert main(["export", "net.py:Net", "-o", "net.jgx", "--input", "x=2x4"]) == 0
+    assert main(["run", "net.jgx"]) == 2
+    assert "missing inputs: x: float32[2, 4]" in capsys.readouterr().err
+    np.save("y.npy", np.ones((2, 5), np.float32))
+    assert main(["run", "net.jgx", "--input", "y.npy"]) == 2
+    assert "expected input 'x'" in capsys.readouterr().err
+    assert main(["run", "net.jgx", "--input", "z=y.npy"]) == 2
+    assert "no input is called 'z'" in capsys.readouterr().err
+    np.save("p.npy", np.array([{"a": 1}], object), allow_pickle=True)
+    assert main(["run", "net.jgx", "--input", "p.npy"]) == 2  # no pickle is read

@@ -1,0 +1,380 @@
+"""Serving: the protocol, batching, limits, crashes, stopping. The server is a real process."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import jitgrad as jg
+from jitgrad import nn
+from jitgrad.serve.protocol import BadRequest, Port, parse_request, write_answer
+
+pytest.importorskip("uvicorn")
+pytest.importorskip("starlette")
+pytest.importorskip("prometheus_client")
+
+SERVE = "import sys; from jitgrad.serve import serve; serve(sys.argv[1], **eval(sys.argv[2]))"
+
+
+class Server:
+    """A server in a process of its own."""
+
+    def __init__(self, path, **options):
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            self.port = s.getsockname()[1]
+        options |= {"port": self.port, "name": "m", "log_level": "warning", "threads": 1}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", SERVE, str(path), repr(options)], stderr=subprocess.PIPE
+        )
+        until = time.monotonic() + 60
+        while self.process.poll() is None and time.monotonic() < until:
+            try:
+                if self.get("/v2/health/ready")[0] == 200:
+                    return
+            except OSError:
+                time.sleep(0.05)
+        self.process.kill()
+        raise AssertionError(self.process.communicate()[1].decode())
+
+    def connect(self):
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+
+    def get(self, path):
+        c = self.connect()
+        c.request("GET", path)
+        r = c.getresponse()
+        body = r.read()
+        return r.status, json.loads(body) if body[:1] in b"{[" else body.decode()
+
+    def post(self, body, headers=None, path="/v2/models/m/infer"):
+        c = self.connect()
+        c.request(
+            "POST", path, body if isinstance(body, bytes) else json.dumps(body), headers or {}
+        )
+        r = c.getresponse()
+        data = r.read()
+        length = r.headers.get("Inference-Header-Content-Length")
+        if length is None:
+            return r.status, json.loads(data)
+        return r.status, json.loads(data[: int(length)]), data[int(length) :]
+
+    def children(self):
+        path = f"/proc/{self.process.pid}/task/{self.process.pid}/children"
+        return [int(p) for p in Path(path).read_text().split()]
+
+    def stop(self):
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(60)
+
+
+@pytest.fixture(scope="module")
+def model():
+    jg.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
+
+
+@pytest.fixture(scope="module")
+def path(model, tmp_path_factory):
+    path = tmp_path_factory.mktemp("serve") / "m.jgx"
+    jg.export(model, jg.rand(2, 4), dynamic_shapes=[{0: "n"}], names=["x"]).save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def server(path):
+    server = Server(path, max_batch=8, max_delay_ms=20, max_body=10_000, body_timeout_s=1.0)
+    yield server
+    assert server.stop() == 0
+
+
+def request(rows, **more):
+    x = {"name": "x", "datatype": "FP32", "shape": list(rows.shape), "data": rows.tolist()}
+    return {"inputs": [x], **more}
+
+
+def numbers(n, seed=0):
+    return np.random.default_rng(seed).standard_normal((n, 4)).astype(np.float32)
+
+
+# -- the protocol --------------------------------------------------------------------------------
+def test_health_and_metadata(server):
+    assert server.get("/v2/health/live") == (200, {"live": True})
+    assert server.get("/v2/models/m/ready")[0] == 200
+    status, about = server.get("/v2/models/m")
+    assert status == 200
+    assert about["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, 4]}]
+    assert about["outputs"] == [{"name": "output", "datatype": "FP32", "shape": [-1, 3]}]
+    assert "binary_tensor_data" in server.get("/v2")[1]["extensions"]
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 5])
+def test_answers_are_the_models(server, model, n):
+    x = numbers(n)
+    status, answer = server.post(request(x, id="a7"))
+    assert status == 200 and answer["id"] == "a7" and answer["model_name"] == "m"
+    (y,) = answer["outputs"]
+    assert y["shape"] == [n, 3] and y["datatype"] == "FP32"
+    got = np.array(y["data"], np.float32).reshape(n, 3)
+    np.testing.assert_allclose(got, model(jg.from_numpy(x)).detach().numpy(), atol=1e-6)
+
+
+def test_binary_tensors(server, model):
+    x = numbers(3)
+    body = json.dumps({
+        "inputs": [{"name": "x", "datatype": "FP32", "shape": [3, 4],
+                    "parameters": {"binary_data_size": x.nbytes}}],
+        "outputs": [{"name": "output", "parameters": {"binary_data": True}}],
+    }).encode()  # fmt: skip
+    headers = {"Inference-Header-Content-Length": str(len(body))}
+    status, answer, *binary = server.post(body + x.tobytes(), headers)
+    assert status == 200 and binary, answer
+    binary = binary[0]
+    assert status == 200
+    assert answer["outputs"][0]["parameters"]["binary_data_size"] == len(binary) == 36
+    want = model(jg.from_numpy(x)).detach().numpy()
+    np.testing.assert_allclose(np.frombuffer(binary, np.float32).reshape(3, 3), want, atol=1e-6)
+
+
+BAD = [
+    (b"{", "no JSON"),
+    (b"[]", "expected a JSON object; got an array"),
+    ({}, "expected 'inputs'"),
+    ({"inputs": []}, "missing inputs: x"),
+    (request(numbers(2), id=3), "'id' to be a string"),
+    ({"inputs": [{"name": "y"}]}, "no input is called 'y'; expected x"),
+    ({"inputs": [{"name": "x", "datatype": "FP64"}]}, "expected datatype FP32; got 'FP64'"),
+    ({"inputs": [{"name": "x", "datatype": "FP32", "shape": [2, 5], "data": []}]},
+     "expected shape ['any', 4]; got [2, 5]"),
+    ({"inputs": [{"name": "x", "datatype": "FP32", "shape": [-2, 4], "data": []}]},
+     "expected shape"),
+    ({"inputs": [{"name": "x", "datatype": "FP32", "shape": "x", "data": []}]}, "expected shape"),
+    ({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3]}]},
+     "expected 4 elements"),
+    ({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, "a", 3]}]},
+     "expected elements of FP32; got a string"),
+    ({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, None, 2, 3]}]},
+     "expected elements of FP32; got null"),
+    ({"inputs": [{"name": "x", "datatype": "FP32", "shape": [2, 4], "data": [[1, 2, 3, 4], 5]}]},
+     "mixed"),
+    ({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4],
+                  "parameters": {"binary_data_size": 16}}]}, "16 bytes of binary data"),
+    (request(numbers(1), outputs=[{"name": "z"}]), "no output is called 'z'"),
+    (request(numbers(1), parameters=3), "'parameters' to be an object"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "reason"), BAD, ids=range(len(BAD)))
+def test_bad_requests(server, body, reason):
+    status, answer = server.post(body)
+    assert status == 400 and reason in answer["error"], answer
+
+
+def test_paths_and_methods_that_are_not_there(server):
+    assert server.get("/v2/models/other")[0] == 404
+    status, answer = server.get("/v2/models/m/infer")
+    assert status == 405 and "POST /v2/models/m/infer" in answer["error"]
+
+
+def test_a_body_that_is_too_large(server):
+    assert server.post(b"x" * 20_000)[0] == 413
+    c = server.connect()  # of no stated length
+    c.request("POST", "/v2/models/m/infer", iter([b"x" * 6000] * 3), encode_chunked=True,
+              headers={"Transfer-Encoding": "chunked"})  # fmt: skip
+    assert c.getresponse().status == 413
+
+
+def test_a_slow_client_does_not_hold_others_up(server):
+    slow = socket.create_connection(("127.0.0.1", server.port))
+    slow.sendall(b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n\r\n{")
+    assert server.post(request(numbers(1)))[0] == 200
+    slow.settimeout(30)
+    assert b" 408 " in slow.recv(200)
+    slow.close()
+
+
+# -- batching ------------------------------------------------------------------------------------
+def test_requests_are_joined_and_answered_apart(server, model):
+    before = server.get("/metrics")[1]
+    answers = {}
+
+    def ask(k):
+        answers[k] = server.post(request(numbers(1 + k % 3, seed=k)))
+
+    threads = [threading.Thread(target=ask, args=(k,)) for k in range(24)]
+    [t.start() for t in threads]
+    [t.join() for t in threads]
+    for k, (status, answer) in answers.items():
+        assert status == 200
+        x = numbers(1 + k % 3, seed=k)
+        got = np.array(answer["outputs"][0]["data"]).reshape(-1, 3)
+        np.testing.assert_allclose(got, model(jg.from_numpy(x)).detach().numpy(), atol=1e-5)
+    after = server.get("/metrics")[1]
+    calls = value(after, "jitgrad_call_seconds_count") - value(before, "jitgrad_call_seconds_count")
+    assert calls < 24  # fewer calls than requests
+
+
+def value(metrics, name):
+    return float(next(s for s in metrics.splitlines() if s.startswith(name + " ")).split()[1])
+
+
+def test_metrics(server):
+    server.post(request(numbers(1)))
+    server.post(b"{")
+    text = server.get("/metrics")[1]
+    assert 'jitgrad_requests_total{status="200"}' in text
+    assert 'jitgrad_requests_total{status="400"}' in text
+    assert value(text, "jitgrad_worker_starts") >= 1
+
+
+# -- crashes and stopping ------------------------------------------------------------------------
+def test_a_killed_worker_loses_nothing(path):
+    server = Server(path, max_batch=4, max_delay_ms=1)
+    try:
+        statuses, stop = [], threading.Event()
+
+        def ask():
+            while not stop.is_set():
+                statuses.append(server.post(request(numbers(2)))[0])
+
+        threads = [threading.Thread(target=ask) for _ in range(4)]
+        [t.start() for t in threads]
+        for _ in range(3):
+            time.sleep(0.4)
+            for pid in server.children():
+                if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(1.5)
+        stop.set()
+        [t.join() for t in threads]
+        assert set(statuses) == {200} and len(statuses) > 4
+        assert value(server.get("/metrics")[1], "jitgrad_worker_starts") >= 2
+    finally:
+        assert server.stop() == 0
+
+
+def test_what_was_accepted_is_answered_before_the_end(tmp_path):
+    def slow(x):
+        for _ in range(60):
+            x = (x @ x.t()) @ x / 1000
+        return x
+
+    jg.export(slow, jg.rand(300, 300)).save(tmp_path / "slow.jgx")
+    server = Server(tmp_path / "slow.jgx")
+    x = np.zeros((300, 300), np.float32)
+    about = {"name": "x", "datatype": "FP32", "shape": [300, 300],
+             "parameters": {"binary_data_size": x.nbytes}}  # fmt: skip
+    body = json.dumps({"inputs": [about]}).encode()
+    headers = {"Inference-Header-Content-Length": str(len(body))}
+    answers = []
+    threads = [
+        threading.Thread(target=lambda: answers.append(server.post(body + x.tobytes(), headers)[0]))
+        for _ in range(3)
+    ]
+    [t.start() for t in threads]
+    time.sleep(0.5)
+    assert server.stop() == 0
+    [t.join() for t in threads]
+    assert answers == [200] * 3
+
+
+def test_faults_of_the_clients_values_and_a_full_queue(tmp_path):
+    table = jg.arange(10.0)
+    jg.export(lambda i: table[i], jg.tensor([1, 2])).save(tmp_path / "t.jgx")
+    server = Server(tmp_path / "t.jgx", max_queue=1)
+    try:
+        body = {"inputs": [{"name": "i", "datatype": "INT64", "shape": [2], "data": [1, 11]}]}
+        status, answer = server.post(body)
+        assert status == 400 and "index 11" in answer["error"]
+        body["inputs"][0]["data"] = [1, 2]
+        assert server.post(body)[1]["outputs"][0]["data"] == [1.0, 2.0]
+        statuses = []
+
+        def ask():
+            statuses.append(server.post(body)[0])
+
+        threads = [threading.Thread(target=ask) for _ in range(40)]
+        [t.start() for t in threads]
+        [t.join() for t in threads]
+        assert set(statuses) <= {200, 503} and 200 in statuses
+    finally:
+        assert server.stop() == 0
+
+
+def test_files_that_cannot_be_served(tmp_path):
+    (tmp_path / "m.jgx").write_text("no")
+    done = subprocess.run(
+        [sys.executable, "-c", SERVE, str(tmp_path / "m.jgx"), "{}"], capture_output=True, text=True
+    )
+    assert done.returncode != 0 and "no whole zip file" in done.stderr
+
+
+def test_the_dockerfile_is_clean():
+    lint = shutil.which("hadolint") or shutil.which("hadolint", path=Path(sys.executable).parent)
+    if lint is None:
+        pytest.skip("hadolint is not installed")
+    file = Path(__file__).parent.parent / "examples" / "serve" / "Dockerfile"
+    done = subprocess.run([lint, str(file)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    text = file.read_text()
+    assert f"jitgrad[serve]=={jg.__version__}" in text and "USER 1000" in text
+
+
+# -- values in the protocol's forms --------------------------------------------------------------
+@pytest.mark.parametrize(("dtype", "datatype", "good", "bad"), [
+    ("bool", "BOOL", [True, False], [1, 0]), ("uint8", "UINT8", [0, 255], [0, 256]),
+    ("int8", "INT8", [-128, 127], [0, 128]), ("int64", "INT64", [2**62, -1], [0.5, 1]),
+    ("float16", "FP16", [0.5, 1], ["1", 1]), ("float64", "FP64", [1e300, 2], [True, 2]),
+    ("bfloat16", "BF16", [1.5, 2], [[1], 2]),
+])  # fmt: skip
+def test_datatypes(dtype, datatype, good, bad):
+    ports = [Port("x", dtype, (2,))]
+    x = {"name": "x", "datatype": datatype, "shape": [2]}
+
+    def parse(data):
+        body = json.dumps({"inputs": [{**x, "data": data}]}).encode()
+        return parse_request(body, None, ports, ports)
+
+    made = parse(good)
+    assert made.inputs[0].astype(np.float64).tolist() == [float(v) for v in good]
+    with pytest.raises(BadRequest):
+        parse(bad)
+    made.outputs = {"x": True}
+    body, length = write_answer("m", made, {"x": made.inputs[0]}, ports)
+    again = json.dumps({
+        "inputs": [{**x, "parameters": {"binary_data_size": len(body) - length}}]
+    }).encode()  # fmt: skip
+    raw = parse_request(again + body[length:], str(len(again)), ports, ports)
+    assert raw.inputs[0].tobytes() == made.inputs[0].tobytes()
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_the_parser_survives_anything(seed):
+    """Bytes of a good request, altered: parsed, or refused with a reason."""
+    rng = np.random.default_rng(seed)
+    ports = [Port("x", "float32", (-1, 2)), Port("b", "bool", (1,))]
+    good = json.dumps({"id": "q", "inputs": [
+        {"name": "x", "datatype": "FP32", "shape": [1, 2], "parameters": {"binary_data_size": 8}},
+        {"name": "b", "datatype": "BOOL", "shape": [1], "data": [True]},
+    ]}).encode()  # fmt: skip
+    body = bytearray(good + struct.pack("<ff", 1, 2))
+    for _ in range(int(rng.integers(1, 6))):
+        body[int(rng.integers(len(body)))] = int(rng.integers(256))
+    try:
+        made = parse_request(bytes(body), str(len(good)), ports, ports)
+        assert made.inputs[0].dtype == np.float32 and made.inputs[0].shape[1] == 2
+    except BadRequest as error:
+        assert str(error)
