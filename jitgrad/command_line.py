@@ -7,21 +7,26 @@ Files: `.jgx` (Exported.save) and native libraries (Exported.native).
 from __future__ import annotations
 
 import argparse
-import importlib
 import importlib.util
+import pkgutil
 import platform
 import re
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import jitgrad
-from jitgrad.runtime import dtypes
+from jitgrad.compiler.codegen.target import host
+from jitgrad.compiler.pipeline import compile_graph
+from jitgrad.runtime import dtypes, load
+from jitgrad.serve import serve
+from jitgrad.serve.models import load_model
 
 _ROUND_S = 0.05  # bench: seconds of a round, at least
 
@@ -42,15 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     try:
         given.run(given)
-    except (
-        _Mistake,
-        ArtifactError,
-        CompileError,
-        OSError,
-        ValueError,
-        TypeError,
-        ImportError,
-    ) as e:
+    except _ERRORS as e:
         print(f"jitgrad {given.command}: {e}", file=sys.stderr)
         return 2
     return 0
@@ -112,8 +109,6 @@ def _parser() -> argparse.ArgumentParser:
 
 # -- info ----------------------------------------------------------------------------------------
 def _info(given: Any) -> None:
-    from jitgrad.compiler.codegen.target import host
-
     target = host()
     rows = [
         ("jitgrad", jitgrad.__version__), ("Python", platform.python_version()),
@@ -128,8 +123,6 @@ def _info(given: Any) -> None:
 
 
 def _version(package: str) -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
     try:
         return version(package)
     except PackageNotFoundError:
@@ -169,12 +162,15 @@ def _find(source: str) -> Any:
             raise _Mistake(f"expected a Python file; {where!r} is none")
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
+        found = getattr(module, name, None)
     else:
         sys.path.insert(0, "")
-        module = importlib.import_module(where)
-    if not hasattr(module, name):
+        try:
+            found = pkgutil.resolve_name(source)
+        except AttributeError:
+            found = None
+    if found is None:
         raise _Mistake(f"{where} has no {name!r}")
-    found = getattr(module, name)
     if isinstance(found, type):
         found = found()
     if hasattr(found, "eval") and hasattr(found, "state_dict"):
@@ -223,8 +219,6 @@ def _inspect(given: Any) -> None:
         counts[node.op.name] = counts.get(node.op.name, 0) + 1
     ops = ", ".join(f"{n} {k}" for k, n in sorted(counts.items(), key=lambda kv: -kv[1]))
     print(f"  nodes   {len(graph.nodes)}: {ops}")
-    from jitgrad.compiler.pipeline import compile_graph
-
     report = compile_graph(graph).report
     print(
         f"  plan    {report.kernels} kernels; temporaries: peak {report.peak:,} bytes (at least "
@@ -235,7 +229,7 @@ def _inspect(given: Any) -> None:
 
 
 def _inspect_library(file: str) -> None:
-    model = jitgrad.runtime.load(file)
+    model = load(file)
     print(f"{file}: {Path(file).stat().st_size:,} bytes")
     for kind, ports in (("input", model.inputs), ("output", model.outputs)):
         for port in ports:
@@ -246,8 +240,6 @@ def _inspect_library(file: str) -> None:
 
 # -- run, bench ----------------------------------------------------------------------------------
 def _load(file: str, threads: int | None) -> Any:
-    from jitgrad.serve.models import load_model
-
     return load_model(file, threads)
 
 
@@ -272,7 +264,7 @@ def _run(given: Any) -> None:
         print(np.array2string(y, threshold=20))
     if given.output:
         named = {p.name: y for p, y in zip(model.outputs, results, strict=True)}
-        np.savez(given.output, **named)  # type: ignore[arg-type]
+        np.savez(given.output, **named)
 
 
 def _bench(given: Any) -> None:
@@ -309,7 +301,5 @@ def _bench(given: Any) -> None:
 
 # -- serve ---------------------------------------------------------------------------------------
 def _serve(given: Any) -> None:
-    from jitgrad.serve import serve
-
     options = {k: v for k, v in vars(given).items() if k not in ("command", "run", "file")}
     serve(given.file, **options)

@@ -35,9 +35,12 @@ HEAVY = frozenset(
         "numba",
         "onnx",
         "onnxruntime",
+        "prometheus_client",
         "safetensors",
+        "starlette",
         "tensorboard",
         "tqdm",
+        "uvicorn",
     }
 )
 # layer -> the layers that it may import

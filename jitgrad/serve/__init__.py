@@ -18,6 +18,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from jitgrad.serve.batching import Limits
+from jitgrad.serve.workers import Worker
+
 __all__ = ["serve"]
 
 
@@ -59,8 +62,6 @@ def serve(
     import uvicorn
 
     from jitgrad.serve.app import Settings, make_app
-    from jitgrad.serve.batching import Limits
-    from jitgrad.serve.workers import Worker
 
     for label, value, low in [
         ("workers", workers, 1), ("max_batch", max_batch, 1), ("max_queue", max_queue, 1),

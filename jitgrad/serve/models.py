@@ -15,8 +15,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from jitgrad.runtime import dtypes
+from jitgrad.exported import load_exported
+from jitgrad.pytree import leaves_of
+from jitgrad.runtime import dtypes, load
 from jitgrad.serve.protocol import Port, can_serve
+from jitgrad.settings import set_num_threads
+from jitgrad.tensor import wrap_array
 
 Array = np.ndarray[Any, Any]
 
@@ -65,12 +69,8 @@ def load_model(path: str | os.PathLike[str], threads: int | None = None) -> Mode
 
 class _Graph:
     def __init__(self, path: str | os.PathLike[str], threads: int | None) -> None:
-        from jitgrad import load_exported, set_num_threads
-        from jitgrad.tensor import wrap_array
-
         if threads is not None:
             set_num_threads(threads)
-        self._wrap = wrap_array
         self._exported = exported = load_exported(path)
         values = [i.value for i in exported.graph.inputs if i.kind == "arg"]
         self.inputs = _ports(exported.input_names, values)
@@ -81,9 +81,8 @@ class _Graph:
         self.rows = bool(values) and free and len(first) == 1
 
     def run(self, inputs: Sequence[Array]) -> list[Array]:
-        from jitgrad.pytree import leaves_of
-
-        results = leaves_of(self._exported(*[self._wrap(np.ascontiguousarray(a)) for a in inputs]))
+        tensors = [wrap_array(np.ascontiguousarray(a)) for a in inputs]
+        results = leaves_of(self._exported(*tensors))
         return [y.numpy() for y in results]
 
 
@@ -98,8 +97,6 @@ class _Library:
     rows = False
 
     def __init__(self, path: str | os.PathLike[str], threads: int | None) -> None:
-        from jitgrad.runtime import load
-
         self._library = load(path, threads=threads)
         self.inputs = [Port(p.name, p.dtype, p.shape) for p in self._library.inputs]
         self.outputs = [Port(p.name, p.dtype, p.shape) for p in self._library.outputs]

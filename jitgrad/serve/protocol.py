@@ -168,7 +168,7 @@ def _from_json(x: Mapping[str, Any], port: Port, shape: tuple[int, ...]) -> Arra
             f"input {port.name!r}: expected {math.prod(shape)} elements for shape {list(shape)}; "
             f"got {len(flat)}"
         )
-    kinds = (bool,) if port.dtype == "bool" else (int,)
+    kinds: tuple[type, ...] = (bool,) if port.dtype == "bool" else (int,)
     if dtype.is_floating_point:
         kinds = (int, float)
     wrong = next((v for v in flat if type(v) not in kinds), None)
