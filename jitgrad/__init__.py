@@ -121,6 +121,8 @@ if TYPE_CHECKING:
     from jitgrad.jit import compile as compile
     from jitgrad.jit import disable_jit as disable_jit
     from jitgrad.jit import jit as jit
+    from jitgrad.lowered import TensorSpec as TensorSpec
+    from jitgrad.recompiles import no_recompile as no_recompile
     from jitgrad.serialization import load as load
     from jitgrad.serialization import load_safetensors as load_safetensors
     from jitgrad.serialization import save as save
@@ -264,6 +266,10 @@ _LAZY = {  # name -> (module, name in it)
     "poisson": ("draws", "poisson"),
     "compile": ("jit", "compile"),
     "disable_jit": ("jit", "disable_jit"),
+    "TensorSpec": ("lowered", "TensorSpec"),
+    "no_recompile": ("recompiles", "no_recompile"),
+    "RecompileError": ("recompiles", "RecompileError"),
+    "doctor": ("doctoring", "doctor"),
     "load": ("serialization", "load"),
     "to_dlpack": ("utils.dlpack", "to_dlpack"),
     "load_exported": ("exported", "load_exported"),

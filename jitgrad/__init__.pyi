@@ -1,7 +1,7 @@
 """The public namespace. Made by tests/stubs.py."""
 
 import builtins
-from collections.abc import Callable as Callable, Iterator as Iterator, Sequence as Sequence
+from collections.abc import Callable as Callable, Iterable as Iterable, Iterator as Iterator, Sequence as Sequence
 from typing import Any as Any
 
 import numpy as np
@@ -34,6 +34,7 @@ from jitgrad import cuda as cuda
 from jitgrad import dispatch as dispatch
 from jitgrad import distributed as distributed
 from jitgrad import distributions as distributions
+from jitgrad import doctoring as doctoring
 from jitgrad import draws as draws
 from jitgrad import dynamic_shapes as dynamic_shapes
 from jitgrad import effects as effects
@@ -58,6 +59,7 @@ from jitgrad import jitted_module as jitted_module
 from jitgrad import levels as levels
 from jitgrad import lifting as lifting
 from jitgrad import linalg as linalg
+from jitgrad import lowered as lowered
 from jitgrad import methods as methods
 from jitgrad import missing as missing
 from jitgrad import mps as mps
@@ -74,6 +76,7 @@ from jitgrad import public as public
 from jitgrad import pytree as pytree
 from jitgrad import random as random
 from jitgrad import reads as reads
+from jitgrad import recompiles as recompiles
 from jitgrad import recorder as recorder
 from jitgrad import referrers as referrers
 from jitgrad import replay as replay
@@ -89,6 +92,7 @@ from jitgrad import settings as settings
 from jitgrad import sources as sources
 from jitgrad import special as special
 from jitgrad import state as state
+from jitgrad import static_arguments as static_arguments
 from jitgrad import storage as storage
 from jitgrad import tape as tape
 from jitgrad import testing as testing
@@ -108,7 +112,9 @@ from jitgrad.autograd.modes import set_grad_enabled as set_grad_enabled
 from jitgrad.device import device as device
 from jitgrad.info import finfo as finfo
 from jitgrad.info import iinfo as iinfo
+from jitgrad.lowered import TensorSpec as TensorSpec
 from jitgrad.random import Generator as Generator
+from jitgrad.recompiles import RecompileError as RecompileError
 from jitgrad.runtime.dtypes import DType as DType
 from jitgrad.runtime.dtypes import DType as DType
 from jitgrad.settings import AcceleratorError as AcceleratorError
@@ -161,7 +167,7 @@ int64: DType
 int8: DType
 class _Jit:
     def __getattr__(self, name: builtins.str) -> Any: ...
-    def __call__(self, function: Any = ..., *, fallback: builtins.str | None = ..., pure: builtins.bool = ..., check: builtins.bool = ..., name: builtins.str | None = ...) -> Any: ...
+    def __call__(self, function: Any = ..., *, fallback: builtins.str | None = ..., pure: builtins.bool = ..., check: builtins.bool = ..., name: builtins.str | None = ..., static_argnums: builtins.int | Iterable[builtins.int] | None = ..., static_argnames: builtins.str | Iterable[builtins.str] | None = ...) -> Any: ...
 jit: _Jit
 layout: builtins.type[Any]
 long: DType
@@ -342,6 +348,7 @@ def disable_jit() -> Iterator[None]: ...
 def dist(input: Tensor, other: Tensor, p: builtins.float = ..., *, out: Any = ...) -> Tensor: ...
 def div(input: Any, other: Any, *, rounding_mode: builtins.str | None = ..., out: Any = ...) -> Tensor: ...
 def divide(input: Any, other: Any, *, rounding_mode: builtins.str | None = ..., out: Any = ...) -> Tensor: ...
+def doctor() -> Any: ...
 def dot(input: Tensor, tensor: Tensor, *, out: Any = ...) -> Tensor: ...
 def dropout(input: Tensor, p: builtins.float, train: builtins.bool) -> Tensor: ...
 def dropout_(input: Tensor, p: builtins.float, train: builtins.bool) -> Tensor: ...
@@ -578,6 +585,7 @@ def neg_(input: Tensor) -> Tensor: ...
 def negative(input: Tensor, *, out: Any = ...) -> Tensor: ...
 def negative_(input: Tensor) -> Tensor: ...
 def nextafter(input: Any, other: Any, *, out: Any = ...) -> Tensor: ...
+def no_recompile() -> Iterator[None]: ...
 def nonzero(input: Tensor, *, as_tuple: builtins.bool = ..., out: Any = ...) -> Any: ...
 def nonzero_static(input: Tensor, *, size: builtins.int, fill_value: builtins.int = ..., out: Any = ...) -> Tensor: ...
 def norm(input: Tensor, p: Any = ..., dim: Any = ..., keepdim: builtins.bool = ..., dtype: Any = ..., *, axis: Any = ..., keepdims: builtins.bool = ..., out: Any = ...) -> Tensor: ...

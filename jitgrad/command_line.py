@@ -24,6 +24,7 @@ import numpy as np
 import jitgrad
 from jitgrad.compiler.codegen.target import host
 from jitgrad.compiler.pipeline import compile_graph
+from jitgrad.doctoring import doctor
 from jitgrad.runtime import dtypes, load
 from jitgrad.serve import serve
 from jitgrad.serve.models import load_model
@@ -63,6 +64,8 @@ def _parser() -> argparse.ArgumentParser:
         return made
 
     command("info", _info, "Versions and the machine, as jitgrad sees it.")
+
+    command("doctor", _doctor, "What works on this machine, and the way out of what does not.")
 
     p = command("export", _export, "Export a function or Module of a Python file.")
     p.add_argument("source", help="file.py:name or package.module:name; a function, a Module, or a "
@@ -107,7 +110,14 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-# -- info ----------------------------------------------------------------------------------------
+# -- info, doctor --------------------------------------------------------------------------------
+def _doctor(given: Any) -> None:
+    found = doctor()
+    print(found)
+    if not found.ok:
+        raise _Mistake("what is marked with !! does not work")
+
+
 def _info(given: Any) -> None:
     target = host()
     rows = [

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ class Stats:
 
     traces: recorded calls. compiles: graphs compiled (a forward and its backward are two). hits:
     calls of compiled code. fallbacks: calls that ran eagerly for a stated reason. segments: always
-    0 (not built yet).
+    0 (not built yet). bytes: of the machine code that is held now.
     """
 
     traces: int = 0
@@ -34,6 +34,10 @@ class Stats:
     hits: int = 0
     fallbacks: int = 0
     segments: int = 0
+    bytes: int = field(default=0, compare=False)
+
+    def __add__(self, other: Stats) -> Stats:
+        return Stats(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
 
 def compile_options(trace: Trace) -> Options:

@@ -7,7 +7,7 @@ jit_function.py. What jit promises: docs/jit.md.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from typing import Final as Final
@@ -39,6 +39,7 @@ from jitgrad.scripting import script_if_tracing as script_if_tracing
 from jitgrad.scripting import script_method as script_method
 from jitgrad.scripting import set_fusion_strategy as set_fusion_strategy
 from jitgrad.scripting import unused as unused
+from jitgrad.static_arguments import StaticFunction
 
 
 def jit(
@@ -48,6 +49,8 @@ def jit(
     pure: bool = False,
     check: bool = False,
     name: str | None = None,
+    static_argnums: int | Iterable[int] | None = None,
+    static_argnames: str | Iterable[str] | None = None,
 ) -> Any:
     """Compiles a function (decorator), or a Module (a wrapper with the same state).
 
@@ -59,14 +62,24 @@ def jit(
         fallback: "warn", "error" or "silent" when a call runs eagerly; default JITGRAD_FALLBACK.
         pure: Python side effects (print, counters) may be skipped.
         check: each call also runs the references, and raises naming the first op that differs.
+        name: in reports and in the graph.
+        static_argnums, static_argnames: arguments (positions, names) that code is made for, value
+            by value; they must be hashable.
 
     Raises TypeError for what cannot be called.
     """
     if function is None:
-        return functools.partial(jit, fallback=fallback, pure=pure, check=check, name=name)
+        return functools.partial(
+            jit, fallback=fallback, pure=pure, check=check, name=name,
+            static_argnums=static_argnums, static_argnames=static_argnames,
+        )  # fmt: skip
     if isinstance(function, (staticmethod, classmethod)):
         raise TypeError("[jit] expected a function; put @jit below @staticmethod or @classmethod")
     options: dict[str, Any] = {"fallback": fallback, "pure": pure, "check": check, "name": name}
+    if static_argnums is not None or static_argnames is not None:
+        if is_module(function):
+            function, options["name"] = function.__call__, name or type(function).__name__
+        return StaticFunction(function, static_argnums, static_argnames, options)
     if is_module(function):
         options["name"] = name or type(function).__name__
         return jitted_module(function, JitFunction, options)

@@ -28,7 +28,9 @@ from jitgrad.compiler.symbolic import ShapeEnv
 from jitgrad.effects import Profile, is_module
 from jitgrad.explain import Explanation, Stats, check_run, compile_options, pair_options
 from jitgrad.lifting import Lifter, leaf_names, plain
+from jitgrad.lowered import Lowered
 from jitgrad.pytree import Structure, flatten, nodes_of
+from jitgrad.recompiles import STORM, refuse_recording, warn_of_storm
 from jitgrad.recorder import Recorder, Trace
 from jitgrad.replay import Specialisation
 from jitgrad.replay_support import MISS, overlap
@@ -169,7 +171,20 @@ class JitFunction:
         """Counts of traces, compiles, hits, fallbacks and segments, up to now."""
         hits = sum(s.hits[0] for s in self.specialisations) + self._counts.hits
         c = self._counts
-        return Stats(c.traces, c.compiles, hits, c.fallbacks, c.segments)
+        return Stats(c.traces, c.compiles, hits, c.fallbacks, c.segments, self._code_bytes())
+
+    def _code_bytes(self) -> int:
+        """Bytes of the machine code that the specialisations hold."""
+        held: set[Any] = set()
+        for spec in self.specialisations:
+            pair, leaf = spec.trace.pair, spec.trace.leaf
+            held.add(spec.compiled)
+            if pair is not None:
+                held.update(pair.compiled)
+            if leaf is not None:
+                parts = [leaf.part, *(branch.part for branch, _ in leaf.way)]
+                held.update(part.compiled for part in parts if part is not None)
+        return sum({id(c.loaded): c.loaded.library.nbytes for c in held if c is not None}.values())
 
     def explain(self) -> Explanation:
         """What was recorded, compiled and guarded, and why calls ran eagerly. Prints as text."""
@@ -186,6 +201,15 @@ class JitFunction:
     def explain_last_miss(self) -> str:
         """Which guards failed before the last recording: old -> new, one line a specialisation."""
         return "\n".join(self._last_miss)
+
+    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
+        """The function's graph, memory plan, kernels and LLVM code for arguments of these types.
+
+        Arguments are TensorSpecs (or tensors, whose data is not read) where tensors will be, and
+        other values as they are. The function's Python runs once, on tensors without data; what it
+        writes, sets and draws is put back. Raises CompileError where it needs values.
+        """
+        return Lowered(self, args, kwargs)
 
     def clear(self) -> None:
         """Forgets all specialisations (and the objects that their guards hold)."""
@@ -217,15 +241,21 @@ class JitFunction:
         if not self._lock.acquire(blocking=False):
             return self.__wrapped__(*args, **kwargs)  # another thread is recording
         try:
+            misses = [
+                f"{i}: {s.explain(structure, leaves, names)}"
+                for i, s in enumerate(self.specialisations)
+            ]
+            refuse_recording(self.name, misses)
             if self.specialisations:
-                self._last_miss = [
-                    f"{i}: {s.explain(structure, leaves, names)}"
-                    for i, s in enumerate(self.specialisations)
-                ]
+                self._last_miss = misses
                 if "recompiles" in knobs.log:
                     print(f"[jit] {self.name} is recorded anew: " + "; ".join(self._last_miss),
                           file=sys.stderr)  # fmt: skip
                 self._warn_of_numbers(structure, leaves, names)
+                if len(misses) - self.forest.spared() >= STORM and not self._warned:
+                    self._warned = True
+                    if (self._fallback or knobs.fallback) != "silent":
+                        warn_of_storm(self.name, misses)
             return self._record(args, kwargs, leaves, structure, names, training)
         finally:
             self._lock.release()
@@ -335,19 +365,23 @@ class JitFunction:
             recorder.kept_number()
             raise
 
-    def symbolic_trace(self, args: tuple[Any, ...], env: ShapeEnv) -> Trace:
+    def symbolic_trace(
+        self, args: tuple[Any, ...], env: ShapeEnv, kwargs: dict[str, Any] | None = None,
+        make_recorder: Callable[[str, Any], Recorder] = Recorder,
+    ) -> Trace:  # fmt: skip
         """The trace of a call with tensors without data, whose sizes may be symbolic dims of `env`.
 
         For export, after a call with data showed that the function has no effects. Raises
         CompileError where the function cannot be recorded so.
         """
-        leaves, structure = flatten((args, {}))
+        kwargs = kwargs or {}
+        leaves, structure = flatten((args, kwargs))
         names = leaf_names(self.__wrapped__, args, structure)
-        watch = Watch(self.__wrapped__, leaves, names, nodes_of((args, {})))
-        recorder = Recorder(_graph_name(self.name), watch)
+        watch = Watch(self.__wrapped__, leaves, names, nodes_of((args, kwargs)))
+        recorder = make_recorder(_graph_name(self.name), watch)
         recorder.graph.env = env
         with abstract_mode():
-            result, profile = self._run_recorded(recorder, watch, args, {})
+            result, profile = self._run_recorded(recorder, watch, args, kwargs)
             trace = recorder.finish(result, lambda: _recording(recorder, profile))
         if trace is None:
             where = f" (at {recorder.line})" if recorder.line else ""
@@ -413,11 +447,9 @@ class JitFunction:
                 trace.leaf.compile(self._compiled)
                 found = trace.leaf.part.compiled, trace.leaf.run
             if trace.pair is not None:
-                backward = trace.pair.backward
-                _, trace.pair.run = self._compiled(backward, pair_options(trace))
-                trace.pair.make = lambda graph, count: self._compiled(
-                    graph, pair_options(trace, count)
-                )[1]
+                pair = trace.pair
+                pair.make = lambda graph, count: self._compiled_backward(trace, graph, count)
+                pair.run = pair.make(pair.backward, len(pair.cotangents))
         except Exception as error:
             text = f"the compiler cannot: {type(error).__name__}: {error}"
             raise CompileError(text) from error
@@ -432,6 +464,13 @@ class JitFunction:
             compiled = compile_graph(graph, options)
         self._counts.compiles += 1
         return compiled, self._runner(graph, compiled)
+
+    def _compiled_backward(self, trace: Trace, graph: Graph, cotangents: int) -> Any:
+        """What runs a backward, or a part of one that has so many cotangents."""
+        assert trace.pair is not None
+        compiled, run = self._compiled(graph, pair_options(trace, cotangents))
+        trace.pair.compiled.append(compiled)
+        return run
 
     def _runner(self, graph: Graph, compiled: Any) -> Callable[[Any], Any]:
         if not self._check:

@@ -10,7 +10,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-_REPORTS = ("stats", "explain", "guards", "memory_plan", "explain_last_miss", "clear")
+_REPORTS = ("stats", "explain", "guards", "memory_plan", "explain_last_miss", "clear", "lower")
 
 
 def jitted_module(module: Any, make: Callable[..., Any], options: dict[str, Any]) -> Any:

@@ -49,6 +49,7 @@ class Pair:
         kept_bytes: of what is kept beside the inputs.
         run: runs the compiled backward on arrays; None until it is compiled.
         make: compiles a part of the backward; given how many of its inputs are cotangents.
+        compiled: what make compiled.
     """
 
     backward: Graph
@@ -65,6 +66,7 @@ class Pair:
     values: list[Value]
     run: Any = None
     make: Any = None
+    compiled: list[Any] = field(default_factory=list)
     parts: dict[Any, tuple[Any, list[int | None], list[Any]]] = field(default_factory=dict)
     op: Any = field(default_factory=SimpleNamespace)
 

@@ -120,6 +120,13 @@ TABLE = [
         "or it runs eagerly in silence.",
     ),
     Knob(
+        "recompile",
+        one_of("allow", "error"),
+        "allow",
+        "error: no function under @jit may be recorded: a call that compiled code does not serve "
+        "raises, naming the cause.",
+    ),
+    Knob(
         "eager",
         one_of("auto", "numpy"),
         "auto",
@@ -191,6 +198,7 @@ class Knobs(threading.local):
 
     jit: bool
     fallback: str
+    recompile: str
     eager: str
     dump: frozenset[str]
     log: frozenset[str]

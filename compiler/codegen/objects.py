@@ -160,6 +160,7 @@ class _Loaded:
 
     def __init__(self, data: bytes) -> None:
         binding = llvm_binding()
+        self.nbytes = len(data)
         self.symbols = defined_symbols(data)
         builder = binding.JITLibraryBuilder().add_object_img(data).add_current_process()
         for symbol in self.symbols:
@@ -202,6 +203,11 @@ class Library:
     def address(self, key: str, symbol: str) -> int:
         """The address of a kernel function."""
         return int(self._loaded[key].tracker[symbol])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the object code."""
+        return sum(loaded.nbytes for loaded in self._loaded.values())
 
     def assembly(self) -> str:
         """Native assembly of the kernels that were built here (not of those found by key)."""

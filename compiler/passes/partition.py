@@ -50,7 +50,8 @@ def partition(
     nodes = _leading_to(forward, wanted)
     known: dict[Any, int] = {}
     effort = {n: _effort(n, known) for n in nodes}
-    in_memory = {v for n in nodes if effort[n] == _DEAR for v in n.inputs if v.node is not None}
+    dear = [n for n in forward if _effort(n, known) == _DEAR]
+    in_memory = {v for n in dear for v in n.inputs if v.node is not None}
     in_memory.update(results)
     # What a product of the backward reads must be in memory then, so computing it saves no trip.
     operands = {v for n in backward if _effort(n, known) == _DEAR for v in n.inputs}

@@ -1,0 +1,264 @@
+"""Lowered: a function compiled from the shapes of its arguments alone, before it is called.
+
+Owns `TensorSpec`, tracing without data (the function's Python runs once; what it changed of
+tensors, slots and generators is put back), and the object that `jit(f).lower(...)` gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jitgrad.compiler.graph_cache import find_compiled
+from jitgrad.compiler.ir import Graph
+from jitgrad.compiler.symbolic import ShapeEnv
+from jitgrad.compiler.types import TensorType
+from jitgrad.device import device as make_device
+from jitgrad.effects import is_module
+from jitgrad.explain import compile_options, pair_options
+from jitgrad.facts import layout
+from jitgrad.pytree import flatten, tree_map
+from jitgrad.recorder import Recorder
+from jitgrad.runtime.dtypes import DType
+from jitgrad.runtime.errors import CompileError
+from jitgrad.state import defaults
+from jitgrad.tensor import Tensor, wrap
+
+_MISSING: Any = object()
+
+
+class TensorSpec:
+    """Shape and dtype of a tensor that is not there: an argument of `jit(f).lower`.
+
+    dtype: the default dtype if None. requires_grad: as the tensor's will be.
+
+    Raises TypeError for what is no shape or dtype, RuntimeError for a negative size.
+    """
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        dtype: DType | None = None,
+        *,
+        device: Any = "cpu",
+        requires_grad: bool = False,
+    ) -> None:
+        if dtype is not None and not isinstance(dtype, DType):
+            raise TypeError(f"[TensorSpec] expected a dtype such as jitgrad.float32; got {dtype!r}")
+        sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+        if not all(isinstance(d, int) and not isinstance(d, bool) for d in sizes):
+            raise TypeError(f"[TensorSpec] expected a shape of integers; got {shape!r}")
+        if any(d < 0 for d in sizes):
+            raise RuntimeError(f"[TensorSpec] expected sizes of 0 or more; got {sizes}")
+        self.shape = sizes
+        self.dtype = defaults.dtype if dtype is None else dtype
+        self.device = make_device(device)
+        self.requires_grad = requires_grad
+
+    @classmethod
+    def of(cls, x: Tensor) -> TensorSpec:
+        """The spec of a tensor."""
+        return cls(tuple(x.shape), x.dtype, device=x.device, requires_grad=x.requires_grad)
+
+    def __repr__(self) -> str:
+        grad = ", requires_grad=True" if self.requires_grad else ""
+        return f"TensorSpec({self.shape}, {self.dtype}{grad})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TensorSpec) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return hash((self.shape, self.dtype, str(self.device), self.requires_grad))
+
+    def absent(self) -> Tensor:
+        """A tensor of this type without data."""
+        out = wrap(None, TensorType(self.shape, self.dtype, str(self.device)))
+        out._requires_grad = self.requires_grad
+        return out
+
+
+class _Tracer(Recorder):
+    """A recorder that can put back what the traced function rebound and wrote."""
+
+    made: _Tracer | None = None
+
+    def __init__(self, name: str, finder: Any) -> None:
+        super().__init__(name, finder)
+        self._undo: list[Callable[[], None]] = []
+
+    def rebind(self, owner: Any, key: Any, value: Any) -> None:
+        self._undo.append(_put_back(owner, key))
+        super().rebind(owner, key, value)
+
+    def undo(self) -> None:
+        for put_back in reversed(self._undo):
+            put_back()
+        for generator, count in self._draws.items():
+            generator.give_back(generator.draws - count, count)
+        for entry in self.entries:
+            if entry.storage is not None:
+                entry.storage.version -= self._counts.get(entry.storage, 0)
+                entry.storage.hidden -= self._hidden.get(entry.storage, 0)
+
+
+def _put_back(owner: Any, key: Any) -> Callable[[], None]:
+    """What sets a slot to what it holds now."""
+    if isinstance(owner, Tensor):
+        name = {"grad": "_grad", "requires_grad": "_requires_grad"}.get(key)
+        if name is None:
+            raise CompileError(f"[lower] cannot trace without data: the function sets .{key}")
+        before = getattr(owner, name)
+        return lambda: setattr(owner, name, before)
+    holder = owner
+    if is_module(owner):
+        holder = owner._buffers if key in owner._buffers else vars(owner)
+    before = holder.get(key, _MISSING)
+
+    def put_back() -> None:
+        if before is _MISSING:
+            dict.pop(holder, key, None)
+        else:
+            dict.__setitem__(holder, key, before)
+
+    return put_back
+
+
+class Lowered:
+    """A function's graph for arguments of given types; nothing has run on data.
+
+    Attributes:
+        graph: the recorded graph (compiler/ir.py); `str()` of the object is its text.
+        backward: the graph of the results' gradients, where some result requires grad; or None.
+    """
+
+    def __init__(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.function, self.args, self.kwargs = function, args, kwargs
+        absent = tree_map(_without_data, (args, kwargs))
+        made: list[_Tracer] = []
+
+        def recorder(name: str, finder: Any) -> _Tracer:
+            made.append(_Tracer(name, finder))
+            return made[0]
+
+        try:
+            self.trace = function.symbolic_trace(absent[0], ShapeEnv(), absent[1], recorder)
+        except RuntimeError as error:
+            if "is abstract" not in str(error):
+                raise
+            where = f" at {made[0].line}" if made and made[0].line else ""
+            raise CompileError(
+                f"[lower] {function.name} needs a tensor's value{where}, which is not there: "
+                f"{error}; call the function instead"
+            ) from error
+        finally:
+            for tracer in made:
+                tracer.undo()
+        self.graph: Graph = self.trace.graph
+        pair = self.trace.pair
+        self.backward: Graph | None = None if pair is None else pair.backward
+        for entry in self.trace.entries:
+            entry.strides = None if entry.array is None else layout(entry.array)
+        self.options = compile_options(self.trace)
+        self._stages: Any = None
+        self._held: list[Any] = []
+
+    def __str__(self) -> str:
+        parts = [str(self.graph)] + ([str(self.backward)] if self.backward is not None else [])
+        return "\n".join(parts)
+
+    def __repr__(self) -> str:
+        return f"<lowered {self.function.name}: {len(self.graph.nodes)} nodes>"
+
+    @property
+    def stages(self) -> Any:
+        """The graph at every level of the compiler (pipeline.Stages); nothing is loaded."""
+        if self._stages is None:
+            from jitgrad.compiler.pipeline import stages_of
+
+            self._stages = stages_of(self.graph, self.options)[1]
+        return self._stages
+
+    @property
+    def kernels(self) -> list[Any]:
+        """The kernels, in the order in which they run; `loops()` prints them."""
+        return list(self.stages.kernels)
+
+    def memory_plan(self) -> str:
+        """Peak of the arena, its lower bound, and where every buffer lies, in bytes."""
+        from jitgrad.compiler.printer import plan_text
+
+        return plan_text(self.stages.plan)
+
+    def loops(self) -> str:
+        """The loops of each kernel."""
+        from jitgrad.compiler.printer import kernel_text
+
+        return "\n\n".join(map(kernel_text, self.kernels))
+
+    def llvm(self) -> str:
+        """The LLVM assembly of each distinct kernel."""
+        texts = dict.fromkeys(g.module_text for g in self.stages.generated.values())
+        return "\n".join(texts)
+
+    def explain(self) -> str:
+        """What was recorded, and what the compiler makes of it."""
+        plan = self.stages.plan
+        lines = [
+            f"{self.function.name}: {len(self.graph.nodes)} nodes, "
+            f"{len(self.stages.graph.nodes)} after simplification; {len(self.kernels)} kernels; "
+            f"peak {plan.peak} bytes, lower bound {plan.lower_bound} bytes"
+        ]
+        if self.trace.pair is not None:
+            lines.append(f"keeps {self.trace.pair.kept_bytes} bytes for backward")
+        return "\n".join([*lines, str(self)])
+
+    def compile(self) -> Callable[..., Any]:
+        """Compiles now; returns the jitted function, for arguments of these types only.
+
+        Its first call runs eagerly and is recorded, as ever, but then finds the code made here.
+        Raises TypeError for arguments of other types, CompileError for what cannot be compiled.
+        """
+        options = [(self.graph, self.options)]
+        if self.trace.pair is not None:
+            options.append((self.trace.pair.backward, pair_options(self.trace)))
+        for graph, chosen in options:
+            code = find_compiled(graph, chosen)
+            if code is None:
+                from jitgrad.compiler.pipeline import compile_graph
+
+                code = compile_graph(graph, chosen)
+            self._held.append(code)
+        expected = tree_map(_spec, (self.args, self.kwargs))
+        lowered = self
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            lowered._check(expected, (args, kwargs))
+            return lowered.function(*args, **kwargs)
+
+        call.__name__ = call.__qualname__ = self.function.name
+        return call
+
+    def _check(self, expected: Any, given: Any) -> None:
+        wanted, shape = flatten(expected)
+        got, other = flatten(tree_map(_spec, given))
+        if shape != other:
+            raise TypeError(
+                f"[{self.function.name}] expected arguments of the structure {shape}, as lowered; "
+                f"got {other}; lower it for these as well"
+            )
+        for a, b in zip(wanted, got, strict=True):
+            if a is not b and (type(a) is not type(b) or a != b):
+                raise TypeError(
+                    f"[{self.function.name}] expected {a!r}, as lowered; got {b!r}; lower it for "
+                    "this type as well, or call the jitted function itself"
+                )
+
+
+def _spec(x: Any) -> Any:
+    return TensorSpec.of(x) if isinstance(x, Tensor) else x
+
+
+def _without_data(x: Any) -> Any:
+    if isinstance(x, Tensor):
+        x = TensorSpec.of(x)
+    return x.absent() if isinstance(x, TensorSpec) else x
