@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jitgrad.compiler.codegen.target import Target, host
+from jitgrad.compiler.codegen.target import Target, host, llvm_binding
 from jitgrad.compiler.link import find_linker
 from jitgrad.creation import arange
 from jitgrad.jit import jit
@@ -126,8 +126,6 @@ def _llvm() -> Finding:
             "LLVM", FAULT, "llvmlite is not installed: nothing can be compiled",
             "pip install llvmlite; until then JITGRAD_JIT=0 runs everything eagerly",
         )  # fmt: skip
-    from jitgrad.compiler.codegen.target import llvm_binding
-
     numbers = ".".join(map(str, llvm_binding().llvm_version_info))
     return Finding("LLVM", OK, f"{numbers} (llvmlite {version})")
 

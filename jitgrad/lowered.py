@@ -11,6 +11,7 @@ from typing import Any
 
 from jitgrad.compiler.graph_cache import find_compiled
 from jitgrad.compiler.ir import Graph
+from jitgrad.compiler.printer import kernel_text, plan_text
 from jitgrad.compiler.symbolic import ShapeEnv
 from jitgrad.compiler.types import TensorType
 from jitgrad.device import device as make_device
@@ -185,14 +186,10 @@ class Lowered:
 
     def memory_plan(self) -> str:
         """Peak of the arena, its lower bound, and where every buffer lies, in bytes."""
-        from jitgrad.compiler.printer import plan_text
-
         return plan_text(self.stages.plan)
 
     def loops(self) -> str:
         """The loops of each kernel."""
-        from jitgrad.compiler.printer import kernel_text
-
         return "\n\n".join(map(kernel_text, self.kernels))
 
     def llvm(self) -> str:
