@@ -97,6 +97,7 @@ from jitgrad import storage as storage
 from jitgrad import tape as tape
 from jitgrad import testing as testing
 from jitgrad import tree as tree
+from jitgrad import tree_code as tree_code
 from jitgrad import types as types
 from jitgrad import utils as utils
 from jitgrad import values as values

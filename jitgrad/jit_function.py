@@ -326,17 +326,18 @@ class JitFunction:
             recorder.to_segments("keeps a tensor's value (item) beyond the call", "")
         if not recorder.reason and modes.mismatch():
             recorder.give_up(f"leaves a mode changed ({modes.mismatch()})")
+        if trace is not None and trace.cuts and not recorder.reason:
+            leaf = trace.leaf = self.forest.grow(trace)
+            if len(self.forest.ways(leaf.root)) > MAX_WAYS:
+                self._fell(leaf.root)
+                recorder.to_segments(
+                    f"looks at tensors' values, which came out in more than {MAX_WAYS} ways",
+                    trace.cuts[0].line,
+                )
         if recorder.reason:
             self._run_eagerly(guard, modes, recorder.reason, recorder.line, training)
             return as_floats
         assert trace is not None
-        if trace.cuts:
-            trace.leaf = self.forest.grow(trace)
-            if len(self.forest.ways(trace.leaf.root)) > MAX_WAYS:
-                self._fell(trace.leaf.root)
-                reason = f"looks at tensors' values, which came out in more than {MAX_WAYS} ways"
-                self._run_eagerly(guard, modes, reason, trace.cuts[0].line, training)
-                return as_floats
         guard.special = {name[1]: v for name, v in trace.special.items() if name[0] == "arg"}
         spec = Specialisation(self.name, trace, watch, guard, modes, self._compile, names)
         self._add(spec)

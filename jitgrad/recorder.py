@@ -59,7 +59,8 @@ from jitgrad.storage import Storage
 from jitgrad.tape.node import edge_of, held_by_tape, next_seq
 from jitgrad.tape.views import put_chain
 from jitgrad.tensor import Tensor, static_type, wrap
-from jitgrad.tree import MAX_CUTS, OUTCOMES, Cut, Leaf, branches_on
+from jitgrad.tree import MAX_CUTS, Cut, Leaf, branches_on
+from jitgrad.tree_code import outcome_of
 from jitgrad.values import (
     Entry,
     Finder,
@@ -250,7 +251,7 @@ class Recorder(ValueMap):
             self.to_segments(f"looks at tensors' values more than {MAX_CUTS} times", line)
             return
         try:
-            outcome = OUTCOMES[how](data)
+            outcome = outcome_of(how, data)
         except (ValueError, OverflowError):  # int() of NaN, of infinity: raised at the read itself
             self.give_up("looks at a value that is no number", line)
             return
@@ -327,7 +328,7 @@ class Recorder(ValueMap):
         return not self.reason
 
     def decide(self, scalar: HostScalar, how: str) -> None:
-        """Makes what Python asks of a number (OUTCOMES) a branch; else Python has seen it."""
+        """Makes what Python asks of a number (tree_code.OUTCOMES) a branch; else Python has seen it."""
         if self.reason:
             return
         with no_grad():

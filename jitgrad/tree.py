@@ -24,8 +24,10 @@ import numpy as np
 from jitgrad.compiler.ir import Graph, Node, Value, Write
 from jitgrad.compiler.ops.record import Elementwise
 from jitgrad.compiler.options import Options
+from jitgrad.compiler.passes.simplify import may_fault
 from jitgrad.compiler.types import TensorType
 from jitgrad.facts import layout
+from jitgrad.tree_code import outcome_of, write_way
 
 MAX_WAYS = 16  # leaves of a tree
 MAX_CUTS = 64  # values that one call looks at
@@ -40,7 +42,7 @@ Compile = Callable[[Graph, Options], tuple[Any, Callable[[Any], Any]]]
 class Cut:
     """A value that Python looked at while a call was recorded.
 
-    nodes: how many nodes the graph had by then. how: what Python asked for, a key of OUTCOMES.
+    nodes: how many nodes the graph had by then. how: what Python asked for, a key of tree_code.OUTCOMES.
     """
 
     nodes: int
@@ -51,14 +53,6 @@ class Cut:
 
     def __str__(self) -> str:
         return f"{self.how} of {self.value.type} at {self.line or '?'}"
-
-
-OUTCOMES: dict[str, Callable[[np.ndarray[Any, Any]], Hashable]] = {
-    "bool": lambda a: bool(a.reshape(())[()]),
-    "item": lambda a: a.item(),
-    "int": lambda a: int(a.item()),
-    "tolist": lambda a: tuple(a.ravel().tolist()),
-}
 
 
 def branches_on(what: str, array: np.ndarray[Any, Any]) -> bool:
@@ -150,7 +144,7 @@ class Branch:
             return known[1]
         if part is not None:
             seen.values.update(zip(part.outputs, part.run(seen.of(part)), strict=True))
-        outcome = OUTCOMES[self.how](seen.entries[~n] if n < 0 else seen.values[n])
+        outcome = outcome_of(self.how, seen.entries[~n] if n < 0 else seen.values[n])
         seen.looked[self] = part, outcome
         return outcome
 
@@ -190,6 +184,7 @@ class Leaf:
     root: the key of its tree. way: branches and outcomes. part: what is left to do after them.
     results: for each result of the trace's graph the number of an output of the part, or (as ~n) of
     a value that is kept. call: its Specialisation's; missed: tells that one why a call was no hit.
+    run_new: runs a call of which nothing is computed yet (tree_code.py).
     """
 
     forest: Forest
@@ -199,17 +194,41 @@ class Leaf:
     results: list[int]
     call: Any = None
     missed: Any = None
+    run_new: Any = None
 
     def compile(self, compile_now: Compile) -> None:
         with self.forest.lock:
             for branch, _ in self.way:
                 branch.compile(compile_now)
             self.part.compile(compile_now)
+            self.run_new = self._link()
+            for leaf in self.forest.leaves[self.root]:  # whose branches may be others by now
+                if leaf.run_new is not None:
+                    leaf.run_new = leaf._link()
+
+    def _link(self) -> Any:
+        """`run_new`: what runs a call of which nothing is computed yet."""
+        parts = [branch.part for branch, _ in self.way]
+        so_far: list[list[int]] = []
+
+        def away(entries: list[Any], k: int, outcome: Hashable, values: tuple[Any, ...]) -> Any:
+            seen = Seen(entries)
+            seen.values = dict(zip(so_far[k], values, strict=True))
+            for (branch, wanted), part in zip(self.way[:k], parts[:k], strict=True):
+                seen.looked[branch] = part, wanted
+            branch, wanted = self.way[k]
+            seen.looked[branch] = parts[k], outcome
+            return Divergence(self, branch, wanted, outcome, seen)
+
+        branches = [(b.part, b.how, b.observed, wanted) for b, wanted in self.way]
+        run, found = write_way(branches, self.part, self.results, away)
+        so_far.extend(found)
+        return run
 
     def run(self, entries: list[Any], seen: Seen | None = None) -> Any:
         """The arrays that the trace's graph gives; or a Divergence: nothing is written then."""
         if seen is None or not seen.holds_for(entries):
-            seen = Seen(entries)
+            return self.run_new(entries)
         seen.entries = entries
         for branch, wanted in self.way:
             outcome = branch.look(seen)
@@ -375,7 +394,7 @@ class Forest:
                 continue
             node = self.made[k].node
             assert node is not None
-            if not (self._is_free(k) or (isinstance(node.op, Elementwise) and not node.op.checked)):
+            if not (self._is_free(k) or (isinstance(node.op, Elementwise) and not may_fault(node))):
                 return False
             cone.add(k)
             stack.extend(self._operands[k])
@@ -443,7 +462,7 @@ def _subtree(leaves: Sequence[tuple[Leaf, int]], depth: int) -> list[str]:
 
 
 def _checked(nodes: Iterable[Node], numbers: dict[Value, int]) -> tuple[int, ...]:
-    return tuple([numbers[node.outputs[0]] for node in nodes if node.op.checked])
+    return tuple([numbers[node.outputs[0]] for node in nodes if may_fault(node)])
 
 
 class Builder:

@@ -100,18 +100,18 @@ def remove_dead(graph: Graph) -> Graph:
     live: set[Value] = set(graph.results())
     kept: list[Node] = []
     for node in reversed(graph.nodes):
-        if any(v in live for v in node.outputs) or _may_fault(node):
+        if any(v in live for v in node.outputs) or may_fault(node):
             kept.append(node)
             live.update(node.inputs)
     return graph.with_(reversed(kept), {})
 
 
-def _may_fault(node: Node) -> bool:
+def may_fault(node: Node) -> bool:
     """Whether some element of an operand may fail a check, or the reference that is called may
     raise."""
     if node.op.host and node.op.checked:
         return True
-    if any(_may_fault(n) for n in inner_nodes(node)):
+    if any(may_fault(n) for n in inner_nodes(node)):
         return True
     for check in node_checks(node):
         x = node.inputs[check.operand]
