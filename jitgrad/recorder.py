@@ -328,7 +328,7 @@ class Recorder(ValueMap):
         return not self.reason
 
     def decide(self, scalar: HostScalar, how: str) -> None:
-        """Makes what Python asks of a number (tree_code.OUTCOMES) a branch; else Python has seen it."""
+        """Makes what Python asks of a number (as in tree_code.py) a branch; else it is seen."""
         if self.reason:
             return
         with no_grad():

@@ -42,7 +42,7 @@ Compile = Callable[[Graph, Options], tuple[Any, Callable[[Any], Any]]]
 class Cut:
     """A value that Python looked at while a call was recorded.
 
-    nodes: how many nodes the graph had by then. how: what Python asked for, a key of tree_code.OUTCOMES.
+    nodes: how many nodes the graph had by then. how: what Python asked, a key of OUTCOMES.
     """
 
     nodes: int
