@@ -7,7 +7,6 @@ import math
 import re
 from typing import Any
 
-import jitgrad.compiler.ops.control  # noqa: F401 (for its records)
 from jitgrad.compiler.body import Body
 from jitgrad.compiler.ir import Graph, Node, Rebind, Value, Write
 from jitgrad.compiler.ops import OPS

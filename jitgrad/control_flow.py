@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jitgrad.compiler.ops.control  # noqa: F401 (for its records)
 from jitgrad.body_recorder import Traced, Untraceable, draw_block, trace
 from jitgrad.compiler.body import Body
 from jitgrad.compiler.ir import Graph

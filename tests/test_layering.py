@@ -528,3 +528,17 @@ for module in pkgutil.iter_modules(jitgrad.__path__, "jitgrad."):
 print([name for name, value in before.items() if getattr(jitgrad, name) is not value])
 """
     assert run_python("-c", code).stdout.strip() == "[]"
+
+
+def test_records_that_come_late_are_in_the_table() -> None:
+    """Each module that compiler/ops loads at first use makes the records that its table says."""
+    code = """
+import jitgrad.compiler.ops as ops
+early = {op.name for op in ops.OPS.early()}
+assert not early & set(ops.OPS.late), early & set(ops.OPS.late)
+table = {name: f"jitgrad.compiler.ops.{module}" for name, module in ops.OPS.late.items()}
+made = {op.name: type(op).__module__ for op in ops.OPS.values() if op.name not in early}
+print({k: (table.get(k), made.get(k)) for k in table.keys() | made.keys()
+       if table.get(k) != made.get(k)})
+"""
+    assert run_python("-c", code).stdout.strip() == "{}"

@@ -28,9 +28,9 @@ graphs, and differentiate again. `op.exp(x)` calls the record named "exp" whatev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -49,8 +49,78 @@ Types = TensorType | tuple[TensorType, ...]
 MANY = 1 << 30
 """`Op.nout` of records whose number of outputs depends on their attributes."""
 
-OPS: dict[str, Op] = {}
-op: Any = SimpleNamespace()  # the same records as attributes
+
+class Records(dict[str, "Op"]):
+    """All records by name. Those of rare ops are made when they are first asked for.
+
+    late: name -> the module of this package that makes the record. Iterating makes them all;
+    `early()` gives what is there already.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.late: dict[str, str] = {}
+
+    def __missing__(self, name: str) -> Op:
+        if name not in self.late:
+            raise KeyError(name)
+        getattr(sys.modules[__package__], self.late[name])  # imports it (PEP 562)
+        return dict.__getitem__(self, name)
+
+    def __contains__(self, name: object) -> bool:
+        return dict.__contains__(self, name) or name in self.late
+
+    def get(self, name: str, default: Any = None) -> Any:  # type: ignore[override]
+        try:
+            return self[name]
+        except KeyError:
+            return default
+
+    def made(self, name: str) -> bool:
+        """Whether the record is there already."""
+        return dict.__contains__(self, name)
+
+    def early(self) -> list[Op]:
+        """The records that are made by now."""
+        return list(dict.values(self))
+
+    def _all(self) -> None:
+        for name in self.late:
+            if not self.made(name):
+                self.__missing__(name)
+
+    def __iter__(self) -> Iterator[str]:
+        self._all()
+        return super().__iter__()
+
+    def __len__(self) -> int:
+        self._all()
+        return super().__len__()
+
+    def keys(self) -> Any:
+        self._all()
+        return super().keys()
+
+    def values(self) -> Any:
+        self._all()
+        return super().values()
+
+    def items(self) -> Any:
+        self._all()
+        return super().items()
+
+
+class _Names:
+    """The records as attributes."""
+
+    def __getattr__(self, name: str) -> Op:
+        if name in OPS:
+            return OPS[name]
+        raise AttributeError(f"there is no op {name!r}")
+
+
+OPS = Records()
+op: Any = _Names()
 
 
 class OnnxContext(Protocol):
@@ -173,7 +243,7 @@ class Op:
     linear: bool = False
 
     def __init__(self) -> None:
-        if not self.name or self.name in OPS:
+        if not self.name or OPS.made(self.name):
             raise InternalError(f"op record {type(self).__name__}: name {self.name!r} is taken")
         OPS[self.name] = self
         setattr(op, self.name, self)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from jitgrad.compiler import ops as _records  # noqa: F401 (fills OPS)
@@ -47,9 +47,9 @@ def _make_binary(op: Any) -> Callable[..., Tensor]:
     return function
 
 
-def _generate() -> dict[str, Callable[..., Tensor]]:
+def _generate(records: Iterable[Any]) -> dict[str, Callable[..., Tensor]]:
     made: dict[str, Callable[..., Tensor]] = {}
-    for op in OPS.values():
+    for op in records:
         if isinstance(op, Elementwise) and op.public and op.arity in (1, 2):
             function = (_make_unary if op.arity == 1 else _make_binary)(op)
             function.__name__ = function.__qualname__ = op.name
@@ -59,12 +59,16 @@ def _generate() -> dict[str, Callable[..., Tensor]]:
     return made
 
 
-generated: dict[str, Callable[..., Tensor]] = _generate()
-"""The functions made from records, by name: those of every namespace."""
+generated: dict[str, Callable[..., Tensor]] = _generate(OPS.early())
+"""The functions made from records, by name, of every namespace. Records that are made at their
+first use (compiler/ops) are none of jitgrad's own namespace; `records_in` adds their functions."""
 
 
 def records_in(namespace: str) -> list[Elementwise]:
     """The records whose public functions are in a namespace ("" is jitgrad itself)."""
+    if namespace:
+        for name, function in _generate(OPS.values()).items():
+            generated.setdefault(name, function)
     made = [OPS[name] for name in generated]
     return [op for op in made if isinstance(op, Elementwise) and op.namespace == namespace]
 
