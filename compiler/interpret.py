@@ -6,7 +6,7 @@ code flagged; it compiles nothing and changes none of its inputs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -39,6 +39,27 @@ def interpret_all(graph: Graph, arrays: Sequence[np.ndarray]) -> dict[Value, np.
             many = found if isinstance(found, tuple) else (found,)
             values.update(zip(node.outputs, many, strict=True))
     return values
+
+
+def interpret_until(
+    graph: Graph,
+    arrays: Sequence[np.ndarray],
+    found: Callable[[Node, dict[Value, np.ndarray]], bool],
+) -> Node | None:
+    """The first node after which `found` is true of it and the values so far; None if there is
+    none, or an op raises."""
+    values = {item.value: array for item, array in zip(graph.inputs, arrays, strict=True)}
+    with Quiet():
+        for node in graph.nodes:
+            try:
+                made = node.op.reference(*(values[v] for v in node.inputs), **node.attr)
+            except (RuntimeError, ValueError, IndexError):
+                return None
+            many = made if isinstance(made, tuple) else (made,)
+            values.update(zip(node.outputs, many, strict=True))
+            if found(node, values):
+                return node
+    return None
 
 
 def first_fault(

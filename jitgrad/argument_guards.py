@@ -28,6 +28,7 @@ class Modes:
         self.grad_enabled = state.grad_enabled
         self.inference = state.inference
         self.anomaly = state.anomaly
+        self.check_nan = state.check_nan and state.anomaly
         self.dtype = defaults.dtype
         self.casting = state.casting
         self.settings = defaults.settings
@@ -35,7 +36,7 @@ class Modes:
     def mismatch(self) -> str:
         """Which mode differs now; "" when none does."""
         now = Modes()
-        for name in ("grad_enabled", "inference", "anomaly", "dtype", "casting", "settings"):
+        for name in ("grad_enabled", "inference", "anomaly", "check_nan", "dtype", "casting", "settings"):
             if getattr(self, name) != getattr(now, name):
                 return f"{name}: {getattr(self, name)} -> {getattr(now, name)}"
         return ""

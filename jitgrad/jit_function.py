@@ -27,6 +27,7 @@ from jitgrad.compiler.options import Options
 from jitgrad.compiler.symbolic import ShapeEnv
 from jitgrad.effects import Profile, is_module
 from jitgrad.explain import Explanation, Stats, check_run, compile_options, pair_options
+from jitgrad.first_nan import watch_run
 from jitgrad.lifting import Lifter, leaf_names, plain
 from jitgrad.lowered import Lowered
 from jitgrad.pytree import Structure, flatten, nodes_of
@@ -222,8 +223,6 @@ class JitFunction:
 
     # -- misses --------------------------------------------------------------------------------
     def _miss(self, args: Any, kwargs: Any) -> Any:
-        if state.anomaly:  # every gradient is looked at, op by op
-            return self.__wrapped__(*args, **kwargs)
         try:
             leaves, structure = flatten((args, kwargs))
         except ValueError:
@@ -471,9 +470,11 @@ class JitFunction:
         assert trace.pair is not None
         compiled, run = self._compiled(graph, pair_options(trace, cotangents))
         trace.pair.compiled.append(compiled)
-        return run
+        return run if self._check else compiled.run
 
     def _runner(self, graph: Graph, compiled: Any) -> Callable[[Any], Any]:
+        if state.anomaly:
+            return lambda arrays: watch_run(graph, compiled, arrays)
         if not self._check:
             run: Callable[[Any], Any] = compiled.run
             return run

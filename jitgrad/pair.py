@@ -21,10 +21,11 @@ import numpy as np
 
 from jitgrad.backward_part import Wanted, part_graph, part_of
 from jitgrad.compiler.cost import nbytes
-from jitgrad.compiler.ir import Graph, Node, Value
+from jitgrad.compiler.ir import Graph, Input, Node, Value
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.compiler.passes.partition import partition
 from jitgrad.dispatch import apply
+from jitgrad.first_nan import first_nan, is_nan
 from jitgrad.sources import Source
 from jitgrad.state import state
 from jitgrad.tape.node import EVERY, RETAIN_ERROR, Gradients, edge_of, version_error, zeros_of
@@ -95,6 +96,13 @@ class Pair:
             types = [intern_type(v.type) for v in graph.outputs]
             found = self.parts[present, wanted] = run, places, types
         return found
+
+    def part_graph(self, present: Wanted, wanted: Wanted) -> tuple[Graph, list[int | None]]:
+        """The part of the backward, and which result each gradient is."""
+        if all(present) and all(w or i is None for w, i in zip(wanted, self.grads, strict=True)):
+            return self.backward, self.grads
+        asked = [i if w else None for i, w in zip(self.grads, wanted, strict=True)]
+        return part_graph(self.backward, len(present), present, asked)
 
 
 def split(
@@ -262,8 +270,38 @@ class CompiledNode(TapeNode):
         run, places, types = pair.part(present, wanted)
         arrays = [_dense(g._data) for g in grads if g is not None]
         arrays += self._arrays(self.kept, pair.values)
-        results = run(arrays) if run is not None else []
+        if state.anomaly and state.check_nan and run is not None:
+            results = self._run_watched(run, arrays, present, wanted)
+        else:
+            results = run(arrays) if run is not None else []
         return [None if i is None else wrap(results[i], types[i]) for i in places]
+
+    def _run_watched(self, run: Any, arrays: Any, present: Wanted, wanted: Wanted) -> Any:
+        """Runs the backward; a NaN in a gradient is an error that names the op that made the first
+        one, in the forward or else in the backward (detect_anomaly)."""
+        try:
+            results = run(arrays)
+        except RuntimeError as error:
+            if "returned nan values" in str(error):
+                error.add_note(f"Of the nan values, {self._first_nan(arrays, present, wanted)}")
+            raise
+        if any(map(is_nan, results)):
+            raise RuntimeError(
+                f"Function '{self.name()}' returned nan values; "
+                f"{self._first_nan(arrays, present, wanted)} (in a compiled function that was "
+                f"called at {self.line})"
+            )
+        return results
+
+    def _first_nan(self, arrays: Any, present: Wanted, wanted: Wanted) -> str:
+        pair = self.pair
+        if self.given is not None and not any(version < 0 for _, _, version in self.given):
+            forward = Graph([Input(v, "arg", v.name) for v in pair.inputs], list(pair.forward))
+            found = first_nan(forward, [array for array, _, _ in self.given])
+            if found:
+                return found
+        found = first_nan(pair.part_graph(present, wanted)[0], arrays)
+        return found or "no op makes one when it runs by itself"
 
     def _wanted(self) -> Wanted:
         """Which gradients the run of the tape asks for."""

@@ -229,11 +229,12 @@ class Writer:
     def _modes(self) -> None:
         modes = self.spec.modes
         settings = self.constant(modes.settings)
+        nan = f"or state.check_nan is not {modes.check_nan} " if modes.anomaly else ""
         self.put("# modes")
         self.miss_if(
             f"state.grad_enabled is not {modes.grad_enabled} "
             f"or state.inference is not {modes.inference} "
-            f"or state.anomaly is not {modes.anomaly} "
+            f"or state.anomaly is not {modes.anomaly} {nan}"
             f"or defaults.dtype is not {self.constant(modes.dtype)} "
             f"or state.casting != {self.constant(modes.casting)} "
             f"or (defaults.settings is not {settings} and defaults.settings != {settings})"

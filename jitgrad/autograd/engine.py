@@ -8,6 +8,7 @@ after all nodes that pass gradients to it.
 from __future__ import annotations
 
 import heapq
+import math
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -37,12 +38,14 @@ Gradient = Tensor | bare.Bare
 
 
 class Run:
-    """One run of the tape: `targets` are the ids of the nodes and leaves that take part."""
+    """One run of the tape: `targets` are the ids of the nodes and leaves that take part; `node` is
+    the op's node whose derivative is being recorded, or None."""
 
-    __slots__ = ("targets",)
+    __slots__ = ("node", "targets")
 
     def __init__(self, targets: frozenset[int]) -> None:
         self.targets = targets
+        self.node: Node | None = None
 
 
 class _Sink:
@@ -392,18 +395,23 @@ def _run_node(node: Node, grads: list[Tensor | None]) -> tuple[Any, ...]:
     """One node's vjp, with the hooks on it."""
     hooks = node.hooks
     anomaly = state.anomaly
+    recorder = state.recorder
     if hooks and -2 in hooks:
         for hook in list(hooks[-2].values()):
             changed = hook(tuple(grads))
             if changed is not None:
                 grads = list(changed) if isinstance(changed, tuple) else [changed]
+    if recorder is not None and type(node) is Node:
+        state.backward.node = node
     if anomaly:
         passed = _run_watched(node, grads)
     else:
         passed = node.run(grads)
+    if recorder is not None:
+        state.backward.node = None
     passed = _as_gradients(node, passed)
     if anomaly and state.check_nan:
-        _check_anomaly(node, passed)
+        passed = _check_anomaly(node, passed)
     if hooks and -1 in hooks:
         for hook in list(hooks[-1].values()):
             changed = hook(tuple(passed), tuple(grads))
@@ -434,14 +442,22 @@ def _run_watched(node: Node, grads: list[Tensor | None]) -> Any:
         raise
 
 
-def _check_anomaly(node: Node, passed: Sequence[Tensor | None]) -> None:
+def _check_anomaly(node: Node, passed: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+    """The gradients, without any NaN; checks are recorded, so that compiled code looks, too."""
+    checked = list(passed)
     for k, g in enumerate(passed):
-        if g is not None and g._data is not None and g.is_floating_point():
-            if bool((g._data != g._data).any()):
-                raise RuntimeError(
-                    f"Function '{node.name()}' returned nan values in its {k}th output; the "
-                    f"forward operation is at {node.line}"
-                )
+        if g is None or not g.is_floating_point():
+            continue
+        text = (
+            f"Function '{node.name()}' returned nan values in its {k}th output; the forward "
+            f"operation is at {node.line}"
+        )
+        if state.recorder is not None:
+            attrs = {"low": -math.inf, "high": math.inf, "error": "RuntimeError", "text": text}
+            checked[k] = apply(OPS["expect_range"], (g,), attrs)
+        elif g._data is not None and bool((g._data != g._data).any()):
+            raise RuntimeError(text)
+    return checked
 
 
 def _call_hooks(hooks: Any, g: Tensor, where: Tensor | None) -> Tensor:
