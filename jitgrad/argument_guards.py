@@ -36,7 +36,7 @@ class Modes:
     def mismatch(self) -> str:
         """Which mode differs now; "" when none does."""
         now = Modes()
-        for name in ("grad_enabled", "inference", "anomaly", "check_nan", "dtype", "casting", "settings"):
+        for name in vars(self):
             if getattr(self, name) != getattr(now, name):
                 return f"{name}: {getattr(self, name)} -> {getattr(now, name)}"
         return ""
