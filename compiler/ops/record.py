@@ -70,7 +70,7 @@ class Records(dict[str, "Op"]):
     def __contains__(self, name: object) -> bool:
         return dict.__contains__(self, name) or name in self.late
 
-    def get(self, name: str, default: Any = None) -> Any:  # type: ignore[override]
+    def get(self, name: str, default: Any = None) -> Any:
         try:
             return self[name]
         except KeyError:
