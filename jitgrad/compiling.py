@@ -10,6 +10,7 @@ import functools
 from typing import Any, TypeVar
 
 from jitgrad.jit import JitFunction, disable_jit
+from jitgrad.lazy_recorder import paused
 from jitgrad.missing import missing
 from jitgrad.runtime.userline import user_line
 from jitgrad.state import state
@@ -42,10 +43,11 @@ def disable(fn: Any = None, recursive: bool = True, *, reason: str | None = None
         recorder = _recorder()
         if recorder is not None:
             recorder.give_up(f"calls {name}, which compiler.disable leaves out{why}", user_line())
-        if not recursive:
-            return fn(*args, **kwargs)
-        with disable_jit():
-            return fn(*args, **kwargs)
+        with paused(f"calls {name}, which compiler.disable leaves out{why}"):
+            if not recursive:
+                return fn(*args, **kwargs)
+            with disable_jit():
+                return fn(*args, **kwargs)
 
     return wrapper
 

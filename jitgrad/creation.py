@@ -18,6 +18,7 @@ from jitgrad.functions.args import as_shape, expect_range
 from jitgrad.functions.shape import as_strided
 from jitgrad.hostscalar import HostScalar
 from jitgrad.levels import draw_for_examples, examples_like
+from jitgrad.pending import export
 from jitgrad.promotion import cast, plain_number
 from jitgrad.random import Generator, next_draw
 from jitgrad.runtime import dtypes
@@ -204,7 +205,9 @@ def from_numpy(ndarray: np.ndarray[Any, Any]) -> Tensor:
     if not isinstance(ndarray, np.ndarray):
         raise TypeError(f"expected np.ndarray (got {type(ndarray).__name__})")
     array = ndarray.view(np.ndarray) if type(ndarray) is not np.ndarray else ndarray
-    return _told(wrap_array(array), ndarray)
+    out = wrap_array(array)
+    export(out._storage)
+    return _told(out, ndarray)
 
 
 Tensor._from_array = staticmethod(from_numpy)  # type: ignore[method-assign, assignment]

@@ -29,6 +29,7 @@ Errors of infer and of references get the user's file and line here, once.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -39,6 +40,8 @@ from jitgrad.compiler.ops.quiet import hush, unhush
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.compiler.symbolic import Sym, is_static
 from jitgrad.compiler.types import TensorType
+from jitgrad.layouts import can_view, ghost, is_dense, layout_of
+from jitgrad.pending import fetch, waits
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.userline import user_frame, user_line, with_line
 from jitgrad.state import abstract_mode, bump_epoch, epoch, recording, state
@@ -217,8 +220,12 @@ def apply(op: Any, operands: tuple[Tensor, ...], attrs: dict[str, Any]) -> Any:
                     pack_node(outputs)
                     return outputs
                 break
-    if modes["recorder"] is not None:
-        _tell(op, operands, attrs, outputs)
+    recorder = modes["recorder"]
+    if recorder is not None:
+        if recorder is modes["lazy"]:
+            recorder.apply(op, operands, attrs, plan, outputs)
+        else:
+            _tell(op, operands, attrs, outputs)
     return outputs
 
 
@@ -305,7 +312,10 @@ def _apply_view(op: Any, x: Tensor, attrs: dict[str, Any], plan: Plan) -> Tensor
     source = x._data
     data = None
     type_ = plan.types
-    abstract = state.abstract
+    modes = state.__dict__
+    abstract = modes["abstract"]
+    if modes["lazy"] is not None and type(x._storage) is not LevelStorage:
+        return _lazy_view(op, x, attrs, plan)
     if source is None and (
         not abstract or type(x) is AbsentTensor or type(x._storage) is LevelStorage
     ):
@@ -322,6 +332,22 @@ def _apply_view(op: Any, x: Tensor, attrs: dict[str, Any], plan: Plan) -> Tensor
         ):
             return wrap(data, type_)
     return as_view(op, x, attrs, data, type_)
+
+
+def _lazy_view(op: Any, x: Tensor, attrs: dict[str, Any], plan: Plan) -> Tensor:
+    """A view op in a call that runs in segments: of memory that is there a view of it, though what
+    it holds may have to wait. Where eager code would copy, a result of its own."""
+    if type(x) is AbsentTensor:
+        return absent(plan.types)
+    data = x._data
+    if not is_dense(x) and not can_view(op, attrs, layout_of(x)):
+        return wrap(None, plan.types)
+    if data is not None:
+        try:
+            data = plan.kernel(data, **attrs)
+        except Exception as error:
+            raise with_line(error)  # noqa: B904 (see with_line)
+    return as_view(op, x, attrs, data, plan.types)
 
 
 def as_view(op: Any, x: Tensor, attrs: dict[str, Any], data: Any, type_: TensorType) -> Tensor:
@@ -428,11 +454,16 @@ def bind(op: Any, operands: tuple[Any, ...], attrs: dict[str, Any]) -> Any:
 
 def _numbers_to_tensors(operands: tuple[Any, ...]) -> tuple[Tensor, ...]:
     like = next(x for x in operands if isinstance(x, Tensor))
+    number = (
+        functools.partial(full, (), dtype=like._type.dtype)
+        if state.lazy is None
+        else functools.partial(Tensor._constant, dtype=like._type.dtype)
+    )
     out = []
     for x in operands:
         if not isinstance(x, (Tensor, int, float, complex)):
             raise TypeError(f"expected tensors and numbers as operands; got {type(x).__name__}")
-        out.append(x if isinstance(x, Tensor) else full((), x, like._type.dtype))
+        out.append(x if isinstance(x, Tensor) else number(x))
     return tuple(out)
 
 
@@ -455,7 +486,10 @@ def _without_data(op: Any, operands: tuple[Tensor, ...], attrs: dict[str, Any], 
     level = level_of(operands)
     if level is not None:
         return level.apply(op, operands, attrs, plan)
-    x = next(x for x in operands if x._data is None)
+    missing = [x for x in operands if x._data is None]
+    if all(map(fetch, missing)):  # of a call that runs in segments, in another thread
+        return apply(op, operands, attrs)
+    x = missing[0]
     raise with_line(
         RuntimeError(
             f"[{op.name}] expected tensors with data; {x._type} is abstract (it was made while "
@@ -478,6 +512,8 @@ def level_of(tensors: Sequence[Tensor]) -> Any:
 def check_inplace(target: Tensor, value_requires_grad: bool = False) -> None:
     """Raises RuntimeError, in PyTorch's words, where `target` may not be written in place."""
     data = target._data
+    if target._chain and waits(target):
+        data = ghost(layout_of(target))
     if data is not None:
         flags = data.flags
         if not flags.c_contiguous and overlaps_itself(data):
@@ -551,7 +587,11 @@ def assign(target: Tensor, value: Tensor) -> None:
     if level is not None:
         level.write(target, value)
     else:
-        if target._data is not None and value._data is not None:
+        if (
+            modes["lazy"] is None
+            and (value._data is not None or fetch(value))
+            and (target._data is not None or fetch(target))
+        ):
             np.copyto(target._data, value._data)
         storage.version += 1
         if info is not None and info.hidden:
@@ -575,8 +615,9 @@ def assign(target: Tensor, value: Tensor) -> None:
         # Unseen by the tape, or nothing that requires grad: the view's node still stands.
         if not info.base._requires_grad:
             info.version = storage.version - storage.hidden
-    if modes["recorder"] is not None:
-        state.recorder.write(target, value, user_line())
+    recorder = modes["recorder"]
+    if recorder is not None:
+        recorder.write(target, value, "" if recorder is modes["lazy"] else user_line())
 
 
 def _snapshot(x: Tensor) -> Tensor:

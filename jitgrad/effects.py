@@ -273,6 +273,8 @@ class Profile:
     and NumPy's code that the user's calls. imported: of each module that was asked for by name and
     not found loaded, and of its loading. identities: that id() was called. impure: of each effect,
     with the user's line. first_node: tape nodes with smaller numbers are older than the recording.
+
+    Attributes: threads, whether threads were started.
     """
 
     def __init__(
@@ -293,6 +295,7 @@ class Profile:
         self._foreign = foreign
         self._first_node = first_node
         self._importing = 0
+        self.threads = False
 
     def function(self) -> Callable[[FrameType, str, Any], None]:
         """What sys.setprofile takes. Most events come from our own code, and end here."""
@@ -346,6 +349,8 @@ class Profile:
                 self._identities()
             if owner != "jitgrad":
                 reason = impure_call(arg, owner)
+                if reason.startswith("calls threading."):
+                    self.threads = True
                 if reason and not _for_us(frame):
                     through = called_by_user(frame)
                     self._impure(f"calls {through}(), which {reason}" if through else reason,

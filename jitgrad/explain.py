@@ -20,13 +20,18 @@ from jitgrad.compiler.options import Options
 from jitgrad.recorder import Trace
 
 
+SENTENCES = ("the compiler", "it has", "an argument")
+"""How reasons begin that are sentences by themselves."""
+
+
 @dataclass
 class Stats:
     """Counts of one jitted function.
 
     traces: recorded calls. compiles: graphs compiled (a forward and its backward are two). hits:
-    calls of compiled code. fallbacks: calls that ran eagerly for a stated reason. segments: always
-    0 (not built yet). bytes: of the machine code that is held now.
+    calls of compiled code. fallbacks: calls that ran eagerly for a stated reason. segments: native
+    segments that ran, of calls whose Python runs each time. bytes: of the machine code that is held
+    now.
     """
 
     traces: int = 0
@@ -90,6 +95,8 @@ class Explanation:
         for decision in f.eager:
             at = f" (at {decision.line})" if decision.line else ""
             out.append(f"eager: {decision.reason}{at}")
+        if f.segmented is not None:
+            out += _segments_text(f.segmented)
         if f._refused:
             out.append(f"cannot be compiled: {f._refused}")
         if f.explain_last_miss():
@@ -137,6 +144,32 @@ class Explanation:
             f"[draw] expected a function that was compiled; {self.function.name} is not: call it "
             "twice first, and see explain() for why it runs eagerly"
         )
+
+
+def _segments_text(segmented: Any) -> list[str]:
+    """Why calls run in segments, and of each program: where it ends, and what it is."""
+    out = []
+    for reason, line in dict.fromkeys(segmented.reasons.values()):
+        out.append(f"in segments: {_sentence(reason)}{f' (at {line})' if line else ''}")
+    out.append(f"  {segmented.calls} calls")
+    for i, p in enumerate(segmented.segments.programs):
+        out.append(
+            f"segment {i}: ends as {p.why}{f' (at {p.line})' if p.line else ''}; {len(p.steps)} "
+            f"steps; {p.runs} runs, {p.native} of them native"
+        )
+        if p.compiled is not None:
+            r = p.compiled.report
+            out.append(
+                f"  {r.nodes_simplified} nodes after simplification; {r.kernels} kernels; "
+                f"{r.bytes_before} -> {r.bytes_after} bytes moved; compiled in {r.compile_ms:.0f} "
+                f"ms{' (from the disk cache)' if r.cached else ''}"
+            )
+            out += ["  " + line for line in str(p.graph).splitlines()]
+    return out
+
+
+def _sentence(reason: str) -> str:
+    return reason if reason.startswith(SENTENCES) else f"it {reason}"
 
 
 # -- check ---------------------------------------------------------------------------------------

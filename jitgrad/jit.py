@@ -48,6 +48,7 @@ def jit(
     fallback: str | None = None,
     pure: bool = False,
     check: bool = False,
+    segments: bool | None = None,
     name: str | None = None,
     static_argnums: int | Iterable[int] | None = None,
     static_argnames: str | Iterable[str] | None = None,
@@ -62,6 +63,9 @@ def jit(
         fallback: "warn", "error" or "silent" when a call runs eagerly; default JITGRAD_FALLBACK.
         pure: Python side effects (print, counters) may be skipped.
         check: each call also runs the references, and raises naming the first op that differs.
+        segments: whether calls that cannot be one graph (Python effects, values that Python reads)
+            run as compiled segments, with Python between them; False: they run eagerly. Default
+            JITGRAD_SEGMENTS.
         name: in reports and in the graph.
         static_argnums, static_argnames: arguments (positions, names) that code is made for, value
             by value; they must be hashable.
@@ -70,12 +74,14 @@ def jit(
     """
     if function is None:
         return functools.partial(
-            jit, fallback=fallback, pure=pure, check=check, name=name,
+            jit, fallback=fallback, pure=pure, check=check, segments=segments, name=name,
             static_argnums=static_argnums, static_argnames=static_argnames,
         )  # fmt: skip
     if isinstance(function, (staticmethod, classmethod)):
         raise TypeError("[jit] expected a function; put @jit below @staticmethod or @classmethod")
-    options: dict[str, Any] = {"fallback": fallback, "pure": pure, "check": check, "name": name}
+    options: dict[str, Any] = {
+        "fallback": fallback, "pure": pure, "check": check, "segments": segments, "name": name,
+    }  # fmt: skip
     if static_argnums is not None or static_argnames is not None:
         if is_module(function):
             function, options["name"] = function.__call__, name or type(function).__name__
@@ -112,7 +118,7 @@ def compile(
     """`jit`, with torch.compile's arguments (and jit's own beside them).
 
     Args:
-        fullgraph: what cannot be compiled raises (fallback="error").
+        fullgraph: what cannot be compiled as one graph raises (fallback="error", segments=False).
         dynamic: accepted. Each shape is compiled for itself, so True warns.
         backend: "inductor" is jitgrad's compiler; "eager" and "aot_eager" leave functions as they
             are.
@@ -139,6 +145,7 @@ def compile(
         )
     if fullgraph:
         jit_options.setdefault("fallback", "error")
+        jit_options.setdefault("segments", False)
     if dynamic:
         warn("[compile] dynamic=True: sizes are not symbolic yet; each new shape is compiled")
     if disable or backend in _EAGER_BACKENDS:

@@ -26,7 +26,7 @@ from jitgrad.compiler.ir import Graph
 from jitgrad.compiler.options import Options
 from jitgrad.compiler.symbolic import ShapeEnv
 from jitgrad.effects import Profile, is_module
-from jitgrad.explain import Explanation, Stats, check_run, compile_options, pair_options
+from jitgrad.explain import SENTENCES, Explanation, Stats, check_run, compile_options, pair_options
 from jitgrad.first_nan import watch_run
 from jitgrad.lifting import Lifter, leaf_names, plain
 from jitgrad.lowered import Lowered
@@ -35,6 +35,8 @@ from jitgrad.recompiles import STORM, refuse_recording, warn_of_storm
 from jitgrad.recorder import Recorder, Trace
 from jitgrad.replay import Specialisation
 from jitgrad.replay_support import MISS, overlap
+from jitgrad.segmented import Segmented
+from jitgrad.segments import Segments
 from jitgrad.runtime.errors import CompileError, FallbackWarning
 from jitgrad.runtime.knobs import knobs
 from jitgrad.runtime.userline import warn
@@ -79,6 +81,7 @@ class JitFunction:
         fallback: str | None = None,
         pure: bool = False,
         check: bool = False,
+        segments: bool | None = None,
         name: str | None = None,
     ) -> None:
         if not callable(function):
@@ -90,9 +93,11 @@ class JitFunction:
         known = getattr(function, "__qualname__", type(function).__name__)
         self.name: str = name or str(known)
         self._fallback, self._pure, self._check = fallback, pure, check
+        self._segments = segments
         self.specialisations: list[Specialisation] = []
         self.eager: list[Eager] = []
         self.forest = Forest()
+        self.segmented: Segmented | None = None
         self._counts = Stats()
         self._lock = threading.RLock()
         self._closed = False
@@ -108,7 +113,7 @@ class JitFunction:
     def _options(self) -> dict[str, Any]:
         return {
             "fallback": self._fallback, "pure": self._pure, "check": self._check,
-            "name": self.name,
+            "segments": self._segments, "name": self.name,
         }  # fmt: skip
 
     def __copy__(self) -> JitFunction:
@@ -158,6 +163,10 @@ class JitFunction:
                     self._move_to_front(spec)
                 return result
             first = False
+        if self.segmented is not None and self.segmented.admits(args, kwargs):
+            if state.anomaly:
+                return self.__wrapped__(*args, **kwargs)
+            return self.segmented.call(args, kwargs)
         return self._miss(args, kwargs)
 
     def _move_to_front(self, spec: Specialisation) -> None:
@@ -172,10 +181,11 @@ class JitFunction:
         """Counts of traces, compiles, hits, fallbacks and segments, up to now."""
         hits = sum(s.hits[0] for s in self.specialisations) + self._counts.hits
         c = self._counts
-        return Stats(c.traces, c.compiles, hits, c.fallbacks, c.segments, self._code_bytes())
+        segments = 0 if self.segmented is None else self.segmented.segments.ran
+        return Stats(c.traces, c.compiles, hits, c.fallbacks, segments, self._code_bytes())
 
     def _code_bytes(self) -> int:
-        """Bytes of the machine code that the specialisations hold."""
+        """Bytes of the machine code that specialisations and segments hold."""
         held: set[Any] = set()
         for spec in self.specialisations:
             pair, leaf = spec.trace.pair, spec.trace.leaf
@@ -185,6 +195,8 @@ class JitFunction:
             if leaf is not None:
                 parts = [leaf.part, *(branch.part for branch, _ in leaf.way)]
                 held.update(part.compiled for part in parts if part is not None)
+        if self.segmented is not None:
+            held.update(p.compiled for p in self.segmented.segments.programs)
         return sum({id(c.loaded): c.loaded.library.nbytes for c in held if c is not None}.values())
 
     def explain(self) -> Explanation:
@@ -218,6 +230,7 @@ class JitFunction:
             self.specialisations = []
             self.eager = []
             self.forest = Forest()
+            self.segmented = None
             self._closed = False
             self._refused = ""
 
@@ -289,6 +302,8 @@ class JitFunction:
                 self._closed = True
                 reason = f"it has {MAX_SPECIALISATIONS} specialisations already; the last misses: "
                 reason += "; ".join(self._last_miss[:3])
+                if self._run_in_segments(args, kwargs, reason, ""):
+                    return self.__wrapped__(*args, **kwargs)
                 guard = ArgumentGuard(structure, leaves, set())
                 self._run_eagerly(guard, Modes(), reason, "", training)
             else:
@@ -334,6 +349,10 @@ class JitFunction:
                     trace.cuts[0].line,
                 )
         if recorder.reason:
+            if not profile.threads and self._run_in_segments(
+                args, kwargs, recorder.reason, recorder.line
+            ):
+                return as_floats
             self._run_eagerly(guard, modes, recorder.reason, recorder.line, training)
             return as_floats
         assert trace is not None
@@ -480,6 +499,40 @@ class JitFunction:
             return run
         return lambda arrays: check_run(graph, compiled, arrays)
 
+    def _compile_segment(self, graph: Graph, options: Any) -> Any:
+        try:
+            from jitgrad.compiler.pipeline import compile_graph
+
+            compiled = compile_graph(graph, options)
+        except Exception as error:
+            text = f"the compiler cannot: {type(error).__name__}: {error}"
+            raise CompileError(text) from error
+        self._counts.compiles += 1
+        return compiled, self._runner(graph, compiled)
+
+    def _run_in_segments(self, args: Any, kwargs: Any, reason: str, line: str) -> bool:
+        """Whether later calls of this signature run in segments, for this reason."""
+        if not (knobs.segments if self._segments is None else self._segments):
+            return False
+        if self.segmented is None:
+            segments = Segments(
+                _graph_name(self.name), self._compile_segment, self._refuse_segment
+            )
+            self.segmented = Segmented(self.__wrapped__, segments)
+        self.segmented.admit(args, kwargs, reason, line)
+        return True
+
+    def _refuse_segment(self, error: CompileError) -> None:
+        """A segment that could not be compiled: its ops run one by one."""
+        mode = self._fallback or knobs.fallback
+        if mode == "error":
+            self._refused = str(error)
+            message = f"[jit] a segment of {self.name} cannot be compiled: {error}"
+            raise CompileError(message) from error
+        self._counts.fallbacks += 1
+        if mode == "warn":
+            warn(f"[jit] a segment of {self.name} runs op by op: {error}", FallbackWarning)
+
     def _drop(self, spec: Specialisation, error: Exception) -> None:
         """A specialisation that could not be compiled at its first hit."""
         with self._lock:
@@ -502,7 +555,7 @@ class JitFunction:
         training: tuple[bool, ...], cause: Exception | None = None,
     ) -> None:  # fmt: skip
         where = f" (at {line})" if line else ""
-        if not reason.startswith(("the compiler", "it has", "an argument")):
+        if not reason.startswith(SENTENCES):
             reason = f"it {reason}"
         mode = self._fallback or knobs.fallback
         if mode == "error":

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from jitgrad.pending import fetch
 from jitgrad.runtime import dtypes
 from jitgrad.state import defaults
 from jitgrad.storage import LevelStorage
@@ -160,7 +161,7 @@ def tensor_text(x: Tensor, prefix: str = "tensor(") -> str:
         return x._storage.level.text(x)
     dtype = x.dtype
     suffixes = []
-    if x._data is None:
+    if x._data is None and not fetch(x):
         body = f"..., size={list(x._type.shape)}"
         suffixes.append(f"dtype={dtype}")
     else:

@@ -131,7 +131,7 @@ def constant(value: Any, dtype: DType) -> Tensor:
     if isinstance(value, HostScalar):
         return cast(value.lift(), dtype)
     modes = state.__dict__
-    if modes["recorder"] is not None or modes["abstract"]:
+    if (modes["recorder"] is not None or modes["abstract"]) and modes["lazy"] is None:
         return full((), plain_number(value, dtype), dtype)
     # 0.0 and -0.0 are equal keys, so zeros are told apart by their text.
     key = (value or repr(value), type(value), dtype)

@@ -23,6 +23,8 @@ class State(threading.local):
         inference: inside inference_mode().
         abstract: ops are inferred only; results have no data.
         recorder: what is told of every op, write, rebind and raw read; or None.
+        lazy: the recorder of a call that runs in segments (lazy_recorder.py), also where `recorder`
+            is a level's; or None.
         anomaly, check_nan: errors in backward name the line of the forward operation
             (detect_anomaly), and gradients are checked for NaN.
         saved_hooks: pairs (pack, unpack) for what nodes save (autograd/graph.py), the last counts.
@@ -41,6 +43,7 @@ class State(threading.local):
     inference: bool
     abstract: bool
     recorder: Any
+    lazy: Any
     anomaly: bool
     check_nan: bool
     saved_hooks: tuple[Any, ...]
@@ -56,6 +59,7 @@ class State(threading.local):
         self.inference = False
         self.abstract = False
         self.recorder = None
+        self.lazy = None
         self.anomaly = False
         self.check_nan = True
         self.saved_hooks = ()

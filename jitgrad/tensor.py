@@ -18,6 +18,8 @@ from jitgrad.compiler.ops.record import OPS
 from jitgrad.compiler.symbolic import is_static, prod
 from jitgrad.compiler.types import TensorType
 from jitgrad.device import CPU, device
+from jitgrad.layouts import is_dense, layout_of
+from jitgrad.pending import export, fetch, waits
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import DType
 from jitgrad.state import bump_epoch, state
@@ -268,6 +270,8 @@ class Tensor(TensorMethods):
         if state.recorder is not None:
             state.recorder.raw_read(self, what)
         data = self._data
+        if data is None and fetch(self):
+            data = self._data
         if data is None:
             raise RuntimeError(
                 f"[{what}] expected a tensor with data; {self._type} is abstract (it was made "
@@ -275,9 +279,18 @@ class Tensor(TensorMethods):
             )
         return data
 
+    def _shared(self, what: str) -> np.ndarray[Any, Any]:
+        """The data, for others to keep: they see what is written to it later."""
+        data = self._array(what)
+        export(self._storage)
+        return data
+
     def stride(self, dim: int | None = None) -> Any:
         """Steps between elements, in elements, of every dimension or of one."""
-        if self._data is None or not self._data.size:
+        if waits(self):
+            item = self._type.dtype.itemsize
+            strides = tuple(s // item for s in layout_of(self)[1])
+        elif self._data is None or not self._data.size:
             steps: list[Any] = []
             step: Any = 1
             for d in reversed(self._type.shape):
@@ -300,7 +313,7 @@ class Tensor(TensorMethods):
 
     def data_ptr(self) -> int:
         """The address of the first element. Ends a trace."""
-        return int(self._array("data_ptr").__array_interface__["data"][0])
+        return int(self._shared("data_ptr").__array_interface__["data"][0])
 
     const_data_ptr = data_ptr
 
@@ -340,6 +353,8 @@ class Tensor(TensorMethods):
 
     def is_contiguous(self, memory_format: Any = None) -> bool:
         """Whether elements lie in row-major order without gaps."""
+        if waits(self):
+            return is_dense(self)
         return True if self._data is None else bool(self._data.flags.c_contiguous)
 
     def is_shared(self) -> bool:
@@ -363,6 +378,8 @@ class Tensor(TensorMethods):
         out._out = 0
         out._requires_grad = False
         out._view = None
+        if self._data is None and state.lazy is not None:
+            state.lazy.follow(out)
         return out
 
     def detach(self) -> Tensor:
@@ -531,7 +548,7 @@ class Tensor(TensorMethods):
                 "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() "
                 "instead."
             )
-        return self._array("numpy")
+        return self._shared("numpy")
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         array = self.numpy()
@@ -552,7 +569,7 @@ class Tensor(TensorMethods):
             raise BufferError(
                 "Can't export tensors that require gradient, use tensor.detach() first"
             )
-        return self._array("__dlpack__").__dlpack__(*args, **kwargs)
+        return self._shared("__dlpack__").__dlpack__(*args, **kwargs)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return (1, 0)

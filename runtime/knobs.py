@@ -145,6 +145,13 @@ TABLE = [
         frozenset(),
         "Log why functions are compiled anew; how long each step of a compilation takes.",
     ),
+    Knob(
+        "segments",
+        SWITCH,
+        True,
+        "0: functions under @jit that cannot be one graph run eagerly, not as compiled segments "
+        "with Python between them.",
+    ),
     Knob("verify", SWITCH, False, "Check the program after every pass of the compiler."),
     Knob("cache", SWITCH, True, "0: neither read nor write the disk cache of compiled code."),
     Knob(
@@ -202,6 +209,7 @@ class Knobs(threading.local):
     eager: str
     dump: frozenset[str]
     log: frozenset[str]
+    segments: bool
     verify: bool
     cache: bool
     cache_dir: str | None

@@ -185,6 +185,7 @@ REASONS = [
 
 
 @pytest.mark.parametrize(("function", "reason"), REASONS, ids=lambda v: getattr(v, "__name__", ""))
+@knob(segments=False)
 def test_runs_eagerly_with_a_reason(function: Any, reason: str) -> None:
     COUNTER.n, COUNTER.seen[:] = 0, []
     globals()["TOTAL"] = 0
@@ -211,6 +212,7 @@ def test_new_iterators_compile() -> None:
     assert f.stats.hits == 2
 
 
+@knob(segments=False)
 def test_reason_names_the_users_line() -> None:
     @jit(fallback="warn")
     def f(x: Any) -> Any:
@@ -222,6 +224,7 @@ def test_reason_names_the_users_line() -> None:
         f(X)
 
 
+@knob(segments=False)
 def test_escape_is_found_and_named() -> None:
     class Hide:
         __slots__ = ("inside",)
@@ -245,6 +248,7 @@ def test_escape_is_found_and_named() -> None:
     np.testing.assert_array_equal(hide.inside.numpy(), 6 * X.numpy())
 
 
+@knob(segments=False)
 def test_fallback_error_and_silent() -> None:
     with pytest.raises(CompileError, match="cannot be compiled: it calls print"):
         jit(prints, fallback="error")(X)
@@ -331,6 +335,7 @@ def test_each_shape_is_compiled_once() -> None:
     assert f.stats.traces == 3 and f.stats.hits == 3
 
 
+@knob(segments=False)
 def test_too_many_specialisations() -> None:
     @jit
     def f(x: Any, n: int) -> Any:
@@ -417,6 +422,7 @@ def test_leaf_and_custom_function_inside() -> None:
     assert f.stats.hits == 1
 
 
+@knob(segments=False)
 def test_backward_through_an_older_tape_is_refused() -> None:
     w = jg.ones(3, requires_grad=True)
 

@@ -12,6 +12,7 @@ import pytest
 
 import jitgrad as jg
 from jitgrad.runtime.errors import FallbackWarning
+from jitgrad.runtime.knobs import knob
 
 Make = Callable[[], tuple[jg.Tensor, jg.Tensor]]
 
@@ -223,6 +224,7 @@ def test_contents_of_arrays_that_change_between_calls(where: Callable[..., Any])
             np.testing.assert_array_equal(fast(x).numpy(), want)
 
 
+@knob(segments=False)
 def test_a_large_array_as_an_argument_is_a_reason() -> None:
     """Its contents would be too much to compare at each call."""
     a = np.zeros(5000, np.float32)

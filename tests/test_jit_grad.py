@@ -251,6 +251,7 @@ def test_custom_function() -> None:
     compare(lambda x: Cube.apply(x) * 2, (3,))
 
 
+@knob(segments=False)
 def test_hooks_on_leaves_run_once() -> None:
     w = leaf(3)
     seen: list[Any] = []
@@ -333,6 +334,7 @@ def test_attribute_on_the_tape(inside: bool) -> None:
     assert steps[0].stats.hits == 2
 
 
+@knob(segments=False)
 def test_state_on_the_tape_of_the_call_before() -> None:
     """It is differentiated through both calls: the second runs eagerly, with its reason."""
     models = [Remembers(), Remembers()]
@@ -349,6 +351,7 @@ def test_state_on_the_tape_of_the_call_before() -> None:
     assert steps[0].stats.fallbacks == 3
 
 
+@knob(segments=False)
 def test_an_alias_made_inside_may_require_grad() -> None:
     """x.detach().requires_grad_() of an argument, differentiated inside; kept, it is an effect."""
     kept: list[Any] = []

@@ -14,6 +14,7 @@ import pytest
 import jitgrad as jg
 from jitgrad.jit import jit
 from jitgrad.runtime.errors import CompileError
+from jitgrad.runtime.knobs import knob
 
 
 def plain() -> list[Any]:
@@ -112,6 +113,7 @@ def test_a_strided_view_of_an_argument_lies_where_the_argument_does() -> None:
 
 
 @pytest.mark.parametrize("name", ["grad_fn", "version", "address of the storage"])
+@knob(segments=False)
 def test_what_cannot_be_guarded_is_refused(name: str) -> None:
     with pytest.raises(CompileError, match="grad_fn|in Python"):
         jit(lambda x: (x * 2, ASKED[name](x)), fallback="error")(on_the_tape()[1])

@@ -563,6 +563,7 @@ def test_data_written_in_place_and_set(form: str) -> None:
     assert version == version_then
 
 
+@knob(segments=False)
 def test_data_set_to_other_memory_runs_eagerly() -> None:
     w = jg.ones(2, requires_grad=True)
 

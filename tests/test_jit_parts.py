@@ -13,6 +13,7 @@ import pytest
 
 import jitgrad as jg
 from jitgrad.runtime.errors import CompileError
+from jitgrad.runtime.knobs import knob
 
 
 def _data(requires_grad: bool = False) -> jg.Tensor:
@@ -160,6 +161,7 @@ def test_a_captured_part_that_is_written() -> None:
 
 @pytest.mark.parametrize("order", ["write first", "read first"])
 @pytest.mark.parametrize("to", [0, 1])
+@knob(segments=False)
 def test_a_part_that_is_written(order: str, to: int) -> None:
     def f(x: jg.Tensor, y: jg.Tensor) -> Any:
         before = x * y if order == "read first" else None

@@ -23,6 +23,7 @@ import jitgrad as jg
 from jitgrad import nn, optim
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.jit import jit
+from jitgrad.runtime.knobs import knob
 
 X = jg.tensor([1.0, 2.0, 3.0])
 
@@ -133,6 +134,7 @@ LOGGER.propagate = False
 
 
 @pytest.mark.parametrize("reason", REASONS)
+@knob(segments=False)
 def test_reasons_name_what_the_user_called(reason: str) -> None:
     f = jit(REASONS[reason], fallback="silent")
     f(X)
@@ -181,6 +183,7 @@ def test_pure_skips_what_the_function_changes(monkeypatch: pytest.MonkeyPatch) -
     assert f.stats.traces == 3
 
 
+@knob(segments=False)
 def test_pure_skips_nothing_that_compiled_code_reads() -> None:
     w = [jg.ones(3)]
 

@@ -491,6 +491,7 @@ def test_lifted_floats_and_shapes_grow_trees_of_their_own() -> None:
 
 
 # -- limits --------------------------------------------------------------------------------------
+@knob(segments=False)
 def test_a_tree_has_sixteen_leaves() -> None:
     def f(x: Any) -> Any:
         return x * int(x[0])
@@ -504,6 +505,7 @@ def test_a_tree_has_sixteen_leaves() -> None:
     assert not jitted.specialisations
 
 
+@knob(segments=False)
 def test_other_shapes_keep_their_trees_when_one_grows_too_large() -> None:
     @jit(fallback="silent")
     def f(x: Any) -> Any:
@@ -525,6 +527,7 @@ def test_other_shapes_keep_their_trees_when_one_grows_too_large() -> None:
         lambda t: t.double().tolist(),
     ],
 )  # fmt: skip
+@knob(segments=False)
 def test_floats_and_arrays_are_no_outcomes(read: Any) -> None:
     @jit(fallback="warn")
     def f(x: Any) -> Any:

@@ -5,6 +5,7 @@ import pytest
 
 import jitgrad as t
 from jitgrad import nn, optim
+from jitgrad.runtime.knobs import knob
 
 
 def parameter(*numbers):
@@ -218,6 +219,7 @@ def test_a_rate_that_the_step_sets_itself_is_used_at_once():
     assert p.item() == 1 - 0.5 - 0.25 - 0.25 - 0.125
 
 
+@knob(segments=False)
 def test_a_scheduler_inside_says_why_it_is_not_compiled():
     p = parameter(1.0)
     o = optim.SGD([p], lr=0.5)

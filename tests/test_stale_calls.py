@@ -20,6 +20,7 @@ import jitgrad as jg
 import jitgrad.nn.functional as F
 from jitgrad import nn, optim
 from jitgrad.jit import JitFunction, jit
+from jitgrad.runtime.knobs import knob
 
 X = jg.tensor([1.0, 2.0, 3.0])
 Step = Callable[[Any, Any], Any]
@@ -63,8 +64,11 @@ def compiled(make: Callable[[], tuple[Any, Any]], steps: list[Step]) -> JitFunct
 
 
 def eager(make: Callable[[], tuple[Any, Any]], steps: list[Step], reason: str) -> None:
-    f = run(make, steps, "silent")
-    assert f.stats.hits == 0 and reason in f.eager[0].reason
+    with knob(segments=False):
+        f = run(make, steps, "silent")
+        assert f.stats.hits == 0 and reason in f.eager[0].reason
+    f = run(make, steps, "error")  # in segments
+    assert f.stats.hits == 0
 
 
 def only(f: Any) -> Callable[[], tuple[Any, Any]]:

@@ -22,6 +22,7 @@ from jitgrad.tape.node import (
     edge_of,
     edges_of,
     save_tensor,
+    saved_data,
     version_error,
     zeros_of,
 )
@@ -137,6 +138,8 @@ class FunctionNode(Node):
                 found.append(self._unpacked(saved, *source))
                 continue
             data, storage, chain, type_, version = saved
+            if data is None:
+                data = saved_data(storage, chain)
             now = storage.version - storage.hidden
             if now != version:
                 raise version_error(self, f"saved tensor {i}", type_, version, now)

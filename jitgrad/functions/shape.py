@@ -12,6 +12,8 @@ from jitgrad.compiler.symbolic import prod as dims_product
 from jitgrad.compiler.types import broadcast_shapes
 from jitgrad.dispatch import apply
 from jitgrad.functions.args import as_dim, as_shape, expect_tensor, infer_minus_one, one_axis
+from jitgrad.layouts import can_view, is_dense, layout_of
+from jitgrad.pending import fetch, waits
 from jitgrad.promotion import cast, constant, result_type
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import DType
@@ -22,6 +24,8 @@ from jitgrad.tensor import Size, Tensor, root_of
 def _viewable(x: Tensor, shape: tuple[Any, ...]) -> bool:
     """Whether x's memory can be seen under this shape without a copy."""
     data = x._data
+    if waits(x):
+        return is_dense(x) or can_view(OPS["reshape"], {"shape": shape}, layout_of(x))
     if data is None:  # abstract: as if made anew, unless seen through something but reshapes
         return all(op.name == "reshape" for op, _ in x._chain)
     if data.flags.c_contiguous:
@@ -49,7 +53,8 @@ def view(input: Tensor, *positional: Any, size: Any = None, dtype: DType | None 
         return view_dtype(input, positional[0])
     given = as_shape(positional if size is None else (size,))
     sizes = infer_minus_one("view", given, input.numel())
-    if input._data is not None and not _viewable(input, sizes) and _fits(input, sizes):
+    known = input._data is not None or waits(input)
+    if known and not _viewable(input, sizes) and _fits(input, sizes):
         raise RuntimeError(
             "view size is not compatible with input tensor's size and stride (at least one "
             "dimension spans across two contiguous subspaces). Use .reshape(...) instead. (Tensor "
@@ -134,6 +139,8 @@ def alias(input: Tensor) -> Tensor:
 
 def strides_known(x: Tensor) -> bool:
     """Whether x's memory lies in its root's row-major order, so that strides can be spoken of."""
+    if waits(x):
+        fetch(x)
     root = x._storage.array
     if x._data is None or root is None:
         return all(op.name == "reshape" for op, _ in x._chain)
@@ -466,6 +473,8 @@ def contiguous(input: Tensor, memory_format: Any = None) -> Tensor:
     """The tensor itself if its elements lie in row-major order, else a copy."""
     if input._data is not None:
         return input if input._data.flags.c_contiguous else _dense(input)
+    if waits(input):
+        return input if is_dense(input) else clone(input)
     return input if not input._chain else clone(input)
 
 

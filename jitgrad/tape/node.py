@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from jitgrad.compiler.ops.record import MANY, OPS
 from jitgrad.compiler.types import TensorType
+from jitgrad.pending import shown
 from jitgrad.runtime.userline import line_of, user_frame
 from jitgrad.state import bump_epoch, state
 from jitgrad.storage import Storage
@@ -215,6 +216,8 @@ class Node:
             data, storage, chain, type_, version = x._data, x._storage, x._chain, x._type, None
         else:
             data, storage, chain, type_, version = saved  # type: ignore[misc]
+            if data is None:
+                data = saved_data(storage, chain)
         if version is not None and storage.version - storage.hidden != version:
             what = f"operand {i}" if i >= 0 else "its result"
             raise version_error(self, what, type_, version, storage.version - storage.hidden)
@@ -222,7 +225,7 @@ class Node:
         if i >= 0:
             edge, slot = self.edges[i], self.slots[i]
             if isinstance(edge, Tensor):
-                if edge._data is data and edge._storage is storage:
+                if edge._storage is storage and (edge._data is data or edge._chain is chain):
                     return edge
                 # The leaf has other data by now; a gradient still goes to it.
                 node = LeafNode(edge)
@@ -235,6 +238,8 @@ class Node:
         out._node, out._out = node, slot
         out._requires_grad = node is not None
         out._view = None
+        if data is None and state.lazy is not None:
+            state.lazy.follow(out)
         return out
 
     def protect(self, storage: Storage, snapshot: Callable[[Tensor], Tensor]) -> None:
@@ -266,7 +271,15 @@ def saved_tensor(saved: Saved) -> Tensor:
     out: Tensor = _new(Tensor)
     out._data, out._storage, out._chain, out._type, _ = saved
     out._node, out._out, out._requires_grad, out._view = None, 0, False, None
+    if out._data is None:
+        out._data = saved_data(out._storage, out._chain)
     return out
+
+
+def saved_data(storage: Storage, chain: Any) -> Any:
+    """The data of a tensor that was saved without, in a call that runs in segments: it may be there
+    by now."""
+    return None if storage.array is None else shown(storage.array, chain)
 
 
 class Packed:

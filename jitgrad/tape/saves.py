@@ -72,8 +72,8 @@ def reads_of_gradients(
         taint.mark(x, frozenset((key,)))
         return x
 
-    before = (state.abstract, state.recorder, state.grad_enabled)
-    state.abstract, state.recorder, state.grad_enabled = True, taint, False
+    before = (state.abstract, state.recorder, state.lazy, state.grad_enabled)
+    state.abstract, state.recorder, state.lazy, state.grad_enabled = True, taint, None, False
     try:
         operands = [stand_in(i, t) for i, t in enumerate(operand_types)]
         if op.nout == 1:
@@ -86,5 +86,5 @@ def reads_of_gradients(
     except (RuntimeError, TypeError, AttributeError, ValueError, IndexError):
         return whole
     finally:
-        state.abstract, state.recorder, state.grad_enabled = before
+        state.abstract, state.recorder, state.lazy, state.grad_enabled = before
     return tuple(taint.of(x) for x in found)

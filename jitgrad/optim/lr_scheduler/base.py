@@ -61,7 +61,7 @@ def warn_epoch() -> None:
 
 
 def leave_trace() -> None:
-    """Called before a schedule counts: a function that is being recorded runs eagerly."""
+    """Called before a schedule counts: a function that is being recorded runs in segments."""
     if state.recorder is not None and hasattr(state.recorder, "give_up"):
         state.recorder.give_up("steps a scheduler, whose counters are Python numbers")
 
