@@ -344,7 +344,8 @@ def _lazy_view(op: Any, x: Tensor, attrs: dict[str, Any], plan: Plan) -> Tensor:
         return wrap(None, plan.types)
     if data is not None:
         try:
-            data = plan.kernel(data, **attrs)
+            kernel = plan.kernel
+            data = op.reference(data, **attrs) if kernel is None else kernel(data)
         except Exception as error:
             raise with_line(error)  # noqa: B904 (see with_line)
     return as_view(op, x, attrs, data, plan.types)

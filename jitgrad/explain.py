@@ -19,7 +19,6 @@ from jitgrad.compiler.ir import Graph
 from jitgrad.compiler.options import Options
 from jitgrad.recorder import Trace
 
-
 SENTENCES = ("the compiler", "it has", "an argument")
 """How reasons begin that are sentences by themselves."""
 

@@ -35,11 +35,11 @@ from jitgrad.recompiles import STORM, refuse_recording, warn_of_storm
 from jitgrad.recorder import Recorder, Trace
 from jitgrad.replay import Specialisation
 from jitgrad.replay_support import MISS, overlap
-from jitgrad.segmented import Segmented
-from jitgrad.segments import Segments
 from jitgrad.runtime.errors import CompileError, FallbackWarning
 from jitgrad.runtime.knobs import knobs
 from jitgrad.runtime.userline import warn
+from jitgrad.segmented import Segmented
+from jitgrad.segments import Segments
 from jitgrad.sources import Captured
 from jitgrad.state import abstract_mode, state
 from jitgrad.tensor import Tensor
@@ -499,25 +499,19 @@ class JitFunction:
             return run
         return lambda arrays: check_run(graph, compiled, arrays)
 
-    def _compile_segment(self, graph: Graph, options: Any) -> Any:
+    def _compile_segment(self, graph: Graph, options: Options) -> Any:
         try:
-            from jitgrad.compiler.pipeline import compile_graph
-
-            compiled = compile_graph(graph, options)
+            return self._compiled(graph, options)
         except Exception as error:
             text = f"the compiler cannot: {type(error).__name__}: {error}"
             raise CompileError(text) from error
-        self._counts.compiles += 1
-        return compiled, self._runner(graph, compiled)
 
     def _run_in_segments(self, args: Any, kwargs: Any, reason: str, line: str) -> bool:
         """Whether later calls of this signature run in segments, for this reason."""
         if not (knobs.segments if self._segments is None else self._segments):
             return False
         if self.segmented is None:
-            segments = Segments(
-                _graph_name(self.name), self._compile_segment, self._refuse_segment
-            )
+            segments = Segments(_graph_name(self.name), self._compile_segment, self._refuse_segment)
             self.segmented = Segmented(self.__wrapped__, segments)
         self.segmented.admit(args, kwargs, reason, line)
         return True

@@ -37,7 +37,7 @@ def layout_of(x: Tensor) -> Layout:
         layout: Layout = (tuple(root.shape), tuple(root.strides), root.dtype)
     else:
         type_ = x._storage.type
-        layout = dense(tuple(type_.shape), type_.dtype.np)
+        layout = dense(tuple(map(int, type_.shape)), type_.dtype.np)
     for op, attrs in x._chain:
         layout = _through(op, attrs, layout)
     return layout

@@ -12,6 +12,7 @@ derived where they are read, from the value that their storage holds then.
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import weakref
@@ -118,7 +119,7 @@ class LazyRecorder:
             for x in operands:
                 n = numbers.get(x._storage) if not x._chain else self._shown(x)
                 key.append(self._enter(x) if n is None else n)
-            first = self._advance(tuple(key), op, attrs, plan)
+            first = self._advance(key, op, attrs, plan)
             if op.nout == 1:
                 numbers[out._storage] = first
                 self.made.append(weakref.ref(out))
@@ -203,14 +204,21 @@ class LazyRecorder:
             return storage in self.numbers
         return storage in self.writes
 
-    def _advance(self, key: Any, op: Any, attrs: Any, plan: Plan) -> int:
-        """Takes a step, made if it is new; the number of its first value."""
-        step = self.step.next.get(key)
+    def _advance(self, key: list[Any], op: Any, attrs: Any, plan: Plan) -> int:
+        """Takes a step, made if it is new; the number of its first value. key: the plan and the
+        numbers of the operands."""
+        inputs = key[1:]
+        if attrs:
+            for value in attrs.values():
+                if type(value) is float and value == 0.0:  # plans do not tell 0.0 from -0.0
+                    key.append(math.copysign(1.0, value))
+        whole = tuple(key)
+        step = self.step.next.get(whole)
         if step is None:
             types = plan.types if op.nout > 1 else (plan.types,)
             step = self._grow("op", types)
-            step.op, step.attrs, step.kernel, step.inputs = op, attrs, plan.kernel, key[1:]
-            self.step.next[key] = step
+            step.op, step.attrs, step.kernel, step.inputs = op, attrs, plan.kernel, tuple(inputs)
+            self.step.next[whole] = step
         first = self.count
         if op.checked or op.host:
             self.lines[first] = user_line()
@@ -227,7 +235,7 @@ class LazyRecorder:
 
     def _node(self, op: Any, values: Sequence[LazyValue], attrs: Any) -> list[LazyValue]:
         plan = plan_of(op, tuple(values), attrs)
-        first = self._advance((plan, *[x.number for x in values]), op, attrs, plan)
+        first = self._advance([plan, *[x.number for x in values]], op, attrs, plan)
         out = plan.types if op.nout > 1 else (plan.types,)
         return [LazyValue(self, first + i, t) for i, t in enumerate(out)]
 
@@ -255,6 +263,7 @@ class LazyRecorder:
                     f"[jit] expected a tensor with data; {x._type} has none: computing it failed"
                 )
             array = storage.array
+        assert array is not None
         if storage in exported:
             return self._exported(storage, x)
         if not array.shape and not array.flags.writeable:

@@ -23,9 +23,7 @@ be there at once, and it can change without a word."""
 
 def waits(x: Any) -> bool:
     """Whether a tensor has no data as yet: it was made in a call that runs in segments."""
-    return (
-        x._data is None and state.lazy is not None and type(x._storage) is not LevelStorage
-    )
+    return x._data is None and state.lazy is not None and type(x._storage) is not LevelStorage
 
 
 def shown(array: Any, chain: Any) -> Any:

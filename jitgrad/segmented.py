@@ -67,7 +67,7 @@ def _finish(recorder: LazyRecorder) -> None:
     """Computes what an error of the user's left waiting. (An error in that is not the first.)"""
     try:
         recorder.flush("the call raises")
-    except Exception:  # noqa: BLE001 (the function's own error stands)
+    except Exception:
         return
 
 

@@ -39,7 +39,8 @@ class Step:
 
     Attributes:
         kind: "root", "op", "input" (a tensor with data), or "number" (a Python number).
-        op, attrs, kernel, inputs: of an op; inputs are numbers of values.
+        op, attrs, kernel, inputs: of an op, as dispatch's plans have them; inputs are numbers of
+            values.
         types: of the results.
         strides: of an input that is not dense, in elements.
         data: of a number, its 0-d array.
@@ -195,8 +196,13 @@ class Program:
                 elif step.kind == "number":
                     values.append(step.data)
                 else:
+                    operands = [values[n] for n in step.inputs]
+                    kernel = step.kernel
                     try:
-                        found = step.kernel(*[values[n] for n in step.inputs], **step.attrs)
+                        if kernel is None:
+                            found = step.op.reference(*operands, **step.attrs)
+                        else:
+                            found = kernel(*operands)
                     except Exception as error:
                         raise _at(error, lines.get(step.first, step.line))  # noqa: B904 (as above)
                     if step.op.nout == 1:

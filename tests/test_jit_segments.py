@@ -347,7 +347,7 @@ def test_numbers_that_change_become_inputs():
 
         def f(i):
             n[0] += 1
-            return X * (0.5 * n[0]) + n[0] - 2**n[0]
+            return X * (0.5 * n[0]) + n[0] - 2 ** n[0]
 
         return f, lambda: n
 
@@ -384,7 +384,7 @@ def test_a_long_function_is_cut(monkeypatch):
     assert 4 <= f.stats.segments - before <= 9
 
 
-# -- mutation ----------------------------------------------------------------------------------------
+# -- mutation --------------------------------------------------------------------------------------
 def test_writes_to_what_is_outside():
     def make():
         buf, n = jitgrad.zeros(4), [0]
@@ -525,7 +525,7 @@ def test_bad_writes_are_refused_as_in_eager_code():
     check(make)
 
 
-# -- errors ------------------------------------------------------------------------------------------
+# -- errors ----------------------------------------------------------------------------------------
 def test_an_exception_leaves_what_eager_code_leaves():
     def make():
         buf, log = jitgrad.zeros(3), []
@@ -626,7 +626,7 @@ def test_keyboard_interrupt_leaves_things_usable():
     assert f(X, False).equal(X.exp()) or jitgrad.allclose(f(X, False), X.exp())
 
 
-# -- the tape ----------------------------------------------------------------------------------------
+# -- the tape --------------------------------------------------------------------------------------
 def test_backward_outside_of_what_a_segment_made():
     def run(wrap):
         w = jitgrad.tensor([1.0, 2.0, 3.0], requires_grad=True)
@@ -712,7 +712,7 @@ def test_detect_anomaly_inside():
             f(x)
 
 
-# -- training ------------------------------------------------------------------------------------------
+# -- training --------------------------------------------------------------------------------------
 def model_of():
     return nn.Sequential(
         nn.Linear(6, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 3)
@@ -895,7 +895,7 @@ def test_state_dict_and_copies_inside():
     check(make)
 
 
-# -- composition ---------------------------------------------------------------------------------------
+# -- composition -----------------------------------------------------------------------------------
 def test_jitted_functions_inside():
     inner = jitgrad.jit(lambda x: x.exp() + 1)
 
@@ -994,7 +994,7 @@ def test_methods_and_modules():
     assert fast.stats.segments > 0
 
 
-# -- threads -------------------------------------------------------------------------------------------
+# -- threads ---------------------------------------------------------------------------------------
 def test_another_thread_reads_what_waits():
     found = []
 
@@ -1054,7 +1054,7 @@ def test_many_threads_call_one_function():
     assert not errors
 
 
-# -- options and reports ---------------------------------------------------------------------------------
+# -- options and reports ---------------------------------------------------------------------------
 def test_segments_can_be_refused():
     def f(x):
         print(end="")
