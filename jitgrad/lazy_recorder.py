@@ -169,7 +169,7 @@ class LazyRecorder:
     def _ignore(self, *what: Any) -> None:
         """Python runs each time: what it reads needs no guard."""
 
-    slot_read = tape_read = truth = specialise = constant = postpone = _ignore
+    slot_read = tape_read = truth = specialise = constant = postpone = number_of = _ignore
 
     def raw_read(self, x: Any, what: str) -> None:
         storage = x if isinstance(x, Storage) else x._storage

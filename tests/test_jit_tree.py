@@ -244,6 +244,7 @@ def test_a_number_is_compared_with_an_argument() -> None:
     agree(f, [(UP, 20.0), (UP, 10.0), (UP, 15.5), (DOWN, 3.0), (DOWN, 14.5), (MIXED, 2.5)], 2)
 
 
+@knob(segments=False)
 def test_numbers_that_code_keeps_become_floats() -> None:
     """The function runs eagerly then, but what it kept is what eager code keeps."""
     log: list[Any] = []

@@ -181,7 +181,7 @@ def _repeated(repeats: Tensor) -> Tensor:
         raise RuntimeError(
             f"repeat_interleave only accept 1D vector as repeat; got {repeats._type}"
         )
-    if state.recorder is not None and not state.levels:
+    if state.recorder is not None and state.lazy is None and not state.levels:
         text = "repeats can not be negative; got {value}"
         repeats = expect_range(cast(repeats, dtypes.int64), 0, 2**63 - 1, RuntimeError, text)
         return _of_size(repeats, int(repeats.sum()))

@@ -203,7 +203,7 @@ def index_fill(input: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
 def nonzero(input: Tensor, *, as_tuple: bool = False) -> Any:
     """The indices of the elements that are not zero, (n, ndim) int64. Under jit their number is a
     value that Python looks at."""
-    if state.recorder is not None and not state.levels:
+    if state.recorder is not None and state.lazy is None and not state.levels:
         columns = coordinates(positions_of(input != 0), input._type.shape or (1,))
         if as_tuple:
             return tuple(columns)

@@ -323,7 +323,7 @@ def bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -
         raise RuntimeError(
             f"bincount only supports 1-d non-negative integral inputs; got {input._type}"
         )
-    if state.recorder is not None and not state.levels:
+    if state.recorder is not None and state.lazy is None and not state.levels:
         return _counted(input, weights, minlength)
     array = input._array("bincount")
     if array.size and array.min() < 0:
@@ -360,7 +360,7 @@ def unique(
     """The distinct elements (slices along dim), ascending; with the place of each element among
     them, and how often each occurs, where asked. NaN is distinct from NaN. Under jit Python looks
     at how many there are; slices along dim end a trace."""
-    if state.recorder is not None and not state.levels and dim is None:
+    if state.recorder is not None and state.lazy is None and not state.levels and dim is None:
         flat = input.reshape(-1)
         ordered, order = sort(flat)
         found, places, lengths = _runs(ordered)
@@ -381,7 +381,7 @@ def unique_consecutive(
 ) -> Any:
     """The elements (slices along dim) without those equal to the one before. Under jit Python looks
     at how many there are; slices along dim end a trace."""
-    if state.recorder is not None and not state.levels and dim is None:
+    if state.recorder is not None and state.lazy is None and not state.levels and dim is None:
         found, places, lengths = _runs(input.reshape(-1))
         return _asked(found, places.reshape(input.shape), lengths, return_inverse, return_counts)
     array = input._array("unique_consecutive")
