@@ -56,6 +56,8 @@ from jitgrad import info as info
 from jitgrad import inplace as inplace
 from jitgrad import jit_function as jit_function
 from jitgrad import jitted_module as jitted_module
+from jitgrad import layouts as layouts
+from jitgrad import lazy_recorder as lazy_recorder
 from jitgrad import levels as levels
 from jitgrad import lifting as lifting
 from jitgrad import linalg as linalg
@@ -70,6 +72,7 @@ from jitgrad import onnx as onnx
 from jitgrad import optim as optim
 from jitgrad import overrides as overrides
 from jitgrad import pair as pair
+from jitgrad import pending as pending
 from jitgrad import printing as printing
 from jitgrad import promotion as promotion
 from jitgrad import public as public
@@ -86,6 +89,8 @@ from jitgrad import results as results
 from jitgrad import return_types as return_types
 from jitgrad import runtime as runtime
 from jitgrad import scripting as scripting
+from jitgrad import segmented as segmented
+from jitgrad import segments as segments
 from jitgrad import serialization as serialization
 from jitgrad import serve as serve
 from jitgrad import settings as settings
@@ -168,7 +173,7 @@ int64: DType
 int8: DType
 class _Jit:
     def __getattr__(self, name: builtins.str) -> Any: ...
-    def __call__(self, function: Any = ..., *, fallback: builtins.str | None = ..., pure: builtins.bool = ..., check: builtins.bool = ..., name: builtins.str | None = ..., static_argnums: builtins.int | Iterable[builtins.int] | None = ..., static_argnames: builtins.str | Iterable[builtins.str] | None = ...) -> Any: ...
+    def __call__(self, function: Any = ..., *, fallback: builtins.str | None = ..., pure: builtins.bool = ..., check: builtins.bool = ..., segments: builtins.bool | None = ..., name: builtins.str | None = ..., static_argnums: builtins.int | Iterable[builtins.int] | None = ..., static_argnames: builtins.str | Iterable[builtins.str] | None = ...) -> Any: ...
 jit: _Jit
 layout: builtins.type[Any]
 long: DType
