@@ -16,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
-VARYING = re.compile(r"\b\d[\d,.]*(?= ?(?:ms|us|s|KB|MB|bytes|threads|x)\b)")
+VARYING = re.compile(r"(?<=\bbytes=)\d+|\b\d[\d,.]*(?= ?(?:ms|us|s|KB|MB|bytes|threads|x)\b(?!=))")
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
 
 
