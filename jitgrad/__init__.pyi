@@ -45,6 +45,7 @@ from jitgrad import exported_file as exported_file
 from jitgrad import facts as facts
 from jitgrad import fft as fft
 from jitgrad import fills as fills
+from jitgrad import first_nan as first_nan
 from jitgrad import func as func
 from jitgrad import functions as functions
 from jitgrad import fx as fx
