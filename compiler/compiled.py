@@ -18,7 +18,7 @@ from jitgrad.compiler.host_call import HostCall
 from jitgrad.compiler.image import CONTROL, Image
 from jitgrad.compiler.interpret import first_fault, unknown_fault
 from jitgrad.compiler.ir import Graph, Node, inner_nodes, node_at, with_line
-from jitgrad.compiler.symbolic import Sym, evaluate
+from jitgrad.compiler.symbolic import MAX_KNOWN, Sym, evaluate
 from jitgrad.runtime import buffers, launch
 from jitgrad.runtime.dtypes import BY_NAME
 from jitgrad.runtime.errors import InternalError
@@ -74,7 +74,6 @@ class Compiled:
         first = len(graph.outputs)
         values = graph.results()
         self._results = [v.type for v in (*values[:first], *values[first + writes :])]
-        self._shapes = [(t.shape, t.dtype.np) for t in self._results]
         # Of symbolic graphs the shapes differ from call to call: see _run_symbolic.
         self._make = [
             buffers.array_maker(tuple(shape), BY_NAME[dtype].np)
@@ -82,6 +81,7 @@ class Compiled:
         ]
         self._where = _find_dims(graph)
         self._arenas: dict[tuple[int, ...], launch.ArenaPlan] = {}
+        self._known: dict[tuple[int, ...], tuple[tuple[int, ...], list[Callable[[], Any]]]] = {}
         self._calls: dict[str, HostCall] = {}
         self._outer: dict[str, Node] = {}  # the nodes of the graph that calls stand in
         for key, symbol in image.kernels:
@@ -115,29 +115,62 @@ class Compiled:
             return self._calls[symbol].address
         return self.loaded.library.address(key, symbol)
 
-    def run(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    def run(
+        self, arrays: Sequence[np.ndarray], dims: tuple[int, ...] | None = None
+    ) -> list[np.ndarray]:
         """Runs on arrays for the graph's inputs, in order, of the very dtypes, shapes and strides
         that were compiled for. Raises what eager code would have raised for a bad element; then no
-        input has been written."""
+        input has been written.
+
+        dims: the values of the graph's symbolic dims, in the order of its env; without them they
+        are read from the shapes of the arrays.
+        """
         if self.syms:
-            return self._run_symbolic(arrays)
+            return self._run_symbolic(arrays, dims)
         try:
             return self._call(arrays)
         except _Fault as fault:
             raise self._error(fault, arrays, {}) from None
 
-    def _run_symbolic(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        dims = {name: arrays[i].shape[k] for name, (i, k) in self._where.items()}
-        sizes = tuple(evaluate(s, dims) for s in self.syms)
-        results = [
-            buffers.empty_array(tuple(evaluate(d, dims) for d in shape), dtype)
-            for shape, dtype in self._shapes
-        ]
+    def _run_symbolic(
+        self, arrays: Sequence[np.ndarray], dims: tuple[int, ...] | None
+    ) -> list[np.ndarray]:
+        if dims is None:
+            dims = self.dims_of(arrays)
+        known = self._known.get(dims)
+        if known is None:
+            known = self._sizes(dims)
+        sizes, makers = known
+        results = [make() for make in makers]
         try:
             self.executable.run([*arrays, *results], sizes)
         except _Fault as fault:
-            raise self._error(fault, arrays, dims) from None
+            raise self._error(fault, arrays, self._named(dims)) from None
         return results
+
+    def dims_of(self, arrays: Sequence[np.ndarray]) -> tuple[int, ...]:
+        """The values of the symbolic dims that the arrays show. Raises InternalError where one is
+        the size of no input."""
+        hidden = [name for name in self.graph.env.hints if name not in self._where]
+        if hidden:
+            raise InternalError(f"no input shows the dims {hidden} by themselves")
+        return tuple([arrays[i].shape[k] for i, k in map(self._where.get, self.graph.env.hints)])  # type: ignore[misc]
+
+    def _named(self, dims: tuple[int, ...]) -> dict[str, int]:
+        return dict(zip(self.graph.env.hints, dims, strict=False))
+
+    def _sizes(self, dims: tuple[int, ...]) -> tuple[tuple[int, ...], list[Callable[[], Any]]]:
+        """What a call with these dims passes to kernels, and what makes its results."""
+        named = self._named(dims)
+        makers = [
+            buffers.array_maker(tuple(evaluate(d, named) for d in t.shape), t.dtype.np)
+            for t in self._results
+        ]
+        known = (tuple(evaluate(s, named) for s in self.syms), makers)
+        if len(self._known) >= MAX_KNOWN:
+            self._known.clear()
+        self._known[dims] = known
+        return known
 
     def _error(
         self, fault: _Fault, arrays: Sequence[np.ndarray], dims: Mapping[str, int]
@@ -154,8 +187,9 @@ class Compiled:
     def _arena(self, sizes: tuple[int, ...]) -> launch.ArenaPlan:
         if sizes not in self._arenas:
             assert self._replan is not None
-            names = self.graph.env.hints  # the first sizes are the dims themselves
-            offsets = dict(self._replan(dict(zip(names, sizes, strict=False))))
+            if len(self._arenas) >= MAX_KNOWN:
+                self._arenas.clear()
+            offsets = dict(self._replan(self._named(sizes)))  # the first sizes are the dims
             self._arenas[sizes] = launch.ArenaPlan(offsets, offsets.pop(-1))
         return self._arenas[sizes]
 
@@ -174,9 +208,6 @@ def _find_dims(graph: Graph) -> dict[str, tuple[int, int]]:
         for k, d in enumerate(item.value.type.shape):
             if isinstance(d, Sym) and str(d) in graph.env.hints:
                 where.setdefault(str(d), (i, k))
-    used = {d for v in (i.value for i in graph.inputs) for d in v.type.shape if isinstance(d, Sym)}
-    if used and not where:
-        raise InternalError(f"no input shows the dims {sorted(map(str, used))} by themselves")
     return where
 
 

@@ -24,7 +24,6 @@ from jitgrad.compiler.options import Options
 from jitgrad.compiler.passes.simplify import simplify
 from jitgrad.compiler.report import Report
 from jitgrad.compiler.stamp import source_stamp
-from jitgrad.compiler.symbolic import is_static
 from jitgrad.compiler.text import to_text
 from jitgrad.runtime import cache
 from jitgrad.runtime.knobs import knobs
@@ -50,9 +49,7 @@ def graph_key(graph: Graph, options: Options, target: Target) -> str:
 
 def is_cached(graph: Graph) -> bool:
     """Whether the graph's image can be kept: no dim of it is symbolic."""
-    return all(is_static(v.type.shape) for n in graph.nodes for v in n.outputs) and all(
-        is_static(i.value.type.shape) for i in graph.inputs
-    )
+    return not graph.env.hints
 
 
 def sites_of(graph: Graph) -> Sequence[Node]:

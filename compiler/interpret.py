@@ -19,23 +19,29 @@ from jitgrad.compiler.symbolic import Sym, evaluate
 from jitgrad.runtime.errors import InternalError
 
 
-def interpret(graph: Graph, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+def interpret(
+    graph: Graph, arrays: Sequence[np.ndarray], dims: Mapping[str, int] | None = None
+) -> list[np.ndarray]:
     """The arrays of `graph.results()`, in order: outputs, values of writes, values of rebinds.
 
-    arrays: one for each graph input. Results share no memory with inputs or each other.
+    arrays: one for each graph input. dims: the values of symbolic dims. Results share no memory
+    with inputs or each other.
     """
-    values = interpret_all(graph, arrays)
+    values = interpret_all(graph, arrays, dims)
     return [np.array(values[v], order="C", copy=True) for v in graph.results()]
 
 
-def interpret_all(graph: Graph, arrays: Sequence[np.ndarray]) -> dict[Value, np.ndarray]:
+def interpret_all(
+    graph: Graph, arrays: Sequence[np.ndarray], dims: Mapping[str, int] | None = None
+) -> dict[Value, np.ndarray]:
     """The array of every value of the graph."""
     if len(arrays) != len(graph.inputs):
         raise InternalError(f"expected {len(graph.inputs)} arrays; got {len(arrays)}")
     values = {item.value: array for item, array in zip(graph.inputs, arrays, strict=True)}
     with Quiet():
         for node in graph.nodes:
-            found = node.op.reference(*(values[v] for v in node.inputs), **node.attr)
+            attrs = {k: concrete(v, dims or {}) for k, v in node.attr.items()}
+            found = node.op.reference(*(values[v] for v in node.inputs), **attrs)
             many = found if isinstance(found, tuple) else (found,)
             values.update(zip(node.outputs, many, strict=True))
     return values
@@ -45,14 +51,16 @@ def interpret_until(
     graph: Graph,
     arrays: Sequence[np.ndarray],
     found: Callable[[Node, dict[Value, np.ndarray]], bool],
+    dims: Mapping[str, int],
 ) -> Node | None:
     """The first node after which `found` is true of it and the values so far; None if there is
-    none, or an op raises."""
+    none, or an op raises. dims: the values of symbolic dims."""
     values = {item.value: array for item, array in zip(graph.inputs, arrays, strict=True)}
     with Quiet():
         for node in graph.nodes:
             try:
-                made = node.op.reference(*(values[v] for v in node.inputs), **node.attr)
+                attrs = {k: concrete(v, dims) for k, v in node.attr.items()}
+                made = node.op.reference(*(values[v] for v in node.inputs), **attrs)
             except (RuntimeError, ValueError, IndexError):
                 return None
             many = made if isinstance(made, tuple) else (made,)

@@ -204,7 +204,8 @@ def replanner(stages: Stages) -> _Replan:
         def size_of(a: Array) -> int:
             return evaluate(a.numel, dims) * a.dtype.itemsize
 
-        plan = plan_memory(stages.schedule, fixed, workspace, size_of)
+        with stages.graph.env.deciding_by_form():
+            plan = plan_memory(stages.schedule, fixed, workspace, size_of)
         return {**_Rows(replace(stages, plan=plan)).image.arena, -1: plan.peak}
 
     return replan

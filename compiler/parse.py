@@ -10,7 +10,7 @@ from typing import Any
 from jitgrad.compiler.body import Body
 from jitgrad.compiler.ir import Graph, Node, Rebind, Value, Write
 from jitgrad.compiler.ops import OPS
-from jitgrad.compiler.symbolic import Dim, ShapeEnv, Sym, smax, smin
+from jitgrad.compiler.symbolic import Dim, Guard, ShapeEnv, Sym, smax, smin
 from jitgrad.compiler.text import GUARDS
 from jitgrad.compiler.types import TensorType
 from jitgrad.runtime.dtypes import BY_NAME
@@ -161,7 +161,7 @@ class _Parser:
             sides.append(self._dim(line))
             line.next(text=">")
         outcome = line.next("name") == "True"
-        self.graph.env.guards.append((kind, sides[0], sides[1], outcome))
+        self.graph.env.guards.append(Guard(kind, sides[0], sides[1], outcome, ""))
 
     def _definition(self, line: _Line, comment: str) -> None:
         left: list[tuple[str, TensorType]] = []

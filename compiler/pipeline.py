@@ -77,6 +77,11 @@ def compile_graph(graph: Graph, options: Options | None = None) -> Compiled:
     found = find_compiled(graph, options)
     if found is not None:
         return found
+    with graph.env.deciding_by_form():
+        return _compile(graph, options)
+
+
+def _compile(graph: Graph, options: Options) -> Compiled:
     target = options.target or host()
     report = Report(nodes=len(graph.nodes), bytes_before=_bytes_before(graph))
     run = _Runner(report)

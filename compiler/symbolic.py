@@ -6,19 +6,28 @@ Owns `Sym` (an expression over named dims, with a hint: the value it had while r
 operators, so long as it branches on dims only where it must: each `bool` of a comparison that the
 form alone cannot decide is a guard. 0 and 1 are never symbolic.
 
+A subclass of Sym (jitgrad/sizes.py: what users compute with) gives itself when it meets a plain
+one; atoms hold plain ones.
+
 Canonical form: a sum of products, {monomial: coefficient}, where a monomial is a sorted tuple of
 atoms, an atom is a dim name or a floordiv/mod/max/min of Syms. Equal expressions are equal keys.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Union
+from typing import NamedTuple, Union
+
+from jitgrad.runtime.userline import user_line
 
 Dim = Union[int, "Sym"]
 Atom = Union[str, "Func"]
 Monomial = tuple[Atom, ...]
+
+MAX_KNOWN = 1024
+"""How many values of symbolic dims something is kept for (sizes, plans, types)."""
 
 _FUNCS: dict[str, Callable[[int, int], int]] = {
     "floordiv": lambda a, b: a // b,
@@ -40,12 +49,45 @@ class Func:
         return f"{self.name}({self.a},{self.b})"
 
 
+class Guard(NamedTuple):
+    """`a kind b` has this outcome in every call. kind: ==, < or <=. line: of the user's code."""
+
+    kind: str
+    a: Dim
+    b: Dim
+    outcome: bool
+    line: str
+
+    def __str__(self) -> str:
+        return self.expression()
+
+    def holds(self, values: Mapping[str, int]) -> bool:
+        """Whether it holds for these values of the dims."""
+        a, b = evaluate(self.a, values), evaluate(self.b, values)
+        return _compare(self.kind, a, b) == self.outcome
+
+    def expression(self, names: Mapping[str, str] | None = None) -> str:
+        """The guard as Python over the names of dims (`names`: what they are called there)."""
+        opposite = {"==": ("!=", False), "<": ("<=", True), "<=": ("<", True)}
+        kind, swap = (self.kind, False) if self.outcome else opposite[self.kind]
+        a, b = (self.b, self.a) if swap else (self.a, self.b)
+        return f"{expression(a, names)} {kind} {expression(b, names)}"
+
+
 @dataclass
 class ShapeEnv:
-    """The dims of one trace: their hints and the guards that recording added to them."""
+    """The dims of one trace: their hints and the guards that recording added to them.
+
+    low, high: what a dim is at least (2 where nothing is said) and at most. live: False once the
+    function that users' sizes (sizes.py) belong to is recorded.
+    """
 
     hints: dict[str, int] = field(default_factory=dict)
-    guards: list[tuple[str, Dim, Dim, bool]] = field(default_factory=list)
+    guards: list[Guard] = field(default_factory=list)
+    low: dict[str, int] = field(default_factory=dict)
+    high: dict[str, int] = field(default_factory=dict)
+    live: bool = True
+    by_form: bool = False
 
     def dim(self, name: str, hint: int) -> Sym:
         """A new symbolic dim, at least 2 in every call (0 and 1 are specialised)."""
@@ -54,10 +96,32 @@ class ShapeEnv:
 
     def holds(self, values: Mapping[str, int]) -> bool:
         """True when all guards hold for these values of the dims."""
-        return all(
-            _compare(kind, evaluate(a, values), evaluate(b, values)) == outcome
-            for kind, a, b, outcome in self.guards
-        )
+        return all(g.holds(values) for g in self.guards)
+
+    def guard(self, kind: str, a: Dim, b: Dim, outcome: bool) -> None:
+        """Adds a guard, once."""
+        if self.known(kind, a, b) is None:
+            self.guards.append(Guard(kind, plain(a), plain(b), outcome, user_line()))
+
+    def known(self, kind: str, a: Dim, b: Dim) -> bool | None:
+        """The outcome of a comparison that was guarded before; None where it was not."""
+        new = (kind, _key(a), _key(b))
+        for g in self.guards:
+            if new == (g.kind, _key(g.a), _key(g.b)) or (
+                kind == "==" and new == (g.kind, _key(g.b), _key(g.a))
+            ):
+                return g.outcome
+        return None
+
+    @contextmanager
+    def deciding_by_form(self) -> Iterator[None]:
+        """Inside, sizes that are not known to be equal are taken as different, without a guard:
+        for the compiler, which then does what is right for both."""
+        before, self.by_form = self.by_form, True
+        try:
+            yield
+        finally:
+            self.by_form = before
 
 
 def _compare(kind: str, a: int, b: int) -> bool:
@@ -86,7 +150,7 @@ class Sym:
 
     def __index__(self) -> int:
         """The hint, with a guard that later calls have the same value (specialises)."""
-        self.env.guards.append(("==", self, self.hint, True))
+        self.env.guard("==", self, self.hint, True)
         return self.hint
 
     __int__ = __index__
@@ -104,18 +168,18 @@ class Sym:
         terms = dict(self.terms)
         for m, c in _terms(other).items():
             terms[m] = terms.get(m, 0) + c
-        return _make(terms, self.env)
+        return _make(terms, self.env, self, other)
 
     __radd__ = __add__
 
     def __neg__(self) -> Dim:
-        return _make({m: -c for m, c in self.terms.items()}, self.env)
+        return _make({m: -c for m, c in self.terms.items()}, self.env, self)
 
     def __sub__(self, other: Dim) -> Dim:
-        return self + (-other)
+        return self + (-other) if isinstance(other, (int, Sym)) else NotImplemented
 
     def __rsub__(self, other: int) -> Dim:
-        return (-self) + other
+        return (-self) + other if isinstance(other, (int, Sym)) else NotImplemented
 
     def __mul__(self, other: Dim) -> Dim:
         if not isinstance(other, (int, Sym)):
@@ -125,20 +189,28 @@ class Sym:
             for m2, c2 in _terms(other).items():
                 m = tuple(sorted(m1 + m2, key=_sort_key))
                 terms[m] = terms.get(m, 0) + c1 * c2
-        return _make(terms, self.env)
+        return _make(terms, self.env, self, other)
 
     __rmul__ = __mul__
 
     def __floordiv__(self, other: Dim) -> Dim:
+        if not isinstance(other, (int, Sym)):
+            return NotImplemented
         return _floordiv(self, other, self.env)
 
     def __rfloordiv__(self, other: int) -> Dim:
+        if not isinstance(other, (int, Sym)):
+            return NotImplemented
         return _floordiv(other, self, self.env)
 
     def __mod__(self, other: Dim) -> Dim:
+        if not isinstance(other, (int, Sym)):
+            return NotImplemented
         return self - _floordiv(self, other, self.env) * other
 
     def __rmod__(self, other: int) -> Dim:
+        if not isinstance(other, (int, Sym)):
+            return NotImplemented
         return other - _floordiv(other, self, self.env) * self
 
     # -- comparison --------------------------------------------------------------------------
@@ -148,15 +220,23 @@ class Sym:
         return _decide("==", self, other, self.env)
 
     def __lt__(self, other: Dim) -> bool:
+        if not isinstance(other, (int, Sym)):
+            return NotImplemented
         return _decide("<", self, other, self.env)
 
     def __le__(self, other: Dim) -> bool:
+        if not isinstance(other, (int, Sym)):
+            return NotImplemented
         return _decide("<=", self, other, self.env)
 
     def __gt__(self, other: Dim) -> bool:
+        if not isinstance(other, (int, Sym)):
+            return NotImplemented
         return _decide("<", other, self, self.env)
 
     def __ge__(self, other: Dim) -> bool:
+        if not isinstance(other, (int, Sym)):
+            return NotImplemented
         return _decide("<=", other, self, self.env)
 
     def __str__(self) -> str:
@@ -166,6 +246,10 @@ class Sym:
             parts.append("*".join(factors))
         return "+".join(parts) or "0"
 
+    def label(self) -> str:
+        """What types print."""
+        return str(self)
+
     def __repr__(self) -> str:
         return f"Sym({self}, hint={self.hint})"
 
@@ -174,19 +258,31 @@ def _terms(d: Dim) -> Mapping[Monomial, int]:
     return d.terms if isinstance(d, Sym) else ({(): int(d)} if d else {})
 
 
-def _make(terms: Mapping[Monomial, int], env: ShapeEnv) -> Dim:
-    """A Sym, or a plain int when no dim is left."""
+def _make(terms: Mapping[Monomial, int], env: ShapeEnv, *operands: object) -> Dim:
+    """A Sym, or a plain int when no dim is left; of the operands' class."""
     terms = {m: c for m, c in terms.items() if c}
     if not terms:
         return 0
     if set(terms) == {()}:
         return terms[()]
-    return Sym(terms, env)
+    kinds = [type(x) for x in operands if isinstance(x, Sym)]
+    return next((k for k in kinds if k is not Sym), Sym)(terms, env)
+
+
+def plain(d: Dim) -> Dim:
+    """The dim as an int or a Sym of no subclass."""
+    return Sym(d.terms, d.env) if isinstance(d, Sym) and type(d) is not Sym else d
+
+
+def _key(d: Dim) -> object:
+    return d.key if isinstance(d, Sym) else d
 
 
 def _floordiv(a: Dim, b: Dim, env: ShapeEnv) -> Dim:
-    if isinstance(b, int) and b == 1:
+    if not isinstance(b, Sym) and b == 1:
         return a
+    if b == 0:
+        raise ZeroDivisionError("integer division or modulo by zero")
     terms = _terms(a)
     divisor = _terms(b)
     if len(divisor) == 1:  # exact division term by term: (6*n*m) // (2*n) = 3*m
@@ -200,27 +296,107 @@ def _floordiv(a: Dim, b: Dim, env: ShapeEnv) -> Dim:
                 rest.remove(x)
             quotient[tuple(rest)] = quotient.get(tuple(rest), 0) + c // bc
         else:
-            return _make(quotient, env)
+            return _make(quotient, env, a, b)
     if isinstance(a, Sym) and isinstance(b, Sym) and a.key == b.key:
         return 1
-    return _make({(Func("floordiv", a, b),): 1}, env)
+    least, above = bounds(a)[0], bounds(b - a)[0]
+    if least is not None and above is not None and least >= 0 and above > 0:
+        return 0
+    return _make({(Func("floordiv", plain(a), plain(b)),): 1}, env, a, b)
 
 
 def _decide(kind: str, a: Dim, b: Dim, env: ShapeEnv) -> bool:
     """The truth of a comparison: from the form where it decides, else from hints, guarded."""
     diff = a - b
-    if isinstance(diff, int):
+    if not isinstance(diff, Sym):
         return _compare(kind, diff, 0)
-    # All dims are >= 2, so a sum with positive coefficients has a lower bound.
-    if all(isinstance(x, str) for m in diff.terms for x in m):
-        low = sum(c * 2 ** len(m) for m, c in diff.terms.items())
-        if all(c > 0 for m, c in diff.terms.items() if m) and low > 0:
-            return False
-        if all(c < 0 for m, c in diff.terms.items() if m) and low < 0:
-            return kind != "=="
+    low, high = bounds(diff)
+    if low is not None and (low > 0 or (low == 0 and kind == "<")):
+        return False
+    if high is not None and (high < 0 or (high == 0 and kind == "<=")):
+        return kind != "=="
+    known = env.known(kind, a, b)
+    if known is not None:
+        return known
+    if env.by_form and kind == "==":
+        return False
     outcome = _compare(kind, evaluate(a, env.hints), evaluate(b, env.hints))
-    env.guards.append((kind, a, b, outcome))
+    env.guard(kind, a, b, outcome)
     return outcome
+
+
+def bounds(d: Dim) -> tuple[int | None, int | None]:
+    """What a dim is at least and at most in every call; None where nothing is known."""
+    if not isinstance(d, Sym):
+        return d, d
+    low, high = _bounds(d)
+    if any(isinstance(x, Func) and x.name == "floordiv" for m in d.terms for x in m):
+        for upper in (False, True):
+            scale, linear = _without_quotients(d, upper)
+            bound = _bounds(linear)[upper] if isinstance(linear, Sym) else linear
+            if bound is None:
+                continue
+            if upper:
+                high = bound // scale if high is None else min(high, bound // scale)
+            else:
+                low = -(-bound // scale) if low is None else max(low, -(-bound // scale))
+    return low, high
+
+
+def _without_quotients(d: Sym, upper: bool) -> tuple[int, Dim]:
+    """(s, e) with d <= e / s (>= where not `upper`): a // b lies between (a - b + 1) / b and a / b,
+    for quotients by numbers that stand by themselves in the sum."""
+    scale: int = 1
+    for m in d.terms:
+        if len(m) == 1 and isinstance(m[0], Func) and m[0].name == "floordiv":
+            b = m[0].b
+            scale *= b if not isinstance(b, Sym) and b > 0 else 1
+    total: Dim = 0
+    for m, c in d.terms.items():
+        x = m[0] if len(m) == 1 else None
+        if isinstance(x, Func) and x.name == "floordiv" and not isinstance(x.b, Sym) and x.b > 0:
+            a = x.a if (c > 0) == upper else x.a - x.b + 1
+            total = total + a * (c * scale // x.b)
+        else:
+            total = total + _make({m: c * scale}, d.env)
+    return scale, total
+
+
+def _bounds(d: Sym) -> tuple[int | None, int | None]:
+    low: int | None = 0
+    high: int | None = 0
+    for m, c in d.terms.items():
+        a: int | None = 1
+        b: int | None = 1
+        for atom in m:
+            x, y = _atom_bounds(atom, d.env)
+            if x is None or x < 0:
+                a = b = None
+                break
+            a = None if a is None else a * x
+            b = None if b is None or y is None else b * y
+        if c < 0:
+            a, b = b, a
+        low = None if low is None or a is None else low + c * a
+        high = None if high is None or b is None else high + c * b
+    return low, high
+
+
+def _atom_bounds(atom: Atom, env: ShapeEnv) -> tuple[int | None, int | None]:
+    if isinstance(atom, str):
+        return env.low.get(atom, 2), env.high.get(atom)
+    (a, c), (b, d) = bounds(atom.a), bounds(atom.b)
+    if atom.name == "floordiv":
+        if a is None or a < 0 or b is None or b < 1:
+            return None, None
+        return (0 if d is None else a // d), (None if c is None else c // b)
+    if atom.name == "max":
+        known = [x for x in (a, b) if x is not None]
+        return max(known, default=None), (None if c is None or d is None else max(c, d))
+    if atom.name == "min":
+        known = [x for x in (c, d) if x is not None]
+        return (None if a is None or b is None else min(a, b)), min(known, default=None)
+    return None, None
 
 
 def smax(a: Dim, b: Dim) -> Dim:
@@ -234,12 +410,37 @@ def smin(a: Dim, b: Dim) -> Dim:
 
 
 def _func(name: str, a: Dim, b: Dim) -> Dim:
-    if isinstance(a, int) and isinstance(b, int):
+    if not isinstance(a, Sym) and not isinstance(b, Sym):
         return _FUNCS[name](a, b)
     if isinstance(a, Sym) and isinstance(b, Sym) and a.key == b.key:
         return a
+    low, high = bounds(a - b)  # where one is never the greater, it is chosen by its form
+    if low is not None and low >= 0:
+        return a if name == "max" else b
+    if high is not None and high <= 0:
+        return b if name == "max" else a
     env = a.env if isinstance(a, Sym) else b.env  # type: ignore[union-attr]
-    return _make({(Func(name, a, b),): 1}, env)
+    return _make({(Func(name, plain(a), plain(b)),): 1}, env, a, b)
+
+
+def expression(d: Dim, names: Mapping[str, str] | None = None) -> str:
+    """A dim as Python over the names of dims (`names`: what they are called there)."""
+    if not isinstance(d, Sym):
+        return str(d)
+    parts = []
+    for m, c in d.key:
+        factors = ([str(c)] if c != 1 or not m else []) + [_atom_text(a, names) for a in m]
+        parts.append(" * ".join(factors))
+    text = " + ".join(parts).replace("+ -1 * ", "- ").replace("+ -", "- ")
+    return f"({text})" if len(parts) > 1 else text
+
+
+def _atom_text(atom: Atom, names: Mapping[str, str] | None) -> str:
+    if isinstance(atom, str):
+        return names[atom] if names is not None else atom
+    a, b = expression(atom.a, names), expression(atom.b, names)
+    infix = {"floordiv": "//", "mod": "%"}.get(atom.name)
+    return f"{atom.name}({a}, {b})" if infix is None else f"({a} {infix} {b})"
 
 
 def evaluate(d: Dim, values: Mapping[str, int]) -> int:
@@ -279,4 +480,4 @@ def is_static(dims: Iterable[Dim]) -> bool:
 def same(a: Dim, b: Dim) -> bool:
     """True when two dims are equal by form, without adding a guard."""
     diff = a - b
-    return isinstance(diff, int) and diff == 0
+    return not isinstance(diff, Sym) and diff == 0

@@ -59,7 +59,7 @@ class _Writer:
         dims = ", ".join(f"{n}={h}" for n, h in graph.env.hints.items())
         self.lines = [f"graph {name}({dims}) {{"]
         known = graph.env.guards
-        guards = [f"guard {GUARDS[k]} <{x}> <{y}> {outcome}" for k, x, y, outcome in known]
+        guards = [f"guard {GUARDS[g.kind]} <{g.a}> <{g.b}> {g.outcome}" for g in known]
         for guard in dict.fromkeys(guards):
             self._put(guard)
         for item in graph.inputs:

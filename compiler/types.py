@@ -31,7 +31,7 @@ class TensorType:
         return TensorType(self.shape, dtype, self.device)
 
     def __str__(self) -> str:
-        dims = ", ".join(str(d) for d in self.shape)
+        dims = ", ".join(d.label() if isinstance(d, Sym) else str(d) for d in self.shape)
         suffix = "" if self.device == "cpu" else f"@{self.device}"
         return f"{self.dtype.name}[{dims}]{suffix}"
 

@@ -31,6 +31,7 @@ from jitgrad import copying as copying
 from jitgrad import cpu as cpu
 from jitgrad import creation as creation
 from jitgrad import cuda as cuda
+from jitgrad import dims as dims
 from jitgrad import dispatch as dispatch
 from jitgrad import distributed as distributed
 from jitgrad import distributions as distributions
@@ -95,6 +96,8 @@ from jitgrad import segments as segments
 from jitgrad import serialization as serialization
 from jitgrad import serve as serve
 from jitgrad import settings as settings
+from jitgrad import settling as settling
+from jitgrad import sizes as sizes
 from jitgrad import sources as sources
 from jitgrad import special as special
 from jitgrad import state as state
@@ -117,6 +120,7 @@ from jitgrad.autograd.modes import inference_mode as inference_mode
 from jitgrad.autograd.modes import no_grad as no_grad
 from jitgrad.autograd.modes import set_grad_enabled as set_grad_enabled
 from jitgrad.device import device as device
+from jitgrad.dims import Dim as Dim
 from jitgrad.info import finfo as finfo
 from jitgrad.info import iinfo as iinfo
 from jitgrad.lowered import TensorSpec as TensorSpec
@@ -126,6 +130,7 @@ from jitgrad.runtime.dtypes import DType as DType
 from jitgrad.runtime.dtypes import DType as DType
 from jitgrad.settings import AcceleratorError as AcceleratorError
 from jitgrad.settings import OutOfMemoryError as OutOfMemoryError
+from jitgrad.sizes import SymInt as SymInt
 from jitgrad.storage import Storage as Storage
 from jitgrad.tensor import Size as Size
 from jitgrad.tensor import Tensor as Tensor
@@ -174,7 +179,7 @@ int64: DType
 int8: DType
 class _Jit:
     def __getattr__(self, name: builtins.str) -> Any: ...
-    def __call__(self, function: Any = ..., *, fallback: builtins.str | None = ..., pure: builtins.bool = ..., check: builtins.bool = ..., segments: builtins.bool | None = ..., name: builtins.str | None = ..., static_argnums: builtins.int | Iterable[builtins.int] | None = ..., static_argnames: builtins.str | Iterable[builtins.str] | None = ...) -> Any: ...
+    def __call__(self, function: Any = ..., *, fallback: builtins.str | None = ..., pure: builtins.bool = ..., check: builtins.bool = ..., segments: builtins.bool | None = ..., name: builtins.str | None = ..., static_argnums: builtins.int | Iterable[builtins.int] | None = ..., static_argnames: builtins.str | Iterable[builtins.str] | None = ..., dynamic: builtins.bool | None = ..., dynamic_shapes: Any = ...) -> Any: ...
 jit: _Jit
 layout: builtins.type[Any]
 long: DType
@@ -545,6 +550,7 @@ def lu_solve(b: Tensor, LU_data: Tensor, LU_pivots: Tensor, *, out: Any = ...) -
 def lu_unpack(LU_data: Tensor, LU_pivots: Tensor, unpack_data: builtins.bool = ..., unpack_pivots: builtins.bool = ..., *, out: Any = ...) -> Any: ...
 def manual_seed(seed: builtins.int) -> Generator: ...
 def margin_ranking_loss(input1: Tensor, input2: Tensor, target: Tensor, margin: builtins.float = ..., reduction: builtins.int = ...) -> Tensor: ...
+def mark_dynamic(t: Tensor, index: builtins.int | Sequence[builtins.int], *, min: builtins.int | None = ..., max: builtins.int | None = ...) -> None: ...
 def masked_fill(input: Tensor, mask: Tensor, value: Any, *, out: Any = ...) -> Tensor: ...
 def masked_scatter(input: Tensor, mask: Tensor, source: Tensor, *, out: Any = ...) -> Tensor: ...
 def masked_select(input: Tensor, mask: Tensor, *, out: Any = ...) -> Tensor: ...

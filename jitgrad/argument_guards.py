@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from jitgrad.dims import Symbols
 from jitgrad.facts import FACTS, leaf_facts
 from jitgrad.guards import MAX_ARRAY_BYTES, admits, difference, same, short
 from jitgrad.pytree import Structure
@@ -64,10 +65,17 @@ class Contents:
 class ArgumentGuard:
     """What the arguments of a call must be: structure, and facts of each leaf."""
 
-    def __init__(self, structure: Structure, leaves: Sequence[Any], lifted: set[int]) -> None:
+    def __init__(
+        self, structure: Structure, leaves: Sequence[Any], lifted: set[int],
+        symbols: Symbols | None = None,
+    ) -> None:  # fmt: skip
         self.structure, self.leaves, self.lifted = structure, list(leaves), lifted
+        self.symbols = symbols
         self.special: dict[int, Any] = {}
         self.facts = [leaf_facts(x) for x in leaves]
+        for i in symbols.shapes if symbols is not None else ():
+            cls, type_, *rest = self.facts[i] or ()
+            self.facts[i] = (cls, symbols.pattern(i, type_), *rest)  # type: ignore[union-attr]
         storages = [id(x._storage) for x in leaves if isinstance(x, Tensor)]
         self.distinct = len(set(storages)) == len(storages)
         self.groups = [
@@ -147,6 +155,8 @@ class ArgumentGuard:
                 if i in self.special and not admits(self.special[i], x):
                     return f"{names[i]}: {self.special[i]!r} -> {x!r}"
                 continue
+            if self.symbols is not None and i in self.symbols.numbers and type(x) is int:
+                continue
             if i in self.contents:
                 if not self.contents[i].holds(x):
                     return f"contents of {names[i]}: {self.contents[i]} -> {short(x)}"
@@ -168,7 +178,7 @@ class ArgumentGuard:
                 self.chains[i] is not None and x._chain != self.chains[i]
             ):
                 return f"{names[i]}: which arguments share memory has changed"
-        return ""
+        return self.symbols.broken(leaves) if self.symbols is not None else ""
 
 
 def shares(a: Any, b: Any) -> bool:

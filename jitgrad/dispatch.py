@@ -16,6 +16,7 @@ The recorder's protocol (state.recorder, see jitgrad/recorder.py for the one tha
     number_of(x)                             x.item() of a floating tensor: a HostScalar, or None
     memory_read(x, what)                     Python asks where a tensor lies in memory, how large a
                                              storage is, or what it is a view of
+    layout_read()                            Python asks for strides that sizes do not tell
     tape_read(node)                          Python gets hold of a tape node
     constant(tensor, array)                  a tensor was made from host data (`array`, or None
                                              when the data was copied)
@@ -32,13 +33,15 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from jitgrad import sizes
 from jitgrad.compiler.ops.quiet import hush, unhush
 from jitgrad.compiler.ops.record import OPS
-from jitgrad.compiler.symbolic import Sym, is_static
+from jitgrad.compiler.symbolic import is_static
 from jitgrad.compiler.types import TensorType
 from jitgrad.layouts import can_view, ghost, is_dense, layout_of
 from jitgrad.pending import fetch, waits
@@ -153,14 +156,16 @@ def apply(op: Any, operands: tuple[Tensor, ...], attrs: dict[str, Any]) -> Any:
         key = (op, id(operands[0]._type))
     else:
         key = (op, *[id(x._type) for x in operands])
-    if attrs:
-        key = (key, *attrs.items())
+    modes = state.__dict__
     try:
+        if attrs:
+            if modes["recorder"] is not None and _has_sizes(attrs):
+                raise KeyError  # its plan is no other call's, and a size is not hashed
+            key = (key, *attrs.items())
         plan = _plans[key]
     except (KeyError, TypeError):
         plan = _make_plan(key, op, operands, attrs)
     types = plan.types
-    modes = state.__dict__
     if op.view:
         outputs: Any = _apply_view(op, operands[0], attrs, plan)
         if outputs._data is None and (
@@ -273,16 +278,23 @@ def pack_node(outputs: Any) -> None:
 def _make_plan(key: Any, op: Any, operands: tuple[Any, ...], attrs: dict[str, Any]) -> Plan:
     """Infers; remembered when all of it is static. Raises the user's error."""
     operand_types = tuple(x._type for x in operands)
+    static = all(is_static(t.shape) for t in operand_types) and not _has_sizes(attrs)
     try:
-        found = op.infer(*operand_types, **attrs)
+        found = op.infer(*operand_types, **attrs) if static else _symbolic(op, operand_types, attrs)
     except Exception as error:
         raise with_line(error)  # noqa: B904 (see with_line)
     many = found if isinstance(found, tuple) else (found,)
     many = tuple(intern_type(t) for t in many)
     types = many if isinstance(found, tuple) else many[0]
     taped = op.differentiable and any(t.dtype.category >= _FLOATING for t in many)
-    plan = Plan(types, operand_types, taped, op.kernel(operand_types, attrs))
-    if all(is_static(t.shape) for t in operand_types + many) and _static(attrs):
+    if static:
+        kernel = op.kernel(operand_types, attrs)
+    else:  # made for the sizes that the data has
+        now = sizes.hinted(attrs)
+        kernel = op.kernel([sizes.type_of_data(t) for t in operand_types], now)
+        kernel = partial(op.reference, **now) if kernel is None else kernel
+    plan = Plan(types, operand_types, taped, kernel)
+    if static:
         if len(_plans) >= _MAX_PLANS:
             _plans.clear()
         with suppress(TypeError):  # an attribute that cannot be hashed: inferred every time
@@ -290,13 +302,23 @@ def _make_plan(key: Any, op: Any, operands: tuple[Any, ...], attrs: dict[str, An
     return plan
 
 
-def _static(attrs: dict[str, Any]) -> bool:
-    for value in attrs.values():
-        if isinstance(value, Sym):
-            return False
-        if isinstance(value, (tuple, list)) and not is_static(value):
-            return False
-    return True
+def _symbolic(op: Any, types: Sequence[TensorType], attrs: dict[str, Any]) -> Any:
+    """What infer says with symbolic dims: in plain Syms, as graphs have them, then as users do."""
+    plain = [t.with_shape(sizes.plain_shape(t.shape)) for t in types]
+    found = op.infer(*plain, **{k: sizes.to_plain(v) for k, v in attrs.items()})
+    if not any(map(sizes.is_size, (d for t in types for d in t.shape))) and not any(
+        map(sizes.has_users_size, attrs.values())
+    ):
+        return found  # abstract, on plain Syms
+
+    def users(t: TensorType) -> TensorType:
+        return t.with_shape(sizes.users_shape(t.shape))
+
+    return tuple(map(users, found)) if isinstance(found, tuple) else users(found)
+
+
+def _has_sizes(attrs: dict[str, Any]) -> bool:
+    return any(map(sizes.has_sizes, attrs.values()))
 
 
 def _owned(result: np.ndarray[Any, Any], operands: tuple[Tensor, ...]) -> np.ndarray[Any, Any]:

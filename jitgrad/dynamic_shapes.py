@@ -12,10 +12,10 @@ from typing import Any
 from jitgrad.compiler.symbolic import Dim, ShapeEnv, Sym, evaluate
 from jitgrad.compiler.types import TensorType
 from jitgrad.runtime.errors import CompileError
+from jitgrad.sizes import SymInt
 from jitgrad.tensor import Tensor, wrap
 
 DynamicShapes = Mapping[str, Any] | Sequence[Any] | None
-_OPEN = {"==": "!=", "<": ">=", "<=": ">"}
 
 
 def symbolic_inputs(
@@ -53,7 +53,7 @@ def symbolic_inputs(
                     f"{sizes[label]} and {size}; give them different names"
                 )
             if label not in made:
-                made[label] = env.dim(label, max(size, 2))
+                made[label] = SymInt(env.dim(label, max(size, 2)).terms, env)
             shape[axis] = made[label]
         out.append(wrap(None, TensorType(tuple(shape), x.dtype)))
     return out
@@ -88,12 +88,12 @@ def refuse_fixed_dims(env: ShapeEnv, name: str) -> None:
     """Raises CompileError where recording needed the very value of a dynamic dim. (That two dims
     are equal is a condition like any other.)"""
     fixed = [
-        (a, b)
-        for kind, a, b, outcome in env.guards
-        if kind == "==" and outcome and not (isinstance(a, Sym) and isinstance(b, Sym))
+        g
+        for g in env.guards
+        if g.kind == "==" and g.outcome and not (isinstance(g.a, Sym) and isinstance(g.b, Sym))
     ]
     if fixed:
-        texts = sorted({f"{a} == {b}" for a, b in fixed})
+        texts = sorted({g.expression() + (f" (at {g.line})" if g.line else "") for g in fixed})
         raise CompileError(
             f"[export] cannot export {name} with these dynamic shapes: its result holds only where "
             f"{' and '.join(texts)} (Python or an op takes the number itself); leave these dims "
@@ -103,8 +103,7 @@ def refuse_fixed_dims(env: ShapeEnv, name: str) -> None:
 
 def conditions(env: ShapeEnv) -> list[str]:
     """What recording assumed of the dynamic dims, as text ("n <= 64"), besides being at least 2."""
-    found = [f"{a} {kind if outcome else _OPEN[kind]} {b}" for kind, a, b, outcome in env.guards]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(g.expression() for g in env.guards))
 
 
 def fits(found: TensorType, declared: TensorType, dims: dict[str, int]) -> bool:
@@ -127,10 +126,9 @@ def known_sizes(dims: Mapping[str, int]) -> str:
 
 def check_conditions(env: ShapeEnv, dims: Mapping[str, int]) -> None:
     """Raises ValueError where sizes are not as the recording assumed."""
-    for kind, a, b, outcome in env.guards:
-        one = ShapeEnv(env.hints, [(kind, a, b, outcome)])
-        if not one.holds(dims):
+    for g in env.guards:
+        if not g.holds(dims):
             raise ValueError(
-                f"[export] expected sizes with {a} {kind if outcome else _OPEN[kind]} {b}; got "
-                f"{evaluate(a, dims)} and {evaluate(b, dims)}{known_sizes(dims)}"
+                f"[export] expected sizes with {g.expression()}; got "
+                f"{evaluate(g.a, dims)} and {evaluate(g.b, dims)}{known_sizes(dims)}"
             )

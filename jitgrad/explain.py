@@ -7,7 +7,7 @@ Owns the texts, the counts, and the comparison of compiled code with the referen
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -88,6 +88,14 @@ class Explanation:
                     f"bytes moved; compiled in {report.compile_ms:.0f} ms"
                     f"{' (from the disk cache)' if report.cached else ''}"
                 )
+            if spec.symbols:
+                out.append(
+                    "  sizes: "
+                    + ", ".join(
+                        f"{name} is {spec.symbols.title(name)}" for name in spec.symbols.places
+                    )
+                )
+                out += [f"  guard: {text}" for text in spec.symbols.texts()]
             out += ["  " + line for line in str(spec.trace.graph).splitlines()]
             if spec.trace.pair is not None:
                 out += ["  " + line for line in str(spec.trace.pair.backward).splitlines()]
@@ -186,14 +194,17 @@ def differs(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> bool:
     return not np.allclose(a, b, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
 
 
-def check_run(graph: Graph, compiled: Any, arrays: Sequence[np.ndarray[Any, Any]]) -> Any:
+def check_run(
+    graph: Graph, compiled: Any, arrays: Sequence[np.ndarray[Any, Any]], dims: tuple[int, ...] = ()
+) -> Any:
     """Runs compiled code, and the references beside it; raises where they differ.
 
     Raises RuntimeError that names the first op that differs and the user's line.
     """
     before = [np.array(a, copy=True) for a in arrays]
-    results = compiled.run(arrays)  # raises what eager code would have raised
-    expected = interpret(graph, before)
+    results = compiled.run(arrays, dims)  # raises what eager code would have raised
+    named = dict(zip(graph.env.hints, dims, strict=True))
+    expected = interpret(graph, before, named)
     outputs = len(graph.outputs)
     found = [
         *results[:outputs],
@@ -202,22 +213,25 @@ def check_run(graph: Graph, compiled: Any, arrays: Sequence[np.ndarray[Any, Any]
     ]
     for a, b in zip(found, expected, strict=True):
         if differs(a, b):
-            raise RuntimeError(first_difference(graph, before))
+            raise RuntimeError(first_difference(graph, before, named))
     return results
 
 
-def first_difference(graph: Graph, arrays: Sequence[np.ndarray[Any, Any]]) -> str:
+def first_difference(
+    graph: Graph, arrays: Sequence[np.ndarray[Any, Any]], dims: Mapping[str, int]
+) -> str:
     """Names the first op whose compiled result differs from its reference's."""
     from jitgrad.compiler.pipeline import compile_graph
 
-    values = interpret_all(graph, arrays)
+    values = interpret_all(graph, arrays, dims)
     for node in graph.nodes:
         part = Graph([], [], [], env=graph.env, name="check")
         inputs = [part.add_input(v.type, "arg", f"x{i}") for i, v in enumerate(node.inputs)]
         made = part.add_node(node.op, inputs, node.attrs, node.line)
         part.outputs.extend(made)
         feed = [np.array(values[v], order="C", copy=True) for v in node.inputs]
-        for got, v in zip(compile_graph(part).run(feed), node.outputs, strict=True):
+        results = compile_graph(part).run(feed, tuple(dims.values()))
+        for got, v in zip(results, node.outputs, strict=True):
             if differs(got, values[v]):
                 return (
                     f"[{node.op.name}] compiled code differs from the reference at {node.line}: "

@@ -19,6 +19,8 @@ from jitgrad.callable_module import make_callable
 from jitgrad.compiler.ir import Graph, Value
 from jitgrad.compiler.symbolic import ShapeEnv
 from jitgrad.compiler.types import TensorType
+from jitgrad.dims import Dim as Dim
+from jitgrad.dims import dims as dims
 from jitgrad.dynamic_shapes import (
     DynamicShapes,
     refuse_fixed_dims,
@@ -41,6 +43,7 @@ from jitgrad.sources import (
     SameResult,
 )
 from jitgrad.tensor import Tensor
+from jitgrad.values import plain_type
 
 
 def export(
@@ -188,7 +191,7 @@ def _exported(
     replace: dict[Value, Value] = {}
     argument_values: dict[int, Value] = {}
     for i, (label, x) in enumerate(zip(names, inputs, strict=True)):
-        value = graph.add_input(TensorType(tuple(x.shape), x.dtype), "arg", label)
+        value = graph.add_input(plain_type(x._type), "arg", label)
         argument_values[i] = value
         if i in by_argument:
             replace[by_argument[i].value] = value

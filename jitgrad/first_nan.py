@@ -6,7 +6,7 @@ only when one failed is the graph run again, by the references, to say which lin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,9 +20,9 @@ def is_nan(x: np.ndarray[Any, Any]) -> bool:
     return bool((x != x).any())
 
 
-def first_nan(graph: Graph, arrays: Sequence[np.ndarray[Any, Any]]) -> str:
+def first_nan(graph: Graph, arrays: Sequence[np.ndarray[Any, Any]], dims: Mapping[str, int]) -> str:
     """Which op makes the first NaN, as text, with its line; or which input has one already; or
-    ""."""
+    "". dims: the values of symbolic sizes."""
     for item, array in zip(graph.inputs, arrays, strict=True):
         if is_nan(array):
             return f"input {item.name!r} has nan values"
@@ -30,19 +30,23 @@ def first_nan(graph: Graph, arrays: Sequence[np.ndarray[Any, Any]]) -> str:
     def makes_one(node: Node, values: dict[Value, np.ndarray[Any, Any]]) -> bool:
         return any(is_nan(values[v]) for v in node.outputs)
 
-    found = interpret_until(graph, arrays, makes_one)
+    found = interpret_until(graph, arrays, makes_one, dims)
     if found is None:
         return ""
     operands = ", ".join(str(v.type) for v in found.inputs)
     return f"the first is made by {found.op.name}({operands}) at {found.line or 'an unknown line'}"
 
 
-def watch_run(graph: Graph, compiled: Any, arrays: Sequence[np.ndarray[Any, Any]]) -> Any:
+def watch_run(
+    graph: Graph, compiled: Any, arrays: Sequence[np.ndarray[Any, Any]], dims: tuple[int, ...]
+) -> Any:
     """Runs compiled code that was recorded under detect_anomaly; an error about NaN says, in a
     note, which op made the first one. (A call that fails has written nothing.)"""
     try:
-        return compiled.run(arrays)
+        return compiled.run(arrays, dims)
     except RuntimeError as error:
         if "returned nan values" in str(error):
-            error.add_note(f"Of the nan values, {first_nan(graph, arrays) or 'none is seen'}")
+            named = dict(zip(graph.env.hints, dims, strict=True))
+            found = first_nan(graph, arrays, named)
+            error.add_note(f"Of the nan values, {found or 'none is seen'}")
         raise

@@ -20,6 +20,8 @@ from typing import Any
 
 import numpy as np
 
+from jitgrad.compiler.symbolic import Sym
+from jitgrad.compiler.symbolic import plain as plain_dim
 from jitgrad.state import state
 
 _OPS: dict[str, Callable[..., Any]] = {
@@ -55,6 +57,11 @@ class HostScalar:
         self.recorder = state.recorder if recorder is None else recorder
         self.expr = expr
         self.seen = seen
+
+    @staticmethod
+    def of_size(size: Sym) -> HostScalar:
+        """A symbolic size as a number."""
+        return HostScalar(size.hint, ("size", plain_dim(size)))
 
     def evaluate(self, leaves: Mapping[Any, float]) -> float:
         """The value for these values of the leaves (by name); iterative, shared parts once."""
@@ -108,6 +115,8 @@ class HostScalar:
             if isinstance(x, HostScalar):
                 values.append(x.value)
                 seen = seen or x.seen
+            elif isinstance(x, Sym):
+                return self._apply(op, *[_of_size(y) for y in operands])
             elif isinstance(x, (int, float)) and not isinstance(x, np.generic):
                 values.append(x)
             else:
@@ -346,6 +355,10 @@ def make_plain(frame: FrameType, names: Iterable[str] | None) -> None:
             new = plain(value)
             if new is not value:
                 fields[name] = new
+
+
+def _of_size(x: Any) -> Any:
+    return HostScalar.of_size(x) if isinstance(x, Sym) else x
 
 
 def _value(x: Any) -> Any:

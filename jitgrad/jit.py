@@ -19,7 +19,6 @@ from jitgrad.jit_function import JitFunction as JitFunction
 from jitgrad.jitted_module import jitted_module
 from jitgrad.missing import no_such
 from jitgrad.runtime.knobs import knob
-from jitgrad.runtime.userline import warn
 from jitgrad.scripting import Attribute as Attribute
 from jitgrad.scripting import RecursiveScriptModule as RecursiveScriptModule
 from jitgrad.scripting import ScriptFunction as ScriptFunction
@@ -52,6 +51,8 @@ def jit(
     name: str | None = None,
     static_argnums: int | Iterable[int] | None = None,
     static_argnames: str | Iterable[str] | None = None,
+    dynamic: bool | None = None,
+    dynamic_shapes: Any = None,
 ) -> Any:
     """Compiles a function (decorator), or a Module (a wrapper with the same state).
 
@@ -69,18 +70,24 @@ def jit(
         name: in reports and in the graph.
         static_argnums, static_argnames: arguments (positions, names) that code is made for, value
             by value; they must be hashable.
+        dynamic: which sizes of arguments one recording serves: None, those of which a second value
+            was seen; True, all; False, none.
+        dynamic_shapes: sizes that are declared to differ, by argument, as torch.export takes them:
+            `{"x": {0: Dim("batch", min=1, max=64)}}`.
 
     Raises TypeError for what cannot be called.
     """
     if function is None:
         return functools.partial(
             jit, fallback=fallback, pure=pure, check=check, segments=segments, name=name,
-            static_argnums=static_argnums, static_argnames=static_argnames,
+            static_argnums=static_argnums, static_argnames=static_argnames, dynamic=dynamic,
+            dynamic_shapes=dynamic_shapes,
         )  # fmt: skip
     if isinstance(function, (staticmethod, classmethod)):
         raise TypeError("[jit] expected a function; put @jit below @staticmethod or @classmethod")
     options: dict[str, Any] = {
         "fallback": fallback, "pure": pure, "check": check, "segments": segments, "name": name,
+        "dynamic": dynamic, "dynamic_shapes": dynamic_shapes,
     }  # fmt: skip
     if static_argnums is not None or static_argnames is not None:
         if is_module(function):
@@ -119,7 +126,7 @@ def compile(
 
     Args:
         fullgraph: what cannot be compiled as one graph raises (fallback="error", segments=False).
-        dynamic: accepted. Each shape is compiled for itself, so True warns.
+        dynamic: as jit's.
         backend: "inductor" is jitgrad's compiler; "eager" and "aot_eager" leave functions as they
             are.
         mode: one of PyTorch's words; they choose nothing.
@@ -146,11 +153,9 @@ def compile(
     if fullgraph:
         jit_options.setdefault("fallback", "error")
         jit_options.setdefault("segments", False)
-    if dynamic:
-        warn("[compile] dynamic=True: sizes are not symbolic yet; each new shape is compiled")
     if disable or backend in _EAGER_BACKENDS:
         return (lambda function: function) if model is None else model
-    return jit(model, **jit_options)
+    return jit(model, dynamic=dynamic, **jit_options)
 
 
 def script(

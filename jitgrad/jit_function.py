@@ -25,6 +25,7 @@ from jitgrad.compiler.graph_cache import find_compiled
 from jitgrad.compiler.ir import Graph
 from jitgrad.compiler.options import Options
 from jitgrad.compiler.symbolic import ShapeEnv
+from jitgrad.dims import History
 from jitgrad.effects import Profile, is_module
 from jitgrad.explain import SENTENCES, Explanation, Stats, check_run, compile_options, pair_options
 from jitgrad.first_nan import watch_run
@@ -83,6 +84,8 @@ class JitFunction:
         check: bool = False,
         segments: bool | None = None,
         name: str | None = None,
+        dynamic: bool | None = None,
+        dynamic_shapes: Any = None,
     ) -> None:
         if not callable(function):
             raise TypeError(f"[jit] expected a function; got {type(function).__name__}")
@@ -94,6 +97,7 @@ class JitFunction:
         self.name: str = name or str(known)
         self._fallback, self._pure, self._check = fallback, pure, check
         self._segments = segments
+        self._history = History(dynamic, dynamic_shapes)
         self.specialisations: list[Specialisation] = []
         self.eager: list[Eager] = []
         self.forest = Forest()
@@ -113,7 +117,8 @@ class JitFunction:
     def _options(self) -> dict[str, Any]:
         return {
             "fallback": self._fallback, "pure": self._pure, "check": self._check,
-            "segments": self._segments, "name": self.name,
+            "segments": self._segments, "name": self.name, "dynamic": self._history.dynamic,
+            "dynamic_shapes": self._history.declared,
         }  # fmt: skip
 
     def __copy__(self) -> JitFunction:
@@ -205,7 +210,7 @@ class JitFunction:
 
     def guards(self) -> str:
         """The generated check of each specialisation, as Python source."""
-        return "\n".join(s.source for s in self.specialisations)
+        return "\n".join(s.text() for s in self.specialisations)
 
     def memory_plan(self) -> str:
         """Of each compiled specialisation, the memory plan: peak and lower bound, in bytes."""
@@ -312,15 +317,24 @@ class JitFunction:
         self._counts.traces += 1
         watch = Watch(self.__wrapped__, leaves, names, nodes_of((args, kwargs)))
         recorder = Recorder(_graph_name(self.name), watch)
+        roots = [n.split("[")[0] for n in names]
+        recorder.symbols = self._history.symbols(recorder.graph.env, leaves, names, roots)
         lifter = Lifter(recorder)
         new_args = tuple([lifter.lift(x) for x in args])
         new_kwargs = {k: lifter.lift(x) for k, x in kwargs.items()}
         watch.ignore(nodes_of((new_args, new_kwargs)))
-        guard = ArgumentGuard(structure, leaves, lifter.lifted(structure, leaves, args, kwargs))
+        guard = ArgumentGuard(
+            structure, leaves, lifter.lifted(structure, leaves, args, kwargs), recorder.symbols
+        )
         lifter.name_leaves(structure, args, kwargs)
         modes = Modes()
-        result, profile = self._run_recorded(recorder, watch, new_args, new_kwargs)
-        trace = recorder.finish(result, lambda: _recording(recorder, profile))
+        recorder.symbols.lend(leaves)
+        result = None
+        try:
+            result, profile = self._run_recorded(recorder, watch, new_args, new_kwargs)
+            trace = recorder.finish(result, lambda: _recording(recorder, profile))
+        finally:
+            recorder.settle(result)
         as_floats = plain(result)
         del result
         watch.let_go()
@@ -341,6 +355,9 @@ class JitFunction:
         if not recorder.reason and modes.mismatch():
             recorder.give_up(f"leaves a mode changed ({modes.mismatch()})")
         if trace is not None and trace.cuts and not recorder.reason:
+            self._history.forget()
+            if recorder.symbols:  # trees are of fixed sizes: the next call is recorded for its own
+                return as_floats
             leaf = trace.leaf = self.forest.grow(trace)
             if len(self.forest.ways(leaf.root)) > MAX_WAYS:
                 self._fell(leaf.root)
@@ -359,6 +376,9 @@ class JitFunction:
         guard.special = {name[1]: v for name, v in trace.special.items() if name[0] == "arg"}
         spec = Specialisation(self.name, trace, watch, guard, modes, self._compile, names)
         self._add(spec)
+        fixed = recorder.symbols.fixed()
+        if fixed:
+            raise CompileError(f"[jit] {self.name}: {fixed}")
         return as_floats
 
     def _run_recorded(self, recorder: Recorder, watch: Watch, args: Any, kwargs: Any) -> Any:
@@ -491,13 +511,17 @@ class JitFunction:
         trace.pair.compiled.append(compiled)
         return run if self._check else compiled.run
 
-    def _runner(self, graph: Graph, compiled: Any) -> Callable[[Any], Any]:
+    def _runner(self, graph: Graph, compiled: Any) -> Callable[..., Any]:
         if state.anomaly:
-            return lambda arrays: watch_run(graph, compiled, arrays)
+            return lambda arrays, dims=(): watch_run(graph, compiled, arrays, dims)
         if not self._check:
-            run: Callable[[Any], Any] = compiled.run
+            run: Callable[..., Any] = compiled.run
             return run
-        return lambda arrays: check_run(graph, compiled, arrays)
+
+        def checked(arrays: Any, dims: tuple[int, ...] = ()) -> Any:
+            return check_run(graph, compiled, arrays, dims)
+
+        return checked
 
     def _compile_segment(self, graph: Graph, options: Options) -> Any:
         try:

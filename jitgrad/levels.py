@@ -52,6 +52,10 @@ class Relay:
     def number_of(self, tensor: Any) -> Any:
         return None
 
+    def layout_read(self) -> None:
+        if self.outer is not None:
+            self.outer.layout_read()
+
     def memory_read(self, asked: Any, what: str) -> None:
         if self.outer is not None:
             self.outer.memory_read(asked, what)

@@ -10,6 +10,7 @@ from typing import Any
 from jitgrad.hostscalar import HostScalar
 from jitgrad.pytree import Structure, flatten, is_named_tuple, tree_map
 from jitgrad.recorder import Recorder
+from jitgrad.sizes import as_int, is_size
 
 
 class Lifter:
@@ -18,8 +19,15 @@ class Lifter:
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.made: list[HostScalar] = []
+        self.leaf = 0  # the number of the next leaf
 
     def lift(self, x: Any) -> Any:
+        """x, floats in it lifted, ints that are symbolic as such; called in the order of leaves."""
+        if type(x) is not tuple and not is_named_tuple(x):
+            number = self.recorder.symbols.numbers.get(self.leaf)
+            self.leaf += flatten(x)[1].count
+            if number is not None and type(x) is int:
+                return number
         if type(x) is float:
             out = HostScalar(x, None, self.recorder)
             self.made.append(out)
@@ -60,11 +68,11 @@ def _lifted_in(x: Any) -> list[bool]:
 
 
 def plain(result: Any) -> Any:
-    """The result with HostScalars as floats."""
+    """The result with HostScalars as floats, symbolic sizes as ints."""
     leaves = flatten(result)[0]
-    if not any(isinstance(x, HostScalar) for x in leaves):
+    if not any(isinstance(x, HostScalar) or is_size(x) for x in leaves):
         return result
-    return tree_map(lambda x: x.value if isinstance(x, HostScalar) else x, result)
+    return tree_map(lambda x: x.value if isinstance(x, HostScalar) else as_int(x), result)
 
 
 def leaf_names(function: Any, args: Any, structure: Structure) -> list[str]:

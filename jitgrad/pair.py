@@ -21,11 +21,14 @@ import numpy as np
 
 from jitgrad.backward_part import Wanted, part_graph, part_of
 from jitgrad.compiler.cost import nbytes
+from jitgrad.compiler.interpret import concrete
 from jitgrad.compiler.ir import Graph, Input, Node, Value
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.compiler.passes.partition import partition
+from jitgrad.compiler.symbolic import MAX_KNOWN, ShapeEnv
 from jitgrad.dispatch import apply
 from jitgrad.first_nan import first_nan, is_nan
+from jitgrad.sizes import type_at
 from jitgrad.sources import Source
 from jitgrad.state import state
 from jitgrad.tape.node import EVERY, RETAIN_ERROR, Gradients, edge_of, version_error, zeros_of
@@ -72,13 +75,27 @@ class Pair:
     op: Any = field(default_factory=SimpleNamespace)
 
     def __post_init__(self) -> None:
-        self.out_types = [intern_type(t) for t in self.out_types]
         self.op = SimpleNamespace(name="jit", nout=len(self.out_types), saves=())
         alone = [
             v.type for (kind, _), v in zip(self.kept, self.values, strict=True) if kind == "result"
         ]
         self.kept_bytes = sum(map(nbytes, alone))
-        self.types: Any = self.out_types[0] if len(self.out_types) == 1 else tuple(self.out_types)
+        self.known: dict[Any, list[Any]] = {}
+
+    def named(self, dims: tuple[int, ...]) -> dict[str, int]:
+        """The symbolic sizes of a call, by name."""
+        return dict(zip(self.backward.env.hints, dims, strict=True))
+
+    def types_at(self, key: Any, types: Sequence[Any], dims: tuple[int, ...]) -> list[Any]:
+        """Types with the sizes of a call. key: says which types they are."""
+        found = self.known.get((key, dims))
+        if found is None:
+            named = self.named(dims)
+            found = [type_at(t, named) for t in types]
+            if len(self.known) >= MAX_KNOWN:
+                self.known.clear()
+            self.known[key, dims] = found
+        return found
 
     def part(self, present: Wanted, wanted: Wanted) -> tuple[Any, list[int | None], list[Any]]:
         """What runs the backward for these cotangents and gradients, which result each gradient
@@ -93,7 +110,7 @@ class Pair:
                 asked = [i if w else None for i, w in zip(self.grads, wanted, strict=True)]
                 graph, places = part_graph(self.backward, len(present), present, asked)
                 run = self.make(graph, sum(present)) if graph.outputs else None
-            types = [intern_type(v.type) for v in graph.outputs]
+            types = [intern_type(v.type) for v in graph.outputs]  # sizes: see types_at
             found = self.parts[present, wanted] = run, places, types
         return found
 
@@ -113,6 +130,7 @@ def split(
     held: Collection[Value],
     results: Collection[Value],
     name: str,
+    env: ShapeEnv,
 ) -> tuple[Graph, list[Value], list[int | None]]:
     """The backward as a graph of its own, from the nodes that came after the forward's.
 
@@ -120,7 +138,7 @@ def split(
     Returns the graph, the forward's values that are its inputs after the cotangents, and for each
     gradient the number of the result that it is.
     """
-    graph = Graph(name=name)
+    graph = Graph(name=name, env=env)
     new: dict[Value, Value] = {}
     for i, v in enumerate(cotangents):
         new[v] = graph.add_input(v.type, "arg", f"cotangent{i}")
@@ -241,17 +259,22 @@ def overwritten(array: np.ndarray[Any, Any]) -> Kept:
 class CompiledNode(TapeNode):
     """The tape node of a compiled forward: runs the compiled backward."""
 
-    __slots__ = ("given", "kept", "pair")
+    __slots__ = ("dims", "given", "kept", "pair")
 
     def __init__(
-        self, pair: Pair, tensors: Sequence[Tensor], kept: list[Kept], given: list[Kept]
-    ) -> None:
+        self, pair: Pair, tensors: Sequence[Tensor], kept: list[Kept], given: list[Kept],
+        *dims: tuple[int, ...],
+    ) -> None:  # fmt: skip
         edges, slots = [], []
         for x in tensors:
             edge, slot = edge_of(x)
             edges.append(edge)
             slots.append(slot)
-        super().__init__(pair.op, {}, tuple(edges), tuple(slots), pair.types)
+        self.dims = dims
+        types = pair.types_at("results", pair.out_types, *(dims or ((),)))
+        super().__init__(
+            pair.op, {}, tuple(edges), tuple(slots), types[0] if len(types) == 1 else tuple(types)
+        )
         self.pair = pair
         self.kept: list[Kept] | None = kept
         self.given: list[Kept] | None = given
@@ -273,14 +296,16 @@ class CompiledNode(TapeNode):
         if state.anomaly and state.check_nan and run is not None:
             results = self._run_watched(run, arrays, present, wanted)
         else:
-            results = run(arrays) if run is not None else []
+            results = run(arrays, *self.dims) if run is not None else []
+        if self.dims:
+            types = pair.types_at((present, wanted), types, *self.dims)
         return [None if i is None else wrap(results[i], types[i]) for i in places]
 
     def _run_watched(self, run: Any, arrays: Any, present: Wanted, wanted: Wanted) -> Any:
         """Runs the backward; a NaN in a gradient is an error that names the op that made the first
         one, in the forward or else in the backward (detect_anomaly)."""
         try:
-            results = run(arrays)
+            results = run(arrays, *self.dims)
         except RuntimeError as error:
             if "returned nan values" in str(error):
                 error.add_note(f"Of the nan values, {self._first_nan(arrays, present, wanted)}")
@@ -295,12 +320,13 @@ class CompiledNode(TapeNode):
 
     def _first_nan(self, arrays: Any, present: Wanted, wanted: Wanted) -> str:
         pair = self.pair
+        sizes = pair.named(self.dims[0] if self.dims else ())
         if self.given is not None and not any(version < 0 for _, _, version in self.given):
             forward = Graph([Input(v, "arg", v.name) for v in pair.inputs], list(pair.forward))
-            found = first_nan(forward, [array for array, _, _ in self.given])
+            found = first_nan(forward, [array for array, _, _ in self.given], sizes)
             if found:
                 return found
-        found = first_nan(pair.part_graph(present, wanted)[0], arrays)
+        found = first_nan(pair.part_graph(present, wanted)[0], arrays, sizes)
         return found or "no op makes one when it runs by itself"
 
     def _wanted(self) -> Wanted:
@@ -350,8 +376,9 @@ def joint_grads(node: CompiledNode, grads: Gradients, wanted: Wanted) -> Gradien
     assert node.given is not None
     arrays = node._arrays(node.given, pair.inputs)
     values: dict[Value, Tensor] = {}
+    sizes = pair.named(node.dims[0] if node.dims else ())
     for v, array in zip(pair.inputs, arrays, strict=True):
-        values[v] = wrap(array, intern_type(v.type))
+        values[v] = wrap(array, type_at(v.type, sizes))
     for i, edge, slot in zip(pair.wanted, node.edges, node.slots, strict=True):
         x = values[pair.inputs[i]]
         x._requires_grad = edge is not None
@@ -367,11 +394,12 @@ def joint_grads(node: CompiledNode, grads: Gradients, wanted: Wanted) -> Gradien
     def get(v: Value) -> Tensor:
         v = part.of(v)
         if v in part.zero and v not in values:
-            values[v] = zeros_of(intern_type(v.type))
+            values[v] = zeros_of(type_at(v.type, sizes))
         return values[v]
 
     for n in (*pair.forward, *part.steps):
-        made = apply(n.op, tuple([get(v) for v in n.inputs]), n.attr)
+        attrs = {k: concrete(v, sizes) for k, v in n.attrs}
+        made = apply(n.op, tuple([get(v) for v in n.inputs]), attrs)
         values.update(zip(n.outputs, made if n.op.nout > 1 else (made,), strict=True))
     return [
         None if v is None or not w or v in part.zero else get(v)

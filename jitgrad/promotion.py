@@ -9,12 +9,14 @@ Source of the rules: PyTorch's documentation, "Tensor Attributes", and torch.res
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from jitgrad.compiler.ops.record import OPS
+from jitgrad.compiler.symbolic import Sym
 from jitgrad.dispatch import apply, full
 from jitgrad.hostscalar import HostScalar, is_lifted
 from jitgrad.runtime import dtypes
@@ -23,7 +25,7 @@ from jitgrad.state import defaults, state
 from jitgrad.tensor import Tensor, static_type, wrap
 
 _FLOAT = Category.FLOAT
-NUMBERS = (int, float, complex, HostScalar, np.generic)
+NUMBERS = (int, float, complex, HostScalar, Sym, np.generic)
 Number = Any
 
 
@@ -31,7 +33,7 @@ def _number_dtype(value: Any) -> DType:
     """The dtype that stands for a Python number; its category is what counts."""
     if isinstance(value, (bool, np.bool_)):
         return dtypes.bool_
-    if isinstance(value, (int, np.integer)):
+    if isinstance(value, (int, Sym, np.integer)):
         return dtypes.int64
     if isinstance(value, (float, HostScalar, np.floating)):
         return defaults.dtype
@@ -130,6 +132,10 @@ def constant(value: Any, dtype: DType) -> Tensor:
     """A Python number (or lifted host number) as a 0-d tensor of `dtype`."""
     if isinstance(value, HostScalar):
         return cast(value.lift(), dtype)
+    if isinstance(value, Sym):
+        if dtype.is_floating_point or (dtype.category is Category.INT and dtype.signed):
+            return full((), value, dtype)
+        value = operator.index(value)
     modes = state.__dict__
     if (modes["recorder"] is not None or modes["abstract"]) and modes["lazy"] is None:
         return full((), plain_number(value, dtype), dtype)

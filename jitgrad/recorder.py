@@ -9,6 +9,7 @@ function has then simply run eagerly. Python state: see watch.py.
 from __future__ import annotations
 
 import gc
+import operator
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -23,6 +24,7 @@ from jitgrad.compiler.graph_tensor import GraphTensor
 from jitgrad.compiler.ir import Graph, Rebind, Value, Write
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.compiler.types import TensorType
+from jitgrad.dims import Symbols
 from jitgrad.dispatch import apply
 from jitgrad.effects import typed_caller
 from jitgrad.facts import leaf_facts, place_facts
@@ -35,6 +37,8 @@ from jitgrad.random import draw_tensors
 from jitgrad.referrers import replace_everywhere
 from jitgrad.results import Roots
 from jitgrad.runtime import dtypes
+from jitgrad.settling import settle
+from jitgrad.sizes import is_size, to_plain
 from jitgrad.sources import (
     SPENT,
     AliasResult,
@@ -51,6 +55,7 @@ from jitgrad.sources import (
     Result,
     SameResult,
     Seed,
+    SizeResult,
     Source,
     is_array,
 )
@@ -119,6 +124,7 @@ class Recorder(ValueMap):
 
     def __init__(self, name: str, finder: Finder) -> None:
         super().__init__(name, finder)
+        self.symbols = Symbols(self.graph.env)
         self._hidden: dict[Storage, int] = {}
         self._slots: dict[tuple[int, str], tuple[Any, Owner, Tensor | None]] = {}
         self._rebinds: dict[tuple[int, Any], tuple[Any, Owner, Any]] = {}
@@ -224,6 +230,8 @@ class Recorder(ValueMap):
             if grad is not None:
                 self._stranger(owner, f"reads .{key} of")
             return
+        if grad is not None and isinstance(owner, Tensor):
+            self.symbols.lend_grad(owner, grad)
         self._slots[id(owner), key] = (owner, where, grad)
         if grad is not None:
             self._grads[grad._storage] = (Grad(where), grad)
@@ -363,7 +371,11 @@ class Recorder(ValueMap):
         if node.seq < self.first_node:
             self.give_up("asks for the grad_fn of a tensor that it did not make", here())
 
+    def layout_read(self) -> None:
+        self.symbols.fix()
+
     def memory_read(self, asked: Tensor | Storage, what: str) -> None:
+        self.layout_read()
         storage = asked if isinstance(asked, Storage) else asked._storage
         if self.reason or (storage in self._values and storage not in self._entry):
             return  # made here: the same at each call
@@ -445,11 +457,16 @@ class Recorder(ValueMap):
         if scalar.seen and not self.reason:
             self.to_segments("reads a tensor's value in Python (item, a number)", here())
         for leaf in leaves_of(scalar):
-            if not leaf.seen:
+            if leaf.name is not None and leaf.name[0] == "size":
+                operator.index(leaf.name[1])
+            elif not leaf.seen:
                 self.special[leaf.name] = leaf.value
 
     def truth(self, scalar: HostScalar) -> None:
-        self.special.setdefault(scalar.name, Truth(bool(scalar.value)))
+        if scalar.name[0] == "size":
+            self.specialise(scalar)
+        else:
+            self.special.setdefault(scalar.name, Truth(bool(scalar.value)))
 
     def lift_number(self, value: float, owner: Any, key: Any) -> Any:
         if self.reason:
@@ -548,8 +565,9 @@ class Recorder(ValueMap):
         inputs = {e.value: i for i, e in enumerate(self.entries)}
         held = {e.value for e in self.entries if self._now(e) is e.value}
         backward, kept, places = split(
-            graph.nodes, reverse, cotangents, grads, held, roots.values, f"{graph.name}_backward"
-        )
+            graph.nodes, reverse, cotangents, grads, held, roots.values,
+            f"{graph.name}_backward", graph.env,
+        )  # fmt: skip
         saved = saved_values(v for n in reverse for v in n.inputs)
         sources: list[tuple[str, int]] = []
         for v in kept:
@@ -642,6 +660,8 @@ class Recorder(ValueMap):
                 held = self.lift(x)
                 return NumberResult(roots.add_value(self.value_of(held, "")))
             return HostResult(x)
+        if is_size(x):
+            return SizeResult(to_plain(x))
         if not isinstance(x, Tensor):
             if not self.finder.is_known(x):
                 self.give_up(
@@ -740,6 +760,15 @@ class Recorder(ValueMap):
         for ref, what in self._strangers:
             if ref() is not None:
                 self.give_up(f"{what} a tensor that is reached in no way jit can follow")
+
+    def settle(self, result: Any) -> None:
+        """Called when recording is over: what outlives it shows the sizes of this call as ints."""
+        self.symbols.take_back()
+        if self.symbols:
+            found = [x for ref, _ in self._made if (x := ref()) is not None]
+            found += [x for x in flatten(result)[0] if isinstance(x, Tensor)]
+            found += [v for _, _, v in self._rebinds.values() if isinstance(v, Tensor)]
+            settle(found, self.first_node)
 
     def is_written(self, storage: Storage) -> bool:
         """Whether the function writes to a storage that it did not make."""

@@ -11,12 +11,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jitgrad.argument_guards import ArgumentGuard, Modes
+from jitgrad.compiler.symbolic import MAX_KNOWN
 from jitgrad.facts import leaf_facts, place_facts
 from jitgrad.guards import admits, short
 from jitgrad.pytree import Structure
 from jitgrad.recorder import Trace
 from jitgrad.replay_code import Writer
 from jitgrad.replay_support import clash, span
+from jitgrad.sizes import type_at
 from jitgrad.sources import (
     Arg,
     Captured,
@@ -49,10 +51,13 @@ class Specialisation:
         self.failure = ""
         self.hits = [0]
         self.last_miss = ""
+        self.symbols = guard.symbols
         self._compile = compile_now
         self._lock = threading.RLock()
         self.stamp = [-1]
         self._written = {i.input for i in trace.graph.writes}
+        results = [*trace.graph.outputs, *(r.value for r in trace.graph.rebinds)]
+        self.result_types = [v.type for v in results if v is not None]
         writer = Writer(self)
         self.source = writer.source()
         self.namespace = writer.namespace
@@ -77,6 +82,29 @@ class Specialisation:
     def missed(self, reason: str) -> None:
         """Notes why a call that its guards admitted was no hit."""
         self.last_miss = reason
+
+    def learn(self, dims: tuple[int, ...]) -> Any:
+        """The types of the run's results for these sizes, kept for later calls; None where a guard
+        on sizes fails."""
+        assert self.symbols is not None
+        self.compile()  # which adds guards, too
+        with self._lock:
+            known = self.namespace["known"]
+            values = dict(zip(self.symbols.places, dims, strict=True))
+            if self.symbols.broken_by(values):
+                return None
+            types = [type_at(t, values) for t in self.result_types]
+            if len(known) >= MAX_KNOWN:
+                known.clear()
+            known[dims] = types
+            return types
+
+    def text(self) -> str:
+        """The source of `call`, and the guards on sizes."""
+        if not self.symbols:
+            return self.source
+        guards = "".join(f"#   {text}\n" for text in self.symbols.texts())
+        return f"{self.source}# guards on sizes, checked by learn() when they are new:\n{guards}"
 
     def refresh(self) -> bool:
         """The full check of Python state; True when it holds, and then what it found is used."""

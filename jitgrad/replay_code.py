@@ -3,7 +3,7 @@
 The source checks arguments, modes and Python state, collects the arrays, runs the compiled graph,
 applies the effects and builds the results. Names in it: a0.. leaves of the arguments, i0.. what
 items of Python state hold, s0.. arrays of captured tensors, g0.. gradients, n0.. lifted numbers,
-k0.. constants, r the results of the run, t0.. tensors on them.
+k0.. constants, r the results of the run, t0.. tensors on them, z0.. symbolic sizes.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from jitgrad.compiler.symbolic import expression, is_static
+from jitgrad.compiler.types import TensorType
 from jitgrad.facts import place_facts
 from jitgrad.guards import MISSING, Item, same
 from jitgrad.hostscalar import HostScalar, Truth
@@ -22,6 +24,7 @@ from jitgrad.pytree import Structure, children_of, rebuild
 from jitgrad.recorder import leaves_of
 from jitgrad.replay_support import (
     MISS,
+    chain_at,
     has_layout,
     leaf,
     make_alias,
@@ -31,6 +34,7 @@ from jitgrad.replay_support import (
     signed,
     touches,
 )
+from jitgrad.sizes import has_sizes
 from jitgrad.sources import (
     SPENT,
     AliasResult,
@@ -47,6 +51,7 @@ from jitgrad.sources import (
     Result,
     SameResult,
     Seed,
+    SizeResult,
     Source,
     is_array,
 )
@@ -66,6 +71,8 @@ class Writer:
         self.leaf_count = 0
         self.grads: dict[Any, str] = {}
         self.inside: dict[Item, list[Item]] = {}
+        self.symbols = spec.symbols
+        self.size_names: dict[str, str] = {}  # of a dim: the local variable that has its value
         self.namespace: dict[str, Any] = {
             "MISS": MISS, "MISSING": MISSING, "Tensor": Tensor, "epoch": epoch, "state": state,
             "defaults": defaults,
@@ -79,6 +86,7 @@ class Writer:
             "children_of": children_of, "is_not": is_not, "keep": keep, "attach": attach,
             "spent": spent,
             "CompiledNode": CompiledNode, "overwritten": overwritten, "Divergence": Divergence,
+            "known": {}, "learn": spec.learn, "chain_at": chain_at,
         }  # fmt: skip
         for item in self.watch.items:
             self.namespace[f"i{item.number}"] = item.now
@@ -104,6 +112,7 @@ class Writer:
         self._arguments()
         self._modes()
         self._state()
+        self._sizes()
         self._grads()
         self._run()
         self._effects()
@@ -199,6 +208,9 @@ class Writer:
                 if i in self.guard.special:
                     self._number_is(a, self.guard.special[i])
                 return
+            if self.symbols and i in self.symbols.numbers:
+                self.miss_if(f"type({a}) is not int")
+                return
             value = self.guard.leaves[i]
             if i in self.guard.contents:
                 self.miss_if(f"not {self.constant(value)}.holds({a})")
@@ -210,8 +222,7 @@ class Writer:
             return
         cls, type_, requires_grad, is_leaf, strides = facts
         self.miss_if(f"type({a}) is not {self.constant(cls)}")
-        t = self.constant(type_)
-        self.miss_if(f"{a}._type is not {t} and {a}._type != {t}")
+        self._type(a, type_)
         self.miss_if(
             f"({a}._requires_grad if {a}._view is None else {a}.requires_grad) "
             f"is not {requires_grad}"
@@ -224,6 +235,46 @@ class Writer:
             self.miss_if(f"not {a}._data.flags.c_contiguous")
         else:
             self.miss_if(f"not has_layout({a}, {self.constant(strides)})")
+
+    def _type(self, x: str, type_: Any) -> None:
+        """Misses unless tensor x has the type, or one of the pattern."""
+        if isinstance(type_, TensorType):
+            t = self.constant(type_)
+            self.miss_if(f"{x}._type is not {t} and {x}._type != {t}")
+            return
+        self.put(f"t = {x}._type")
+        self.put("h = t.shape")
+        mine = type_.type
+        tests = [f"t.dtype is not {self.constant(mine.dtype)}", f"len(h) != {len(mine.shape)}"]
+        tests += [f"h[{k}] != {d}" for k, d in enumerate(mine.shape) if k not in type_.free]
+        self.miss_if(" or ".join([*tests, f"t.device != {self.constant(mine.device)}"]))
+
+    def _sizes(self) -> None:
+        """Reads the symbolic sizes (z0, z1, ...: `z`); `e` is what was learnt of them."""
+        if not self.symbols:
+            return
+        self.put("# sizes")
+        for n, places in enumerate(self.symbols.places.values()):
+            for m, place in enumerate(places):
+                x = f"a{place.index}"
+                read = x if place.axis is None else f"{x}._type.shape[{place.axis}]"
+                if m:
+                    self.miss_if(f"{read} != z{n}")
+                else:
+                    self.put(f"z{n} = {read}")
+                    self.size_names[list(self.symbols.places)[n]] = f"z{n}"
+        self.put(f"z = ({', '.join(self.size_names.values())},)")
+        self.put("e = known.get(z)")
+        self.put("if e is None:")
+        self.put("e = learn(z)", 2)
+        self.put("if e is None: return MISS", 2)
+
+    def _chain(self, chain: Any) -> str:
+        """An expression for view ops, with the sizes of the call."""
+        if not any(has_sizes(tuple(attrs.values())) for _, attrs in chain):
+            return self.constant(tuple(chain))
+        names = self.constant(tuple(self.size_names))
+        return f"chain_at({self.constant(tuple(chain))}, {names}, z)"
 
     # -- modes and Python state ----------------------------------------------------------------
     def _modes(self) -> None:
@@ -339,11 +390,12 @@ class Writer:
             self.grads[owner] = g
             cls, type_, requires_grad, is_leaf, strides = grad
             self.put(f"{g} = {base}._grad")
-            t = self.constant(type_)
+            self.miss_if(f"type({g}) is not {self.constant(cls)}")
+            self._type(g, type_)
+            if not isinstance(type_, TensorType):
+                self.miss_if(f"h != {base}._type.shape")
             self.miss_if(
-                f"type({g}) is not {self.constant(cls)} "
-                f"or ({g}._type is not {t} and {g}._type != {t}) "
-                f"or {g}.requires_grad is not {requires_grad} "
+                f"{g}.requires_grad is not {requires_grad} "
                 f"or ({g}._node is None) is not {is_leaf} "
                 f"or not has_layout({g}, {self.constant(strides)})"
             )
@@ -386,6 +438,8 @@ class Writer:
 
     def _leaf_number(self, scalar: HostScalar) -> str:
         where, key = scalar.name
+        if where == "size":
+            return expression(key, self.size_names)
         if where == "arg":
             return f"a{key}"
         item = self.watch.number_item(scalar.name)
@@ -426,6 +480,7 @@ class Writer:
             self.put(f"{name} = {self.constant(generator)}.advance({count})")
         self.namespace["signed"] = signed
         arrays = [self._array(i, source) for i, source in enumerate(places)]
+        dims = ", z" if self.symbols else ""
         if self.trace.leaf is not None:
             self.put(f"x = [{', '.join(arrays)}]")
             self.put("r = run(x, seen)")
@@ -435,10 +490,10 @@ class Writer:
                 self.put(f"{self.constant(generator)}.give_back({name}, {count})", 2)
             self.put("return r.follow(args, kwargs, MISS)", 2)
         elif self.trace.pair is None:
-            self.put(f"r = run([{', '.join(arrays)}])")
+            self.put(f"r = run([{', '.join(arrays)}]{dims})")
         else:
             self.put(f"x = [{', '.join(arrays)}]")
-            self.put("r = run(x)")
+            self.put(f"r = run(x{dims})")
 
     def _number_is(self, x: str, wanted: Any) -> None:
         """A guard on a lifted number that Python looked at (see guards.admits)."""
@@ -507,6 +562,8 @@ class Writer:
             return self.numbers[result]
         if isinstance(result, NumberResult):
             return f"r[{result.index}].item()"
+        if isinstance(result, SizeResult):
+            return expression(result.size, self.size_names)
         if isinstance(result, SameResult):
             return self.tensor(result.source)
         if isinstance(result, AliasResult):
@@ -517,7 +574,7 @@ class Writer:
             return name
         root = self._root(result.index)
         if result.chain:
-            text = f"make_view({root}, {self.constant(tuple(result.chain))})"
+            text = f"make_view({root}, {self._chain(result.chain)})"
         elif result.index in self.used:
             text = f"{root}.detach()"
         else:
@@ -538,7 +595,7 @@ class Writer:
         if name is not None:
             return name
         base = self._memory(result.source) if is_array(result.source) else None
-        base, chain = base or self.tensor(result.source), self.constant(tuple(result.chain))
+        base, chain = base or self.tensor(result.source), self._chain(result.chain)
         name = self.tensors[result.number] = f"y{result.number}"
         self.put(f"{name} = make_alias({base}, {chain}, {result.requires_grad})")
         return name
@@ -559,8 +616,12 @@ class Writer:
         root = self.roots.get(index)
         if root is None:
             root = self.roots[index] = f"t{index}"
-            type_ = intern_type(self._root_type(index))
-            self.put(f"{root} = wrap(r[{index}], {self.constant(type_)})")
+            type_ = self._root_type(index)
+            if is_static(type_.shape):
+                text = self.constant(intern_type(type_))
+            else:
+                text = f"e[{index}]"
+            self.put(f"{root} = wrap(r[{index}], {text})")
         return root
 
     def _pair(self, pair: Pair) -> None:
@@ -584,14 +645,13 @@ class Writer:
                 owner = self._root(i) if i in results else "None"
                 kept.append(f"keep(r[{i}], {owner})")
         tensors = ", ".join(self.tensor(source) for source in pair.sources)
-        self.put(f"c = CompiledNode({self.constant(pair)}, ({tensors},), [{', '.join(kept)}], x)")
+        dims = ", z" if self.symbols else ""
+        self.put(
+            f"c = CompiledNode({self.constant(pair)}, ({tensors},), [{', '.join(kept)}], x{dims})"
+        )
 
     def _root_type(self, index: int) -> Any:
-        graph = self.trace.graph
-        values = [*graph.outputs, *(r.value for r in graph.rebinds)]
-        value = values[index]
-        assert value is not None
-        return value.type
+        return self.spec.result_types[index]
 
     def _return(self) -> None:
         remaining = iter(self.trace.results)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
+from jitgrad.compiler.interpret import concrete
 from jitgrad.dispatch import apply
 from jitgrad.effects import is_module
 from jitgrad.facts import layout
@@ -28,6 +29,14 @@ def make_view(t: Tensor, chain: Sequence[tuple[Any, dict[str, Any]]]) -> Tensor:
     for op, attrs in chain:
         t = apply(op, (t,), attrs)
     return t
+
+
+def chain_at(chain: Any, names: Sequence[str], dims: Sequence[int]) -> Any:
+    """View ops with the values of symbolic sizes put in."""
+    values = dict(zip(names, dims, strict=True))
+    return [
+        (op, {k: concrete(v, values) for k, v in attrs.items()}) for op, attrs in chain
+    ]  # fmt: skip
 
 
 def make_alias(base: Tensor, chain: Any, requires_grad: bool) -> Tensor:

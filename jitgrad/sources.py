@@ -82,6 +82,13 @@ class ConstantResult:
 
 
 @dataclass(frozen=True, eq=False)
+class SizeResult:
+    """A result that is a symbolic size."""
+
+    size: Any
+
+
+@dataclass(frozen=True, eq=False)
 class SameResult:
     """A result that is the very object found at a source."""
 
@@ -135,4 +142,6 @@ class FreshResult:
     slot: int = -1
 
 
-Result = ConstantResult | SameResult | AliasResult | HostResult | NumberResult | FreshResult
+Result = (
+    ConstantResult | SizeResult | SameResult | AliasResult | HostResult | NumberResult | FreshResult
+)

@@ -287,10 +287,16 @@ class Tensor(TensorMethods):
 
     def stride(self, dim: int | None = None) -> Any:
         """Steps between elements, in elements, of every dimension or of one."""
+        data = self._data
+        if data is not None and state.recorder is not None:
+            if data.flags.c_contiguous and not is_static(self._type.shape):
+                data = None  # steps are products of sizes
+            elif not data.flags.c_contiguous:
+                state.recorder.layout_read()
         if waits(self):
             item = self._type.dtype.itemsize
             strides = tuple(s // item for s in layout_of(self)[1])
-        elif self._data is None or not self._data.size:
+        elif data is None or not data.size:
             steps: list[Any] = []
             step: Any = 1
             for d in reversed(self._type.shape):
@@ -299,7 +305,7 @@ class Tensor(TensorMethods):
             strides = tuple(reversed(steps))
         else:
             item = self._type.dtype.itemsize
-            strides = tuple(s // item for s in self._data.strides)
+            strides = tuple(s // item for s in data.strides)
         return strides if dim is None else strides[dim]
 
     def storage_offset(self) -> int:

@@ -18,6 +18,7 @@ from jitgrad.facts import layout
 from jitgrad.hostscalar import is_lifted
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.userline import user_line
+from jitgrad.sizes import plain_shape, to_plain
 from jitgrad.sources import (
     Arg,
     Captured,
@@ -229,13 +230,13 @@ _NOTHING = Value(TensorType((), dtypes.float32))
 
 
 def plain_type(t: TensorType) -> TensorType:
-    """The type with a plain tuple and a plain str, as graphs have it."""
-    return TensorType(tuple(t.shape), t.dtype, str.__str__(t.device))
+    """The type with a plain tuple (of ints and plain Syms) and a plain str, as graphs have it."""
+    return TensorType(plain_shape(t.shape), t.dtype, str.__str__(t.device))
 
 
 def plain_attrs(attrs: dict[str, Any]) -> dict[str, Any]:
-    """Attributes with plain tuples, strs and floats."""
-    numbers = {k: v.specialise() if is_lifted(v) else v for k, v in attrs.items()}
+    """Attributes with plain tuples, strs, floats and Syms."""
+    numbers = {k: v.specialise() if is_lifted(v) else to_plain(v) for k, v in attrs.items()}
     return plain(numbers)
 
 

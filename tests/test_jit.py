@@ -332,19 +332,19 @@ def test_each_shape_is_compiled_once() -> None:
     for _ in range(2):
         for n in (1, 2, 5):
             assert f(jg.ones(n, 3)).tolist() == [n] * 3
-    assert f.stats.traces == 3 and f.stats.hits == 3
+    assert f.stats.traces == 2 and f.stats.hits == 4  # 1; every other
 
 
 @knob(segments=False)
 def test_too_many_specialisations() -> None:
     @jit
-    def f(x: Any, n: int) -> Any:
-        return x * n
+    def f(x: Any, n: str) -> Any:
+        return x * int(n)
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for n in range(40):
-            np.testing.assert_array_equal(f(X, n).numpy(), X.numpy() * n)
+            np.testing.assert_array_equal(f(X, str(n)).numpy(), X.numpy() * n)
     assert f.stats.traces == 32
     assert any("32 specialisations" in str(w.message) for w in caught)
 

@@ -68,12 +68,12 @@ def test_the_fifth_recording_for_a_number_warns_once(name: str) -> None:
 def test_recordings_for_other_reasons_do_not_warn() -> None:
     @jit(fallback="error")
     def shapes(x: Any, s: float) -> Any:
-        return x * float(s)
+        return x[0] * float(s)
 
     silent = jit(lambda x, s: x * float(s), fallback="silent")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for n in range(1, 8):
-            shapes(jg.ones(n), 0.5 * n)
+            shapes([jg.ones(2)] * n, 0.5 * n)
             silent(jg.ones(2), 0.5 * n)
     assert shapes.stats.traces == silent.stats.traces == 7

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from jitgrad.compiler.loops import Array, Builder, axis, const
+from jitgrad.compiler.loops import Array, Builder, Expr, axis, const, dim
 from jitgrad.compiler.ops.convert import cast_array, cast_expr
 from jitgrad.compiler.ops.quiet import Quiet
 from jitgrad.compiler.ops.record import OnnxContext, Op, Sample
-from jitgrad.compiler.symbolic import Dim, is_static
+from jitgrad.compiler.symbolic import Dim, Sym, is_static
 from jitgrad.compiler.types import TensorType
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import DType
@@ -37,7 +37,10 @@ class Full(Create):
     def infer(self, *types: TensorType, **attrs: Any) -> TensorType:
         dtype: DType = attrs["dtype"]
         value = attrs["value"]
-        if dtype.is_integer and isinstance(value, int):
+        if isinstance(value, Sym):
+            self.expect(dtype.category is not dtypes.Category.BOOL, "a size is no bool", TypeError)
+        narrow = isinstance(value, Sym) and dtype.bits < 64
+        if dtype.is_integer and (narrow or type(value) is int):
             info = np.iinfo(dtype.np)
             self.expect(
                 info.min <= value <= info.max,
@@ -52,10 +55,16 @@ class Full(Create):
 
     def lower(self, b: Builder, *operands: Array, **attrs: Any) -> Array:
         dtype: DType = attrs["dtype"]
-        value = const(number(attrs["value"], dtype).item(), dtype)
+        value: Any = attrs["value"]
+        if isinstance(value, Sym):
+            value = cast_expr(dim(value).cast(dtypes.int64), dtype)
+        else:
+            value = const(number(value, dtype).item(), dtype)
         return b.pointwise(tuple(attrs["shape"]), dtype, value)
 
     def onnx(self, ctx: OnnxContext, inputs: Sequence[str], **attrs: Any) -> Any:
+        if not is_static((attrs["value"],)):
+            return super().onnx(ctx, inputs, **attrs)
         value = ctx.constant(self.reference(**{**attrs, "shape": ()}))
         if not attrs["shape"]:
             return value
@@ -107,10 +116,12 @@ class Iota(Create):
         dtype: DType = attrs["dtype"]
         wide = self.wide(dtype)
         i = axis(0).cast(dtypes.int64).cast(wide)
-        start, step = const(attrs.get("start", 0), wide), const(attrs.get("step", 1), wide)
+        start, step = (_number(attrs.get(k, v), wide) for k, v in (("start", 0), ("step", 1)))
         return b.pointwise(tuple(attrs["shape"]), dtype, cast_expr(start + i * step, dtype))
 
     def onnx(self, ctx: OnnxContext, inputs: Sequence[str], **attrs: Any) -> Any:
+        if not is_static((attrs.get("start", 0), attrs.get("step", 1))):
+            return super().onnx(ctx, inputs, **attrs)
         if is_static(attrs["shape"]):
             return ctx.constant(self.reference(**attrs))
         dtype: DType = attrs["dtype"]
@@ -141,6 +152,13 @@ class Iota(Create):
         }
         yield Sample((), attrs)
         yield Sample((), {**attrs, "shape": (0,)}, "empty")
+
+
+def _number(value: Any, dtype: DType) -> Expr:
+    """A number, or a symbolic size, as an element of the dtype."""
+    if isinstance(value, Sym):
+        return dim(value).cast(dtypes.int64).cast(dtype)
+    return const(value, dtype)
 
 
 full, iota = Full(), Iota()

@@ -10,6 +10,8 @@ from jitgrad.compiling import disable as disable
 from jitgrad.compiling import is_compiling as is_compiling
 from jitgrad.compiling import list_backends as list_backends
 from jitgrad.compiling import reset as reset
+from jitgrad.dims import mark_dynamic as mark_dynamic
+from jitgrad.dims import mark_static as mark_static
 from jitgrad.jit import compile as _compile
 from jitgrad.missing import missing
 
@@ -19,11 +21,8 @@ def optimize(backend: Any = "inductor", *, nopython: bool = False, **options: An
     return lambda function: _compile(function, backend=backend, fullgraph=nopython, **options)
 
 
-def mark_dynamic(t: Any, index: Any, **bounds: Any) -> None:
-    """Nothing: each new shape is compiled for itself."""
-
-
-maybe_mark_dynamic = mark_static = mark_dynamic
+def maybe_mark_dynamic(t: Any, index: Any) -> None:
+    """Nothing: sizes that change become symbolic by themselves."""
 
 
 __getattr__ = missing(__name__)

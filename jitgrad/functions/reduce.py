@@ -73,7 +73,7 @@ def mean(
 
 
 def _over(total: Tensor, count: Any) -> Tensor:
-    return total / operator.index(count)  # a symbolic count is specialised
+    return total / (count if isinstance(count, Sym) else operator.index(count))
 
 
 def var_mean(
@@ -105,6 +105,8 @@ def var_mean(
 
 
 def _at_least_zero(count: Any) -> Any:
+    if isinstance(count, Sym) and count > 0:
+        return count
     return builtins.max(float(count), 0.0)
 
 

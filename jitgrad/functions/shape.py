@@ -6,7 +6,7 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
-from jitgrad.compiler.ops.record import OPS
+from jitgrad.compiler.ops.record import OPS, same_shape
 from jitgrad.compiler.symbolic import Sym
 from jitgrad.compiler.symbolic import prod as dims_product
 from jitgrad.compiler.types import broadcast_shapes
@@ -17,6 +17,7 @@ from jitgrad.pending import fetch, waits
 from jitgrad.promotion import cast, constant, result_type
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import DType
+from jitgrad.sizes import to_hints
 from jitgrad.tensor import Size, Tensor, root_of
 
 
@@ -30,7 +31,7 @@ def _viewable(x: Tensor, shape: tuple[Any, ...]) -> bool:
         return all(op.name == "reshape" for op, _ in x._chain)
     if data.flags.c_contiguous:
         return True
-    shape = tuple(operator.index(d) for d in shape)
+    shape = tuple(operator.index(d) for d in to_hints(shape))
     return bool(OPS["reshape"].can_view(data.shape, data.strides, shape))  # type: ignore[attr-defined]
 
 
@@ -277,7 +278,7 @@ def expand(input: Tensor, *positional: Any, size: Any = None) -> Tensor:
                 )
             d = input._type.shape[k - lead]
         filled.append(d)
-    if tuple(filled) == tuple(input._type.shape):
+    if not lead and same_shape(filled, input._type.shape):
         return alias(input)
     return apply(OPS["expand"], (input,), {"shape": tuple(filled)})
 
@@ -401,9 +402,9 @@ def split(
     axis = one_axis("split", input.ndim, dim)
     if not input.ndim:
         raise RuntimeError("split expects at least a 1-dimensional tensor")
-    total = operator.index(input._type.shape[axis])
+    total = input._type.shape[axis]
     if isinstance(split_size_or_sections, (tuple, list)):
-        sizes = [operator.index(s) for s in split_size_or_sections]
+        sizes = [as_dim(s) for s in split_size_or_sections]
         if sum(sizes) != total or any(s < 0 for s in sizes):
             raise RuntimeError(
                 "split_with_sizes expects split_sizes to sum exactly to "
@@ -411,7 +412,7 @@ def split(
                 f"split_sizes={sizes}"
             )
     else:
-        size = operator.index(split_size_or_sections)
+        size, total = operator.index(split_size_or_sections), operator.index(total)
         if size < 0 or (size == 0 and total != 0):
             raise RuntimeError(f"split expects split_size be positive, but got split_size={size}")
         sizes = [min(size, total - s) for s in range(0, total, size or 1)] or [0]
@@ -427,7 +428,11 @@ def chunk(input: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
     if chunks <= 0:
         raise RuntimeError(f"chunk expects `chunks` to be greater than 0, got: {chunks}")
     axis = one_axis("chunk", input.ndim, dim)
-    total = operator.index(input._type.shape[axis])
+    total = input._type.shape[axis]
+    if isinstance(total, Sym):
+        if total % chunks == 0:
+            return split(input, [total // chunks] * chunks, axis)
+        total = operator.index(total)  # of how many parts there are, and of which sizes
     size = (total + chunks - 1) // chunks
     if size == 0:
         return split(input, [0] * chunks, axis)

@@ -71,7 +71,7 @@ def batch_norm(
     shape = (1, -1) + (1,) * (input.dim() - 2)
     x = _wide(input)
     if training:
-        count = math.prod(int(input.shape[d]) for d in dims)
+        count = math.prod(input.shape[d] for d in dims)
         if count <= 1:
             raise ValueError(
                 "[batch_norm] expected more than 1 value per channel when training; got input "
@@ -185,7 +185,7 @@ def instance_norm(
                 f"[{op}] expected running_mean and running_var without use_input_stats; got None"
             )
         return batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
-    count = math.prod(int(d) for d in input.shape[2:])
+    count = math.prod(input.shape[2:])
     if input.dim() < 2 or count == 1:
         raise ValueError(
             f"[{op}] Expected more than 1 spatial element when training, got input size "
