@@ -31,9 +31,11 @@ Errors of infer and of references get the user's file and line here, once.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from sys import getrefcount
 from typing import Any
 
 import numpy as np
@@ -48,7 +50,7 @@ from jitgrad.pending import fetch, waits
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.userline import user_frame, user_line, with_line
 from jitgrad.state import abstract_mode, bump_epoch, epoch, recording, state
-from jitgrad.storage import LevelStorage, overlaps_itself
+from jitgrad.storage import LevelStorage, Storage, overlaps_itself
 from jitgrad.tape.node import (
     IdentityNode,
     Node,
@@ -619,6 +621,8 @@ def assign(target: Tensor, value: Tensor) -> None:
         storage.version += 1
         if info is not None and info.hidden:
             storage.hidden += 1
+        if getrefcount(storage) > _UNSAVED:  # the tape may have saved it, and complain
+            note_write(storage)
     if taped:
         if info is not None and info.base is not None:
             rebase(target, value)
@@ -641,6 +645,21 @@ def assign(target: Tensor, value: Tensor) -> None:
     recorder = modes["recorder"]
     if recorder is not None:
         recorder.write(target, value, "" if recorder is modes["lazy"] else user_line())
+
+
+def note_write(storage: Storage) -> None:
+    """Notes the user's line and the name of the in-place function that wrote a storage."""
+    frame = sys._getframe(2)  # who called assign
+    name = frame.f_code.co_name
+    if name == "store":
+        name = frame.f_locals["name"]
+    user = user_frame(2)
+    code, lasti = (None, 0) if user is None else (user.f_code, user.f_lasti)
+    storage.writer = (storage.version, code, lasti, _WRITERS.get(name, name))
+
+
+_WRITERS = {"setitem": "an assignment to a part of it (x[...] = ...)"}
+_UNSAVED = 3  # references to a storage that one tensor has and nothing else, seen in assign
 
 
 def _snapshot(x: Tensor) -> Tensor:

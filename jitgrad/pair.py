@@ -337,9 +337,8 @@ class CompiledNode(TapeNode):
     def _arrays(self, kept: Sequence[Kept], values: Sequence[Value]) -> list[Any]:
         for (_, storage, version), v in zip(kept, values, strict=True):
             if storage is not None and storage.version - storage.hidden != version:
-                now = storage.version - storage.hidden
                 node, what = _saver(self.pair, v)
-                raise version_error(node or self, what, v.type, version, now)
+                raise version_error(node or self, what, v.type, version, storage)
         return [array for array, _, _ in kept]
 
 

@@ -7,6 +7,7 @@ Owns the memory and its write counter. Which part of it a tensor shows, and how,
 from __future__ import annotations
 
 import gc
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -49,9 +50,12 @@ class Storage:
         type: the root's TensorType.
         version: how often it was written.
         hidden: how many of these writes went through `.data`: the tape does not see them.
+        writer: of the last write that was noted: the version after it, the user's code and
+            instruction, and the function's name (dispatch.note_write). May be missing.
     """
 
-    __slots__ = ("__weakref__", "array", "hidden", "type", "version")
+    __slots__ = ("__weakref__", "array", "hidden", "type", "version", "writer")
+    writer: tuple[int, CodeType | None, int, str]
 
     def __init__(self, array: np.ndarray[Any, Any] | None, type: TensorType) -> None:
         self.array = array

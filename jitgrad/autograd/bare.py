@@ -237,7 +237,7 @@ def _saved(node: Node, saved: Any, i: int) -> Bare | None:
     data, storage, _, type_, version = saved
     if version is not None and storage.version - storage.hidden != version:
         what = f"operand {i}" if i >= 0 else "its result"
-        raise version_error(node, what, type_, version, storage.version - storage.hidden)
+        raise version_error(node, what, type_, version, storage)
     if data is None:
         return None
     out: Bare = _new(Bare)

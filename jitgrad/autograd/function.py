@@ -142,7 +142,7 @@ class FunctionNode(Node):
                 data = saved_data(storage, chain)
             now = storage.version - storage.hidden
             if now != version:
-                raise version_error(self, f"saved tensor {i}", type_, version, now)
+                raise version_error(self, f"saved tensor {i}", type_, version, storage)
             if isinstance(source, Tensor):
                 found.append(source)
                 continue

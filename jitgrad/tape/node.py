@@ -220,7 +220,7 @@ class Node:
                 data = saved_data(storage, chain)
         if version is not None and storage.version - storage.hidden != version:
             what = f"operand {i}" if i >= 0 else "its result"
-            raise version_error(self, what, type_, version, storage.version - storage.hidden)
+            raise version_error(self, what, type_, version, storage)
         node: Node | None
         if i >= 0:
             edge, slot = self.edges[i], self.slots[i]
@@ -362,15 +362,21 @@ _metadata: weakref.WeakKeyDictionary[Node, dict[str, Any]] = weakref.WeakKeyDict
 
 
 def version_error(
-    node: Node, what: str, type_: TensorType, expected: int, found: int
+    node: Node, what: str, type_: TensorType, expected: int, storage: Any
 ) -> RuntimeError:
     """The error for a saved tensor that was changed in place before backward."""
+    found = storage.version - storage.hidden
+    changed = ""
+    writer = getattr(storage, "writer", None)
+    if writer is not None and writer[0] == storage.version:  # the last write
+        _, code, lasti, name = writer
+        changed = f" It was changed by {name} at {line_of(code, lasti) or 'an unknown line'}."
     return RuntimeError(
         f"[{node.op.name}] one of the variables needed for gradient computation has been modified "
         f"by an inplace operation: {what}, {type_}, saved by {node.op.name} ({node.name()}) at "
         f"{node.line or 'an unknown line'}, is at version {found}; expected version {expected} "
-        "instead. Hint: use the out-of-place form of the operation that changed it (x = x + 1, "
-        "not x += 1), or change a .clone()."
+        f"instead.{changed} Hint: use the out-of-place form of the operation that changed it "
+        "(x = x + 1, not x += 1), or change a .clone()."
     )
 
 
