@@ -269,6 +269,10 @@ class BodyRecorder:
         if self.outer is not None:
             self.outer.slot_read(owner, key)
 
+    def layout_read(self) -> None:
+        if self.outer is not None:
+            self.outer.layout_read()
+
     def memory_read(self, asked: Any, what: str) -> None:
         raise Untraceable(f"asks where a tensor lies in memory ({what})")
 

@@ -169,6 +169,9 @@ class LazyRecorder:
     def _ignore(self, *what: Any) -> None:
         """Python runs each time: what it reads needs no guard."""
 
+    def layout_read(self) -> None:
+        """Sizes are fixed."""
+
     slot_read = tape_read = truth = specialise = constant = postpone = number_of = _ignore
 
     def raw_read(self, x: Any, what: str) -> None:

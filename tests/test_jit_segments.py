@@ -1123,7 +1123,7 @@ def test_check_compares_segments_with_references(monkeypatch):
     assert g.stats.segments == 1
     program = g.segmented.segments.programs[-1]
     run = program.compiled.run
-    monkeypatch.setattr(program.compiled, "run", lambda arrays: [r + 1 for r in run(arrays)])
+    monkeypatch.setattr(program.compiled, "run", lambda *x: [r + 1 for r in run(*x)])
     with pytest.raises(RuntimeError, match="differs"):
         g(X)
 
