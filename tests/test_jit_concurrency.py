@@ -56,8 +56,7 @@ def test_many_threads_call_and_compile_one_function() -> None:
     for i, mine in enumerate(found):
         with jg.no_grad():
             wanted = [
-                model(jg.full((2 + k % 3, 8), i % 8 + 1.0)).square().sum().item()
-                for k in range(30)
+                model(jg.full((2 + k % 3, 8), i % 8 + 1.0)).square().sum().item() for k in range(30)
             ]
         np.testing.assert_allclose(mine, wanted, rtol=1e-4)
 
