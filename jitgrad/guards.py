@@ -260,6 +260,34 @@ class State:
         self.touched = [(item, key) for item, key in self.touched if item.number not in dropped]
         return ""
 
+    def leave(self, objects: Sequence[Any], used: set[int]) -> None:
+        """Drops the items of what these objects hold: Python keeps it, outside of compiled code.
+
+        What the function names itself stays, and so does what leads to the items `used` by replay.
+        """
+        if self._every:
+            return
+        held = {id(vars(x)) for x in objects}
+        inside: dict[int, list[Item]] = {}
+        for item in self.items:
+            if item.parent is not None:
+                inside.setdefault(item.parent.number, []).append(item)
+        dropped: set[int] = set()
+        for item in self.items:
+            parent = item.parent
+            if parent is None or id(parent.now) not in held or item.key in self._named:
+                continue
+            if item.step != "item":
+                continue
+            below, stack = {item.number}, [item]
+            while stack:
+                for x in inside.get(stack.pop().number, ()):
+                    below.add(x.number)
+                    stack.append(x)
+            if not below & used:
+                dropped |= below
+        self.items = [item for item in self.items if item.number not in dropped]
+
     def _changes(
         self, allowed: set[tuple[int, Any]], owners: set[int]
     ) -> Iterator[tuple[Item, Any]]:

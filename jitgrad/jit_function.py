@@ -442,6 +442,10 @@ class JitFunction:
             elif isinstance(held, dict):
                 allowed.add((id(held), key))
                 owners.add(id(held))
+        if trace.later:
+            objects, changes = trace.left
+            watch.leave(objects, trace.items())
+            allowed |= {(id(d), key) for d in changes for key in d}
         if self._pure:
             changed = watch.forget_changed(allowed, owners, trace.items())
         else:

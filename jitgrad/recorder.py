@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import operator
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -86,6 +87,8 @@ class Trace:
     rebinds: (owner, key, result or None). slots: (owner, key, facts of the tensor or None), read
     before they were set. draws: per generator. special: lifted numbers, by name, whose value (or,
     by a Truth, being zero) is guarded. places: tensors whose place in memory (place_facts) is.
+    later: (owner, method), called in Python after each run; left: the objects whose attributes are
+    then Python's, and the dicts that it changes.
     cuts: the values that Python looked at; leaf: the trace's place in the tree, then.
     backward_inside: whether the function ran the tape itself (so that hooks count).
     """
@@ -100,6 +103,8 @@ class Trace:
     special: dict[Any, Any]
     places: list[tuple[Owner, Any]]
     cuts: list[Cut]
+    later: list[tuple[Owner, str]]
+    left: tuple[list[Any], list[dict[str, Any]]]
     backward_inside: bool = False
     pair: Pair | None = None
     leaf: Leaf | None = None
@@ -109,6 +114,7 @@ class Trace:
         found: list[Any] = [e.source for e in self.entries]
         found += [where for where, _, _ in [*self.rebinds, *self.slots]]
         found += [where for where, _ in self.places]
+        found += [where for where, _ in self.later]
         results = [*self.results, *(r for _, _, r in self.rebinds)]
         found += [r.source for r in results if isinstance(r, (SameResult, AliasResult))]
         found = [x.owner if isinstance(x, Grad) else x for x in found]
@@ -141,6 +147,8 @@ class Recorder(ValueMap):
         self.special: dict[Any, Any] = {}
         self._guarded: dict[Any, tuple[Owner, Any]] = {}
         self.cuts: list[Cut] = []
+        self.later: list[tuple[Owner, str]] = []
+        self._left: tuple[list[Any], list[dict[str, Any]]] = ([], [])
         self.segments_reason = ""
         self._seen: list[Tensor] = []
         self._handed: list[weakref.ref[HostScalar]] = []
@@ -471,6 +479,9 @@ class Recorder(ValueMap):
     def lift_number(self, value: float, owner: Any, key: Any) -> Any:
         if self.reason:
             return value
+        if any(owner is d for d in self._left[1]):
+            self.give_up(f"reads {key!r} of a group after the step of its scheduler", here())
+            return value
         name = (id(owner), key)
         known = self._numbers.get(name)
         if known is not None and known.value != value:
@@ -481,6 +492,28 @@ class Recorder(ValueMap):
             self._keep.append(owner)
             known = self._numbers[name] = HostScalar(value, name, self)
         return known
+
+    def call_later(
+        self, owner: Any, method: str, objects: Sequence[Any], changes: Sequence[dict[str, Any]]
+    ) -> bool:
+        """Whether owner.method() can be left to Python, after each run; it is then called now, off
+        the record. It may do nothing but change attributes of `objects`, and set numbers in the
+        dicts `changes`, which the function must not read any more."""
+        where = None if self.reason or state.abstract else self.finder.owner(owner)
+        if where is None or any(isinstance(v, Tensor) for d in changes for v in dict.values(d)):
+            return False
+        self.later.append((where, method))
+        self._left[0].extend(objects)
+        self._left[1].extend(changes)
+        profile = sys.getprofile()
+        state.recorder = None
+        sys.setprofile(None)
+        try:
+            getattr(owner, method)()
+        finally:
+            state.recorder = self
+            sys.setprofile(profile)
+        return True
 
     def postpone(self) -> None:
         self.postponed = True
@@ -650,6 +683,8 @@ class Recorder(ValueMap):
             self.special,
             list(self._guarded.values()),
             self.cuts,
+            self.later,
+            self._left,
             self.backward_inside,
             pair,
         )

@@ -548,6 +548,8 @@ class Writer:
                 self.put(f"{base}._grad = {value}")
             else:
                 self.put(f"set_slot({base}, {self.constant(key)}, {value})")
+        for owner, method in self.trace.later:
+            self.put(f"{self.tensor(owner)}.{method}()")
 
     def _is_tensor(self, owner: Source) -> bool:
         if isinstance(owner, Arg):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import tracemalloc
 import weakref
 from collections.abc import Iterator
@@ -96,6 +97,45 @@ def test_training_does_not_grow(kind: str, steps: int) -> None:
         step()
     assert nodes() == alive
     assert len(gc.get_objects()) - objects < 100
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["small", "jit", "eager", "second", "func"])
+def test_ten_thousand_steps(kind: str) -> None:
+    """Neither objects, nor nodes, nor what the process holds of memory."""
+    step = step_of(kind)
+    for _ in range(500):
+        step()
+    objects, alive, held = len(gc.get_objects()), nodes(), resident()
+    for _ in range(10_000):
+        step()
+    assert nodes() == alive
+    assert len(gc.get_objects()) - objects < 100
+    assert resident() - held < 4 << 20
+
+
+def resident() -> int:
+    """Bytes of this process in memory; 0 where the system does not say."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as f:
+            return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+def test_a_module_assigned_twice_counts_once() -> None:
+    shared = nn.Linear(3, 3)
+    net = nn.ModuleDict({"a": shared, "b": shared, "c": nn.Sequential(shared)})
+    net.again = shared
+    assert len(list(net.parameters())) == len(list(net.named_parameters())) == 2
+    assert [n for n, _ in net.named_parameters()] == ["a.weight", "a.bias"]
+    assert len(list(net.named_parameters(remove_duplicate=False))) == 8
+    assert len(net.state_dict()) == 8
+    optimizer = optim.SGD(net.parameters(), lr=1.0)
+    assert len(optimizer.param_groups[0]["params"]) == 2
+    ref, weight = weakref.ref(shared), weakref.ref(shared.weight)
+    del net, shared, optimizer
+    assert ref() is None and weight() is None
 
 
 def test_training_allocates_no_more_each_step() -> None:

@@ -38,6 +38,7 @@ from jitgrad.nn.activations import (
     Tanhshrink,
     Threshold,
 )
+from jitgrad.nn.adaptive_softmax import AdaptiveLogSoftmaxWithLoss
 from jitgrad.nn.attention import MultiheadAttention
 from jitgrad.nn.batchnorm import (
     BatchNorm1d,
@@ -179,7 +180,8 @@ __getattr__ = missing(__name__)
 __all__ = [
     "CELU", "ELU", "GELU", "GLU", "GRU", "LSTM", "RNN", "SELU", "AdaptiveAvgPool1d",
     "AdaptiveAvgPool2d", "AdaptiveAvgPool3d", "AdaptiveMaxPool1d", "AdaptiveMaxPool2d",
-    "AdaptiveMaxPool3d", "AlphaDropout", "AvgPool1d", "AvgPool2d", "AvgPool3d", "BCELoss",
+    "AdaptiveLogSoftmaxWithLoss", "AdaptiveMaxPool3d", "AlphaDropout", "AvgPool1d", "AvgPool2d",
+    "AvgPool3d", "BCELoss",
     "BCEWithLogitsLoss", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "Bilinear", "Buffer",
     "CTCLoss", "ChannelShuffle", "CircularPad1d", "CircularPad2d", "CircularPad3d", "ConstantPad1d",
     "ConstantPad2d", "ConstantPad3d", "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d",

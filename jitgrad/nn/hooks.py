@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jitgrad.autograd.function import Function, FunctionCtx
+from jitgrad.nn.global_hooks import EVERYWHERE
 from jitgrad.runtime.userline import warn
 from jitgrad.state import bump_epoch, state
 from jitgrad.tape.node import RemovableHandle
@@ -148,15 +149,20 @@ class Hooked:
         try:
             return self._call_through(forward, args, kwargs, called)
         except Exception:
+            for key, entry in EVERYWHERE.of("forward"):
+                if entry.always_call and key not in called:
+                    self._call_in_spite(entry.hook, entry.with_kwargs, args, kwargs)
             for key in self._forward_hooks_always_called:
                 if key not in called and key in self._forward_hooks:
-                    self._call_in_spite(key, args, kwargs)
+                    keywords = key in self._forward_hooks_with_kwargs
+                    self._call_in_spite(self._forward_hooks[key], keywords, args, kwargs)
             raise
 
     def _call_through(
         self, forward: Hook, args: tuple[Any, ...], kwargs: dict[str, Any], called: set[int]
     ) -> Any:
-        for key, hook in list(self._forward_pre_hooks.items()):
+        every = [(key, entry.hook) for key, entry in EVERYWHERE.of("pre")]
+        for key, hook in [*every, *self._forward_pre_hooks.items()]:
             if key in self._forward_pre_hooks_with_kwargs:
                 changed = hook(self, args, kwargs)
                 if changed is not None:
@@ -170,33 +176,42 @@ class Hooked:
                 changed = hook(self, args)
                 if changed is not None:
                     args = changed if isinstance(changed, tuple) else (changed,)
-        watch = None
-        if self._backward_pre_hooks or (self._backward_hooks and self._is_full_backward_hook):
-            watch = _BackwardHooks(self)
+        watch, last = self._backward_watch()
+        if watch is not None:
             args = watch.enter(args)
         result = forward(*args, **kwargs)
-        for key, hook in list(self._forward_hooks.items()):
+        own = [
+            (key, hook, key in self._forward_hooks_with_kwargs)
+            for key, hook in self._forward_hooks.items()
+        ]
+        of_all = [(key, e.hook, e.with_kwargs) for key, e in EVERYWHERE.of("forward")]
+        for key, hook, keywords in [*of_all, *own]:
             called.add(key)
-            changed = self._call_forward_hook(key, hook, args, kwargs, result)
+            changed = hook(self, args, kwargs, result) if keywords else hook(self, args, result)
             if changed is not None:
                 result = changed
         if watch is not None:
             result = watch.leave(result)
-        if self._backward_hooks and not self._is_full_backward_hook:
-            _hook_last_op(self, list(self._backward_hooks.values()), result)
+        if last:
+            _hook_last_op(self, last, result)
         return result
 
-    def _call_forward_hook(
-        self, key: int, hook: Hook, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
-    ) -> Any:
-        if key in self._forward_hooks_with_kwargs:
-            return hook(self, args, kwargs, result)
-        return hook(self, args, result)
+    def _backward_watch(self) -> tuple[_BackwardHooks | None, list[Hook]]:
+        """What calls the full backward hooks of this call, if there are any; and the others."""
+        every = [entry for _, entry in EVERYWHERE.of("backward")]
+        full = [entry.hook for entry in every if entry.full]
+        last = [entry.hook for entry in every if not entry.full]
+        (full if self._is_full_backward_hook else last).extend(self._backward_hooks.values())
+        pre = [entry.hook for _, entry in EVERYWHERE.of("backward_pre")]
+        pre += self._backward_pre_hooks.values()
+        return (_BackwardHooks(self, full, pre) if full or pre else None), last
 
-    def _call_in_spite(self, key: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _call_in_spite(
+        self, hook: Hook, keywords: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         """A hook with always_call, when forward has raised; its own exception is only reported."""
         try:
-            self._call_forward_hook(key, self._forward_hooks[key], args, kwargs, None)
+            hook(self, args, kwargs, None) if keywords else hook(self, args, None)
         except Exception as error:
             warn(
                 "module forward hook with ``always_call=True`` raised an exception that was "
@@ -218,10 +233,8 @@ class _BackwardHooks:
     """One call of a module with full backward hooks: its inputs pass `enter`, its results `leave`.
     Both are the identity on the tape; their backward calls the hooks."""
 
-    def __init__(self, module: Any) -> None:
-        self.module = module
-        self.hooks = list(module._backward_hooks.values())
-        self.pre_hooks = list(module._backward_pre_hooks.values())
+    def __init__(self, module: Any, hooks: list[Hook], pre_hooks: list[Hook]) -> None:
+        self.module, self.hooks, self.pre_hooks = module, hooks, pre_hooks
         self.inputs = self.outputs = 0
         self.in_places: list[int] = []
         self.out_places: list[int] = []

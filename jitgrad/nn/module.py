@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from jitgrad.autograd.modes import no_grad
 from jitgrad.creation import empty_like
 from jitgrad.jit import compile
+from jitgrad.nn.global_hooks import EVERYWHERE, registered
 from jitgrad.nn.hooks import HOOK_DICTS
 from jitgrad.nn.parameter import Buffer, Parameter, is_lazy
 from jitgrad.nn.slots import Slots
@@ -75,7 +76,7 @@ class Module(Stateful):
     def _call_impl(self, *args: Any, **kwargs: Any) -> Any:
         if (
             self._forward_hooks or self._forward_pre_hooks
-            or self._backward_hooks or self._backward_pre_hooks
+            or self._backward_hooks or self._backward_pre_hooks or EVERYWHERE
         ):  # fmt: skip
             return self._call_hooked(self.forward, args, kwargs)
         return self.forward(*args, **kwargs)
@@ -102,7 +103,7 @@ class Module(Stateful):
             self.register_parameter(name, value)
         elif isinstance(value, Module):
             self._forget(name, self._modules)
-            self._modules[name] = value
+            self._modules[name] = registered("module", self, name, value) if EVERYWHERE else value
         elif isinstance(value, Buffer):
             self._forget(name, self._buffers)
             self.register_buffer(name, value, value.persistent)
@@ -167,6 +168,8 @@ class Module(Stateful):
         if param is not None and not isinstance(param, Parameter):
             raise TypeError(f"[register_parameter] expected a Parameter; got {type(param)}")
         bump_epoch()
+        if EVERYWHERE and param is not None:
+            param = registered("parameter", self, name, param)
         self._parameters[name] = param
 
     def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
@@ -178,6 +181,8 @@ class Module(Stateful):
         if tensor is not None and not isinstance(tensor, Tensor):
             raise TypeError(f"[register_buffer] expected a Tensor or None; got {type(tensor)}")
         bump_epoch()
+        if EVERYWHERE:
+            tensor = registered("buffer", self, name, tensor)
         self._buffers[name] = tensor
         lost = self._non_persistent_buffers_set
         (lost.discard if persistent else lost.add)(name)
@@ -198,6 +203,8 @@ class Module(Stateful):
             raise TypeError(f"[add_module] expected a Module; got {type(module).__name__}")
         self._check_name(name, self._modules)
         bump_epoch()
+        if EVERYWHERE:
+            module = registered("module", self, name, module)
         self._modules[name] = module
 
     register_module = add_module

@@ -13,6 +13,7 @@ from typing import Any
 from jitgrad.missing import missing, names_module
 from jitgrad.nn import (
     activations,
+    adaptive_softmax,
     attention,
     batchnorm,
     containers,
@@ -20,6 +21,7 @@ from jitgrad.nn import (
     distance,
     dropout,
     embedding,
+    global_hooks,
     layers,
     lazy,
     losses,
@@ -38,9 +40,10 @@ from jitgrad.nn import (
 )
 
 _SOURCES = (
-    activations, attention, batchnorm, containers, convolution, distance, dropout, embedding,
-    layers, lazy, losses, margin_losses, module, normalization, padding, parameter_containers,
-    pooling, recurrent, recurrent_cells, resampling, state_dict, transformer, tuples,
+    activations, adaptive_softmax, attention, batchnorm, containers, convolution, distance,
+    dropout, embedding, global_hooks, layers, lazy, losses, margin_losses, module,
+    normalization, padding, parameter_containers, pooling, recurrent, recurrent_cells,
+    resampling, state_dict, transformer, tuples,
 )  # fmt: skip
 
 _TABLE = {
@@ -67,7 +70,12 @@ _TABLE = {
     "LinearCrossEntropyLoss MSELoss MarginRankingLoss MultiLabelMarginLoss "
     "MultiLabelSoftMarginLoss MultiMarginLoss NLLLoss NLLLoss2d PoissonNLLLoss "
     "SmoothL1Loss SoftMarginLoss TripletMarginLoss TripletMarginWithDistanceLoss",
-    "module": "_IncompatibleKeys Module",
+    "adaptive": "AdaptiveLogSoftmaxWithLoss",
+    "module": "_IncompatibleKeys Module register_module_backward_hook "
+    "register_module_buffer_registration_hook register_module_forward_hook "
+    "register_module_forward_pre_hook register_module_full_backward_hook "
+    "register_module_full_backward_pre_hook register_module_module_registration_hook "
+    "register_module_parameter_registration_hook",
     "normalization": "CrossMapLRN2d GroupNorm LayerNorm LocalResponseNorm RMSNorm",
     "padding": "_CircularPadNd _ConstantPadNd _ReflectionPadNd _ReplicationPadNd CircularPad1d "
     "CircularPad2d CircularPad3d ConstantPad1d ConstantPad2d ConstantPad3d ReflectionPad1d "
@@ -104,8 +112,9 @@ __all__ = []
 for _short, _names in _TABLE.items():
     _made = _make(_short, _names.split())
     globals()[_short] = _made
-    globals().update((n, getattr(_made, n)) for n in _made.__all__)
-    __all__ += _made.__all__
+    _here = [n for n in _made.__all__ if not n.startswith("register_module")]
+    globals().update((n, getattr(_made, n)) for n in _here)
+    __all__ += _here
 
 
 __getattr__ = missing(__name__)

@@ -1,7 +1,8 @@
 """LRScheduler: what all schedules share. Owns the counters, the warnings, and writing the rates.
 
 A schedule writes group["lr"] (and momentum or betas), which compiled steps read as inputs: it does
-not compile anew. Call it outside of jit: its counters are Python numbers.
+not compile anew. Its counters are Python numbers: in a compiled function, `step()` is left to
+Python, after each run.
 """
 
 from __future__ import annotations
@@ -60,10 +61,30 @@ def warn_epoch() -> None:
     )
 
 
-def leave_trace() -> None:
-    """Called before a schedule counts: a function that is being recorded runs in segments."""
+def left_to_python(scheduler: LRScheduler, epoch: Any = None) -> bool:
+    """Called before a schedule counts. While a function is recorded, whether the step has been made
+    and will be made after each run; else such a function runs in segments."""
+    recorder = state.recorder
+    if recorder is None:
+        return False
+    later = getattr(recorder, "call_later", None)
+    if later is not None and epoch is None:
+        if later(scheduler, "step", _parts(scheduler), scheduler.optimizer.param_groups):
+            return True
+    leave_trace("steps a scheduler to an epoch, or one that it reaches in no way jit can follow")
+    return False
+
+
+def _parts(scheduler: Any) -> list[Any]:
+    """A scheduler and those that it is made of."""
+    inner = getattr(scheduler, "_schedulers", ())
+    return [scheduler, *(part for s in inner for part in _parts(s))]
+
+
+def leave_trace(reason: str) -> None:
+    """A function that is being recorded runs in segments."""
     if state.recorder is not None and hasattr(state.recorder, "give_up"):
-        state.recorder.give_up("steps a scheduler, whose counters are Python numbers")
+        state.recorder.give_up(reason)
 
 
 def state_of(function: Any) -> dict[str, Any] | None:
@@ -120,6 +141,7 @@ class LRScheduler:
 
     def get_last_lr(self) -> list[Rate]:
         """The rates that the last step set."""
+        leave_trace("asks a scheduler for its rates")
         return self._last_lr
 
     def get_lr(self) -> list[Rate]:
@@ -128,7 +150,8 @@ class LRScheduler:
 
     def step(self, epoch: int | None = None) -> None:
         """Advances by one epoch (or to `epoch`; deprecated), and sets the groups' rates."""
-        leave_trace()
+        if left_to_python(self, epoch):
+            return
         if self._step_count == 1:
             self._warn_order()
         self._step_count += 1

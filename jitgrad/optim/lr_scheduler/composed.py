@@ -11,6 +11,7 @@ from jitgrad.optim.lr_scheduler.base import (
     LRScheduler,
     check_optimizer,
     leave_trace,
+    left_to_python,
     set_value,
     values_of,
     warn_epoch,
@@ -93,7 +94,8 @@ class SequentialLR(_Composed):
 
     def step(self) -> None:  # type: ignore[override]
         """Advances by one epoch."""
-        leave_trace()
+        if left_to_python(self):
+            return
         self.last_epoch += 1
         index = bisect_right(self._milestones, self.last_epoch)
         scheduler = self._schedulers[index]
@@ -124,6 +126,8 @@ class ChainedScheduler(_Composed):
 
     def step(self) -> None:  # type: ignore[override]
         """Advances every scheduler by one epoch."""
+        if left_to_python(self):
+            return
         for scheduler in self._schedulers:
             scheduler.step()
         self._last_lr = values_of(self.optimizer, "lr")
@@ -192,7 +196,7 @@ class ReduceLROnPlateau(LRScheduler):
 
     def step(self, metrics: Any, epoch: int | None = None) -> None:  # type: ignore[override]
         """Looks at the metric of one more epoch (a number or a one-element tensor)."""
-        leave_trace()
+        leave_trace("steps a scheduler by a metric")
         value = float(metrics)
         if epoch is None:
             epoch = self.last_epoch + 1

@@ -12,7 +12,7 @@ from jitgrad.optim.lr_scheduler.base import (
     _Within,
     check_optimizer,
     for_groups,
-    leave_trace,
+    left_to_python,
     set_value,
     state_of,
     values_of,
@@ -163,7 +163,8 @@ class CosineAnnealingWarmRestarts(LRScheduler):
 
     def step(self, epoch: float | None = None) -> None:
         """Advances by one epoch, or to `epoch`, which may be a fraction (i + batch / batches)."""
-        leave_trace()
+        if left_to_python(self, epoch):
+            return
         if epoch is None and self.last_epoch < 0:
             epoch = 0
         if epoch is None:
