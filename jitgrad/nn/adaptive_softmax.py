@@ -73,7 +73,7 @@ class AdaptiveLogSoftmaxWithLoss(Module):
     def reset_parameters(self) -> None:
         self.head.reset_parameters()
         for pair in self.tail:
-            for layer in pair:  # type: ignore[attr-defined]
+            for layer in pair:
                 layer.reset_parameters()
 
     def forward(self, input: Tensor, target: Tensor) -> _ASMoutput:
