@@ -12,6 +12,8 @@ differed, by mode:
     gradient  derivatives in float64
     errors    the entry's error inputs raise, and the type is PyTorch's
     jit       compiled under fallback="error" equals eager, forward and backward (of float32)
+    batch     vmap over all tensors, and over the first ones only, equals a loop of eager calls
+    onnx      exported, and run by ONNX Runtime (where it has kernels for it), equals eager
 
 A mode that an entry does not have is left out. The names of our functions are those of PyTorch;
 where an entry wraps its function in Python, the wrapper runs with `torch` replaced.
@@ -21,6 +23,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import tempfile
 import types
 import warnings
 from collections.abc import Callable, Iterator
@@ -448,9 +451,102 @@ def _fresh(x: Any) -> Any:
     return x
 
 
+def _second(x: Any) -> Any:
+    """Another argument that is as valid: floats nearer to 0, all else the same."""
+    if isinstance(x, jitgrad.Tensor):
+        return x * 0.875 if x.is_floating_point() or x.is_complex() else x
+    if isinstance(x, dict):
+        return {k: _second(v) for k, v in x.items()}
+    if type(x) in (tuple, list):
+        return type(x)(_second(item) for item in x)
+    return x
+
+
+def _place_of(x: Any, values: Iterator[Any]) -> Any:
+    """The same structure, its tensors replaced by the next values."""
+    if isinstance(x, jitgrad.Tensor):
+        return next(values)
+    if isinstance(x, dict):
+        return {k: _place_of(v, values) for k, v in x.items()}
+    if type(x) in (tuple, list):
+        return type(x)(_place_of(item, values) for item in x)
+    return x
+
+
+def _tensors_of(x: Any) -> list[Any]:
+    return [leaf for leaf in leaves(x) if isinstance(leaf, jitgrad.Tensor)]
+
+
+def _batch(entry: Any, mine: Any, limit: int) -> None:
+    mapped_once = False
+    for sample in samples_of(entry, _first_dtype(entry), False, max(1, limit // 2)):
+        arguments = convert((sample.input, sample.args, sample.kwargs))
+        pair = [arguments, _second(arguments)]
+        first = len(_tensors_of(arguments[0]))
+        everything = len(_tensors_of(arguments))
+        for count in dict.fromkeys((everything, first)):
+            if count == 0:
+                continue
+            mapped_once = True
+            both = zip(*map(_tensors_of, pair), strict=True)
+            stacked = [jitgrad.stack(p) if k < count else p[0] for k, p in enumerate(both)]
+
+            def call(*tensors: Any, arguments: Any = arguments) -> Any:
+                input, args, kwargs = _place_of(arguments, iter(tensors))
+                return [r for r in leaves(mine(input, *args, **kwargs)) if is_tensor(r)]
+
+            dims = tuple(0 if k < count else None for k in range(everything))
+            results = jitgrad.vmap(call, dims)(*stacked)
+            for i in range(2):
+                given = [x[i].clone() if d == 0 else x for x, d in zip(stacked, dims, strict=True)]
+                expected = call(*given)
+                assert len(results) == len(expected)
+                for x, y in zip(results, expected, strict=True):
+                    if entry.name not in EMPTY:
+                        same(x[i], y, f"example {i} of {_text(sample)}", scale=30)
+    assert mapped_once or not _takes_tensors(entry), "nothing to map over"
+
+
+def _takes_tensors(entry: Any) -> bool:
+    sample = samples_of(entry, _first_dtype(entry), False, 1)
+    return any(_tensors_of(convert((s.input, s.args, s.kwargs))) for s in sample)
+
+
+def _onnx(entry: Any, mine: Any, limit: int) -> None:
+    import onnxruntime
+
+    for sample in samples_of(entry, _first_dtype(entry), False, max(1, limit // 4)):
+        arguments = convert((sample.input, sample.args, sample.kwargs))
+        given = _tensors_of(arguments)
+
+        def call(*tensors: Any, arguments: Any = arguments) -> Any:
+            input, args, kwargs = _place_of(arguments, iter(tensors))
+            return tuple(leaves(mine(input, *args, **kwargs)))
+
+        expected = [r for r in call(*(x.clone() for x in given)) if is_tensor(r)]
+        with tempfile.TemporaryDirectory() as folder:
+            path = f"{folder}/entry.onnx"
+            jitgrad.export(call, *given).onnx(path)
+            try:
+                session = onnxruntime.InferenceSession(path)
+            except Exception as error:  # no kernel of its own for a dtype
+                if "NOT_IMPLEMENTED" in str(error) or "NotImplemented" in type(error).__name__:
+                    continue
+                raise
+        names = [x.name for x in session.get_inputs()]
+        values = {n: x.numpy() for n, x in zip(names, given, strict=False)}
+        for x, y in zip(session.run(None, values), expected, strict=True):
+            if entry.name not in EMPTY:
+                np.testing.assert_allclose(
+                    np.asarray(x, np.float64), np.asarray(y.numpy(), np.float64), 2e-4, 1e-5,
+                    err_msg=_text(sample),
+                )  # fmt: skip
+
+
 MODES: dict[str, Callable[[Any, Any, int], None]] = {
     "value": _value, "dtypes": _dtypes, "strided": _strided, "method": _method,
-    "in_place": _in_place, "gradient": _gradient, "errors": _errors, "jit": _jit,
+    "in_place": _in_place, "gradient": _gradient, "errors": _errors, "jit": _jit, "batch": _batch,
+    "onnx": _onnx,
 }  # fmt: skip
 
 
@@ -469,6 +565,8 @@ def has(entry: Any, mode: str) -> bool:
         )
     if mode == "errors":
         return entry.error_inputs_func is not None
+    if mode in ("batch", "onnx"):
+        return entry.name not in RANDOM
     return True
 
 
