@@ -462,10 +462,10 @@ def _second(x: Any) -> Any:
     return x
 
 
-def _place_of(x: Any, values: Iterator[Any]) -> Any:
+def _place_of(x: Any, values: list[Any]) -> Any:
     """The same structure, its tensors replaced by the next values."""
     if isinstance(x, jitgrad.Tensor):
-        return next(values)
+        return values.pop(0)
     if isinstance(x, dict):
         return {k: _place_of(v, values) for k, v in x.items()}
     if type(x) in (tuple, list):
@@ -492,7 +492,7 @@ def _batch(entry: Any, mine: Any, limit: int) -> None:
             stacked = [jitgrad.stack(p) if k < count else p[0] for k, p in enumerate(both)]
 
             def call(*tensors: Any, arguments: Any = arguments) -> Any:
-                input, args, kwargs = _place_of(arguments, iter(tensors))
+                input, args, kwargs = _place_of(arguments, list(tensors))
                 return [r for r in leaves(mine(input, *args, **kwargs)) if is_tensor(r)]
 
             dims = tuple(0 if k < count else None for k in range(everything))
@@ -520,7 +520,7 @@ def _onnx(entry: Any, mine: Any, limit: int) -> None:
         given = _tensors_of(arguments)
 
         def call(*tensors: Any, arguments: Any = arguments) -> Any:
-            input, args, kwargs = _place_of(arguments, iter(tensors))
+            input, args, kwargs = _place_of(arguments, list(tensors))
             return tuple(leaves(mine(input, *args, **kwargs)))
 
         expected = [r for r in call(*(x.clone() for x in given)) if is_tensor(r)]
