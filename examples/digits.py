@@ -328,7 +328,7 @@ def main() -> int:
     OUT.mkdir(exist_ok=True)
     data, claims = load(SEED), Claims()
     print(
-        f"jitgrad {jg.__version__} on {platform.system()} {platform.machine()}, "
+        f"jitgrad {jg.version.jitgrad} on {platform.system()} {platform.machine()}, "
         f"{get_num_threads()} threads, Python {platform.python_version()}\n"
         f"{len(data.labels):,} digits to train on, {len(data.test_labels)} held out; "
         f"{epochs} epochs in batches of {BATCH}, twice from seed {SEED}"

@@ -121,7 +121,7 @@ def _doctor(given: Any) -> None:
 def _info(given: Any) -> None:
     target = host()
     rows = [
-        ("jitgrad", jitgrad.__version__), ("Python", platform.python_version()),
+        ("jitgrad", jitgrad.version.jitgrad), ("Python", platform.python_version()),
         ("NumPy", np.__version__), ("platform", platform.platform()), ("processor", target.cpu),
         ("vectors", f"{target.vector_bytes} bytes"), ("threads", jitgrad.get_num_threads()),
     ]  # fmt: skip

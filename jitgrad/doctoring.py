@@ -24,7 +24,7 @@ from jitgrad.creation import arange
 from jitgrad.jit import jit
 from jitgrad.runtime import cache, threads
 from jitgrad.runtime.knobs import TABLE, knob
-from jitgrad.version import __version__
+from jitgrad.version import jitgrad as own_version
 
 OK, LIMIT, FAULT = "ok", "limit", "fault"
 
@@ -107,7 +107,7 @@ def _version_of(name: str) -> str | None:
 
 def _versions() -> Finding:
     text = (
-        f"jitgrad {__version__}, Python {platform.python_version()} "
+        f"jitgrad {own_version}, Python {platform.python_version()} "
         f"({platform.python_implementation()}), NumPy {_version_of('numpy')}, "
         f"{platform.system()} on {platform.machine()}"
     )

@@ -176,7 +176,7 @@ def _type_of(x: Any) -> str:
 
 
 def _creator() -> str:
-    return f"jitgrad {version.__version__}"
+    return f"jitgrad {version.jitgrad}"
 
 
 def load_exported(path: str | os.PathLike[str]) -> Exported:

@@ -1,6 +1,8 @@
-"""Versions: jitgrad's own, as text that compares by its numbers; and of what PyTorch is built with.
+"""Versions, as text that compares by its numbers; and of what PyTorch is built with.
 
-`jitgrad.__version__` is jitgrad's. The version of PyTorch whose API it follows is `torch` here.
+`jitgrad` here is jitgrad's own, `torch` the one of PyTorch whose API it follows. `__version__`,
+which code written for PyTorch asks, is both: "2.13.0+jitgrad0.1.0", PyTorch's with a local part, as
+its builds have one ("+cpu").
 """
 
 from __future__ import annotations
@@ -58,8 +60,9 @@ class Version(str):
         return str.__hash__(self)
 
 
-__version__ = Version("0.1.0")
+jitgrad = Version("0.1.0")
 torch = Version("2.13.0")
+__version__ = Version(f"{torch}+jitgrad{jitgrad}")
 debug = False
 git_version = "Unknown"
 cuda: str | None = None

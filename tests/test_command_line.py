@@ -74,7 +74,7 @@ def test_libraries(folder, capsys):
 
 def test_info_and_the_module_itself(capsys):
     assert main(["info"]) == 0
-    assert f"jitgrad      {jg.__version__}" in capsys.readouterr().out
+    assert f"jitgrad      {jg.version.jitgrad}" in capsys.readouterr().out
     done = subprocess.run(
         [sys.executable, "-m", "jitgrad", "--help"], capture_output=True, text=True
     )

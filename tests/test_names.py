@@ -5,6 +5,7 @@ torch.jit's and torch.compiler's names. What they promise is that nothing breaks
 from __future__ import annotations
 
 import importlib
+import re
 import subprocess
 import sys
 import warnings
@@ -197,13 +198,23 @@ def test_threads_are_no_part_of_a_compiled_function() -> None:
 
 # -- versions --------------------------------------------------------------------------------------
 def test_versions() -> None:
-    assert packaging.version.parse(torch.__version__) > packaging.version.parse("0.0.9")
-    assert torch.__version__ == torch.version.__version__ == "0.1.0"
-    assert torch.__version__ >= (0, 1) and torch.__version__ < "0.10"
-    assert not torch.__version__ > (2, 0) and torch.__version__ != (2, 0)
-    assert torch.version.torch >= (2, 0) and torch.version.torch > "2.2"
+    """The ways in which public code asks for a version of PyTorch (or of any package)."""
+    text = torch.__version__
+    assert text == torch.version.__version__ == "2.13.0+jitgrad0.1.0"
+    parse = packaging.version.parse
+    assert parse(text) >= parse("2.0") and parse(text) > parse("1.13.1") and parse(text).major == 2
+    assert parse(text.split("+")[0]) == parse("2.13") and parse(text).local == "jitgrad0.1.0"
+    assert text >= (2, 0) and text > "1.9" and text >= "2.0.0" and text < (3,) and text != (2, 0)
+    assert text > "2.9" and not text < "2.2"  # by numbers, not as text
+    assert tuple(int(n) for n in text.split(".")[:2]) == (2, 13)
+    assert int(text.split(".")[1]) >= 8 and text.startswith("2.")
+    assert re.match(r"^(\d+)\.(\d+)\.(\d+)([^\+]*)(\+\S*)?$", text)[4] == ""
+    assert (
+        torch.version.torch == (2, 13)
+        and torch.version.jitgrad == "0.1.0"
+        and torch.version.jitgrad == (0, 1)
+    )
     assert torch.version.cuda is None and torch.version.hip is None
-    assert tuple(int(n) for n in torch.__version__.split(".")[:2]) == (0, 1)
 
 
 # -- torch.jit, torch.compile, torch.compiler ------------------------------------------------------

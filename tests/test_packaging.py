@@ -50,7 +50,7 @@ def test_packages_have_init() -> None:
 
 
 def test_version() -> None:
-    assert jitgrad.__version__ == PROJECT["project"]["version"]
+    assert jitgrad.version.jitgrad == PROJECT["project"]["version"]
 
 
 @pytest.fixture(scope="module")

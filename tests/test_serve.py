@@ -330,7 +330,7 @@ def test_the_dockerfile_is_clean():
     done = subprocess.run([lint, str(file)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
     text = file.read_text()
-    assert f"jitgrad[serve]=={jg.__version__}" in text and "USER 1000" in text
+    assert f"jitgrad[serve]=={jg.version.jitgrad}" in text and "USER 1000" in text
 
 
 # -- values in the protocol's forms --------------------------------------------------------------

@@ -27,7 +27,7 @@ from jitgrad.onnx.opsets import NEWEST, OLDEST, ir_version
 from jitgrad.onnx.symbolic import as_form, registered_form
 from jitgrad.onnx.types import number_of
 from jitgrad.onnx.writer import Writer
-from jitgrad.version import __version__
+from jitgrad.version import jitgrad as own_version
 
 if TYPE_CHECKING:
     from jitgrad.export import Exported
@@ -213,7 +213,7 @@ class _Walk:
             opset_imports=opsets,
             ir_version=ir_version(writer.opset),
             producer_name="jitgrad",
-            producer_version=__version__,
+            producer_version=own_version,
         )
         assumed = conditions(self.graph.env)
         if assumed:

@@ -113,7 +113,7 @@ class _Server:
     # -- what and how -------------------------------------------------------------------------
     async def about_server(self, request: Request) -> Response:
         return JSONResponse(
-            {"name": "jitgrad", "version": str(version.__version__), "extensions": EXTENSIONS}
+            {"name": "jitgrad", "version": str(version.jitgrad), "extensions": EXTENSIONS}
         )
 
     async def about_model(self, request: Request) -> Response:
