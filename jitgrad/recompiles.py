@@ -71,11 +71,11 @@ def way_out(miss: str) -> str:
     for start, advice in _ADVICE:
         if cause.startswith(start):
             return advice
-    before, arrow, after = cause.rpartition(" -> ")
-    if arrow and _is_number(after):
+    _, arrow, after = cause.rpartition(" -> ")
+    if (arrow and _is_number(after)) or (" == " in cause and not arrow):
         return (
-            "A number that code reads is guarded by its value: pass it as an argument that is a "
-            "float or a 0-d tensor, or let it be the same"
+            "Python looks at the value of a number or a size: use it in arithmetic only, pass a "
+            "0-d tensor or a float, or let it be the same"
         )
     if arrow:
         return "Let what changes be an argument, or a tensor, or let it be the same at each call"

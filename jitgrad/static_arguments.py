@@ -133,6 +133,10 @@ class StaticFunction:
         return [d for p in self._parts.values() for d in p.eager]
 
     @property
+    def segmented(self) -> Any:
+        return next((p.segmented for p in self._parts.values() if p.segmented is not None), None)
+
+    @property
     def _refused(self) -> str:
         return next((p._refused for p in self._parts.values() if p._refused), "")
 

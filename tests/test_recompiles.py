@@ -28,7 +28,7 @@ def test_no_recompile_names_the_cause() -> None:
     assert f.stats.traces == 2
     g = jit(lambda x, n: x * n)
     g(jg.ones(3), 1)
-    with jg.no_recompile(), pytest.raises(RuntimeError, match="n: 1 -> 2.*number"):
+    with jg.no_recompile(), pytest.raises(RuntimeError, match="n.*1.*2.*number"):
         g(jg.ones(3), 2)
 
 
@@ -46,7 +46,7 @@ def test_no_recompile_leaves_what_runs_eagerly() -> None:
 
 @pytest.mark.parametrize(("calls", "cause", "advice"), [
     ([(jg.ones(i), 1) for i in range(2, 14)], r"type of x: float32\[\d+\]", "Dim"),
-    ([(jg.ones(3), i) for i in range(12)], r"n: 7 -> 8", "0-d tensor"),
+    ([(jg.ones(3), i) for i in range(12)], r"n == 7 .*n = 8", "0-d tensor"),
     ([(jg.ones(3), str(i)) for i in range(12)], r"n: '7' -> '8'", "argument"),
 ])  # fmt: skip
 def test_a_storm_warns_once_with_cause_and_way_out(calls: Any, cause: str, advice: str) -> None:
