@@ -17,7 +17,7 @@ import jitgrad
 import jitgrad as torch
 from jitgrad import nn
 from jitgrad.runtime import threads
-from jitgrad.runtime.errors import CompileError, FallbackWarning
+from jitgrad.runtime.errors import CompileError
 
 SUBMODULES = [
     "_dynamo", "_dynamo.config", "accelerator", "amp", "autograd", "backends", "backends.cpu",
@@ -187,13 +187,15 @@ def test_flags_of_backends_are_guarded() -> None:
         assert f(x).tolist() == [2.0, 2.0]
 
 
-def test_threads_are_no_part_of_a_compiled_function() -> None:
-    @torch.jit(fallback="warn")
+def test_threads_are_no_part_of_a_compiled_function(settings) -> None:
+    @torch.jit(fallback="error")
     def f(x):
         return x * torch.get_num_threads()
 
-    with pytest.warns(FallbackWarning, match=r"calls get_num_threads\(\)"):
-        f(torch.ones(2))
+    for count in (3, 3, 2):
+        torch.set_num_threads(count)
+        assert f(torch.ones(2)).tolist() == [count, count]
+    assert f.stats.hits == 0  # Python asks at each call
 
 
 # -- versions --------------------------------------------------------------------------------------
@@ -280,8 +282,7 @@ def test_arguments_of_compile() -> None:
         torch.compile(disable=True)(f),
     ):
         assert same is f
-    with pytest.warns(UserWarning, match="each new shape is compiled"):
-        torch.compile(f, dynamic=True)
+    torch.compile(f, dynamic=True)
     for bad in ({"backend": "onnxrt"}, {"mode": "fast"}, {"options": {"a": 1}},
                 {"mode": "default", "options": {}}):  # fmt: skip
         with pytest.raises(RuntimeError):
@@ -304,14 +305,13 @@ def test_disable_keeps_functions_out() -> None:
         inside.append(torch.compiler.is_compiling())
         return x + 1
 
-    @torch.jit(fallback="warn")
+    @torch.jit(fallback="error")
     def f(x):
         return logged(x) * 2
 
     x = torch.ones(2)
-    with pytest.warns(FallbackWarning, match=r"compiler\.disable leaves out \(it prints\)"):
-        f(x)
-    assert f(x).tolist() == [4.0, 4.0] and len(inside) == 2
+    assert f(x).tolist() == f(x).tolist() == [4.0, 4.0] and len(inside) == 2
+    assert f.stats.hits == 0  # Python calls it
 
 
 def test_disable_inside_vmap_is_seen() -> None:
@@ -319,12 +319,12 @@ def test_disable_inside_vmap_is_seen() -> None:
     def g(x):
         return x + 1
 
-    @torch.jit(fallback="warn")
+    @torch.jit(fallback="error")
     def f(x):
         return torch.vmap(g)(x)
 
-    with pytest.warns(FallbackWarning, match=r"compiler\.disable leaves out"):
-        f(torch.ones(2))
+    assert f(torch.ones(2)).tolist() == f(torch.ones(2)).tolist() == [2.0, 2.0]
+    assert f.stats.hits == 0
 
 
 def test_is_compiling_while_recording() -> None:
