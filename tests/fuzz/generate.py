@@ -37,6 +37,7 @@ class Maker:
         self.made: list[str] = []
         self._held: list[str] = []
         self._known: dict[str, str] = {}
+        self.branches = False
 
     # -- what lines ask ----------------------------------------------------------------------------
     def value(self, name: str) -> Any:
@@ -107,7 +108,7 @@ class Maker:
             self.pool.append("a")
             p.arguments["a"] = "a"
         p.arguments["s"] = r.choice(
-            ["0.5", "0.5 + k * 0.25", "1.5 - k", "[0.5, 2.0, 0.5, -1.0][k]"]
+            ["0.5", "0.5 + k * 0.25", "1.5 - k", "[0.5, 2.0, 0.5, -1.0][k % 4]"]
         )
         p.arguments["n"] = r.choice(["2", "3", "2 + k % 2"])
         self.live["s"], self.live["n"] = 0.5, 2
@@ -163,6 +164,10 @@ class Maker:
 
     def body(self, text: str, moderate: bool = True) -> bool:
         """Runs and keeps a line of the function, if it works and gives moderate numbers."""
+        if text.startswith("?"):
+            kept = self.body(text[1:], moderate)
+            self.branches = self.branches or kept
+            return kept
         name = f"v{len(self.made)}"
         line = text[1:] if text.startswith("!") else f"{name} = {text}"
         self.program.setup += self._held
@@ -193,8 +198,15 @@ class Maker:
         return usual or self.r.random() < 0.02
 
     def finish(self) -> Program:
-        """Chooses results."""
+        """Chooses results. Where Python looks at values, arguments change from call to call."""
         r = self.r
+        if self.branches:
+            self.program.calls = 7
+            for name, text in self.program.arguments.items():
+                x = self.live[name]
+                if text == name and not x.requires_grad and r.random() < 0.7:
+                    made = f"tensor({x.dtype.name.rstrip('_')!r}, {tuple(x.shape)}, 50 + k % 3)"
+                    self.program.arguments[name] = made
         choice = self.made[-3:] + r.sample(self.made, min(len(self.made), r.randint(1, 4)))
         if r.random() < 0.3:
             choice.append(r.choice(self.pool))
@@ -220,6 +232,8 @@ def generate(r: random.Random, must: str | None = None, length: int | None = Non
     maker = Maker(r)
     maker.start()
     kinds = [line for weight, line in lines.KINDS for _ in range(weight)]
+    if r.random() < 0.35:
+        kinds += [line for weight, line in lines.BRANCHES for _ in range(4 * weight)]
     target = length or r.randint(3, 14)
     place = r.randrange(target)
     tries = 0

@@ -36,7 +36,8 @@ class Draw(Protocol):
 
 
 Line = Callable[[Draw], str]
-"""Gives an expression (bound to a new name), or a statement with a leading "!"."""
+"""Gives an expression (bound to a new name), or a statement with a leading "!"; in front of that a
+"?" where Python looks at values."""
 
 _RECORDS = [o for o in OPS.values() if isinstance(o, Elementwise) and o.public]
 UNARY = [o.name for o in _RECORDS if o.arity == 1]
@@ -460,6 +461,59 @@ def train(d: Draw) -> str:
         f"{w}.detach()",
         f"{w}.grad",
     ])  # fmt: skip
+
+
+# -- values that Python looks at -------------------------------------------------------------------
+def _condition(d: Draw) -> str:
+    """What Python asks of a tensor. No threshold is a number that is likely to come out."""
+    x = d.any()
+    f = f"{x}.float()"
+    return d.r.choice([
+        f"({f} > 0.37).any()", f"{f}.sum() > 0.37", f"bool({f}.mean() < s + 0.013)",
+        f"not ({f} < 0.613).all()", f"int(({f} > 0.37).sum()) % 2", f"{f}.mean().item() > 0.113",
+        f"abs({f}.sum().item() * 0.5) < {d.floating()}.float().sum().item() + 1.017",
+        f"{x}.isfinite().all() and {f}.max() > 0.913 if {x}.numel() else n > 2",
+        f"({f} > 0.37).reshape(-1)[:3].tolist() == [True, False, True]",
+        f"({f} > 0.37).sum().item() in (0, 2, 3)", f"jg.equal({x}, {d.like(x)})",
+    ])  # fmt: skip
+
+
+def choose(d: Draw) -> str:
+    x = d.any()
+    other = d.r.choice([f"{d.like(x)}", f"{x} * 2", f"{x} - s", f"{d.floating()}.relu()"])
+    return f"?{x} + 1 if {_condition(d)} else {other}"
+
+
+def choose_write(d: Draw) -> str:
+    done = write(d)[1:]
+    if d.r.random() < 0.7:
+        return f"?!if {_condition(d)}: {done}"
+    return f"?!for _ in range(int(({d.any()}.float() > 0.37).sum()) % 3): {done}"
+
+
+def size_of_values(d: Draw) -> str:
+    x = d.any()
+    mask = f"{x}.float() > 0.37"
+    return "?" + d.r.choice([
+        f"{x}[{mask}]", f"{d.like(x)}.masked_select({mask})", f"({mask}).nonzero()",
+        f"{x}.round().unique()", f"jg.bincount(({mask}).long().reshape(-1) * 2)",
+        f"{x}.reshape(-1)[: int(({mask}).sum())]", f"{x}.flatten()[({mask}).reshape(-1)] * 2",
+    ])  # fmt: skip
+
+
+def number_of_values(d: Draw) -> str:
+    x = d.any()
+    return "?" + d.r.choice([
+        f"{d.any()} * {d.floating()}.float().mean().item()",
+        f"jg.full((2,), {x}.float().sum().item())",
+        f"{x} + int(({x}.float() > 0.37).sum())", f"jg.tensor(({x}.float() > 0.37).tolist())",
+        f"max({x}.float().sum().item(), 0.217) * {d.any()}",
+    ])  # fmt: skip
+
+
+BRANCHES: list[tuple[int, Line]] = [
+    (4, choose), (4, choose_write), (2, size_of_values), (2, number_of_values),
+]  # fmt: skip
 
 
 KINDS: list[tuple[int, Line]] = [

@@ -22,7 +22,7 @@ class Program:
     """setup: statements that make arguments and captured state. cells: names that f reaches by
     closure. body: statements of f. results: expressions. between: statements run before each call
     but the first (`k` is the call's number). backward: gradients of the results are taken outside.
-    arguments: name -> expression, which may use k.
+    arguments: name -> expression, which may use k. calls: how many, where not CALLS.
     """
 
     setup: list[str] = field(default_factory=list)
@@ -32,11 +32,13 @@ class Program:
     between: list[str] = field(default_factory=list)
     arguments: dict[str, str] = field(default_factory=dict)
     backward: bool = False
+    calls: int = 0
 
     def text(self) -> str:
         """The program as a Python module that defines `f`, `between` and `arguments`."""
         names = ", ".join(self.arguments)
-        out = list(self.setup)
+        out = [f"CALLS = {self.calls}"] if self.calls else []
+        out += self.setup
         body = [f"{line}" for line in self.body]
         body.append(f"return [{', '.join(self.results)}]")
         out += ["", "", f"def make({', '.join(self.cells)}):", f"    def f({names}):"]
@@ -88,7 +90,7 @@ def run(text: str, wrap: Callable[[Any], Any] = lambda f: f, calls: int = CALLS)
     scope = load(text)
     before = set(namespace())
     function = wrap(scope["f"])
-    for k in range(calls):
+    for k in range(max(calls, scope.get("CALLS", 0))):
         if k:
             scope["between"](k)
         args = scope["arguments"](k)
