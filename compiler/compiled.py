@@ -116,32 +116,39 @@ class Compiled:
         return self.loaded.library.address(key, symbol)
 
     def run(
-        self, arrays: Sequence[np.ndarray], dims: tuple[int, ...] | None = None
-    ) -> list[np.ndarray]:
+        self, arrays: Sequence[np.ndarray], dims: tuple[int, ...] | None = None,
+        results: list[np.ndarray] | None = None,
+    ) -> list[np.ndarray]:  # fmt: skip
         """Runs on arrays for the graph's inputs, in order, of the very dtypes, shapes and strides
         that were compiled for. Raises what eager code would have raised for a bad element; then no
         input has been written.
 
         dims: the values of the graph's symbolic dims, in the order of its env; without them they
-        are read from the shapes of the arrays.
+        are read from the shapes of the arrays. results: dense arrays to write results into, in the
+        place of new ones.
         """
         if self.syms:
-            return self._run_symbolic(arrays, dims)
+            return self._run_symbolic(arrays, dims, results)
         try:
-            return self._call(arrays)
+            if results is None:
+                return self._call(arrays)
+            self.executable.run([*arrays, *results])
         except _Fault as fault:
             raise self._error(fault, arrays, {}) from None
+        return results
 
     def _run_symbolic(
-        self, arrays: Sequence[np.ndarray], dims: tuple[int, ...] | None
-    ) -> list[np.ndarray]:
+        self, arrays: Sequence[np.ndarray], dims: tuple[int, ...] | None,
+        results: list[np.ndarray] | None,
+    ) -> list[np.ndarray]:  # fmt: skip
         if dims is None:
             dims = self.dims_of(arrays)
         known = self._known.get(dims)
         if known is None:
             known = self._sizes(dims)
         sizes, makers = known
-        results = [make() for make in makers]
+        if results is None:
+            results = [make() for make in makers]
         try:
             self.executable.run([*arrays, *results], sizes)
         except _Fault as fault:

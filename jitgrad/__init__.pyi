@@ -58,6 +58,7 @@ from jitgrad import info as info
 from jitgrad import inplace as inplace
 from jitgrad import jit_function as jit_function
 from jitgrad import jitted_module as jitted_module
+from jitgrad import kernels as kernels
 from jitgrad import layouts as layouts
 from jitgrad import lazy_recorder as lazy_recorder
 from jitgrad import levels as levels

@@ -45,6 +45,7 @@ from jitgrad.compiler.ops.quiet import hush, unhush
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.compiler.symbolic import is_static
 from jitgrad.compiler.types import TensorType
+from jitgrad.kernels import kernel_of
 from jitgrad.layouts import can_view, ghost, is_dense, layout_of
 from jitgrad.pending import fetch, waits
 from jitgrad.runtime import dtypes
@@ -291,6 +292,8 @@ def _make_plan(key: Any, op: Any, operands: tuple[Any, ...], attrs: dict[str, An
     taped = op.differentiable and any(t.dtype.category >= _FLOATING for t in many)
     if static:
         kernel = op.kernel(operand_types, attrs)
+        plain = kernel or partial(op.reference, **attrs)
+        kernel = kernel_of(op, operand_types, many, attrs, plain) or kernel
     else:  # made for the sizes that the data has
         now = sizes.hinted(attrs)
         kernel = op.kernel([sizes.type_of_data(t) for t in operand_types], now)

@@ -42,6 +42,12 @@ def overlaps_itself(array: np.ndarray[Any, Any]) -> bool:
     return np.unique(offsets).size < array.size
 
 
+def is_part(array: np.ndarray[Any, Any]) -> bool:
+    """Whether an array shows another array's memory. (Results of compiled code stand on leases of
+    memory, runtime/buffers.py, which are no arrays.)"""
+    return isinstance(array.base, np.ndarray)
+
+
 class Storage:
     """Memory of a root tensor.
 

@@ -130,8 +130,8 @@ TABLE = [
         "eager",
         one_of("auto", "numpy"),
         "auto",
-        "numpy: eager code uses the NumPy references only, no compiled kernel. "
-        "So does auto, so far.",
+        "numpy: eager code uses the NumPy references only. auto: ops that are much work run as "
+        "compiled kernels, each of one op, compiled at their first use and kept on disk.",
     ),
     Knob(
         "dump",

@@ -263,6 +263,11 @@ class ScatterAdd(Scatter):
         check_sum(self, base)
         return super().infer(base, index, src, axis=axis)
 
+    def work(
+        self, types: Sequence[TensorType], outs: Sequence[TensorType], attrs: dict[str, Any]
+    ) -> Any:
+        return 16 * types[2].numel
+
     def reference(
         self, base: np.ndarray, index: np.ndarray, src: np.ndarray, *, axis: int
     ) -> np.ndarray:

@@ -382,6 +382,7 @@ class Pow(Binary):
     """a ** b. Integers wrap, and 1/a rounds toward zero for a negative exponent (0 ** -1 is 0)."""
 
     name, onnx_op = "pow", "Pow"
+    effort = 8
     complex_too = True
     saves = (0, 1, "out")
     numpy = _power
@@ -493,6 +494,7 @@ class Atan2(Binary):
     """The angle of the point (x=b, y=a), in (-pi, pi]."""
 
     name, promotes, node = "atan2", "float", "atan2"
+    effort = 8
     saves = (0, 1)
     numpy = np.arctan2
 

@@ -101,6 +101,11 @@ class Conv(ConvByWeight):
                 np.matmul(rows, cols, out=flat[part])
         return out.astype(x.dtype, copy=False)
 
+    def work(
+        self, types: Sequence[TensorType], outs: Sequence[TensorType], attrs: dict[str, Any]
+    ) -> Any:
+        return outs[0].numel * (types[1].numel // types[1].shape[0])
+
     def vjp(self, g: Any, out: Any, x: Any, w: Any, **attrs: Any) -> tuple[Any, ...]:
         return (
             op.conv_input_grad(g, w, shape=x.shape[2:], **attrs),
@@ -226,6 +231,11 @@ class ConvInputGrad(ConvByWeight):
                 out[in_last_dims(where)] += cols[(slice(None), slice(None), *k)]
         crop = tuple(slice(p, p + n) for p, n in zip(padding, shape, strict=True))
         return np.ascontiguousarray(out[in_last_dims(crop)]).astype(y.dtype, copy=False)
+
+    def work(
+        self, types: Sequence[TensorType], outs: Sequence[TensorType], attrs: dict[str, Any]
+    ) -> Any:
+        return types[0].numel * (types[1].numel // types[1].shape[0])
 
     def vjp(
         self, g: Any, out: Any, y: Any, w: Any, *, shape: Shape, **attrs: Any
@@ -354,6 +364,11 @@ class ConvWeightGrad(ConvBase):
             for part, cols in columns(x, kernel, stride, padding, dilation, groups):
                 out += np.matmul(rows[part], cols.swapaxes(-1, -2)).sum(axis=0, dtype=acc)
         return out.reshape(outputs, inputs, *kernel).astype(x.dtype, copy=False)
+
+    def work(
+        self, types: Sequence[TensorType], outs: Sequence[TensorType], attrs: dict[str, Any]
+    ) -> Any:
+        return types[1].numel * (outs[0].numel // outs[0].shape[0])
 
     def vjp(
         self, g: Any, out: Any, x: Any, y: Any, *, kernel: Shape, **attrs: Any

@@ -50,6 +50,7 @@ class Erfcx(Unary):
     """exp(x^2) erfc(x)."""
 
     name, node, namespace = "erfcx", "erfcx", "special"
+    effort = 16
     saves = (0, "out")
     numpy = in_long(erfcx_reference)
 
@@ -109,6 +110,7 @@ class Erfinv(Unary):
     """The inverse of erf on [-1, 1]: infinite at both ends, NaN outside."""
 
     name = "erfinv"
+    effort = 16
     saves = ("out",)
     numpy = _erfinv_reference
     domain = (-0.9, 0.9)
@@ -172,6 +174,7 @@ class Ndtri(Unary):
     """The quantile of the standard normal distribution: x with ndtr(x) = p; NaN outside [0, 1]."""
 
     name, namespace = "ndtri", "special"
+    effort = 16
     saves = ("out",)
     numpy = in_long(_ndtri_reference)
     domain = (0.1, 0.9)

@@ -150,6 +150,7 @@ class Lgamma(Unary):
     """log |gamma(x)|; infinite at 0, -1, -2, ..."""
 
     name = "lgamma"
+    effort = 16
     saves = (0,)
     numpy = in_long(_lgamma_reference)
     domain = (2.2, 5.0)
@@ -277,6 +278,7 @@ class Polygamma(Unary):
     """
 
     name = "polygamma"
+    effort = 16
     public = False
     saves = (0,)
 
@@ -365,6 +367,7 @@ class Zeta(Binary):
     """
 
     name, promotes, namespace = "zeta", "float", "special"
+    effort = 16
     saves = (0, 1)
 
     def reference(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:

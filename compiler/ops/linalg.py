@@ -101,6 +101,11 @@ class Matmul(Bilinear):
             return _right_turned
         return None
 
+    def work(
+        self, types: Sequence[TensorType], outs: Sequence[TensorType], attrs: dict[str, Any]
+    ) -> Any:
+        return types[0].numel * outs[0].shape[-1] // 16
+
     def vjp(
         self, g: Any, out: Any, a: Any, b: Any, transpose_a: bool = False,
         transpose_b: bool = False, needs: Sequence[bool] = (True, True),

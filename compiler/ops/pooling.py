@@ -49,6 +49,11 @@ def pool_sizes(
 class Pool(Op):
     """What the records share: checks of attributes, and batching (leading dims are free)."""
 
+    def work(
+        self, types: Sequence[TensorType], outs: Sequence[TensorType], attrs: dict[str, Any]
+    ) -> Any:
+        return 4 * max(t.numel for t in (*types, *outs))
+
     def check(
         self,
         x: TensorType,

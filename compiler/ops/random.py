@@ -182,6 +182,11 @@ class Random(Op):
         self.check_dtype(dtype)
         return TensorType(tuple(attrs["shape"]), dtype, attrs.get("device", "cpu"))
 
+    def work(
+        self, types: Sequence[TensorType], outs: Sequence[TensorType], attrs: dict[str, Any]
+    ) -> Any:
+        return 8 * outs[0].numel
+
     def check_dtype(self, dtype: DType) -> None:
         self.expect(dtype.is_floating_point, f"expected a floating dtype; got {dtype}", TypeError)
 

@@ -279,6 +279,14 @@ class Op:
         """
         return None
 
+    def work(
+        self, types: Sequence[TensorType], outs: Sequence[TensorType], attrs: dict[str, Any]
+    ) -> Any:
+        """How much a compiled kernel of this op alone has over NumPy, in elements of an addition
+        (some 0.5 ns each); eager code compiles one where it is much (jitgrad/kernels.py). 0: never.
+        """
+        return 0
+
     def vjp(self, g: Any, out: Any, *operands: Any, **attrs: Any) -> tuple[Any, ...]:
         """Cotangents of the operands; g and out are tuples when nout > 1.
 
@@ -359,7 +367,8 @@ class Elementwise(Op):
     "special" makes it the function `special.name` instead; `public` False makes no function.
     float16 and bfloat16 compute in float32 and round once, in `reference` and in `lower` alike
     (not when `widens` is False: bodies that only choose or move values). `complex_too`: complex
-    operands are taken as well (ops/complex_parts.py says how derivatives follow).
+    operands are taken as well (ops/complex_parts.py says how derivatives follow). `effort`: what
+    one element costs NumPy, in additions (see `work`).
     """
 
     arity: int = 1
@@ -369,6 +378,7 @@ class Elementwise(Op):
     in_place: bool = True
     widens: bool = True
     complex_too: bool = False
+    effort: int = 1
 
     def infer(self, *types: TensorType, **attrs: Any) -> TensorType:
         self.expect(
@@ -412,6 +422,11 @@ class Elementwise(Op):
 
     def out_dtype(self, dtype: DType) -> DType:
         return dtypes.bool_ if self.promotes == "bool" else dtype
+
+    def work(
+        self, types: Sequence[TensorType], outs: Sequence[TensorType], attrs: dict[str, Any]
+    ) -> Any:
+        return outs[0].numel * self.effort
 
     def scalar(self, b: Builder, *x: Expr, **attrs: Any) -> Expr:
         """The result element from the operands' elements."""

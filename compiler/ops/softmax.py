@@ -54,6 +54,11 @@ class Logsumexp(Reduce):
         _check_float(self, types[0])
         return super().infer(*types, **attrs)
 
+    def work(
+        self, types: Sequence[TensorType], outs: Sequence[TensorType], attrs: dict[str, Any]
+    ) -> Any:
+        return 8 * types[0].numel
+
     def reference(self, x: np.ndarray, axes: Axes, keepdim: bool = False) -> np.ndarray:
         def stable(x: np.ndarray) -> np.ndarray:
             top = np.max(x, axis=axes, keepdims=True, initial=-np.inf)
@@ -126,6 +131,11 @@ class _Softmax(Op):
         _check_float(self, x)
         self.expect(0 <= k < x.ndim, f"expected axis in [0, {x.ndim}); got {k} for {x}", IndexError)
         return x
+
+    def work(
+        self, types: Sequence[TensorType], outs: Sequence[TensorType], attrs: dict[str, Any]
+    ) -> Any:
+        return 8 * types[0].numel
 
     def reference(self, x: np.ndarray, axis: int) -> np.ndarray:
         if x.size == 0:

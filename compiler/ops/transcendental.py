@@ -19,6 +19,7 @@ from jitgrad.compiler.ops.record import Accuracy, OnnxContext, Sample, op, scala
 
 class Exp(Unary):
     name, node, onnx_op = "exp", "exp", "Exp"
+    effort = 4
     complex_too = True
     saves = ("out",)
     numpy = np.exp
@@ -29,6 +30,7 @@ class Exp(Unary):
 
 class Exp2(Unary):
     name, node = "exp2", "exp2"
+    effort = 4
     complex_too = True
     saves = ("out",)
     numpy = np.exp2
@@ -44,6 +46,7 @@ class Expm1(Unary):
     """exp(x) - 1, precise near 0: its ONNX form is 2 exp(x/2) sinh(x/2) there."""
 
     name, node = "expm1", "expm1"
+    effort = 4
     complex_too = True
     saves = ("out",)
     numpy = np.expm1
@@ -62,6 +65,7 @@ class Expm1(Unary):
 
 class Log(Unary):
     name, node, onnx_op = "log", "log", "Log"
+    effort = 4
     complex_too = True
     saves = (0,)
     numpy = np.log
@@ -87,11 +91,13 @@ class _LogBase(Unary):
 
 class Log2(_LogBase):
     name, node, ln_base = "log2", "log2", math.log(2.0)
+    effort = 4
     numpy = np.log2
 
 
 class Log10(_LogBase):
     name, node, ln_base = "log10", "log10", math.log(10.0)
+    effort = 4
     numpy = np.log10
 
 
@@ -99,6 +105,7 @@ class Log1p(Unary):
     """log(1 + x), precise near 0: its ONNX form is 2 atanh(x / (x + 2)) there."""
 
     name, node = "log1p", "log1p"
+    effort = 4
     complex_too = True
     saves = (0,)
     numpy = np.log1p
@@ -163,6 +170,7 @@ class Reciprocal(Unary):
 
 class Sin(Unary):
     name, node, onnx_op = "sin", "sin", "Sin"
+    effort = 4
     complex_too = True
     saves = (0,)
     numpy = np.sin
@@ -173,6 +181,7 @@ class Sin(Unary):
 
 class Cos(Unary):
     name, node, onnx_op = "cos", "cos", "Cos"
+    effort = 4
     complex_too = True
     saves = (0,)
     numpy = np.cos
@@ -183,6 +192,7 @@ class Cos(Unary):
 
 class Tan(Unary):
     name, node, onnx_op = "tan", "tan", "Tan"
+    effort = 8
     complex_too = True
     saves = ("out",)
     numpy = np.tan
@@ -200,6 +210,7 @@ class Sinc(Unary):
     """
 
     name = "sinc"
+    effort = 8
     saves = (0,)
     numpy = np.sinc
 
@@ -280,6 +291,7 @@ class SphericalBesselJ0(Unary):
 
 class Asin(Unary):
     name, node, onnx_op = "asin", "asin", "Asin"
+    effort = 8
     complex_too = True
     saves = (0,)
     numpy = np.arcsin
@@ -291,6 +303,7 @@ class Asin(Unary):
 
 class Acos(Unary):
     name, node, onnx_op = "acos", "acos", "Acos"
+    effort = 8
     complex_too = True
     saves = (0,)
     numpy = np.arccos
@@ -302,6 +315,7 @@ class Acos(Unary):
 
 class Atan(Unary):
     name, node, onnx_op = "atan", "atan", "Atan"
+    effort = 8
     complex_too = True
     saves = (0,)
     numpy = np.arctan
@@ -312,6 +326,7 @@ class Atan(Unary):
 
 class Sinh(Unary):
     name, node, onnx_op = "sinh", "sinh", "Sinh"
+    effort = 8
     complex_too = True
     saves = (0,)
     numpy = np.sinh
@@ -322,6 +337,7 @@ class Sinh(Unary):
 
 class Cosh(Unary):
     name, node, onnx_op = "cosh", "cosh", "Cosh"
+    effort = 8
     complex_too = True
     saves = (0,)
     numpy = np.cosh
@@ -332,6 +348,7 @@ class Cosh(Unary):
 
 class Tanh(Unary):
     name, node, onnx_op = "tanh", "tanh", "Tanh"
+    effort = 4
     complex_too = True
     saves = ("out",)
     numpy = np.tanh
@@ -342,6 +359,7 @@ class Tanh(Unary):
 
 class Asinh(Unary):
     name, node, onnx_op = "asinh", "asinh", "Asinh"
+    effort = 8
     complex_too = True
     saves = (0,)
     numpy = np.arcsinh
@@ -352,6 +370,7 @@ class Asinh(Unary):
 
 class Acosh(Unary):
     name, node, onnx_op = "acosh", "acosh", "Acosh"
+    effort = 8
     complex_too = True
     saves = (0,)
     numpy = np.arccosh
@@ -365,6 +384,7 @@ class Acosh(Unary):
 
 class Atanh(Unary):
     name, node, onnx_op = "atanh", "atanh", "Atanh"
+    effort = 8
     complex_too = True
     saves = (0,)
     numpy = np.arctanh
@@ -385,6 +405,7 @@ class Sigmoid(Unary):
     """1 / (1 + exp(-x)), without overflow on either side."""
 
     name, node, onnx_op = "sigmoid", "sigmoid", "Sigmoid"
+    effort = 8
     complex_too = True
     saves = ("out",)
     numpy = _sigmoid
@@ -405,6 +426,7 @@ def elementwise_float(f: Callable[[float], float]) -> Callable[[np.ndarray], np.
 
 class Erf(Unary):
     name, node, onnx_op = "erf", "erf", "Erf"
+    effort = 16
     saves = (0,)
     numpy = elementwise_float(math.erf)
 
@@ -416,6 +438,7 @@ class Erfc(Unary):
     """1 - erf(x). ONNX has no erfc: exported as that difference, absolute error 1 ulp of 1."""
 
     name, node = "erfc", "erfc"
+    effort = 16
     saves = (0,)
     numpy = elementwise_float(math.erfc)
 

@@ -21,6 +21,7 @@ from jitgrad.dispatch import Plan, plan_of
 from jitgrad.promotion import constant
 from jitgrad.runtime.dtypes import DType
 from jitgrad.runtime.userline import with_line
+from jitgrad.storage import is_part
 from jitgrad.tape.node import EVERY, RETAIN_ERROR, Node, version_error
 from jitgrad.tensor import Tensor, wrap
 
@@ -99,7 +100,7 @@ def owned_tensor(x: Bare) -> Tensor | None:
     if x.tensor is not None or sys.getrefcount(x) > _LONE:
         return None
     data = x._data
-    if data.base is not None or sys.getrefcount(data) > _LONE or not data.flags.c_contiguous:
+    if is_part(data) or sys.getrefcount(data) > _LONE or not data.flags.c_contiguous:
         return None
     return wrap(data, x._type)
 
@@ -109,7 +110,7 @@ def tensor_of(x: Bare) -> Tensor:
     somebody else holds, is copied."""
     if x.tensor is None:
         data = x._data
-        if data.base is not None or sys.getrefcount(data) > _LONE:
+        if is_part(data) or sys.getrefcount(data) > _LONE:
             data = data.copy()
             x._data = data
         x.tensor = wrap(data, x._type)

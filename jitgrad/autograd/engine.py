@@ -24,6 +24,7 @@ from jitgrad.promotion import constant
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.errors import InternalError
 from jitgrad.state import state
+from jitgrad.storage import is_part
 from jitgrad.tape.node import (
     AccumulateGrad,
     GradientEdge,
@@ -572,7 +573,7 @@ def _is_whole(g: Tensor) -> bool:
     if g._requires_grad and g._node is None:
         return False
     data = g._data
-    return data is None or (data.base is None and bool(data.flags.c_contiguous))
+    return data is None or (not is_part(data) and bool(data.flags.c_contiguous))
 
 
 def _holders(g: Tensor) -> int:
