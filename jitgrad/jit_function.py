@@ -39,7 +39,7 @@ from jitgrad.replay_support import MISS, overlap
 from jitgrad.runtime.errors import CompileError, FallbackWarning
 from jitgrad.runtime.knobs import knobs
 from jitgrad.runtime.userline import warn
-from jitgrad.segmented import Segmented
+from jitgrad.segmented import Segmented, signature_of
 from jitgrad.segments import Segments
 from jitgrad.sources import Captured
 from jitgrad.state import abstract_mode, state
@@ -302,12 +302,13 @@ class JitFunction:
         self, args: Any, kwargs: Any, leaves: list[Any], structure: Structure, names: list[str],
         training: tuple[bool, ...],
     ) -> Any:  # fmt: skip
+        signature = signature_of(args, kwargs)  # now: the call may change what its arguments show
         if len(self.specialisations) - self.forest.spared() >= MAX_SPECIALISATIONS:
             if not self._closed:
                 self._closed = True
                 reason = f"it has {MAX_SPECIALISATIONS} specialisations already; the last misses: "
                 reason += "; ".join(self._last_miss[:3])
-                if self._run_in_segments(args, kwargs, reason, ""):
+                if self._run_in_segments(signature, reason, ""):
                     return self.__wrapped__(*args, **kwargs)
                 guard = ArgumentGuard(structure, leaves, set())
                 self._run_eagerly(guard, Modes(), reason, "", training)
@@ -367,7 +368,7 @@ class JitFunction:
                 )
         if recorder.reason:
             if not profile.threads and self._run_in_segments(
-                args, kwargs, recorder.reason, recorder.line
+                signature, recorder.reason, recorder.line
             ):
                 return as_floats
             self._run_eagerly(guard, modes, recorder.reason, recorder.line, training)
@@ -534,14 +535,14 @@ class JitFunction:
             text = f"the compiler cannot: {type(error).__name__}: {error}"
             raise CompileError(text) from error
 
-    def _run_in_segments(self, args: Any, kwargs: Any, reason: str, line: str) -> bool:
+    def _run_in_segments(self, signature: Any, reason: str, line: str) -> bool:
         """Whether later calls of this signature run in segments, for this reason."""
         if not (knobs.segments if self._segments is None else self._segments):
             return False
         if self.segmented is None:
             segments = Segments(_graph_name(self.name), self._compile_segment, self._refuse_segment)
             self.segmented = Segmented(self.__wrapped__, segments)
-        self.segmented.admit(args, kwargs, reason, line)
+        self.segmented.admit(signature, reason, line)
         return True
 
     def _refuse_segment(self, error: CompileError) -> None:

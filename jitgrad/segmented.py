@@ -35,13 +35,13 @@ class Segmented:
         self.reasons: dict[Any, tuple[str, str]] = {}
         self.calls = 0
 
-    def admit(self, args: Any, kwargs: Any, reason: str, line: str) -> None:
+    def admit(self, signature: Any, reason: str, line: str) -> None:
         """From now on, calls of this signature run in segments."""
-        self.reasons[_signature(args, kwargs)] = (reason, line)
+        self.reasons[signature] = (reason, line)
 
     def admits(self, args: Any, kwargs: Any) -> bool:
         """Whether a call that hits no specialisation runs in segments without being recorded."""
-        return len(self.reasons) >= _MANY or _signature(args, kwargs) in self.reasons
+        return len(self.reasons) >= _MANY or signature_of(args, kwargs) in self.reasons
 
     def call(self, args: Any, kwargs: Any) -> Any:
         """Runs the function. Its effects, and an error that it raises, are eager's; an error of an
@@ -71,7 +71,7 @@ def _finish(recorder: LazyRecorder) -> None:
         return
 
 
-def _signature(args: Any, kwargs: Any) -> Any:
+def signature_of(args: Any, kwargs: Any) -> Any:
     """What calls that run alike have in common, as far as it is cheap to tell. It need not be
     exact: every call can run in segments."""
     key: list[Any] = [_kind(x) for x in args]

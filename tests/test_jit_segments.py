@@ -1133,3 +1133,15 @@ def test_clear_forgets_segments():
     f.clear()
     assert f.segmented is None
     assert f.stats.segments == 0
+
+
+def test_a_call_that_changes_what_its_argument_shows_is_recorded_once():
+    @jitgrad.jit(fallback="error")
+    def f(x):
+        x.unsqueeze_(0)
+        return x * 2
+
+    for _ in range(4):
+        x = jitgrad.ones(3)
+        assert f(x).shape == (1, 3) and x.shape == (1, 3)
+    assert f.stats.traces == 1
