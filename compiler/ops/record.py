@@ -130,10 +130,10 @@ class OnnxContext(Protocol):
         """Adds a node; returns its output's name (a tuple of names when outputs > 1)."""
 
     def constant(self, array: np.ndarray) -> str:
-        """An initializer that holds the array."""
+        """A value that holds the array."""
 
     def shape(self, dims: Sequence[Dim]) -> str:
-        """An int64 vector of these dims: an initializer, computed where some are symbolic."""
+        """An int64 vector of these dims: a constant, computed where some are symbolic."""
 
     def type(self, name: str) -> TensorType:
         """The type of an input of the op being exported."""

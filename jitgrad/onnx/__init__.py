@@ -1,4 +1,4 @@
-"""ONNX, `export` writes models. PyTorch's names where it has them.
+"""ONNX, both ways: `export` writes models, `load` reads them. PyTorch's names where it has them.
 
 The packages `onnx` (and `onnxruntime`, to run models elsewhere) are the extra "onnx"; they are
 imported when a function here first needs them. What can be written and read: docs/onnx.md.
@@ -7,6 +7,7 @@ imported when a function here first needs them. What can be written and read: do
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Mapping
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ from jitgrad.onnx.symbolic import unregister_custom_op_symbolic as unregister_cu
 if TYPE_CHECKING:
     from jitgrad.export import Exported
     from jitgrad.onnx.exporter import Missing
+    from jitgrad.onnx.importing.module import OnnxModule
     from jitgrad.onnx.program import ONNXProgram as ONNXProgram
     from jitgrad.onnx.program import TrainingMode as TrainingMode
     from jitgrad.onnx.program import export as export
@@ -36,6 +38,21 @@ class OperatorExportTypes(IntEnum):
     ONNX_ATEN = 1
     ONNX_ATEN_FALLBACK = 2
     ONNX_FALLTHROUGH = 3
+
+
+def load(path: str | os.PathLike[str] | bytes) -> OnnxModule:
+    """Reads an ONNX model, from a file or bytes, as a Module.
+
+    Its parameters are the model's floating initializers, its `forward` takes the model's inputs in
+    order and gives its outputs: a tensor, or a tuple of them. It compiles under @jit like any
+    other.
+
+    Raises OnnxLoadError for a file that is damaged or no sound model, and for ops that are not
+    there (all of them, with their nodes); ImportError without the package `onnx`.
+    """
+    from jitgrad.onnx.importing.module import load_model
+
+    return load_model(path)
 
 
 def unsupported(

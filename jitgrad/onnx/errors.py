@@ -15,3 +15,11 @@ class UnsupportedOperatorError(OnnxExporterError):
 
 class OnnxLoadError(ValueError):
     """A file that is no sound ONNX model, or one that holds what cannot be loaded."""
+
+
+class OnnxUnsupportedError(OnnxLoadError, NotImplementedError):
+    """A sound model that uses an op, a mode or an element type that is not there."""
+
+
+class OnnxNodeError(RuntimeError):
+    """A node of a loaded model that cannot run on its operands."""

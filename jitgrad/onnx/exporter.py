@@ -197,14 +197,14 @@ class _Walk:
             if i.kind != "arg" and self.names[i.value] in used
         ]
         graph = helper.make_graph(
-            writer.nodes,
+            [*(c for c in writer.constants if c.output[0] in used), *writer.nodes],
             self.graph.name or "graph",
             [_info(i.name, i.value.type) for i in self.graph.inputs if i.kind == "arg"],
             [
                 _info(name, v.type)
                 for name, v in zip(exported.output_names, self.graph.outputs, strict=True)
             ],
-            [*weights, *(c for c in writer.initializers if c.name in used)],
+            weights,
         )
         opsets = [helper.make_opsetid("", writer.opset)]
         opsets += [helper.make_opsetid(d, v) for d, v in sorted(writer.domains.items())]

@@ -1,4 +1,4 @@
-"""Writer: the nodes, initializers and names of one ONNX graph, while records add to it.
+"""Writer: the nodes, constants and names of one ONNX graph, while records add to it.
 
 Owns what `Op.onnx` builds with (the protocol `OnnxContext` of compiler/ops/record.py): unique
 names, constants stored once, symbolic sizes computed by nodes. Which graph is written, and to which
@@ -27,14 +27,14 @@ class Writer:
     """Collects one graph.
 
     Attributes:
-        nodes, initializers: protos, in order.
+        constants, nodes: protos, in order; constants go first.
         domains: the domains of the nodes, besides ONNX's own.
     """
 
     def __init__(self, opset: int) -> None:
         self.opset = opset
         self.nodes: list[onnx.NodeProto] = []
-        self.initializers: list[onnx.TensorProto] = []
+        self.constants: list[onnx.NodeProto] = []
         self.domains: dict[str, int] = {}
         self._types: dict[str, TensorType] = {}
         self._taken: set[str] = set()
@@ -97,20 +97,21 @@ class Writer:
         return tuple(names) if outputs > 1 else names[0]
 
     def constant(self, array: np.ndarray[Any, Any]) -> str:
-        """An initializer that holds the array; equal small ones are one."""
+        """A Constant node (initializers are the weights); equal small ones are one."""
         dense = np.array(array, order="C")
-        key: Any = (dense.dtype.str, dense.dtype.name, dense.shape, dense.tobytes())
+        key: Any = (dense.dtype.name, dense.shape, dense.tobytes())
         if dense.nbytes > 4096:
             key = object()
         if key not in self._constants:
             name = self._new(f"constant_{len(self._constants)}")
-            self.initializers.append(numpy_helper.from_array(dense, name))
+            value = numpy_helper.from_array(dense, name)
+            self.constants.append(helper.make_node("Constant", [], [name], name=name, value=value))
             self._constants[key] = name
             self._arrays[name] = dense
         return self._constants[key]
 
     def shape(self, dims: Sequence[Dim]) -> str:
-        """An int64 vector of these dims: an initializer, computed where some are symbolic."""
+        """An int64 vector of these dims: a constant, computed where some are symbolic."""
         if not any(isinstance(d, Sym) for d in dims):
             return self.constant(np.array([int(d) for d in dims], np.int64))
         parts = [self._size(d) for d in dims]
