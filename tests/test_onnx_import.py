@@ -24,7 +24,7 @@ helper = onnx.helper
 FLOAT, INT64, BOOL = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64, onnx.TensorProto.BOOL
 
 
-# -- the ONNX project's node tests ------------------------------------------------------------------
+# -- the ONNX project's node tests ----------------------------------------------------------------
 @pytest.fixture(scope="module")
 def node_tests() -> Any:
     return onnx_backend.all_tests()
@@ -57,17 +57,37 @@ def test_node_tests(node_tests: Any) -> None:
             assert f"| {outcome} | {len(names)} |" in page
 
 
-JITTED = (
-    "test_add test_attention_3d_gqa test_averagepool_2d_ceil test_batchnorm_epsilon "
-    "test_clip_default_inbounds test_convtranspose_pads test_cumsum_1d_reverse_exclusive "
-    "test_einsum_batch_matmul test_gather_negative_indices test_gemm_all_attributes "
-    "test_gridsample_bicubic test_gru_seq_length test_instancenorm_example "
-    "test_layer_normalization_2d_axis0 test_lstm_with_peepholes test_maxpool_2d_dilations "
-    "test_nllloss_NCd1d2_with_weight test_onehot_with_axis test_reflect_pad "
-    "test_resize_upsample_sizes_nearest test_rotary_embedding_interleaved "
-    "test_scan9_sum test_scatternd_add test_slice_neg_steps test_softmax_axis_1 "
-    "test_split_variable_parts_2d_opset18 test_top_k_smallest test_tril test_qlinearmatmul_2D_uint8_float32"
-).split()
+JITTED = [
+    "test_add",
+    "test_attention_3d_gqa",
+    "test_averagepool_2d_ceil",
+    "test_batchnorm_epsilon",
+    "test_clip_default_inbounds",
+    "test_convtranspose_pads",
+    "test_cumsum_1d_reverse_exclusive",
+    "test_einsum_batch_matmul",
+    "test_gather_negative_indices",
+    "test_gemm_all_attributes",
+    "test_gridsample_bicubic",
+    "test_gru_seq_length",
+    "test_instancenorm_example",
+    "test_layer_normalization_2d_axis0",
+    "test_lstm_with_peepholes",
+    "test_maxpool_2d_dilations",
+    "test_nllloss_NCd1d2_with_weight",
+    "test_onehot_with_axis",
+    "test_reflect_pad",
+    "test_resize_upsample_sizes_nearest",
+    "test_rotary_embedding_interleaved",
+    "test_scan9_sum",
+    "test_scatternd_add",
+    "test_slice_neg_steps",
+    "test_softmax_axis_1",
+    "test_split_variable_parts_2d_opset18",
+    "test_top_k_smallest",
+    "test_tril",
+    "test_qlinearmatmul_2D_uint8_float32",
+]
 
 
 @pytest.mark.parametrize("name", JITTED)
@@ -75,7 +95,7 @@ def test_node_tests_compiled(name: str, node_tests: Any) -> None:
     assert onnx_backend.run(node_tests[name], jit=True) == ("passed", "")
 
 
-# -- round trips -------------------------------------------------------------------------------------
+# -- round trips ----------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", MODELS)
 def test_round_trip(name: str, tmp_path: Any) -> None:
     """A model that was written and read gives what it gave, compiled too, with its parameters."""
@@ -91,9 +111,7 @@ def test_round_trip(name: str, tmp_path: Any) -> None:
         found = made if isinstance(made, tuple) else (made,)
         assert len(found) == len(wanted)
         for f, w in zip(found, wanted, strict=True):
-            np.testing.assert_allclose(
-                f.detach().numpy(), w.detach().numpy(), rtol=2e-5, atol=2e-5
-            )
+            np.testing.assert_allclose(f.detach().numpy(), w.detach().numpy(), rtol=2e-5, atol=2e-5)
     assert compiled.stats.hits >= 1
 
 
@@ -145,7 +163,9 @@ def test_exported_again(tmp_path: Any) -> None:
     loaded = torch.onnx.load(tmp_path / "a.onnx")
     jitgrad.export(loaded, x).onnx(tmp_path / "b.onnx")
     again = torch.onnx.load(tmp_path / "b.onnx")
-    np.testing.assert_allclose(again(x).detach().numpy(), model(x).detach().numpy(), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        again(x).detach().numpy(), model(x).detach().numpy(), rtol=1e-4, atol=1e-5
+    )
 
 
 def test_copies_and_pickles(tmp_path: Any) -> None:
@@ -169,7 +189,7 @@ def test_weights_in_a_second_file(tmp_path: Any) -> None:
     )
 
 
-# -- hand-made models ----------------------------------------------------------------------------------
+# -- hand-made models -----------------------------------------------------------------------------
 def made(
     nodes: Any, inputs: Any, outputs: Any, initializers: Any = (), opset: int = 18, **more: Any
 ) -> bytes:
@@ -188,7 +208,10 @@ def made(
 def test_names_inputs_and_repr() -> None:
     model = torch.onnx.load(
         made(
-            [helper.make_node("Add", ["a", "w"], ["s"]), helper.make_node("Mul", ["s", "b"], ["y"])],
+            [
+                helper.make_node("Add", ["a", "w"], ["s"]),
+                helper.make_node("Mul", ["s", "b"], ["y"]),
+            ],
             [("a", FLOAT, ["n", 2]), ("b", FLOAT, ["n", 2])],
             [("y", FLOAT, ["n", 2]), ("s", FLOAT, ["n", 2])],
             {"w": np.ones(2, np.float32)},
@@ -216,25 +239,27 @@ def test_parameters_whose_names_clash() -> None:
     names = [n for n in names if n]
     arrays = {n: np.full(2, k, np.float32) for k, n in enumerate(names)}
     nodes = [helper.make_node("Sum", ["x_", *names], ["y"])]
-    model = torch.onnx.load(
-        made(nodes, [("x_", FLOAT, [2])], [("y", FLOAT, [2])], arrays)
-    )
+    model = torch.onnx.load(made(nodes, [("x_", FLOAT, [2])], [("y", FLOAT, [2])], arrays))
     assert model(torch.zeros(2)).tolist() == [sum(range(len(names)))] * 2
     assert len(list(model.parameters())) == len(names)
+
+
+def _scalar(name: str, kind: int = INT64) -> Any:
+    return helper.make_tensor_value_info(name, kind, [])
 
 
 def control_flow() -> bytes:
     """Collatz steps of n (Loop around an If), and the values on the way."""
     then = helper.make_graph(
         [helper.make_node("Div", ["n_in", "two"], ["half"])], "even", [],
-        [helper.make_tensor_value_info("half", INT64, [])],
+        [_scalar("half")],
     )  # fmt: skip
     other = helper.make_graph(
         [
             helper.make_node("Mul", ["n_in", "three"], ["tripled"]),
             helper.make_node("Add", ["tripled", "one"], ["more"]),
         ],
-        "odd", [], [helper.make_tensor_value_info("more", INT64, [])],
+        "odd", [], [_scalar("more")],
     )  # fmt: skip
     body = helper.make_graph(
         [
@@ -245,12 +270,12 @@ def control_flow() -> bytes:
             helper.make_node("Identity", ["n_out"], ["seen"]),
         ],
         "body",
-        [helper.make_tensor_value_info("i", INT64, []), helper.make_tensor_value_info("go_in", BOOL, []),
-         helper.make_tensor_value_info("n_in", INT64, [])],
-        [helper.make_tensor_value_info("go", BOOL, []), helper.make_tensor_value_info("n_out", INT64, []),
-         helper.make_tensor_value_info("seen", INT64, [])],
+        [_scalar("i"), _scalar("go_in", BOOL), _scalar("n_in")],
+        [_scalar("go", BOOL), _scalar("n_out"), _scalar("seen")],
     )  # fmt: skip
-    numbers = {k: np.array(v, np.int64) for k, v in (("zero", 0), ("one", 1), ("two", 2), ("three", 3))}
+    numbers = {
+        k: np.array(v, np.int64) for k, v in (("zero", 0), ("one", 1), ("two", 2), ("three", 3))
+    }
     return made(
         [helper.make_node("Loop", ["", "", "n"], ["last", "path"], body=body)],
         [("n", INT64, [])], [("last", INT64, []), ("path", INT64, ["k"])], numbers,

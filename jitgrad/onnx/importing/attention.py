@@ -35,7 +35,7 @@ def attention(c: Call) -> Any:
         k, v = (x.repeat_interleave(groups, 1) for x in (k, v))
     dtype = q.dtype
     scale = c.attr("scale", None)
-    root = math.sqrt(1 / math.sqrt(q.shape[-1]) if not scale else scale)
+    root = math.sqrt(scale or 1 / math.sqrt(q.shape[-1]))
     scores = jg.matmul(q * root, (k * root).transpose(-1, -2))
     kept = [scores]  # by mode: the product, capped, with the mask, after softmax
     bias, cap = _bias(c, q, k), c.attr("softcap", 0.0)

@@ -92,7 +92,11 @@ class Call:
 
     def ints(self, i: int) -> list[int]:
         """Operand i, a vector of integers that Python needs."""
-        return [int(v) for v in self.array(i).reshape(-1)]
+        found = self.array(i)
+        whole = found.dtype.kind in "iu" or (found.dtype.kind == "f" and (found % 1 == 0).all())
+        if not whole:
+            raise ValueError(f"expected operand {i} to be integers; got {found.dtype}")
+        return [int(v) for v in found.reshape(-1)]
 
     # -- attributes ----------------------------------------------------------------------------
     def attr(self, name: str, default: Any = _REQUIRED) -> Any:

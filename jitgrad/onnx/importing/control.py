@@ -62,7 +62,9 @@ def scan(c: Call) -> Any:
     if c.opset < 9:
         return _scan_8(c, count)
     states = list(c.values[: len(c.values) - count])
-    return tuple(_scan(c, states, [as_tensor(x) for x in c.values[len(states) :]], len(body.outputs)))
+    return tuple(
+        _scan(c, states, [as_tensor(x) for x in c.values[len(states) :]], len(body.outputs))
+    )
 
 
 def _scan(c: Call, states: list[Any], xs: list[Tensor], outputs: int) -> list[Any]:
@@ -108,7 +110,7 @@ def _scan_8(c: Call, count: int) -> Any:
     return tuple(jg.stack([as_tensor(e[k]) for e in examples]) for k in range(outputs))
 
 
-# -- sequences ---------------------------------------------------------------------------------------
+# -- sequences ------------------------------------------------------------------------------------
 def _list(c: Call, i: int = 0) -> list[Any]:
     found = c.value(i)
     if not isinstance(found, list):
@@ -180,7 +182,7 @@ def sequence_map(c: Call) -> Any:
     return tuple([row[k] for row in rows] for k in range(len(body.outputs)))
 
 
-# -- optionals ---------------------------------------------------------------------------------------
+# -- optionals ------------------------------------------------------------------------------------
 @handler("Optional", folds=False)
 def optional(c: Call) -> Any:
     c.ignore("type")

@@ -39,13 +39,20 @@ _BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }  # fmt: skip
 
 
+def _unary(f: Callable[[Tensor], Tensor], c: Call) -> Tensor:
+    return f(c.tensor())
+
+
+def _binary(f: Callable[[Tensor, Tensor], Tensor], c: Call) -> Tensor:
+    a, b = c.tensor(0), c.tensor(1)
+    return f(a, _beside(c, a, b))
+
+
 def _register() -> None:
     for name, unary in _UNARY.items():
-        HANDLERS["", name] = Registered(lambda c, f=unary: f(c.tensor()), True)
+        HANDLERS["", name] = Registered(functools.partial(_unary, unary), True)
     for name, binary in _BINARY.items():
-        HANDLERS["", name] = Registered(
-            lambda c, f=binary: f(c.tensor(0), _beside(c, c.tensor(0), c.tensor(1))), True
-        )
+        HANDLERS["", name] = Registered(functools.partial(_binary, binary), True)
 
 
 def _beside(c: Call, a: Tensor, b: Tensor) -> Tensor:
@@ -122,7 +129,7 @@ def clip(c: Call) -> Tensor:
     return jg.minimum(x, c.tensor(2).reshape(())) if c.has(2) else x
 
 
-# -- element types -----------------------------------------------------------------------------
+# -- element types --------------------------------------------------------------------------------
 @handler("Cast")
 def cast(c: Call) -> Tensor:
     c.ignore("saturate", "round_mode")  # of casts to 8 bit floats
@@ -157,7 +164,7 @@ def is_inf(c: Call) -> Tensor:
     return found | jg.isposinf(x) if c.attr("detect_positive", 1) else found
 
 
-# -- activations ---------------------------------------------------------------------------------
+# -- activations ----------------------------------------------------------------------------------
 @handler("LeakyRelu")
 def leaky_relu(c: Call) -> Tensor:
     return F.leaky_relu(c.tensor(), c.attr("alpha", 0.01))
@@ -217,7 +224,7 @@ def swish(c: Call) -> Tensor:
     return x * jg.sigmoid(x * c.attr("alpha", 1.0))
 
 
-# -- random draws and constants --------------------------------------------------------------------
+# -- random draws and constants -------------------------------------------------------------------
 @handler("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", folds=False)
 def random(c: Call) -> Tensor:
     c.ignore("seed")  # the numbers are of jitgrad's generator: see jitgrad.manual_seed
@@ -265,7 +272,8 @@ def constant_of_shape(c: Call) -> Any:
 def eye_like(c: Call) -> Any:
     x = c.value(0)
     dtype = c.dtype("dtype") if c.given("dtype") else as_tensor(x).dtype
-    return np.eye(*x.shape, k=c.attr("k", 0)).astype(dtype.np)
+    rows, columns = x.shape
+    return np.eye(rows, columns, k=c.attr("k", 0)).astype(dtype.np)
 
 
 @handler("Range")
@@ -274,5 +282,3 @@ def arange(c: Call) -> Any:
     count = max(0, int(np.ceil((stop - start) / step)))
     check_size((count,), 8)
     return (start + np.arange(count) * step).astype(start.dtype)
-
-

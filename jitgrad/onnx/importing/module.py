@@ -2,16 +2,17 @@
 
 Floating initializers are parameters, under their own names (with dots, a hierarchy of Modules, as
 in the model that was exported), but for operands that say how to compute (the scales of Resize).
-All other initializers are constants of the graph.
+Large ones of other dtypes are buffers, small ones constants of the graph: shapes, axes.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+
 from jitgrad.nn.module import Module
 from jitgrad.nn.parameter import Parameter
 from jitgrad.onnx.errors import OnnxLoadError, OnnxNodeError, OnnxUnsupportedError
@@ -48,8 +49,28 @@ from jitgrad.onnx.importing.reader import (
 from jitgrad.runtime.errors import CompileError
 from jitgrad.tensor import Tensor
 
+_FEW = 64  # elements of integer initializers whose numbers Python may need
 _FLOATING = ("float16", "bfloat16", "float32", "float64")
 _CONTROL = (CompileError, OnnxLoadError, OnnxNodeError, OnnxUnsupportedError, MemoryError)
+
+
+class Program:
+    """What a Module runs, which never changes: the model, its constants by name, and the paths of
+    its parameters and buffers by name."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.constants: dict[str, Any] = {}
+        self.paths: dict[str, tuple[str, ...]] = {}
+        self.inputs = [p for p in model.graph.inputs if p.name not in model.graph.initializers]
+
+    def __deepcopy__(self, memo: Any) -> Program:
+        return self
+
+
+def _sealed(program: Program) -> Callable[[], Program]:
+    """A function that gives the program: jit guards no state behind functions of our own."""
+    return lambda: program
 
 
 class OnnxModule(Module):
@@ -62,25 +83,32 @@ class OnnxModule(Module):
     def __init__(self, model: Model) -> None:
         super().__init__()
         _check_ops(model)
-        self.model = model
+        program = Program(model)
         graph = model.graph
         self.opset = model.opsets.get("", 1)
         self.producer = model.producer
-        self.inputs = [p for p in graph.inputs if p.name not in graph.initializers]
-        self.input_names = tuple(p.name for p in self.inputs)
+        self.input_names = tuple(p.name for p in program.inputs)
         self.output_names = tuple(p.name for p in graph.outputs)
-        self._constants: dict[str, Any] = {}
-        self._places: dict[str, tuple[Module, str]] = {}
         numbers = _numbers(model)
         for name, array in graph.initializers.items():
-            if array.dtype.name in _FLOATING and name not in numbers:
-                self._places[name] = self._keep(name, Parameter(as_tensor(array)))
+            if name in numbers or (array.dtype.name not in _FLOATING and array.size <= _FEW):
+                program.constants[name] = array
+            elif array.dtype.name in _FLOATING:
+                program.paths[name] = self._keep(name, Parameter(as_tensor(array)))
             else:
-                self._constants[name] = array
+                program.paths[name] = self._keep(name, as_tensor(array))
         graph.initializers = {}
+        self._program = _sealed(program)
 
-    def _keep(self, name: str, parameter: Parameter) -> tuple[Module, str]:
-        """Registers a parameter under its name; where that cannot be, under one without dots."""
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_program": self._program()}
+
+    def __setstate__(self, held: dict[str, Any]) -> None:
+        super().__setstate__({**held, "_program": _sealed(held["_program"])})
+
+    def _keep(self, name: str, x: Tensor) -> tuple[str, ...]:
+        """Registers a parameter or buffer under its name; where that cannot be, under one without
+        dots. Gives its path."""
         *path, last = name.split(".")
         holder: Module = self
         for part in path:
@@ -93,21 +121,22 @@ class OnnxModule(Module):
             holder = child
         else:
             if last and not hasattr(holder, last):
-                holder.register_parameter(last, parameter)
-                return holder, last
+                _register(holder, last, x)
+                return (*path, last)
         plain = name.replace(".", "_") or "_"
         while hasattr(self, plain):
             plain += "_"
-        self.register_parameter(plain, parameter)
-        return self, plain
+        _register(self, plain, x)
+        return (plain,)
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Runs the graph. Raises TypeError or ValueError for inputs that do not fit, naming them;
         OnnxNodeError where a node fails."""
+        program = self._program()
         given = dict(zip(self.input_names, inputs, strict=False))
         given.update(named)
-        needed = [p.name for p in self.inputs if p.kind != "optional"]
-        if len(inputs) > len(self.inputs) or any(n not in given for n in needed):
+        needed = [p.name for p in program.inputs if p.kind != "optional"]
+        if len(inputs) > len(program.inputs) or any(n not in given for n in needed):
             raise TypeError(
                 f"[onnx] expected the inputs {', '.join(self.input_names) or 'none'}; got "
                 f"{len(inputs)} and {sorted(named)}"
@@ -115,23 +144,33 @@ class OnnxModule(Module):
         unknown = [n for n in named if n not in self.input_names]
         if unknown or len(given) < len(inputs) + len(named):
             raise TypeError(f"[onnx] expected each input once; got {sorted(named)} besides")
-        values: dict[str, Any] = dict(self._constants)
-        for name, (holder, key) in self._places.items():
-            values[name] = holder._parameters[key]
+        values: dict[str, Any] = dict(program.constants)
+        for name, path in program.paths.items():
+            found: Any = self
+            for part in path:
+                found = getattr(found, part)
+            values[name] = found
         dims: dict[str, int] = {}
-        for port in self.inputs:
+        for port in program.inputs:
             if port.name in given:
                 values[port.name] = _fitting(given[port.name], port, dims)
             else:
                 values[port.name] = None
-        run = Run(self.model, self.model.opsets)
-        results = run.graph(self.model.graph, values)
+        run = Run(program.model, program.model.opsets)
+        results = run.graph(program.model.graph, values)
         made = [_result(r) for r in results]
         return made[0] if len(made) == 1 else tuple(made)
 
     def extra_repr(self) -> str:
-        ops = sum(1 for _ in walk(self.model.graph.nodes))
+        ops = sum(1 for _ in walk(self._program().model.graph.nodes))
         return f"({', '.join(self.input_names)}) -> ({', '.join(self.output_names)}), {ops} nodes"
+
+
+def _register(holder: Module, name: str, x: Tensor) -> None:
+    if isinstance(x, Parameter):
+        holder.register_parameter(name, x)
+    else:
+        holder.register_buffer(name, x)
 
 
 def load_model(source: str | os.PathLike[str] | bytes) -> OnnxModule:
@@ -169,8 +208,8 @@ def _check_ops(model: Model) -> None:
 
 # Operands whose numbers Python needs, though they may be floats.
 _NUMBERS = {
-    "Dropout": (1,), "MelWeightMatrix": (3, 4), "NonMaxSuppression": (3, 4), "Pad": (2,),
-    "Range": (0, 1, 2), "Resize": (1, 2), "Upsample": (1,),
+    "Dropout": (1,), "MelWeightMatrix": (3, 4), "NonMaxSuppression": (3, 4), "OneHot": (1,),
+    "Pad": (2,), "Range": (0, 1, 2), "Resize": (1, 2), "Upsample": (1,),
 }  # fmt: skip
 
 
@@ -323,5 +362,3 @@ def _described(x: Any) -> str:
     if isinstance(x, (Tensor, np.ndarray)):
         return f"{x.dtype}{list(x.shape)}"
     return type(x).__name__
-
-

@@ -138,7 +138,7 @@ def deform_conv(c: Call) -> Tensor:
     return out if bias is None else out + bias.reshape(-1, 1, 1)
 
 
-# -- pooling ---------------------------------------------------------------------------------------
+# -- pooling --------------------------------------------------------------------------------------
 def windows(
     c: Call, x: Tensor
 ) -> tuple[list[int], list[int], list[int], list[tuple[int, int]], list[int]]:
@@ -281,7 +281,7 @@ def col2im(c: Call) -> Tensor:
     return padded(y, [(-low, -high) for low, high in pads])
 
 
-# -- normalisation ----------------------------------------------------------------------------------
+# -- normalisation --------------------------------------------------------------------------------
 @handler("BatchNormalization")
 def batch_norm(c: Call) -> Any:
     x, scale, bias, mean, var = (c.tensor(i) for i in range(5))

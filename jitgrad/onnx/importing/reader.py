@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-from google.protobuf.message import DecodeError
 from onnx import numpy_helper
 
 from jitgrad.onnx.errors import OnnxLoadError
@@ -107,7 +106,7 @@ def read_model(source: str | os.PathLike[str] | bytes) -> Model:
     proto = onnx.ModelProto()
     try:
         proto.ParseFromString(data)
-    except (DecodeError, UnicodeDecodeError, ValueError) as error:
+    except Exception as error:  # protobuf's own classes
         raise OnnxLoadError(
             f"[onnx.load] expected an ONNX model; {what} cannot be parsed ({error}): truncated, "
             "altered, or another kind of file"
@@ -140,7 +139,8 @@ def model_of(proto: onnx.ModelProto, folder: Path | None = None, what: str = "th
         if (made.domain, made.name) in functions:
             raise OnnxLoadError(f"[onnx.load] the function {made.name!r} is defined twice")
         functions[made.domain, made.name] = made
-    model = Model(reader.graph(proto.graph, set()), opsets, functions, proto.producer_name)
+    graph = reader.graph(proto.graph, set())
+    model = Model(graph, opsets, functions, _text(proto.producer_name))
     _check_functions(model)
     return model
 
@@ -151,11 +151,24 @@ def builtin_function(node: Node, opsets: Mapping[str, int]) -> Function | None:
         schema = onnx.defs.get_schema(node.op_type, opsets.get(node.domain, 1), node.domain)
     except onnx.defs.SchemaError:
         return None
-    return _Reader(None).function(schema.function_body) if schema.has_function else None
+    found: Any = schema
+    return _Reader(None).function(found.function_body) if found.has_function else None
 
 
 def _opsets(imports: Sequence[onnx.OperatorSetIdProto]) -> dict[str, int]:
-    return {_DOMAINS.get(o.domain, o.domain): o.version for o in imports}
+    return {_domain(o.domain): o.version for o in imports}
+
+
+def _text(s: Any) -> str:
+    """A name. (protobuf gives bytes for what is no UTF-8.)"""
+    if not isinstance(s, str):
+        raise OnnxLoadError(f"[onnx.load] {s!r} is a name that is no UTF-8: altered")
+    return s
+
+
+def _domain(s: Any) -> str:
+    name = _text(s)
+    return _DOMAINS.get(name, name)
 
 
 class _Reader:
@@ -170,7 +183,7 @@ class _Reader:
             raise OnnxLoadError("[onnx.load] sparse initializers are not supported")
         initializers: dict[str, Array] = {}
         for t in g.initializer:
-            if not t.name or t.name in initializers:
+            if not _text(t.name) or t.name in initializers:
                 raise OnnxLoadError(f"[onnx.load] an initializer's name, {t.name!r}, is not unique")
             initializers[t.name] = self.tensor(t)
         inputs = [_port(v) for v in g.input]
@@ -187,25 +200,26 @@ class _Reader:
         for p in outputs:
             if p.name not in defined:
                 raise OnnxLoadError(f"[onnx.load] the output {p.name!r} is given by no node")
-        return Graph(g.name, inputs, outputs, nodes, initializers)
+        return Graph(_text(g.name), inputs, outputs, nodes, initializers)
 
     def function(self, f: onnx.FunctionProto) -> Function:
-        defined, own = set(f.input), set(f.input)
+        defined, own = set(map(_text, f.input)), set(f.input)
         nodes = [self.node(n, defined, own) for n in f.node]
-        for name in f.output:
+        for name in map(_text, f.output):
             if name not in defined:
                 raise OnnxLoadError(
                     f"[onnx.load] the output {name!r} of function {f.name!r} is given by no node"
                 )
-        defaults = {a.name: self.attribute(a, set()) for a in f.attribute_proto}
+        defaults = {_text(a.name): self.attribute(a, set()) for a in f.attribute_proto}
         return Function(
-            _DOMAINS.get(f.domain, f.domain), f.name, list(f.input), list(f.output), nodes,
+            _domain(f.domain), _text(f.name), list(f.input), list(f.output), nodes,
             _opsets(f.opset_import), defaults,
         )  # fmt: skip
 
     def node(self, n: onnx.NodeProto, defined: set[str], own: set[str]) -> Node:
-        label = f"{n.name!r} ({n.op_type})" if n.name else n.op_type
-        for name in n.input:
+        op_type = _text(n.op_type)
+        label = f"{_text(n.name)!r} ({op_type})" if n.name else op_type
+        for name in map(_text, n.input):
             if name and name not in defined:
                 raise OnnxLoadError(
                     f"[onnx.load] node {label} takes {name!r}, which no initializer, input or "
@@ -213,21 +227,22 @@ class _Reader:
                 )
         attributes = {}
         for a in n.attribute:
-            if not a.name or a.name in attributes:
+            if not _text(a.name) or a.name in attributes:
                 raise OnnxLoadError(f"[onnx.load] node {label} has attribute {a.name!r} twice")
             attributes[a.name] = self.attribute(a, defined)
-        for name in n.output:
+        for name in map(_text, n.output):
             if name and name in own:
-                raise OnnxLoadError(f"[onnx.load] node {label} gives {name!r}, which is there already")
+                raise OnnxLoadError(
+                    f"[onnx.load] node {label} gives {name!r}, which is there already"
+                )
             if name:
                 own.add(name)
                 defined.add(name)
-        domain = _DOMAINS.get(n.domain, n.domain)
-        return Node(n.op_type, domain, n.name, list(n.input), list(n.output), attributes)
+        return Node(op_type, _domain(n.domain), n.name, list(n.input), list(n.output), attributes)
 
     def attribute(self, a: onnx.AttributeProto, defined: set[str]) -> Any:
         if a.ref_attr_name:
-            return Reference(a.ref_attr_name)
+            return Reference(_text(a.ref_attr_name))
         kinds = onnx.AttributeProto
         if a.type == kinds.FLOAT:
             return float(a.f)
@@ -291,14 +306,15 @@ class _Reader:
 
     def external(self, t: onnx.TensorProto, size: int) -> bytes:
         """Data in another file of the model's folder."""
-        entries = {e.key: e.value for e in t.external_data}
+        entries = {_text(e.key): _text(e.value) for e in t.external_data}
         location = entries.get("location", "")
         where = f"[onnx.load] tensor {t.name!r} has its data in {location!r}"
         if self.folder is None:
             raise OnnxLoadError(f"{where}; load the model by its path, beside that file")
         folder = self.folder.resolve()
-        path = Path(os.path.realpath(folder / location))
-        if not location or "\0" in location or os.path.isabs(location) or folder not in path.parents:
+        named = location and "\0" not in location and not os.path.isabs(location)
+        path = Path(os.path.realpath(folder / location)) if named else folder
+        if folder not in path.parents:
             raise OnnxLoadError(f"{where}, which is outside of the model's folder")
         try:
             offset = int(entries.get("offset", 0))
@@ -340,18 +356,20 @@ def _stored(kind: int, count: int, dtype: np.dtype[Any]) -> int:
 def _port(v: onnx.ValueInfoProto) -> Port:
     kind = v.type.WhichOneof("value") or ""
     if kind != "tensor_type":
-        return Port(v.name, 0, None, kind.removesuffix("_type"))
+        return Port(_text(v.name), 0, None, kind.removesuffix("_type"))
     t = v.type.tensor_type
     dims: list[int | str | None] | None = None
     if t.HasField("shape"):
         dims = []
         for d in t.shape.dim:
             which = d.WhichOneof("value")
-            dims.append(getattr(d, which) if which else None)
-    return Port(v.name, t.elem_type, dims)
+            dims.append(
+                _text(d.dim_param) if which == "dim_param" else d.dim_value if which else None
+            )
+    return Port(_text(v.name), t.elem_type, dims)
 
 
-# -- functions ---------------------------------------------------------------------------------------
+# -- functions ------------------------------------------------------------------------------------
 def walk(nodes: Sequence[Node]) -> Iterator[Node]:
     """Nodes, and those of their subgraphs."""
     for n in nodes:

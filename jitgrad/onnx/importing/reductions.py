@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -72,7 +73,7 @@ _REDUCE: dict[str, Reduce] = {
 }  # fmt: skip
 
 
-def _reduce(c: Call, f: Reduce) -> Tensor:
+def _reduce(f: Reduce, c: Call) -> Tensor:
     x = c.tensor()
     axes, keep = c.axes(), bool(c.attr("keepdims", 1))
     none = c.attr("noop_with_empty_axes", 0)
@@ -88,7 +89,7 @@ _PLAIN = ("ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum")
 
 def _register() -> None:
     for name, f in _REDUCE.items():
-        HANDLERS["", name] = Registered(lambda c, f=f: _reduce(c, f), True)
+        HANDLERS["", name] = Registered(functools.partial(_reduce, f), True)
 
 
 _register()
@@ -205,7 +206,7 @@ def det(c: Call) -> Tensor:
     return jg.linalg.det(c.tensor())
 
 
-# -- losses ----------------------------------------------------------------------------------------
+# -- losses ---------------------------------------------------------------------------------------
 @handler("NegativeLogLikelihoodLoss")
 def nll_loss(c: Call) -> Tensor:
     return _nll(c, c.tensor(0))

@@ -116,7 +116,7 @@ def _positions(size: int, n: int, scale: float, how: str, low: float, high: floa
 
 def _nearest(at: Array, n: int, how: str) -> Array:
     """The place of each element's source, as integers."""
-    rounded = {
+    rounded: dict[str, Any] = {
         "round_prefer_floor": lambda v: np.ceil(v - 0.5),
         "round_prefer_ceil": lambda v: np.floor(v + 0.5), "floor": np.floor, "ceil": np.ceil,
     }  # fmt: skip
@@ -193,7 +193,9 @@ def roi_align(c: Call) -> Tensor:
     ratio, scale = c.attr("sampling_ratio", 0), c.attr("spatial_scale", 1.0)
     if ratio <= 0:
         c.unsupported("sampling_ratio 0, whose number of samples depends on the regions")
-    mode = c.attr("coordinate_transformation_mode", "half_pixel" if c.opset >= 16 else "output_half_pixel")
+    mode = c.attr(
+        "coordinate_transformation_mode", "half_pixel" if c.opset >= 16 else "output_half_pixel"
+    )
     half = 0.5 if mode == "half_pixel" else 0.0
     boxes = rois * scale - half
     x1, y1, x2, y2 = (boxes[:, k] for k in range(4))

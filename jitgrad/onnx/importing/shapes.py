@@ -223,7 +223,7 @@ def reverse_sequence(c: Call) -> Tensor:
     return jg.gather(y, 1, index).movedim((0, 1), (batch, time))
 
 
-# -- gather and scatter --------------------------------------------------------------------------
+# -- gather and scatter ---------------------------------------------------------------------------
 def _wrapped(index: Tensor, n: int) -> Tensor:
     """Places counted from the front."""
     index = index.to(jg.int64)
@@ -317,7 +317,9 @@ def one_hot(c: Call) -> Tensor:
     rank = index.ndim + 1
     axis = axis_of(axis, rank)
     places = jg.where(index < 0, index + depth, index).unsqueeze(axis)
-    range_ = jg.arange(depth).to(index.dtype).reshape([depth if k == axis else 1 for k in range(rank)])
+    range_ = (
+        jg.arange(depth).to(index.dtype).reshape([depth if k == axis else 1 for k in range(rank)])
+    )
     return jg.where(places == range_, values[1], values[0])
 
 
