@@ -323,13 +323,50 @@ def test_program_without_a_file(tmp_path: Any) -> None:
 
 
 def test_is_in_onnx_export() -> None:
-    seen = []
-
     class Asks(nn.Module):
         def forward(self, x: Any) -> Any:
-            seen.append(torch.onnx.is_in_onnx_export())
-            return x + 1
+            return x + 1 if torch.onnx.is_in_onnx_export() else x + 2
 
-    with pytest.raises(RuntimeError):  # the list outlives the call
-        torch.onnx.export(Asks(), torch.ones(2))
-    assert seen[0] and not torch.onnx.is_in_onnx_export()
+    program = torch.onnx.export(Asks(), torch.zeros(2))
+    assert program(torch.zeros(2)).tolist() == [1.0, 1.0]
+    assert Asks()(torch.zeros(2)).tolist() == [2.0, 2.0] and not torch.onnx.is_in_onnx_export()
+
+
+# -- control flow ---------------------------------------------------------------------------------
+def test_loops_and_branches(tmp_path: Any) -> None:
+    """Graphs inside nodes, which read what is around them; one in another."""
+    weight = torch.randn(3, 3) * 0.3
+
+    def f(x: Any, start: Any) -> Any:
+        def step(carry: Any, row: Any) -> Any:
+            new = torch.tanh(carry @ weight + row)
+            kept = torch.cond(new.sum() > 0, lambda a: a * 2, lambda a: a - weight[0], (new,))
+            return kept, kept.sum()
+
+        last, sums = torch.scan(step, start, x)
+        count, grown = torch.while_loop(
+            lambda n, a: n < 5, lambda n, a: (n + 1, a + weight[1]), (torch.tensor(0), last)
+        )
+        return last, sums, grown, count
+
+    x, start = torch.randn(4, 3), torch.randn(3)
+    exported = jitgrad.export(f, x, start)
+    exported.onnx(tmp_path / "m.onnx")
+    kinds = {n.op_type for n in onnx.load(tmp_path / "m.onnx").graph.node}
+    assert {"Scan", "Loop"} <= kinds
+    for seed in range(4):
+        jitgrad.manual_seed(seed)
+        assert_same(tmp_path / "m.onnx", f, torch.randn(4, 3), torch.randn(3))
+    loaded = torch.onnx.load(tmp_path / "m.onnx")
+    for found, wanted in zip(loaded(x, start), f(x, start), strict=True):
+        np.testing.assert_allclose(found.detach().numpy(), wanted.numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_unsupported_ops_inside_of_a_loop_are_listed(tmp_path: Any) -> None:
+    def f(x: Any) -> Any:
+        return torch.scan(lambda c, r: (torch.lgamma(c) + r, c), torch.ones(3), x)[0]
+
+    exported = jitgrad.export(f, torch.rand(4, 3))
+    line = f.__code__.co_firstlineno + 1
+    with pytest.raises(RuntimeError, match=rf"lgamma, at test_onnx_export.py:{line}: has no ONNX"):
+        exported.onnx(tmp_path / "m.onnx")

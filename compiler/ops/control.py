@@ -26,7 +26,7 @@ from jitgrad.compiler.derive import (
 )
 from jitgrad.compiler.graph_tensor import GraphTensor
 from jitgrad.compiler.ir import Graph, Value
-from jitgrad.compiler.ops.record import MANY, Op, Sample, op, zeros_like
+from jitgrad.compiler.ops.record import MANY, OnnxContext, Op, Sample, op, zeros_like
 from jitgrad.compiler.ops.scan_derivative import Flags, reversed_scan, saving, total
 from jitgrad.compiler.types import TensorType
 from jitgrad.runtime import dtypes
@@ -175,6 +175,30 @@ class Scan(Control):
             result.append(y)
         return tuple(result)
 
+    def onnx(self, ctx: OnnxContext, inputs: Sequence[str], **attrs: Any) -> Any:
+        body, n, m, length = _of_scan(attrs)
+        carries, xs, consts = inputs[:n], inputs[n : n + m], inputs[n + m :]
+        count = len(body.outputs)
+        if not length:
+            ys = [ctx.constant(np.empty((0, *t.shape), t.dtype.np)) for t in body.outputs[n:]]
+            return (*(ctx.node("Identity", [c]) for c in carries), *ys)
+        if m:
+            graph = ctx.subgraph(
+                body.inputs[: n + m], body.outputs,
+                lambda c, names: c.inline(body.graph, [*names, *consts]),
+            )  # fmt: skip
+            way = int(attrs["reverse"])
+            found = ctx.node(
+                "Scan", [*carries, *xs], count, body=graph, num_scan_inputs=m,
+                scan_input_directions=[way] * m, scan_output_directions=[way] * (count - n),
+            )  # fmt: skip
+            return found if count > 1 else (found,)
+        made = _onnx_loop(ctx, length, carries, body, consts)
+        if not attrs["reverse"]:
+            return made
+        back = [ctx.constant(np.array(v, np.int64)) for v in ([-1], [-length - 1], [0], [-1])]
+        return (*made[:n], *(ctx.node("Slice", [y, *back]) for y in made[n:]))
+
     def samples(self) -> Iterable[Sample]:
         rng = np.random.default_rng(3)
 
@@ -268,6 +292,13 @@ class WhileLoop(Control):
         test, body = _batched_loop(attrs["cond"], attrs["body"], flags, int(size), n)
         return self(*given, cond=test, body=body, carries=n, limit=attrs["limit"])
 
+    def onnx(self, ctx: OnnxContext, inputs: Sequence[str], **attrs: Any) -> Any:
+        n = attrs["carries"]
+        carries, consts = inputs[:n], inputs[n:]
+        return _onnx_loop(
+            ctx, attrs["limit"], carries, attrs["body"], consts, attrs["cond"]
+        )  # fmt: skip
+
     def samples(self) -> Iterable[Sample]:
         x = np.array([0.3, 0.2])
         test, body = _doubling()
@@ -347,6 +378,20 @@ class Cond(Control):
             for a, b in zip(left, right, strict=True)
         )
 
+    def onnx(self, ctx: OnnxContext, inputs: Sequence[str], **attrs: Any) -> Any:
+        pred, *rest = inputs
+        graphs = [
+            ctx.subgraph(
+                [], attrs[name].outputs, lambda c, _, name=name: c.inline(attrs[name].graph, rest)
+            )
+            for name in self.bodies
+        ]
+        found = ctx.node(
+            "If", [_onnx_scalar(ctx, pred)], len(attrs["on_true"].outputs), then_branch=graphs[0],
+            else_branch=graphs[1],
+        )  # fmt: skip
+        return found if isinstance(found, tuple) else (found,)
+
     def samples(self) -> Iterable[Sample]:
         x, w = np.array([0.5, -1.5, 2.0]), np.array([1.0, 2.0, -0.5])
         left, right = _branches()
@@ -354,6 +399,42 @@ class Cond(Control):
             attrs = {"on_true": left, "on_false": right}
             yield Sample((np.array(yes), x, w), attrs, str(yes))
         yield Sample((np.array([True]), x, w), attrs, "pred of shape (1,)")
+
+
+def _onnx_scalar(ctx: OnnxContext, pred: str) -> str:
+    """A bool of one element, 0-d."""
+    return str(ctx.node("Reshape", [pred, ctx.shape(())], allowzero=1))
+
+
+def _onnx_loop(
+    ctx: OnnxContext,
+    limit: int | None,
+    carries: Sequence[str],
+    body: Body,
+    consts: Sequence[str],
+    test: Body | None = None,
+) -> tuple[str, ...]:
+    """ONNX's Loop: the last carries, then what the body gives besides, stacked. test: whether it
+    goes on, of the carries; at first asked before the loop."""
+
+    def asked(c: OnnxContext, names: Sequence[str]) -> str:
+        if test is None:
+            return c.constant(np.array(True))
+        return _onnx_scalar(c, c.inline(test.graph, [*names, *consts])[0])
+
+    def step(c: OnnxContext, names: Sequence[str]) -> Sequence[str]:
+        _, go, *state = names
+        made = c.inline(body.graph, [*state, *consts])
+        after = c.node("Identity", [go]) if test is None else asked(c, made[: len(state)])
+        return [after, *made]
+
+    n = len(carries)
+    number, truth = TensorType((), dtypes.int64), TensorType((), dtypes.bool_)
+    graph = ctx.subgraph([number, truth, *body.inputs[:n]], [truth, *body.outputs], step)
+    most = "" if limit is None else ctx.constant(np.array(limit, np.int64))
+    count = len(body.outputs)
+    found = ctx.node("Loop", [most, asked(ctx, carries), *carries], count, body=graph)
+    return found if count > 1 else (found,)
 
 
 def _play(body: Body, operands: Sequence[Any], like: Any) -> list[Any]:

@@ -135,6 +135,16 @@ class OnnxContext(Protocol):
     def shape(self, dims: Sequence[Dim]) -> str:
         """An int64 vector of these dims: a constant, computed where some are symbolic."""
 
+    def inline(self, graph: Any, inputs: Sequence[str]) -> list[str]:
+        """Adds the nodes of a Graph on these values; returns the names of its outputs."""
+
+    def subgraph(
+        self, types: Sequence[TensorType], outputs: Sequence[TensorType],
+        build: Callable[..., Sequence[str]],
+    ) -> Any:  # fmt: skip
+        """An ONNX graph for an attribute, with inputs and outputs of these types, of what
+        `build(context, names of the inputs)` adds and returns. It may read values around it."""
+
     def type(self, name: str) -> TensorType:
         """The type of an input of the op being exported."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,14 +19,12 @@ from onnx import helper, numpy_helper
 
 from jitgrad.compiler.ir import Graph, Node, Value
 from jitgrad.compiler.passes.simplify import simplify
-from jitgrad.compiler.symbolic import Sym
 from jitgrad.compiler.types import TensorType
 from jitgrad.dynamic_shapes import conditions
 from jitgrad.onnx.errors import OnnxExporterError, UnsupportedOperatorError
 from jitgrad.onnx.opsets import NEWEST, OLDEST, ir_version
 from jitgrad.onnx.symbolic import as_form, registered_form
-from jitgrad.onnx.types import number_of
-from jitgrad.onnx.writer import Writer
+from jitgrad.onnx.writer import Writer, value_info
 from jitgrad.version import jitgrad as own_version
 
 if TYPE_CHECKING:
@@ -133,13 +131,13 @@ class _Walk:
     def __init__(self, exported: Exported, opset: int, custom: Mapping[str, Any] | None) -> None:
         self.exported = exported
         self.custom = dict(custom or {})
-        self.writer = Writer(opset)
+        self.writer = Writer(opset, self.inline)
         self.graph: Graph = simplify(exported.graph)
         self.names: dict[Value, str] = {}
         self.missing: list[Missing] = []
         self._declare()
         for node in self.graph.nodes:
-            self._write(node)
+            self._write(self.writer, node, self.names)
 
     def _declare(self) -> None:
         for name in self.exported.output_names:
@@ -160,14 +158,22 @@ class _Walk:
                     name = f"{name}_state"
                 self.names[item.value] = self.writer.declare(name, item.value.type)
 
-    def _write(self, node: Node) -> None:
+    def inline(self, writer: Writer, graph: Graph, inputs: Sequence[str]) -> list[str]:
+        """Adds a graph that a node holds to a writer."""
+        values = (i.value for i in graph.inputs)
+        names = dict(zip(values, inputs, strict=True))
+        for node in graph.nodes:
+            self._write(writer, node, names)
+        return [names[v] for v in graph.outputs]
+
+    def _write(self, writer: Writer, node: Node, names: dict[Value, str]) -> None:
         line = _short(node.line)
-        self.writer.at(node.op.name, line)
+        writer.at(node.op.name, line)
         env = self.graph.env
         before = len(env.guards)
         try:
-            inputs = [self.names[v] for v in node.inputs]
-            made = self._form(node)(self.writer, inputs, **node.attr)
+            inputs = [names[v] for v in node.inputs]
+            made = self._form(node)(writer, inputs, **node.attr)
             if len(env.guards) != before:
                 del env.guards[before:]
                 raise UnsupportedOperatorError("its ONNX form needs fixed sizes")
@@ -176,8 +182,8 @@ class _Walk:
             made = tuple(f"?{id(v)}" for v in node.outputs)  # the walk goes on
         many = made if isinstance(made, tuple) else (made,)
         for v, name in zip(node.outputs, many, strict=True):
-            self.names[v] = name
-            self.writer.typed(name, v.type)
+            names[v] = name
+            writer.typed(name, v.type)
 
     def _form(self, node: Node) -> Callable[..., Any]:
         if node.op.name in self.custom:
@@ -190,7 +196,7 @@ class _Walk:
         writer.at("", "")
         for v, name in zip(self.graph.outputs, exported.output_names, strict=True):
             self._name_output(self.names[v], name)
-        used = {n for node in writer.nodes for n in node.input}
+        used = {n for node in writer.nodes for n in node.input} | writer.captured
         weights = [
             numpy_helper.from_array(exported.state[i.name], self.names[i.value])
             for i in self.graph.inputs
@@ -199,9 +205,9 @@ class _Walk:
         graph = helper.make_graph(
             [*(c for c in writer.constants if c.output[0] in used), *writer.nodes],
             self.graph.name or "graph",
-            [_info(i.name, i.value.type) for i in self.graph.inputs if i.kind == "arg"],
+            [value_info(i.name, i.value.type) for i in self.graph.inputs if i.kind == "arg"],
             [
-                _info(name, v.type)
+                value_info(name, v.type)
                 for name, v in zip(exported.output_names, self.graph.outputs, strict=True)
             ],
             weights,
@@ -223,7 +229,7 @@ class _Walk:
     def _name_output(self, found: str, name: str) -> None:
         """Gives a value the name of an output: its node's, if nothing else has named it yet."""
         writer = self.writer
-        taken = [*self.exported.output_names, *(i.name for i in self.graph.inputs)]
+        taken = {*self.exported.output_names, *writer.captured}
         for node in writer.nodes:
             if found in node.output and found not in taken:
                 node.output[list(node.output).index(found)] = name
@@ -236,11 +242,6 @@ class _Walk:
                         self.names[v] = name
                 return
         writer.nodes.append(helper.make_node("Identity", [found], [name], name=f"{name}_identity"))
-
-
-def _info(name: str, t: TensorType) -> onnx.ValueInfoProto:
-    dims = [str(d) if isinstance(d, Sym) else d for d in t.shape]
-    return helper.make_tensor_value_info(name, number_of(t.dtype), dims)
 
 
 def _short(line: str) -> str:

@@ -7,19 +7,21 @@ file, is exporter.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from jitgrad.compiler.ir import Graph
 from jitgrad.compiler.symbolic import Dim, Func, Sym
 from jitgrad.compiler.types import TensorType
 from jitgrad.onnx.opsets import adapt, check_node
 from jitgrad.onnx.types import number_of
 from jitgrad.runtime.dtypes import DType
 
+Inline = Callable[["Writer", Graph, Sequence[str]], list[str]]
 _FUNCS = {"floordiv": "Div", "max": "Max", "min": "Min"}
 
 
@@ -29,10 +31,14 @@ class Writer:
     Attributes:
         constants, nodes: protos, in order; constants go first.
         domains: the domains of the nodes, besides ONNX's own.
+        captured: names that nodes of subgraphs read.
     """
 
-    def __init__(self, opset: int) -> None:
+    def __init__(self, opset: int, inline: Inline) -> None:
         self.opset = opset
+        self._inline = inline
+        self.captured: set[str] = set()
+        self._inside = False
         self.nodes: list[onnx.NodeProto] = []
         self.constants: list[onnx.NodeProto] = []
         self.domains: dict[str, int] = {}
@@ -89,6 +95,8 @@ class Writer:
             types = [self._types.get(n) for n in given]
             check_node(op_type, types, attributes, self.opset)
         names = [self._new(f"{self._prefix or op_type}_{len(self.nodes)}") for _ in range(outputs)]
+        if self._inside:
+            self.captured.update(given)
         node = helper.make_node(
             op_type, given, names, name=names[0], doc_string=self._line or None,
             domain=domain or None, **attributes,
@@ -116,6 +124,40 @@ class Writer:
             return self.constant(np.array([int(d) for d in dims], np.int64))
         parts = [self._size(d) for d in dims]
         return parts[0] if len(parts) == 1 else str(self.node("Concat", parts, axis=0))
+
+    def inline(self, graph: Graph, inputs: Sequence[str]) -> list[str]:
+        """Adds the nodes of a graph on these values; returns the names of its outputs."""
+        before = self._prefix, self._line
+        found = self._inline(self, graph, inputs)
+        self._prefix, self._line = before
+        return found
+
+    def subgraph(
+        self, types: Sequence[TensorType], outputs: Sequence[TensorType],
+        build: Callable[[Writer, list[str]], Sequence[str]],
+    ) -> onnx.GraphProto:  # fmt: skip
+        """A graph for an attribute, with inputs and outputs of these types, of what `build(writer,
+        names of the inputs)` adds; its outputs are the names that it returns. It may read values
+        around it."""
+        inner = Writer(self.opset, self._inline)
+        inner._inside, inner.captured, inner.domains = True, self.captured, self.domains
+        inner._taken, inner._prefix, inner._line = self._taken, self._prefix, self._line
+        inner._types, inner._arrays = dict(self._types), dict(self._arrays)
+        inner._constants, inner._dims = dict(self._constants), dict(self._dims)
+        inner._sizes = dict(self._sizes)
+        names = [inner.declare(inner._new(f"{self._prefix}_in"), t) for t in types]
+        results: list[str] = []
+        for name in build(inner, names):
+            made = any(name in node.output for node in inner.nodes)
+            if not made or name in results:
+                name = inner.node("Identity", [name])
+            results.append(name)
+        return helper.make_graph(
+            [*inner.constants, *inner.nodes],
+            f"{self._prefix}_body",
+            [value_info(n, t) for n, t in zip(names, types, strict=True)],
+            [value_info(n, t) for n, t in zip(results, outputs, strict=True)],
+        )
 
     def type(self, name: str) -> TensorType:
         """The type of an operand of the op that is being exported."""
@@ -160,3 +202,9 @@ class Writer:
         if f.name == "mod":
             return str(self.node("Mod", operands))
         return str(self.node(_FUNCS[f.name], operands))
+
+
+def value_info(name: str, t: TensorType) -> onnx.ValueInfoProto:
+    """The declaration of an input or output."""
+    dims = [str(d) if isinstance(d, Sym) else d for d in t.shape]
+    return helper.make_tensor_value_info(name, number_of(t.dtype), dims)
