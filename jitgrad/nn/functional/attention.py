@@ -151,12 +151,12 @@ def multi_head_attention_forward(
             f"[{name}] is_causal says that attn_mask is causal; expected attn_mask, got None; pass "
             "Transformer.generate_square_subsequent_mask(L)"
         )
-    _check(width == embed_dim_to_check, f"embedding dim {embed_dim_to_check}; got {width}")
-    _check(width % num_heads == 0, f"embed_dim {width} to be divisible by num_heads {num_heads}")
+    _check(width == embed_dim_to_check, "embedding dim {}; got {}", embed_dim_to_check, width)
+    _check(width % num_heads == 0, "embed_dim {} to be divisible by num_heads {}", width, num_heads)
     same = (key.shape[:2], value.shape[:2]) if use_separate_proj_weight else (
         key.shape, value.shape
     )  # fmt: skip
-    _check(same[0] == same[1], f"key and value of one shape; got {same[0]} and {same[1]}")
+    _check(same[0] == same[1], "key and value of one shape; got {} and {}", *same)
     mismatch = key_padding_mask is not None and attn_mask is not None
     if mismatch and key_padding_mask.dtype is not attn_mask.dtype:  # type: ignore[union-attr]
         warn(
@@ -197,7 +197,9 @@ def multi_head_attention_forward(
     if padding is not None:
         _check(
             tuple(padding.shape) == (count, keys),
-            f"key_padding_mask of shape {(count, keys)}; got {tuple(padding.shape)}",
+            "key_padding_mask of shape {}; got {}",
+            (count, keys),
+            tuple(padding.shape),
         )
         padding = padding.reshape(count, 1, 1, keys)
         mask = padding if mask is None else mask + padding
@@ -219,9 +221,12 @@ def multi_head_attention_forward(
     return out, shown
 
 
-def _check(holds: bool, expected: str) -> None:
+def _check(holds: bool, expected: str, *given: Any) -> None:
+    """given: what goes into the text (which is made only if it is needed: the text of a size that
+    is symbolic asks for its number)."""
     if not holds:
-        raise AssertionError(f"[multi_head_attention_forward] expected {expected}")
+        text = expected.format(*given)
+        raise AssertionError(f"[multi_head_attention_forward] expected {text}")
 
 
 def _expect_heads(
@@ -231,25 +236,33 @@ def _expect_heads(
     """Whether the input is batched; see multi_head_attention_forward for the ranks."""
     expect_tensors(name, query=query, key=key, value=value)
     rank = query.dim()
-    _check(rank in (2, 3), f"query of 2 (unbatched) or 3 dims; got {tuple(query.shape)}")
+    _check(rank in (2, 3), "query of 2 (unbatched) or 3 dims; got {}", tuple(query.shape))
     for what, x in (("key", key), ("value", value)):
         _check(
             x.dim() == rank,
-            f"{what} of {rank} dims, as query {tuple(query.shape)}; got {tuple(x.shape)}",
+            "{} of {} dims, as query {}; got {}",
+            what,
+            rank,
+            tuple(query.shape),
+            tuple(x.shape),
         )
     if padding is not None:
         _check(
             padding.dim() == rank - 1,
-            f"key_padding_mask of {rank - 1} dims for query {tuple(query.shape)}; got "
-            f"{tuple(padding.shape)}",
+            "key_padding_mask of {} dims for query {}; got {}",
+            rank - 1,
+            tuple(query.shape),
+            tuple(padding.shape),
         )
     if mask is not None:
-        _check(mask.dim() in (2, 3), f"attn_mask of 2 or 3 dims; got {tuple(mask.shape)}")
+        _check(mask.dim() in (2, 3), "attn_mask of 2 or 3 dims; got {}", tuple(mask.shape))
         if rank == 2 and mask.dim() == 3:
             wanted = (num_heads, query.shape[0], key.shape[0])
             _check(
                 tuple(mask.shape) == wanted,
-                f"attn_mask of shape {wanted}; got {tuple(mask.shape)}",
+                "attn_mask of shape {}; got {}",
+                wanted,
+                tuple(mask.shape),
             )
     return rank == 3
 
@@ -258,7 +271,7 @@ def _additive(mask: Tensor | None, what: str, query: Tensor) -> Tensor | None:
     """A mask as what is added to the scores: -inf where a bool mask is True."""
     if mask is None or mask.is_floating_point():
         return mask
-    _check(mask.dtype is dtypes.bool_, f"{what} of bool or a floating dtype; got {mask.dtype}")
+    _check(mask.dtype is dtypes.bool_, "{} of bool or a floating dtype; got {}", what, mask.dtype)
     zero = zeros((), dtype=query.dtype, device=query.device)
     return ops.where(mask, _MINUS_INFINITY, zero)
 
@@ -297,7 +310,10 @@ def _static(x: Tensor, count: int, num_heads: int, width: int) -> Tensor:
     head = width // num_heads
     _check(
         x.dim() == 3 and x.shape[0] == count * num_heads and x.shape[2] == head,
-        f"static_k and static_v of shape ({count * num_heads}, S, {head}); got {tuple(x.shape)}",
+        "static_k and static_v of shape ({}, S, {}); got {}",
+        count * num_heads,
+        head,
+        tuple(x.shape),
     )
     return x.reshape(count, num_heads, x.shape[1], head)
 
