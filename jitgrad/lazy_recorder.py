@@ -18,6 +18,7 @@ import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,7 @@ from jitgrad.state import state
 from jitgrad.storage import Storage
 from jitgrad.tape.views import put_chain
 from jitgrad.tensor import Tensor, intern_type, wrap
+from jitgrad.try_blocks import in_try_block
 
 MAX_SEGMENT = 4000
 """Operations after which a segment ends in any case: compile time grows with its length."""
@@ -77,12 +79,15 @@ class LazyValue:
 
 
 class LazyRecorder:
-    """One call that runs in segments. See dispatch.py for the recorder's protocol."""
+    """One call that runs in segments. See dispatch.py for the recorder's protocol.
+
+    code: of the function that makes the call.
+    """
 
     outer = None
 
-    def __init__(self, segments: Segments) -> None:
-        self.segments = segments
+    def __init__(self, segments: Segments, code: CodeType) -> None:
+        self.segments, self.code = segments, code
         self.casts: dict[Any, Any] = {}
         self.lock = threading.RLock()
         self._begin()
@@ -127,6 +132,8 @@ class LazyRecorder:
                 for i, y in enumerate(out):
                     numbers[y._storage] = first + i
                     self.made.append(weakref.ref(y))
+            if (op.checked or op.host) and in_try_block(self.code):
+                self.flush("an operation in a try block may fail")
 
     def op(self, op: Any, operands: Any, attrs: Any, outputs: Any, line: str) -> None:
         """`apply`, from what recorders of levels pass on."""

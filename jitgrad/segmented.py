@@ -47,7 +47,7 @@ class Segmented:
         """Runs the function. Its effects, and an error that it raises, are eager's; an error of an
         op whose data waited comes where the value was wanted."""
         self.calls += 1
-        recorder = LazyRecorder(self.segments)
+        recorder = LazyRecorder(self.segments, Segmented.call.__code__)
         before = (state.recorder, state.lazy, state.abstract)
         state.recorder, state.lazy, state.abstract = recorder, recorder, True
         open_call(recorder)

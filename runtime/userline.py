@@ -52,6 +52,14 @@ def _classify(filename: str) -> bool:
     return inside
 
 
+def is_inside(filename: str) -> bool:
+    """Whether a file's code lies between a user's line and ours, or is ours."""
+    try:
+        return _inside[filename]
+    except KeyError:
+        return _classify(filename)
+
+
 def user_frame(depth: int = 1) -> FrameType | None:
     """The innermost frame outside jitgrad, starting `depth` frames up from the caller."""
     frame: FrameType | None = _getframe(depth)

@@ -587,6 +587,35 @@ def test_an_error_of_a_result_that_nothing_holds_is_raised():
         f(jitgrad.tensor([3]))
 
 
+def test_a_try_block_sees_errors_of_values():
+    def make():
+        table, log = jitgrad.arange(6.0).reshape(3, 2), []
+
+        def look(index):
+            return F.embedding(index, table)
+
+        def f(i):
+            log.append(i)
+            out = []
+            for k in (1, 5, 2):
+                try:
+                    with jitgrad.no_grad():
+                        out.append(look(jitgrad.tensor([k + i % 2])))
+                except IndexError:
+                    out.append("bad")
+                else:
+                    log.append(k)
+            try:
+                out.append(jitgrad.linalg.cholesky(X[:2, :2] - i))
+            except RuntimeError:
+                log.append("no")
+            return out
+
+        return f, lambda: log
+
+    check(make)
+
+
 def test_lines_of_errors_are_this_call_s():
     table = jitgrad.ones(3)
 
