@@ -1,8 +1,10 @@
-"""Long runs of the fuzzer, from seeds: python benchmarks/fuzz.py [--first N] [--count N] [--keep].
+"""Long runs of the fuzzer, from seeds: python benchmarks/fuzz.py [--first N] [--count N] [--keep]
+[--segments].
 
 Generates programs (tests/fuzz), runs each eager and compiled, and prints what differed, how many
 compiled, why the others did not, and which records were compiled. --keep writes every failure, made
-small, to tests/fuzz_cases/. The exit status is 1 if anything differed or under 95 % compiled.
+small, to tests/fuzz_cases/. --segments puts a Python effect into each call, so that programs run in
+segments, four calls each. The exit status is 1 if anything differed or under 95 % compiled.
 """
 
 from __future__ import annotations
@@ -12,7 +14,9 @@ import random
 import sys
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 TESTS = Path(__file__).resolve().parent.parent / "tests"
 sys.path.insert(0, str(TESTS))
@@ -25,10 +29,10 @@ from fuzz.program import Program  # noqa: E402
 from jitgrad.compiler.ops.record import OPS  # noqa: E402
 
 
-def fails(program: Program) -> bool:
+def fails(program: Program, **how: Any) -> bool:
     """Whether the program is valid and its runs differ. One without a name it needs is not."""
     try:
-        return bool(check(program.text()).problems)
+        return bool(check(program.text(), **how).problems)
     except NameError:
         return False
 
@@ -38,7 +42,9 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--count", type=int, default=1000, help="how many programs")
     parser.add_argument("--keep", action="store_true", help="minimise failures and keep them")
+    parser.add_argument("--segments", action="store_true", help="with an effect in each call")
     options = parser.parse_args()
+    how: dict[str, Any] = {"calls": 4, "effects": True} if options.segments else {}
     names = sorted(OPS)
     counts: Counter[str] = Counter()
     reasons: Counter[str] = Counter()
@@ -54,11 +60,12 @@ def main() -> int:
                 flush=True,
             )
         program = generate(random.Random(seed), names[seed % len(names)])
-        outcome = check(program.text())
+        outcome = check(program.text(), **how)
         counts["valid"] += not outcome.invalid
         counts["compared to the bit"] += outcome.exact
         counts["rounding measured"] += outcome.noise
         counts["calls of compiled code"] += outcome.hits
+        counts["native segments"] += outcome.segments
         compiled.update(outcome.ops)
         if outcome.fallback:
             reasons[outcome.fallback] += 1
@@ -66,7 +73,7 @@ def main() -> int:
             counts["differ"] += 1
             print(f"seed {seed}: {'; '.join(outcome.problems[:3])}", flush=True)
             if options.keep:
-                small = minimise(program, fails)
+                small = minimise(program, partial(fails, **how))
                 path = TESTS / "fuzz_cases" / f"seed_{seed}.txt"
                 path.write_text(small.text())
                 print(f"  kept as {path.name}")

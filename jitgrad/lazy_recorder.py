@@ -27,7 +27,7 @@ from jitgrad.compiler.types import TensorType
 from jitgrad.dispatch import Plan, plan_of
 from jitgrad.facts import layout
 from jitgrad.hostscalar import HostScalar
-from jitgrad.pending import exported, fetch, recorders
+from jitgrad.pending import fetch, is_shared, recorders
 from jitgrad.promotion import constant
 from jitgrad.random import draw_tensors
 from jitgrad.runtime import dtypes
@@ -144,7 +144,7 @@ class LazyRecorder:
         storage = target._storage
         with self.lock:
             if storage.array is not None and storage not in self.writes:
-                if storage in exported:
+                if is_shared(storage, target._data):
                     if self.holds(value._storage):
                         self.flush("it writes to memory that a NumPy array shares")
                     _write_now(target, value)
@@ -266,16 +266,14 @@ class LazyRecorder:
     def _enter(self, x: Tensor) -> int:
         """The number of a root that is read, and is not known in this segment (or can change)."""
         storage = x._storage
-        array = storage.array
-        if array is None:
-            if not fetch(x):
-                raise RuntimeError(
-                    f"[jit] expected a tensor with data; {x._type} has none: computing it failed"
-                )
-            array = storage.array
-        assert array is not None
-        if storage in exported:
+        if storage.array is None and not fetch(x):
+            raise RuntimeError(
+                f"[jit] expected a tensor with data; {x._type} has none: computing it failed"
+            )
+        if is_shared(storage, x._data):
             return self._exported(storage, x)
+        array = storage.array
+        assert array is not None
         if not array.shape and not array.flags.writeable:
             number = self._constant(array, x._type)
         else:
@@ -341,7 +339,7 @@ class LazyRecorder:
         storage, chain = x._storage, x._chain
         if storage.array is None and storage not in self.numbers:
             fetch(x)  # of another thread's call
-        if storage.array is not None and storage in exported:
+        if storage.array is not None and is_shared(storage, x._data):
             return self._exported(storage, x)
         count = self.counts.get(storage, 0)
         known = self.views.get(id(chain))
@@ -400,8 +398,10 @@ class LazyRecorder:
 
 
 def _equal(a: Any, b: Any) -> bool:
-    """Whether two arrays hold the same bits."""
-    return a.tobytes() == b.tobytes()
+    """Whether two arrays of one type hold the same bits; `a` is dense."""
+    if not b.flags.c_contiguous or not b.size:
+        return bool(a.tobytes() == b.tobytes())
+    return bool(np.array_equal(a.reshape(-1).view(np.uint8), b.reshape(-1).view(np.uint8)))
 
 
 def _refs(storage: Storage) -> int:

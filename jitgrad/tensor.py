@@ -279,10 +279,10 @@ class Tensor(TensorMethods):
             )
         return data
 
-    def _shared(self, what: str) -> np.ndarray[Any, Any]:
+    def _shared(self, what: str, address: bool = False) -> np.ndarray[Any, Any]:
         """The data, for others to keep: they see what is written to it later."""
         data = self._array(what)
-        export(self._storage)
+        export(self._storage, address)
         return data
 
     def stride(self, dim: int | None = None) -> Any:
@@ -319,7 +319,7 @@ class Tensor(TensorMethods):
 
     def data_ptr(self) -> int:
         """The address of the first element. Ends a trace."""
-        return int(self._shared("data_ptr").__array_interface__["data"][0])
+        return int(self._shared("data_ptr", address=True).__array_interface__["data"][0])
 
     const_data_ptr = data_ptr
 

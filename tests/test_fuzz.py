@@ -61,6 +61,17 @@ def test_some_programs() -> None:
     run_seeds(range(0, 24, 2))
 
 
+def test_some_programs_in_segments() -> None:
+    """With a Python effect in each call; some of the calls run machine code."""
+    native = 0
+    for n in range(1, 25, 3):
+        program = generate(random.Random(n), NAMES[n % len(NAMES)])
+        outcome = check(program.text(), calls=4, effects=True)
+        assert not outcome.problems, f"seed {n}: {outcome.problems}\n{program.text()}"
+        native += outcome.segments
+    assert native
+
+
 @pytest.mark.long
 @seed(20)
 @settings(

@@ -20,6 +20,7 @@ import jitgrad
 import jitgrad.nn.functional as F
 from jitgrad import nn
 from jitgrad.jit import JitFunction
+from jitgrad.pending import is_shared
 from jitgrad.runtime.errors import CompileError, FallbackWarning
 from jitgrad.runtime.knobs import knob
 
@@ -476,6 +477,25 @@ def test_an_array_that_was_taken_before_sees_writes():
 
     assert [f().tolist() for _ in range(4)] == [[4.0] * 3, [6.0] * 3, [8.0] * 3, [10.0] * 3]
     assert seen == [2, 3, 4, 5]
+
+
+def shared(x):
+    return is_shared(x._storage, x._data)
+
+
+def test_memory_that_an_array_shared_once_is_not_shared_for_ever():
+    x = jitgrad.ones(3, 2)
+    assert not shared(x)
+    a = x.numpy()
+    assert shared(x)
+    b = a[1:]
+    del a
+    assert shared(x)
+    del b
+    assert not shared(x)
+    assert x.data_ptr() and shared(x)
+    whole, part = jitgrad.from_numpy(np.ones(3)), jitgrad.from_numpy(np.ones(4)[1:])
+    assert not shared(whole) and shared(part)
 
 
 def test_layouts_are_eager_s():

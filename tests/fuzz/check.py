@@ -36,6 +36,7 @@ class Outcome:
     ops: set[str] = field(default_factory=set)
     raised: bool = False
     hits: int = 0
+    segments: int = 0
     traces: int = 0
 
 
@@ -49,8 +50,9 @@ def pictures(text: str, wrap: Any = lambda f: f, calls: int = CALLS) -> list[Pic
     return out
 
 
-def check(text: str, calls: int = CALLS) -> Outcome:
-    """Runs the program eager and under jit and compares every call."""
+def check(text: str, calls: int = CALLS, effects: bool = False) -> Outcome:
+    """Runs the program eager and under jit and compares every call. effects: with a Python effect
+    in front of each call, so that it runs in segments."""
     outcome = Outcome()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -63,7 +65,13 @@ def check(text: str, calls: int = CALLS) -> Outcome:
         made: list[JitFunction] = []
 
         def wrap(f: Any) -> JitFunction:
-            made.append(JitFunction(f, fallback="silent"))
+            happened: list[None] = []
+
+            def with_effect(*args: Any) -> Any:
+                happened.append(None)
+                return f(*args)
+
+            made.append(JitFunction(with_effect if effects else f, fallback="silent"))
             return made[0]
 
         with knob(verify=True):
@@ -74,6 +82,10 @@ def check(text: str, calls: int = CALLS) -> Outcome:
         outcome.hits, outcome.traces = found.stats.hits, found.stats.traces
         for spec in found.specialisations:
             outcome.ops |= {n.op.name for n in spec.trace.graph.nodes}
+        if found.segmented is not None:
+            outcome.segments = found.stats.segments
+            graphs = [p.graph for p in found.segmented.segments.programs if p.graph is not None]
+            outcome.ops |= {n.op.name for graph in graphs for n in graph.nodes}
         outcome.raised = eager[-1].error is not None
         _compare(text, eager, fast, outcome, calls)
     return outcome
