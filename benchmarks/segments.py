@@ -1,7 +1,7 @@
 """Programs that run in segments, beside the same programs run eagerly (and in PyTorch).
 
-Three kinds: a loop that is left when a value is small enough, a training step that logs its loss and
-counts, and a beam search that keeps its hypotheses in Python lists. Goal: at least 2 x faster than
+Three kinds: a loop that is left when a value is small enough, a training step that logs its loss
+and counts, and a beam search that keeps its plans in Python lists. Goal: at least 2 x faster than
 our eager mode. Checks that both compute the same.
 """
 

@@ -108,6 +108,7 @@ from jitgrad import tape as tape
 from jitgrad import testing as testing
 from jitgrad import tree as tree
 from jitgrad import tree_code as tree_code
+from jitgrad import try_blocks as try_blocks
 from jitgrad import types as types
 from jitgrad import utils as utils
 from jitgrad import values as values
