@@ -1,7 +1,8 @@
 """From an object file to a shared library, with whatever linker the machine has.
 
-Owns the search for a linker and its command lines (ELF). Looks, in this order, for: $CC, cc, gcc,
-clang; ld.lld, ld; the `ziglang` wheel (`pip install "jitgrad[export]"`).
+Owns the search for a linker and its command lines. Looks, in this order, for: $CC, cc, gcc, clang;
+ld.lld, ld; the `ziglang` wheel (`pip install "jitgrad[export]"`). For other systems than this:
+their gcc (aarch64-linux-gnu-gcc), the wheel, ld.lld; for WebAssembly wasm-ld, the wheel.
 """
 
 from __future__ import annotations
@@ -15,12 +16,15 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from jitgrad.compiler.codegen.target import Target, host
 from jitgrad.runtime.errors import CompileError
 
 # Compiler drivers, which know where libc is; then bare linkers, which are told.
 _DRIVERS = ("cc", "gcc", "clang")
 _LINKERS = ("ld.lld", "ld")
 _FLAGS = ("-shared", "-z", "noexecstack", "-z", "relro", "-z", "now")
+_WASM_FLAGS = ("--no-entry", "--export-dynamic", "--export-memory", "--gc-sections", "--strip-all")
+_ZIG = (sys.executable, "-m", "ziglang")
 _TIMEOUT_S = 300
 
 
@@ -33,6 +37,11 @@ class Linker:
 
     def arguments(self, objects: list[str], output: str, soname: str) -> list[str]:
         """The command line that makes a shared library of objects."""
+        if output.endswith(".wasm"):
+            return [*self.command, *_WASM_FLAGS, "-o", output, *objects]
+        if output.endswith(".dylib"):
+            name = f"-Wl,-install_name,@rpath/{soname}"
+            return [*self.command, "-shared", name, "-o", output, *objects]
         flags = [*_FLAGS, "-soname", soname]
         if not self.driver:
             return [*self.command, *flags, "-o", output, *objects, *_libc()]
@@ -41,8 +50,10 @@ class Linker:
         return [*self.command, "-shared", *passed, "-pthread", "-o", output, *objects]
 
 
-def find_linker() -> Linker | None:
+def find_linker(target: Target | None = None) -> Linker | None:
     """The linker that `link_shared` would use, or None when the machine has none."""
+    if target is not None and target.triple != host().triple:
+        return _find_cross(target)
     words = shlex.split(os.environ.get("CC", ""))
     if words:
         program = shutil.which(words[0])
@@ -52,13 +63,36 @@ def find_linker() -> Linker | None:
             program = shutil.which(name)
             if program:
                 return Linker((program,), driver)
-    if importlib.util.find_spec("ziglang") is not None:
-        return Linker((sys.executable, "-m", "ziglang", "cc"), True)
+    if _has_zig():
+        return Linker((*_ZIG, "cc"), True)
     return None
 
 
-def link_shared(object_file: Path, output: Path, soname: str) -> None:
-    """Links one object file into a shared library that needs libc only.
+def _has_zig() -> bool:
+    return importlib.util.find_spec("ziglang") is not None
+
+
+def _find_cross(target: Target) -> Linker | None:
+    """A linker for another system."""
+    if target.is_wasm:
+        program = shutil.which("wasm-ld")
+        if program:
+            return Linker((program,), False)
+        return Linker((*_ZIG, "wasm-ld"), False) if _has_zig() else None
+    system = f"{target.arch}-linux-gnu"
+    program = shutil.which(f"{system}-gcc") if target.is_elf else None
+    if program:
+        return Linker((program,), True)
+    if _has_zig():
+        arch = "aarch64" if target.arch == "arm64" else target.arch
+        zig = f"{arch}-macos" if "apple" in target.triple else f"{arch}-linux-gnu"
+        return Linker((*_ZIG, "cc", "-target", zig), True)
+    program = shutil.which("ld.lld") if target.is_elf else None
+    return Linker((program,), False) if program else None
+
+
+def link_shared(object_file: Path, output: Path, soname: str, target: Target | None = None) -> None:
+    """Links one object file into a shared library that needs libc only, or a WebAssembly module.
 
     Raises CompileError when there is no linker, naming the object file and a command that links
     it elsewhere, or with what the linker said when it fails.
@@ -68,7 +102,13 @@ def link_shared(object_file: Path, output: Path, soname: str) -> None:
             [shlex.quote(str(object_file))], shlex.quote(soname), soname
         )
     )
-    linker = find_linker()
+    linker = find_linker(target)
+    if linker is None and target is not None and target.triple != host().triple:
+        raise CompileError(
+            f"[native] expected a linker for {target.triple}; found none. The object file "
+            f"{object_file} is written: link it on such a machine with `{by_hand}`, or "
+            'pip install "jitgrad[export]" (the ziglang wheel) and export again'
+        )
     if linker is None:
         wanted = os.environ.get("CC")
         looked = f"$CC ({wanted})" if wanted else ", ".join((*_DRIVERS, *_LINKERS, "ziglang"))

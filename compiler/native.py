@@ -19,8 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from jitgrad.compiler.codegen import capi, features, objects, pool
-from jitgrad.compiler.codegen.target import Target, host, llvm_binding
+from jitgrad.compiler.archive import archive
+from jitgrad.compiler.codegen import capi, features, pool
+from jitgrad.compiler.codegen.cross import compile_for
+from jitgrad.compiler.codegen.target import Target, llvm_binding, target_of
 from jitgrad.compiler.header import c_header
 from jitgrad.compiler.interpret import unknown_fault
 from jitgrad.compiler.ir import Graph, Node, all_nodes
@@ -29,16 +31,25 @@ from jitgrad.compiler.link import link_shared
 from jitgrad.compiler.lower import is_complex
 from jitgrad.compiler.pipeline import Options, stages_of
 from jitgrad.compiler.symbolic import is_static
+from jitgrad.compiler.wasm_loader import wasm_loader
 from jitgrad.runtime import artifact_format as fmt
 from jitgrad.runtime.errors import CompileError, InternalError
 
 _WEIGHTS_LIMIT = 2**31 - 2**24  # position-independent code reaches 2 GiB
 _ALIGN = 128
+_TEXT_LIMIT = 2**26  # weights that go through LLVM as text
+_APPLE_PROVIDES = frozenset({"bzero", "__bzero", "memset_pattern16"})
+_WASM_PROVIDES = frozenset({"__heap_base", "__stack_pointer", "__indirect_function_table",
+                       "__linear_memory", "__memory_base", "__table_base"})  # fmt: skip
+
+
+_SUFFIXES = (".so", ".dylib", ".o", ".a", ".wasm")
 
 
 @dataclass(frozen=True)
 class NativeFiles:
-    """What `write_native` wrote. `library` is None when the object file was asked for."""
+    """What `write_native` wrote. `library` is None when an object file or an archive (`object`) was
+    asked for; `header` is the JavaScript loader for WebAssembly."""
 
     object: Path | None
     header: Path
@@ -52,10 +63,14 @@ def write_native(
     *,
     name: str | None = None,
     output_names: Sequence[str] = (),
-    target: Target | None = None,
+    target: Target | str | None = None,
     creator: str = "jitgrad",
 ) -> NativeFiles:
-    """Writes `path` (.so: a shared library, .o: an object file) and a C header beside it.
+    """Writes `path` and what goes with it.
+
+    By its suffix: .so or .dylib, a shared library; .o, an object file; .a, a static archive; each
+    with a C header beside it. .wasm, a WebAssembly module, with a JavaScript loader (.js).
+    target: for another machine than this; see `codegen/target.py`, target_of.
 
     graph: pure, of static shapes; its inputs of kind "state" take their values from `state`, by
     name. name: the C functions are jg_<name>_...; None takes the file's name without lib and
@@ -63,11 +78,18 @@ def write_native(
     compiled or linked, OSError when a file cannot be written.
     """
     path = Path(path)
-    if path.suffix not in (".so", ".o"):
+    if path.suffix not in _SUFFIXES:
         raise ValueError(
-            f"[native] expected a path that ends in .so (shared library) or .o (object file); got "
-            f"{str(path)!r}"
+            f"[native] expected a path that ends in .so or .dylib (shared library), .o (object "
+            f"file), .a (static archive) or .wasm (WebAssembly); got {str(path)!r}"
         )
+    if target is None and path.suffix == ".wasm":
+        target = "wasm32"
+    made = target_of(target)
+    if made.is_wasm != (path.suffix == ".wasm") and path.suffix != ".o":
+        raise ValueError(f"[native] {path.suffix} files are not for {made.triple}")
+    if ("apple" in made.triple) != (path.suffix == ".dylib") and path.suffix in (".so", ".dylib"):
+        raise ValueError(f"[native] {path.suffix} files are not for {made.triple}")
     if path.is_dir():
         raise IsADirectoryError(f"[native] expected the path of a file; {str(path)!r} is a folder")
     if not path.parent.is_dir():
@@ -79,13 +101,17 @@ def write_native(
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", symbol):
         raise ValueError(f"[native] expected name to be a C identifier; got {name!r}")
     header_path = path.with_suffix(".h")
-    code, model = build_object(graph, state, symbol, output_names, target or host(), creator)
+    code, model = build_object(graph, state, symbol, output_names, made, creator)
 
     def write_header(built: Path) -> None:
-        _replace(header_path, c_header(model, header_path.name, built.name).encode())
+        if made.is_wasm:
+            _replace(path.with_suffix(".js"), wasm_loader(model).encode())
+        else:
+            _replace(header_path, c_header(model, header_path.name, built.name).encode())
 
-    if path.suffix == ".o":
-        _replace(path, code)
+    if path.suffix in (".o", ".a"):
+        symbols = capi.public_symbols(symbol)
+        _replace(path, code if path.suffix == ".o" else archive(f"{symbol}.o", code, symbols))
         write_header(path)
         return NativeFiles(path, header_path, None)
     with tempfile.TemporaryDirectory(prefix="jitgrad-") as folder:
@@ -93,16 +119,17 @@ def write_native(
         unlinked = Path(folder) / f"{path.stem}.o"
         unlinked.write_bytes(code)
         try:
-            link_shared(unlinked, linked, path.name)
+            link_shared(unlinked, linked, path.name, made)
         except CompileError as error:
             kept = path.with_suffix(".o")
             _replace(kept, code)
             write_header(kept)
             message = str(error).replace(str(unlinked), str(kept))
             raise CompileError(message) from None
-        _replace(path, fmt.sealed(linked.read_bytes()), 0o777)
+        content = linked.read_bytes()
+        _replace(path, fmt.sealed(content) if made.is_elf else content, 0o777)
     write_header(path)
-    return NativeFiles(None, header_path, path)
+    return NativeFiles(None, path.with_suffix(".js") if made.is_wasm else header_path, path)
 
 
 def build_object(
@@ -118,7 +145,7 @@ def build_object(
     needed = features.required_features(target)
     simple, stages = stages_of(graph, Options(target=target))
     image, _ = assemble(stages)
-    offsets, weights = _pack_state(simple, state)
+    offsets, weights = _pack_state(simple, state, _WEIGHTS_LIMIT if target.is_elf else _TEXT_LIMIT)
     ports = [
         capi.Port(i.name, i.value.type.dtype.name, _ints(i.value.type.shape),
                   i.value.type.dtype.itemsize)
@@ -140,14 +167,24 @@ def build_object(
     moved = sum(p.numel * p.itemsize for _, p in (*inputs, *outputs))
     moved += len(weights) + image.arena_bytes
     model.metadata = _metadata(model, needed, target, creator, moved)
-    modules = [str(capi.emit_capi(model, target)), str(pool.emit_runtime(target.triple, True))]
+    if not target.is_elf:
+        model.weights = weights
+    runtime = pool.emit_runtime(target.triple, threads=not target.is_wasm)
+    modules = [str(capi.emit_capi(model, target)), capi.private_names(str(runtime))]
     modules += {g.key: g.module_text for g in stages.all_generated() if g.module_text}.values()
-    keep = {*capi.public_symbols(name), fmt.DESCRIPTOR}
+    keep = {*capi.public_symbols(name, target.is_wasm), fmt.DESCRIPTOR}
     text = _joined(modules, keep)
-    code = objects.compile_object(text, target, pool.ALLOWED_SYMBOLS)
-    if weights:
+    code = compile_for(text, target, _provided(target))
+    if weights and target.is_elf:
         code = _fill_section(code, capi.WEIGHTS_SECTION, weights)
     return code, model
+
+
+def _provided(target: Target) -> frozenset[str]:
+    """What an object may leave to its linker and its system."""
+    if target.is_wasm:
+        return _WASM_PROVIDES
+    return pool.ALLOWED_SYMBOLS | (_APPLE_PROVIDES if "apple" in target.triple else frozenset())
 
 
 def _check_graph(graph: Graph) -> None:
@@ -182,7 +219,7 @@ def _identifier(text: str) -> str:
 
 
 def _pack_state(
-    graph: Graph, state: Mapping[str, np.ndarray[Any, Any]]
+    graph: Graph, state: Mapping[str, np.ndarray[Any, Any]], limit: int
 ) -> tuple[dict[int, int], bytes]:
     """{slot: offset} of the state that the graph reads, and the bytes."""
     used = {v for node in graph.nodes for v in node.inputs} | set(graph.outputs)
@@ -200,9 +237,9 @@ def _pack_state(
         padding = -len(data) % _ALIGN if data else _ALIGN  # something to point at
         parts += [data, bytes(padding)]
         size += len(data) + padding
-    if size > _WEIGHTS_LIMIT:
+    if size > limit:
         raise CompileError(
-            f"[native] expected at most {_WEIGHTS_LIMIT} bytes of weights in a library; got {size}"
+            f"[native] expected at most {limit} bytes of weights in a library; got {size}"
         )
     return offsets, b"".join(parts)
 

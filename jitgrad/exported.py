@@ -104,14 +104,27 @@ class Exported:
         return self._special[key]
 
     def native(
-        self, path: str | os.PathLike[str], *, name: str | None = None, target: Any = None
+        self,
+        path: str | os.PathLike[str],
+        *,
+        name: str | None = None,
+        target: str | None = None,
     ) -> NativeFiles:
-        """Writes a shared library (`.so`) or object file (`.o`), and a C header beside it.
+        """Writes native code, by the path's suffix, that needs neither Python nor LLVM.
 
-        The library needs neither Python nor LLVM: load it with `jitgrad.runtime.load(path)`, or
-        from C by its header. `name` is the prefix of its functions (jg_<name>_run). Raises
-        CompileError when there is no linker: then the object file is there, and the message says
-        how to link it.
+        `.so` or `.dylib`, a shared library, `.o`, an object file, `.a`, a static archive, each with
+        a C header beside it; `.wasm`, a WebAssembly module with a JavaScript loader (`.js`). Load a
+        library with `jitgrad.runtime.load(path)`, or from C by its header.
+
+        Args:
+            name: the prefix of the C functions (jg_<name>_run); default: the file's.
+            target: "host" (default); a level of x86-64 processors: "x86-64", "x86-64-v2",
+                "x86-64-v3", "x86-64-v4"; a system: "x86_64-linux-gnu", "aarch64-linux-gnu",
+                "riscv64-linux-gnu", "aarch64-macos", "x86_64-macos", "wasm32", with a processor
+                after a colon if need be ("aarch64-linux-gnu:neoverse-n1").
+
+        Raises ValueError for a path or target that will not do; CompileError where there is no
+        linker: then the object file is there, and the message says how to link it.
         """
         from jitgrad.compiler.native import write_native
 

@@ -529,7 +529,7 @@ def test_bare_linkers(name, tmp_path, monkeypatch, x):
     program = shutil.which(name)
     if program is None:
         pytest.skip(f"no {name}")
-    monkeypatch.setattr(link, "find_linker", lambda: link.Linker((program,), False))
+    monkeypatch.setattr(link, "find_linker", lambda target=None: link.Linker((program,), False))
     g, state = mlp()
     native.write_native(g, state, tmp_path / "libbare.so")
     np.testing.assert_array_equal(load(tmp_path / "libbare.so")(x)[0], expected(g, state, x)[0])

@@ -20,6 +20,7 @@ import llvmlite.ir as ir
 from jitgrad.compiler.codegen.features import baseline, emit_check
 from jitgrad.compiler.codegen.pycall import emit_py_call
 from jitgrad.compiler.codegen.target import Target
+from jitgrad.compiler.codegen.wasm_memory import emit_allocator
 from jitgrad.compiler.codegen.words import (
     I32,
     I64,
@@ -81,6 +82,7 @@ class Model:
         faults: the text for each error site.
         features: (feature, text when it is missing) that the code needs.
         metadata: JSON text for the loader. version: one line for people.
+        weights: the bytes, where an object of the target cannot be filled later.
     """
 
     name: str
@@ -93,6 +95,7 @@ class Model:
     features: list[tuple[str, str]] = field(default_factory=list)
     metadata: str = "{}"
     version: str = ""
+    weights: bytes = b""
 
     @property
     def useful_threads(self) -> int:
@@ -106,15 +109,23 @@ class Model:
         return min(most, 1024)
 
 
-def public_symbols(name: str) -> list[str]:
+def public_symbols(name: str, wasm: bool = False) -> list[str]:
     """The functions that a library exports; `header.py` declares the same."""
     ports = [f"{k}_{w}" for k in ("input", "output") for w in ("name", "dtype", "rank", "dims")]
     functions = ["create", "destroy", "run", "last_error", "status", "version"]
+    functions += ["alloc", "free"] if wasm else []
     return [f"jg_{name}_{f}" for f in [*functions, "n_inputs", "n_outputs", *ports]]
 
 
+def private_names(runtime: str) -> str:
+    """The text of the runtime's module, with the pool's functions under names that are no model's:
+    a model called "pool" has a jg_pool_create, too."""
+    return runtime.replace('@"jg_pool_', '@"jg.pool_')
+
+
 def emit_capi(model: Model, target: Target) -> ir.Module:
-    """The module. It declares the kernels, jg_run, jg_pool_create and jg_pool_destroy."""
+    """The module. It declares the kernels, jg_run, jg.pool_create and jg.pool_destroy (see
+    `private_names`)."""
     return _Emitter(model, target).emit()
 
 
@@ -126,29 +137,37 @@ class _Emitter:
         self._texts: dict[str, ir.GlobalVariable] = {}
         declare = self._declare
         self.run_table = declare("jg_run", I32, [PTR, PTR, PTR, I64])
-        self.pool_create = declare("jg_pool_create", PTR, [I64])
-        self.pool_destroy = declare("jg_pool_destroy", VOID, [PTR])
-        self.malloc, self.free = declare("malloc", PTR, [I64]), declare("free", VOID, [PTR])
+        self.pool_create = declare("jg.pool_create", PTR, [I64])
+        self.pool_destroy = declare("jg.pool_destroy", VOID, [PTR])
+        if target.is_wasm:  # there is no libc
+            self.malloc, self.free = emit_allocator(self.module)
+        else:
+            self.malloc, self.free = declare("malloc", PTR, [I64]), declare("free", VOID, [PTR])
         self.weights: ir.GlobalVariable | None = None
         if model.weights_bytes:
-            # Zeros here, filled in the object file: as text they would take four times the bytes.
+            # Zeros here, filled in an ELF object: as text they would take four times the bytes.
             # Nothing may be folded from them, and nothing is: only their address is used.
+            data = None if target.is_elf else bytearray(model.weights)
             self.weights = self._constant(
-                ir.Constant(ir.ArrayType(ir.IntType(8), model.weights_bytes), None), "weights"
+                ir.Constant(ir.ArrayType(ir.IntType(8), model.weights_bytes), data), "weights"
             )
-            self.weights.section = WEIGHTS_SECTION
+            if target.is_elf:
+                self.weights.section = WEIGHTS_SECTION
             self.weights.align = _LINE
         self.table = self._launch_table()
 
     def emit(self) -> ir.Module:
-        self._emit_descriptor(
-            status=self._emit_status(),
-            create=self._emit_create(),
-            destroy=self._emit_destroy(),
-            run=self._emit_run(),
-            last_error=self._emit_last_error(),
-            py_call=self._emit_py_call(),
-        )
+        made = {
+            "status": self._emit_status(),
+            "create": self._emit_create(),
+            "destroy": self._emit_destroy(),
+            "run": self._emit_run(),
+            "last_error": self._emit_last_error(),
+        }
+        if self.target.is_wasm:
+            self._emit_memory()
+        else:
+            self._emit_descriptor(**made, py_call=self._emit_py_call())
         self._emit_ports("input", [p for _, p in self.model.inputs])
         self._emit_ports("output", [p for _, p in self.model.outputs])
         self._return_text("version", self.model.version)
@@ -180,6 +199,11 @@ class _Emitter:
         return self._array(I64, [const(v) for v in values], name)
 
     def _struct_array(self, rows: list[list[ir.Value]], name: str) -> ir.GlobalVariable:
+        """Rows of words. A pointer of 4 bytes gets 4 of zeros, so that it reads as a word."""
+        if self.target.pointer_bytes == 4:
+            zero = ir.Constant(I32, 0)
+            rows = [[y for x in row for y in ([x, zero] if _type_of(x) is PTR else [x])]
+                    for row in rows]  # fmt: skip
         kind = ir.LiteralStructType([_type_of(x) for x in rows[0]])
         values = [ir.Constant(kind, [_reference(x) for x in row]) for row in rows]
         return self._constant(ir.Constant(ir.ArrayType(kind, len(values)), values), name)
@@ -315,7 +339,7 @@ class _Emitter:
         arguments = [word(b, me, _CTX), word(b, me, _BUFS), _reference(self.table)]
         flagged = b.call(self.run_table, [*arguments, const(model.image.n_main)])
         if model.faults:
-            texts = self._array(PTR, [_reference(self._text(t)) for t in model.faults], "faults")
+            texts = self._struct_array([[self._text(t)] for t in model.faults], "faults")
             with b.if_then(b.icmp_signed("!=", flagged, ir.Constant(I32, 0)), likely=False):
                 site = get(b, me, _CELL)
                 put(b, me, _ERROR, get(b, _reference(texts), site))
@@ -327,6 +351,14 @@ class _Emitter:
         atomic(b, "xchg", me, _BUSY, 0, "release")
         b.ret(ir.Constant(I32, fmt.BAD_ARGUMENT))
         return function
+
+    def _emit_memory(self) -> None:
+        """ptr alloc(i32 nbytes) and void free(ptr), for a caller that has no memory in here."""
+        function, b = self._public("alloc", PTR, [I32])
+        b.ret(b.call(self.malloc, [b.zext(function.args[0], I64)]))
+        function, b = self._public("free", VOID, [PTR])
+        b.call(self.free, [function.args[0]])
+        b.ret_void()
 
     def _emit_py_call(self) -> ir.Function:
         """`jg_py_call` (see pycall.py) whose arguments are the inputs, then the outputs.
@@ -378,7 +410,8 @@ class _Emitter:
             n = b.load(i, typ=I64)
             row = word(b, table, b.mul(n, const(4)))
             slot_word, mask_word = get(b, row, 0), get(b, row, 1)
-            address = get(b, given, n)
+            pointer = b.load(b.gep(given, [n], source_etype=PTR), typ=PTR)
+            address = b.ptrtoint(pointer, I64)
             with b.if_then(b.icmp_signed(">=", mask_word, zero), likely=True):
                 refuse_if(b.icmp_unsigned("==", address, zero), get(b, row, 2))
                 off = b.and_(address, mask_word)

@@ -71,7 +71,7 @@ class Frame:
         if array not in self._arrays:
             with self._entry():
                 slot = self._argument(array)
-                address = self.code.at(self.bufs, slot, PTR)
+                address = self.code.at(self.bufs, slot, I64)  # a word each
                 self._arrays[array] = self.code.b.load(address, align=8, typ=PTR)
         return self._arrays[array]
 
@@ -115,7 +115,7 @@ class Frame:
             code = self.code
             with self._entry():
                 slot = code.load(self.args, self._scratch_slot, I64)
-                memory = code.b.load(code.at(self.bufs, slot, PTR), align=8, typ=PTR)
+                memory = code.b.load(code.at(self.bufs, slot, I64), align=8, typ=PTR)
                 self._scratch = code.at(memory, code.mul(self.worker, self._scratch_size))
         return self._scratch
 

@@ -101,7 +101,7 @@ class Function:
         if number not in self._pointers:
             slot = self._argument(number)
             b = self.top.at_end()
-            self._pointers[number] = b.load(b.gep(self.bufs, [slot], source_etype=PTR), typ=PTR)
+            self._pointers[number] = b.load(b.gep(self.bufs, [slot], source_etype=I64), typ=PTR)
         return self._pointers[number]
 
     def site(self, tag: object) -> ir.Value:
@@ -139,7 +139,7 @@ class Function:
         at = b.gep(self.args, [ir.Constant(I64, 0)], source_etype=I64)
         self._scratch_uses.append(at)
         slot = b.load(at, typ=I64)
-        base = b.load(b.gep(self.bufs, [slot], source_etype=PTR), typ=PTR)
+        base = b.load(b.gep(self.bufs, [slot], source_etype=I64), typ=PTR)
         bytes_each = b.add(ir.Constant(I64, 0), ir.Constant(I64, 0))
         self._scratch_totals.append(bytes_each)
         at_worker = b.add(b.mul(self.worker, bytes_each), ir.Constant(I64, offset))

@@ -10,7 +10,7 @@ The kernel ABI (the launch table's side is in `pool.py`):
 does the points [begin, end) of the launch's flattened parallel space [0, total). `args[j]` belongs
 to `launch.operands[j]`:
 
-    Array   the slot of its memory in `bufs`
+    Array   the slot of its memory in `bufs`, a table of words, also where pointers are smaller
     int     the value itself
     Sym     the number of the word in the sizes (Ctx word 2) that holds the value of that Sym
     Site    the site's number, written by atomic unsigned minimum to the error cell (Ctx word 1)

@@ -54,12 +54,26 @@ class Target:
     def arch(self) -> str:
         return self.triple.split("-")[0]
 
+    @property
+    def pointer_bytes(self) -> int:
+        return 4 if self.arch == "wasm32" else 8
+
+    @property
+    def is_elf(self) -> bool:
+        return not self.is_wasm and "apple" not in self.triple and "windows" not in self.triple
+
+    @property
+    def is_wasm(self) -> bool:
+        return self.arch.startswith("wasm")
+
     def machine(self) -> Any:
         """A new llvmlite TargetMachine."""
         binding = llvm_binding()
         return binding.Target.from_triple(self.triple).create_target_machine(
-            cpu=self.cpu, features=self.features, opt=2, reloc="pic", codemodel="default"
-        )
+            cpu=self.cpu, features=self.features, opt=2, codemodel="default",
+            reloc="static" if self.is_wasm else "pic",
+            abiname="lp64d" if self.arch == "riscv64" else "",
+        )  # fmt: skip
 
 
 @lru_cache(maxsize=1)
@@ -81,6 +95,44 @@ _X86_LEVELS = {
         {"sse4.1", "avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512dq"}
     ),
 }
+
+
+# What users call targets -> triple, CPU, features.
+_TARGETS = {
+    "x86_64-linux-gnu": ("x86_64-unknown-linux-gnu", "x86-64", ""),
+    "aarch64-linux-gnu": ("aarch64-unknown-linux-gnu", "generic", "+neon"),
+    "riscv64-linux-gnu": ("riscv64-unknown-linux-gnu", "generic-rv64", "+m,+a,+f,+d,+c"),
+    "wasm32": (
+        "wasm32-unknown-unknown", "generic",
+        "+simd128,+bulk-memory,+sign-ext,+mutable-globals,+nontrapping-fptoint",
+    ),
+    "aarch64-macos": ("arm64-apple-macosx11.0.0", "apple-m1", "+neon"),
+    "x86_64-macos": ("x86_64-apple-macosx11.0.0", "x86-64-v2", ""),
+}  # fmt: skip
+
+
+def target_of(name: str | Target | None) -> Target:
+    """The target that a user names: None or "host"; an x86-64 level ("x86-64-v3"), for this system;
+    a system ("aarch64-linux-gnu"), and which CPU if one follows ("aarch64-linux-gnu:cortex-a76").
+
+    Raises ValueError, which lists them, for a name that is none.
+    """
+    if isinstance(name, Target):
+        return name
+    if name is None or name == "host":
+        return host()
+    system, _, cpu = name.partition(":")
+    if name in _X86_LEVELS:
+        here = llvm_binding().get_process_triple()
+        triple = here if here.startswith("x86_64") else _TARGETS["x86_64-linux-gnu"][0]
+        return named(triple, name)
+    if system not in _TARGETS:
+        known = ", ".join(["host", *_X86_LEVELS, *_TARGETS])
+        raise ValueError(f"[native] expected a target of {known}; got {name!r}")
+    triple, default, features = _TARGETS[system]
+    if cpu and known_cpus(triple) and cpu not in known_cpus(triple) and cpu not in _X86_LEVELS:
+        raise ValueError(f"[native] LLVM knows no CPU {cpu!r} for {system}")
+    return named(triple, cpu or default, "" if cpu and system.startswith("x86") else features)
 
 
 def host() -> Target:

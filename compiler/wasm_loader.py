@@ -1,0 +1,115 @@
+"""The JavaScript that goes with a WebAssembly module: loads it, calls it with typed arrays.
+
+Owns the text. It is an ES module for browsers and Node, without dependencies.
+"""
+
+from __future__ import annotations
+
+import json
+
+from jitgrad.compiler.codegen.capi import Model, Port
+from jitgrad.runtime import artifact_format as fmt
+
+_ARRAYS = {
+    "bool": "Uint8Array", "uint8": "Uint8Array", "int8": "Int8Array", "int16": "Int16Array",
+    "int32": "Int32Array", "int64": "BigInt64Array", "uint32": "Uint32Array",
+    "uint64": "BigUint64Array", "float16": "Uint16Array", "bfloat16": "Uint16Array",
+    "float32": "Float32Array", "float64": "Float64Array",
+}  # fmt: skip
+
+
+def wasm_loader(model: Model) -> str:
+    """The text of the loader of a module."""
+
+    def describe(ports: list[tuple[int, Port]]) -> str:
+        rows = [{"name": p.name, "dtype": p.dtype, "shape": list(p.shape), "size": p.numel}
+                for _, p in ports]  # fmt: skip
+        return json.dumps(rows)
+
+    dtypes = {p.dtype for _, p in (*model.inputs, *model.outputs)}
+    arrays = ", ".join(f"{d}: {_ARRAYS[d]}" for d in sorted(dtypes))
+    return f"""\
+// {model.version}
+//
+//     import {{ load }} from "./{model.name}.js";
+//     const model = await load(fetch("{model.name}.wasm"));  // or its bytes
+//     const [y] = model.run(new Float32Array(...));
+//
+// Inputs and results are typed arrays, dense and row-major (float16 and bfloat16 as their bits).
+const prefix = "jg_{model.name}_";
+const arrays = {{ {arrays} }};
+export const inputs = {describe(model.inputs)};
+export const outputs = {describe(model.outputs)};
+
+export async function load(source) {{
+  source = await source;
+  let made;
+  if (typeof Response !== "undefined" && source instanceof Response) {{
+    made = await WebAssembly.instantiate(await source.arrayBuffer(), {{}});
+  }} else {{
+    made = await WebAssembly.instantiate(source, {{}});
+  }}
+  return new Model(made.instance.exports);
+}}
+
+export class Model {{
+  constructor(exports) {{
+    this.exports = exports;
+    this.inputs = inputs;
+    this.outputs = outputs;
+    this.instance = this.call("create", 1);
+    if (!this.instance) throw new Error("no memory for an instance");
+    const ports = [...inputs, ...outputs];
+    this.places = ports.map((p) => this.allocate(p.size * arrays[p.dtype].BYTES_PER_ELEMENT));
+    this.table = this.allocate(4 * ports.length);
+    new Uint32Array(exports.memory.buffer, this.table, ports.length).set(this.places);
+  }}
+
+  call(name, ...given) {{
+    return this.exports[prefix + name](...given);
+  }}
+
+  allocate(nbytes) {{
+    const at = this.call("alloc", Math.max(16, nbytes));
+    if (!at) throw new Error("no memory");
+    return at;
+  }}
+
+  view(port, place) {{
+    return new arrays[port.dtype](this.exports.memory.buffer, place, port.size);
+  }}
+
+  text(at) {{
+    const bytes = new Uint8Array(this.exports.memory.buffer, at);
+    return new TextDecoder().decode(bytes.slice(0, bytes.indexOf(0)));
+  }}
+
+  // One typed array for each input; gives an array of fresh typed arrays, one for each output.
+  run(...given) {{
+    if (given.length !== inputs.length) {{
+      throw new TypeError(`expected ${{inputs.length}} inputs; got ${{given.length}}`);
+    }}
+    inputs.forEach((p, i) => {{
+      if (!(given[i] instanceof arrays[p.dtype]) || given[i].length !== p.size) {{
+        throw new TypeError(
+          `expected input ${{p.name}} to be a ${{arrays[p.dtype].name}} of ${{p.size}} elements ` +
+          `(${{p.dtype}}[${{p.shape}}])`);
+      }}
+      this.view(p, this.places[i]).set(given[i]);
+    }});
+    const status = this.call("run", this.instance, this.table, this.table + 4 * inputs.length);
+    if (status === {fmt.FAULT} || status === {fmt.BAD_ARGUMENT}) {{
+      throw new RangeError(this.text(this.call("last_error", this.instance)));
+    }}
+    if (status !== {fmt.OK}) throw new Error(`run returned status ${{status}}`);
+    return outputs.map((p, i) => this.view(p, this.places[inputs.length + i]).slice());
+  }}
+
+  // Gives the memory of this instance back to the module.
+  destroy() {{
+    this.call("destroy", this.instance);
+    for (const place of [...this.places, this.table]) this.call("free", place);
+    this.instance = 0;
+  }}
+}}
+"""
