@@ -98,7 +98,7 @@ def link_shared(object_file: Path, output: Path, soname: str, target: Target | N
     it elsewhere, or with what the linker said when it fails.
     """
     by_hand = " ".join(
-        Linker(("cc",), True).arguments(
+        Linker(("wasm-ld" if output.suffix == ".wasm" else "cc",), True).arguments(
             [shlex.quote(str(object_file))], shlex.quote(soname), soname
         )
     )

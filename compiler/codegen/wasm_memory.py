@@ -1,8 +1,8 @@
-"""malloc and free for WebAssembly modules, which have no C library.
+"""malloc, free and memcpy for WebAssembly modules, which have no C library.
 
-Owns the two functions: first fit over a list of freed blocks, else from the end of the memory,
-which grows by pages. A block has 16 bytes before it: its size, and the next free block. It is made
-for a few large blocks that live long (instances, a caller's arrays); it is not thread-safe.
+Owns the functions. malloc is first fit over a list of freed blocks, else from the end of the
+memory, which grows by pages. A block has 16 bytes before it: its size, and the next free block. It
+is made for a few large blocks that live long (instances, a caller's arrays); it is not thread-safe.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ _HEADER, _ALIGN, _PAGE = 16, 16, 1 << 16
 
 
 def emit_allocator(module: ir.Module) -> tuple[ir.Function, ir.Function]:
-    """ptr malloc(i64), null when the memory cannot grow, and void free(ptr); both internal."""
+    """ptr malloc(i64), null when the memory cannot grow, and void free(ptr); both internal. And
+    memcpy, which other modules of the program call."""
+    _emit_memcpy(module)
     end = _global(module, "jg.heap_end")  # 0: not begun
     freed = _global(module, "jg.freed")
     return _emit_malloc(module, end, freed), _emit_free(module, freed)
@@ -78,6 +80,17 @@ def _emit_malloc(
     put(b, block, 0, need)
     b.ret(b.inttoptr(b.add(start, const(_HEADER)), PTR))
     return function
+
+
+def _emit_memcpy(module: ir.Module) -> None:
+    """ptr memcpy(to, from, n): one instruction (memory.copy)."""
+    function, b = define(module, "memcpy", PTR, [PTR, PTR, I64], public=True)
+    to, source, count = function.args
+    copy = ir.Function(
+        module, ir.FunctionType(VOID, [PTR, PTR, I64, ir.IntType(1)]), "llvm.memcpy.p0.p0.i64"
+    )
+    b.call(copy, [to, source, count, ir.Constant(ir.IntType(1), 0)])
+    b.ret(to)
 
 
 def _emit_free(module: ir.Module, freed: ir.GlobalVariable) -> ir.Function:
