@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from enum import Enum
+from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -110,6 +111,12 @@ class Item:
 
     def __repr__(self) -> str:
         return f"<Item {self.name}: {self.kind} {short(self.now)}>"
+
+
+def is_plain(x: Any) -> bool:
+    """Whether setting an attribute of this object does that and nothing else."""
+    simple = type(x).__setattr__ is object.__setattr__ and hasattr(x, "__dict__")
+    return simple and not isinstance(x, (type, FunctionType, ModuleType, Tensor))
 
 
 def _has(parent: Any, key: Any) -> bool:
@@ -217,6 +224,23 @@ class State:
         self._identities = False
 
     # -- afterwards ----------------------------------------------------------------------------
+    def rebound(self) -> list[tuple[Any, Any, Tensor]]:
+        """The items of dicts and lists, and attributes, that had a tensor (or None) and now have
+        another: the holder, key and tensor of each. (Modules tell the recorder themselves.)"""
+        found = []
+        for item in self.items:
+            if item.parent is None or not (item.kind == "tensor" or item.now is None):
+                continue
+            holder = item.parent.now
+            if item.step == "item":
+                fits = type(holder) in (dict, list)
+            else:
+                fits = item.step == "get" and is_plain(holder) and item.key in vars(holder)
+            x = item.read(holder) if fits else None
+            if isinstance(x, Tensor) and x is not item.now:
+                found.append((holder, item.key, x))
+        return found
+
     def changed(self, allowed: set[tuple[int, Any]], owners: set[int]) -> str:
         """What the function changed itself, as text; "" when nothing.
 

@@ -333,6 +333,8 @@ class JitFunction:
         result = None
         try:
             result, profile = self._run_recorded(recorder, watch, new_args, new_kwargs)
+            for holder, key, value in watch.rebound():
+                recorder.rebind(holder, key, value)
             trace = recorder.finish(result, lambda: _recording(recorder, profile))
         finally:
             recorder.settle(result)
@@ -440,9 +442,10 @@ class JitFunction:
             held = leaves[owner.index] if not isinstance(owner, Captured) else owner.item.now
             if is_module(held):
                 allowed |= {(id(x), key) for x in (vars(held), held._buffers, held._parameters)}
-            elif isinstance(held, dict):
+            else:
                 allowed.add((id(held), key))
-                owners.add(id(held))
+                if isinstance(held, dict):
+                    owners.add(id(held))
         if trace.later:
             objects, changes = trace.left
             watch.leave(objects, trace.items())

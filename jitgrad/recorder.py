@@ -134,6 +134,7 @@ class Recorder(ValueMap):
         self._hidden: dict[Storage, int] = {}
         self._slots: dict[tuple[int, str], tuple[Any, Owner, Tensor | None]] = {}
         self._rebinds: dict[tuple[int, Any], tuple[Any, Owner, Any]] = {}
+        self._flags: dict[int, tuple[Tensor, Owner, bool]] = {}  # requires_grad, as it was
         self._draws: dict[Any, int] = {}
         self._seeds: dict[int, Tensor] = {}
         self._lifted: dict[int, Tensor] = {}
@@ -217,7 +218,9 @@ class Recorder(ValueMap):
             self.give_up(f"sets {key!r} of an object that is reached in no way jit can follow")
             return
         if key == "requires_grad" or key == "data":
-            if where is None and key == "requires_grad" and owner._storage in self._entry:
+            if where is not None and key == "requires_grad":
+                self._flags.setdefault(id(owner), (owner, where, owner._requires_grad))
+            elif where is None and key == "requires_grad" and owner._storage in self._entry:
                 self._stranger(owner, f"sets .{key} of")  # an alias made here (detach), else kept
             elif where is not None or owner._storage in self._entry:
                 self.give_up(f"sets .{key} of a tensor that it did not make")
@@ -551,6 +554,11 @@ class Recorder(ValueMap):
             else:
                 rebinds.append((where, key, None))
         del leaves
+        for owner, where, before in self._flags.values():
+            if owner._requires_grad != before:
+                rebinds.append((where, "requires_grad", ConstantResult(owner._requires_grad)))
+            if not before and roots.tensors:  # the tape node is made before flags are set
+                self.give_up("returns a tensor on the tape, and makes one that it got require grad")
         if self.reason:
             return None
         self._check_strangers()
@@ -777,7 +785,11 @@ class Recorder(ValueMap):
         written = [e for e in self.entries if self._now(e) is not e.value]
         for e in self.entries:
             x = e.tensor  # None where the function made it, of a NumPy array
-            if x is not None and (x._node is not e.node or x.requires_grad != e.requires_grad):
+            if x is None:
+                pass
+            elif x._node is not e.node or (
+                x.requires_grad != e.requires_grad and id(x) not in self._flags
+            ):
                 self.give_up("writes values that require grad into a tensor that it did not make")
             if isinstance(e.source, Constant):
                 continue

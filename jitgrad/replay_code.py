@@ -544,7 +544,9 @@ class Writer:
         for owner, key, result in self.trace.rebinds:
             base = self.tensor(owner)
             value = "None" if result is None else self.result(result)
-            if key == "grad" and self._is_tensor(owner):
+            if key == "requires_grad":
+                self.put(f"{base}.requires_grad_({value})")
+            elif key == "grad" and self._is_tensor(owner):
                 self.put(f"{base}._grad = {value}")
             else:
                 self.put(f"set_slot({base}, {self.constant(key)}, {value})")

@@ -56,15 +56,17 @@ def leaf(t: Tensor) -> Tensor:
 
 
 def set_slot(owner: Any, key: Any, value: Tensor | None) -> None:
-    """A rebind of a Module's attribute or of a dict's item."""
+    """A rebind of a Module's or another object's attribute, or of an item of a dict or list."""
     if is_module(owner):
         if key in owner._buffers:
             owner._buffers[key] = value
         else:
             owner.__dict__[key] = value
         bump_epoch()
-    else:
+    elif isinstance(owner, (dict, list)):
         owner[key] = value
+    else:
+        setattr(owner, key, value)
 
 
 def overlap(array: np.ndarray[Any, Any], others: Sequence[np.ndarray[Any, Any]]) -> bool:
