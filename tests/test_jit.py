@@ -140,7 +140,8 @@ def makes_object(x: Any) -> Any:
 
 
 def keeps(x: Any) -> Any:
-    HIDDEN["last"] = y = x + 1
+    y = x + 1
+    HIDDEN["last"] = (y,)
     return y * 2
 
 
