@@ -74,7 +74,7 @@ class State(threading.local):
 state = State()
 
 epoch: list[int] = [0]
-"""Grows whenever something that guards of compiled functions saw may have changed: `.grad` or
+"""Grows whenever something that guards of compiled functions saw may have changed:
 `.data` or requires_grad of a tensor is set, an attribute of a Module is set."""
 
 

@@ -535,8 +535,7 @@ class Tensor(TensorMethods):
             return
         if state.recorder is not None:
             state.recorder.rebind(self, "grad", value)
-        self._grad = value
-        bump_epoch()
+        self._grad = value  # no epoch: what a call reads of it is guarded at each call
 
     @property
     def retains_grad(self) -> bool:

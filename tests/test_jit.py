@@ -270,7 +270,7 @@ def test_fallback_error_and_silent() -> None:
 def test_a_compiler_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jitgrad.compiler.pipeline", None)
     reason = "runs eagerly: the compiler cannot: ModuleNotFoundError: "
-    with pytest.warns(FallbackWarning, match=reason):
+    with knob(cache=False), pytest.warns(FallbackWarning, match=reason):
         assert jit(lambda x: x * 2, name="f")(X).equal(X * 2)
 
 

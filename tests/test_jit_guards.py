@@ -832,3 +832,21 @@ def test_a_tuple_that_grows_or_shrinks() -> None:
         here["a"], here["b"] = a, (0.5, inner)
         for _ in range(2):
             assert f(X).equal(X * len(a) + len(inner))
+
+
+def test_a_training_loop_around_a_compiled_model_checks_no_state_anew() -> None:
+    """Setting .grad is no reason for the full check of what Modules hold."""
+    model = jg.nn.Sequential(jg.nn.Linear(4, 4), jg.nn.ReLU(), jg.nn.Linear(4, 2))
+    optimizer = jg.optim.SGD(model.parameters(), lr=0.1)
+    fast = jit(model)
+    x = jg.ones(3, 4)
+    fast(x), fast(x)
+    spec = fast.specialisations[0]
+    stamp = spec.stamp[0]
+    for _ in range(3):
+        optimizer.zero_grad()
+        fast(x).sum().backward()
+        optimizer.step()
+    assert spec.stamp[0] == stamp and fast.stats.traces == 1
+    model[0].weight.requires_grad_(False)  # this is
+    assert fast(x).grad_fn is not None and fast.stats.traces == 2
