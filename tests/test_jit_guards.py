@@ -841,7 +841,7 @@ def test_a_training_loop_around_a_compiled_model_checks_no_state_anew() -> None:
     fast = jit(model)
     x = jg.ones(3, 4)
     fast(x), fast(x)
-    spec = fast.specialisations[0]
+    spec = fast.jitted.specialisations[0]
     stamp = spec.stamp[0]
     for _ in range(3):
         optimizer.zero_grad()
