@@ -186,7 +186,8 @@ def frozen_discriminator() -> Made:
 @pytest.mark.parametrize(
     ("make", "traces"),
     [
-        (items_of_a_dict, 2), (elements_of_a_list, 1), (attributes, 1), (two_names_of_one_tensor, 2),
+        (items_of_a_dict, 2), (elements_of_a_list, 1), (attributes, 1),
+        (two_names_of_one_tensor, 2),
         (the_argument_is_kept, 1), (on_the_tape, 2), (set_by_one_way_only, 2),
         (frozen_for_a_while, 1), (frozen_discriminator, 2),
     ],
