@@ -115,8 +115,12 @@ class Item:
 
 def is_plain(x: Any) -> bool:
     """Whether setting an attribute of this object does that and nothing else."""
-    simple = type(x).__setattr__ is object.__setattr__ and hasattr(x, "__dict__")
-    return simple and not isinstance(x, (type, FunctionType, ModuleType, Tensor))
+    setter: Any = type(x).__setattr__
+    return (
+        setter is object.__setattr__
+        and hasattr(x, "__dict__")
+        and not isinstance(x, (type, FunctionType, ModuleType, Tensor))
+    )
 
 
 def _has(parent: Any, key: Any) -> bool:
