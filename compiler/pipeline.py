@@ -40,6 +40,7 @@ from jitgrad.compiler.passes.order import order
 from jitgrad.compiler.passes.simplify import simplify
 from jitgrad.compiler.passes.stages import stage
 from jitgrad.compiler.printer import kernel_text, plan_text, program_text
+from jitgrad.compiler.progress import Progress
 from jitgrad.compiler.report import Report
 from jitgrad.compiler.stages import Stages
 from jitgrad.compiler.verify import verify
@@ -51,12 +52,14 @@ GRAPH_PASSES: list[Callable[[Graph], Graph]] = [simplify]
 class _Runner:
     """Times each step; prints what JITGRAD_LOG and JITGRAD_DUMP ask for, to stderr."""
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: Report, name: str = "graph") -> None:
         self.report = report
+        self.progress = Progress(name)
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
         start = time.perf_counter()
+        self.progress.at(name)
         yield
         spent = (time.perf_counter() - start) * 1e3
         self.report.milliseconds[name] = self.report.milliseconds.get(name, 0.0) + spent
@@ -84,7 +87,7 @@ def compile_graph(graph: Graph, options: Options | None = None) -> Compiled:
 def _compile(graph: Graph, options: Options) -> Compiled:
     target = options.target or host()
     report = Report(nodes=len(graph.nodes), bytes_before=_bytes_before(graph))
-    run = _Runner(report)
+    run = _Runner(report, graph.name)
     run.dump("graph", lambda: str(graph))
     if knobs.verify:
         verify(graph)
@@ -105,7 +108,7 @@ def _compile(graph: Graph, options: Options) -> Compiled:
     report.waves = len(stages.schedule.waves)
     with run.step("llvm"):
         codes = [g for g in stages.all_generated() if g.key not in WITHOUT_CODE]
-        library = Library.build(codes, target)
+        library = Library.build(run.progress.each(codes, "machine code of kernel"), target)
     run.dump("asm", library.assembly)
     with run.step("image"):
         image, syms = assemble(stages)
@@ -113,6 +116,7 @@ def _compile(graph: Graph, options: Options) -> Compiled:
     image.n_sites = len(sites)
     report.launches = len(image.launches)
     image.report = {**asdict(report), "milliseconds": {}}
+    run.progress.done(f"{report.nodes} nodes became {report.kernels} kernels")
     loaded = remember(key, image, library) if key else Loaded(image, library)
     replan = replanner(stages) if syms else None
     return Compiled(graph, loaded, lambda: sites, report, syms, replan, stages)
@@ -158,7 +162,7 @@ def to_stages(
     with run.step("generate"):
         generated = {
             k: generated_of(nested[k]) if k in nested else canonical.generate(k, target, path)
-            for k in ordered
+            for k in run.progress.each(ordered, "code of kernel")
         }
     run.dump("llvm", lambda: "\n".join(g.module_text for g in generated.values()))
     with run.step("memory"):

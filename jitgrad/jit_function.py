@@ -13,6 +13,7 @@ import functools
 import gc
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from types import BuiltinFunctionType, FrameType, FunctionType, MethodType
 from typing import Any
 
 from jitgrad.argument_guards import ArgumentGuard, Modes
+from jitgrad.compile_cost import metered
 from jitgrad.compiler.graph_cache import find_compiled
 from jitgrad.compiler.ir import Graph
 from jitgrad.compiler.options import Options
@@ -332,7 +334,9 @@ class JitFunction:
         recorder.symbols.lend(leaves)
         result = None
         try:
+            start = time.perf_counter()
             result, profile = self._run_recorded(recorder, watch, new_args, new_kwargs)
+            seconds = time.perf_counter() - start
             for holder, key, value in watch.rebound():
                 recorder.rebind(holder, key, value)
             trace = recorder.finish(result, lambda: _recording(recorder, profile))
@@ -345,6 +349,7 @@ class JitFunction:
         if recorder.postponed:
             return as_floats
         if trace is not None:
+            trace.seconds = seconds
             against = self._objection(
                 recorder, watch, trace, guard, args, kwargs, structure, leaves, as_floats
             )
@@ -487,6 +492,7 @@ class JitFunction:
         self.specialisations = [spec, *self.specialisations]
 
     def _compile(self, trace: Trace) -> Any:
+        start = time.perf_counter()
         try:
             if trace.leaf is None:
                 found = self._compiled(trace.graph, compile_options(trace))
@@ -500,7 +506,8 @@ class JitFunction:
         except Exception as error:
             text = f"the compiler cannot: {type(error).__name__}: {error}"
             raise CompileError(text) from error
-        return found
+        compiled, run = found
+        return compiled, metered(run, self.name, time.perf_counter() - start, trace.seconds)
 
     def _compiled(self, graph: Graph, options: Options) -> tuple[Any, Callable[[Any], Any]]:
         """A graph's code, and what runs it (beside the references where these are asked for)."""

@@ -90,7 +90,8 @@ class Trace:
     later: (owner, method), called in Python after each run; left: the objects whose attributes are
     then Python's, and the dicts that it changes.
     cuts: the values that Python looked at; leaf: the trace's place in the tree, then.
-    backward_inside: whether the function ran the tape itself (so that hooks count).
+    backward_inside: whether the function ran the tape itself (so that hooks count). seconds: what
+    the recorded call took.
     """
 
     graph: Graph
@@ -106,6 +107,7 @@ class Trace:
     later: list[tuple[Owner, str]]
     left: tuple[list[Any], list[dict[str, Any]]]
     backward_inside: bool = False
+    seconds: float = 0.0
     pair: Pair | None = None
     leaf: Leaf | None = None
 
@@ -694,6 +696,7 @@ class Recorder(ValueMap):
             self.later,
             self._left,
             self.backward_inside,
+            0.0,
             pair,
         )
 

@@ -141,9 +141,10 @@ TABLE = [
     ),
     Knob(
         "log",
-        some_of("recompiles", "compile"),
+        some_of("recompiles", "compile", "progress"),
         frozenset(),
-        "Log why functions are compiled anew; how long each step of a compilation takes.",
+        "Log why functions are compiled anew; how long each step of a compilation takes; the "
+        "progress of compilations over a second, which a terminal shows in any case.",
     ),
     Knob(
         "segments",
