@@ -204,12 +204,17 @@ def dim(d: Dim) -> Expr:
                 a, b = dim(atom.a), dim(atom.b)
                 f = make(atom.name, a, b)
             else:
-                f = _intern("size", (), INDEX, atom)
+                f = size(atom)
             term = f if term is None else term * f
         term = const(c, INDEX) if term is None else (term if c == 1 else term * c)
         total = term if total is None else total + term
     assert total is not None
     return total
+
+
+def size(name: str) -> Expr:
+    """The value of a named dim, or of a number that each launch brings (codegen/offsets.py)."""
+    return _intern("size", (), INDEX, name)
 
 
 def load(array: Array, index: Sequence[Expr]) -> Expr:

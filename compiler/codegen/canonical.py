@@ -1,19 +1,21 @@
 """Generates code once for kernels that are equal but for the names of their arrays.
 
-Owns the canonical form of a kernel (arrays and fault sites numbered by first appearance) and the
-table of what was generated for it. A training step has many equal kernels: one for each parameter.
-Kernels with symbolic dims are generated each time.
+Owns the canonical form of a kernel (arrays and fault sites numbered by first appearance, constant
+places lifted to arguments) and the table of what was generated for it. A training step has many
+equal kernels: one for each parameter, or for each step of an unrolled loop. Kernels with symbolic
+dims are generated each time.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 from jitgrad.compiler.codegen import llvm
-from jitgrad.compiler.codegen.kernelcode import Generated, Launch, Operand, Site
+from jitgrad.compiler.codegen.kernelcode import Generated, Launch, Operand, Site, Size
+from jitgrad.compiler.codegen.offsets import MARK, lift_offsets
 from jitgrad.compiler.codegen.target import Target
 from jitgrad.compiler.host_call import KEY as HOST
 from jitgrad.compiler.host_call import call_of, operands_of
@@ -45,26 +47,32 @@ def generate(kernel: Kernel, target: Target, path: str = "") -> Generated:
     if call is not None:
         words: list[Operand] = [*operands_of(kernel), Site(call.site)]  # type: ignore[arg-type]
         return Generated(HOST, "", [Launch(f"{path}{call.number}", words, 1, 1)])
-    form = _Form(kernel)
-    if form.symbolic:
+    if _Form(kernel).symbolic:
         return llvm.generate(kernel, target)
+    lifted, values, own = lift_offsets(kernel)
+    form = _Form(lifted)
     key = (tuple(form.words), llvm.version_key(target))
     with _lock:
         found = _kept.get(key)
-    if found is not None:
-        return _renamed(found, form)
-    code = llvm.generate(kernel, target)
-    with _lock:
-        _kept[key] = (code, form.arrays, form.sites)
-        while len(_kept) > _MAX_KEPT:
-            _kept.popitem(last=False)
-    return code
+    if found is None:
+        found = llvm.generate(lifted, target), form.arrays, form.sites
+        with _lock:
+            _kept[key] = found
+            while len(_kept) > _MAX_KEPT:
+                _kept.popitem(last=False)
+    return _renamed(found, form, values, own)
 
 
-def _renamed(found: tuple[Generated, list[Array], list[Any]], form: _Form) -> Generated:
-    """Generated code with the operands of another, equal kernel."""
+def _renamed(
+    found: tuple[Generated, list[Array], list[Any]],
+    form: _Form,
+    values: Sequence[int],
+    own: Mapping[Array, Array],
+) -> Generated:
+    """Generated code with the operands of a kernel that is equal, the lifted numbers among them."""
     code, arrays, sites = found
-    new: dict[Array, Array] = dict(zip(arrays, form.arrays, strict=True))
+    mine = [own.get(a, a) for a in form.arrays]
+    new: dict[Array, Array] = dict(zip(arrays, mine, strict=True))
     for w in code.workspace:
         new[w] = Array(w.name, w.shape, w.dtype, None, w.line, w.strides)
     tags = dict(zip(sites, form.sites, strict=True))
@@ -72,6 +80,8 @@ def _renamed(found: tuple[Generated, list[Array], list[Any]], form: _Form) -> Ge
     def operand(x: Operand) -> Operand:
         if isinstance(x, Array):
             return new[x]
+        if isinstance(x, Size) and x.name.startswith(MARK):
+            return values[int(x.name.removeprefix(MARK))]
         return Site(tags[x.tag]) if isinstance(x, Site) else x
 
     launches = [
@@ -164,7 +174,7 @@ class _Form:
             elif e.op == "const":
                 attr = repr(e.attr)  # tells 0.0 from -0.0, and NaN is itself
             elif e.op == "size":
-                self.symbolic = True
+                self.symbolic |= not e.attr.startswith(MARK)
             self._expr[e] = len(self._expr)
             self.words.append((e.op, e.dtype.name, attr, *(self._expr[a] for a in e.args)))
         return self._expr[root]

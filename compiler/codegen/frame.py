@@ -16,6 +16,7 @@ from jitgrad.compiler import loops
 from jitgrad.compiler.codegen.access import Part
 from jitgrad.compiler.codegen.code import I64, PTR, VOID, Code, Int, size_of
 from jitgrad.compiler.codegen.kernelcode import Operand, Site, Size
+from jitgrad.compiler.codegen.offsets import MARK
 from jitgrad.compiler.loops import Array, Expr, postorder
 from jitgrad.compiler.symbolic import Dim, Sym
 from jitgrad.runtime import abi
@@ -87,6 +88,9 @@ class Frame:
         if name not in self._sizes:
             with self._entry():
                 word = self._argument(self.names.get(name, Size(name)))
+                if name.startswith(MARK):
+                    self._sizes[name] = word
+                    return word
                 sizes = self.code.b.load(
                     self.code.at(self.ctx, abi.CTX_SIZES, I64), align=8, typ=PTR
                 )

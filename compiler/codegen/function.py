@@ -6,6 +6,7 @@ placed is the business of `scope.py`.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ import llvmlite.ir as ir
 
 from jitgrad.compiler.codegen.code import I8, I64, PTR, VOID
 from jitgrad.compiler.codegen.emit import Ops, constant, from_memory, memory_type, to_memory
+from jitgrad.compiler.codegen.offsets import MARK
 from jitgrad.compiler.codegen.schedule import Operands
 from jitgrad.compiler.codegen.scope import Key, Scope
 from jitgrad.compiler.codegen.target import Target
@@ -51,6 +53,7 @@ class Function:
         self.simplifier = Simplifier({})
         self.stored: set[Array] = set()  # stand-ins of arrays that the kernel writes
         self.rare: dict[Expr, list[Expr]] = {}  # condition -> the rare selects on it
+        self._place: dict[Expr, int] = {}  # arguments come before what is made of them
         self.unclamped: dict[Expr, Expr | None] = {}  # offsets by select, see guarded.py
         self._cold: dict[tuple[Expr, ...], Cold] = {}
         self.scratch_bytes = 0
@@ -111,10 +114,13 @@ class Function:
         return self._pointers[number]
 
     def size(self, name: str) -> ir.Value:
-        """The value of a symbolic dim."""
+        """The value of a symbolic dim, or of a number that comes with the launch."""
         number = self.operands.size(name, self.dims)
         if number not in self._pointers:
             word = self._argument(number)
+            if name.startswith(MARK):
+                self._pointers[number] = word
+                return word
             b = self.top.at_end()
             sizes = self._context(abi.CTX_SIZES)
             self._pointers[number] = b.load(b.gep(sizes, [word], source_etype=I64), typ=I64)
@@ -147,29 +153,55 @@ class Function:
 
     def find_rare(self, roots: Iterable[Expr]) -> None:
         """Notes the rare selects of the kernel, so that those with one condition go together."""
-        for e in postorder(roots):
+        for place, e in enumerate(postorder(roots)):
+            self._place[e] = place
             if e.op == "select" and e.attr == "rare":
                 self.rare.setdefault(e.args[0], []).append(e)
+
+    def _split(self, arms: list[Expr], near: list[Expr]) -> tuple[list[Expr], list[Expr]]:
+        """What only the arms compute, and what they read of that which is computed anyway (what
+        `near` is made of). Bools are computed again where they can be: in memory they are bytes.
+
+        Goes from results to arguments, the last first, and no further than the arms do: a long
+        chain of such selects is looked at once, not once for each.
+        """
+        ours, theirs = set(arms), set(near)
+        heap = [(-self._place[x], k, x) for k, x in enumerate({*arms, *near})]
+        heapq.heapify(heap)
+        left, count = len(ours), len(heap)
+        body: list[Expr] = []
+        needed: list[Expr] = []
+        while left:
+            _, _, x = heapq.heappop(heap)
+            mine = x in ours
+            left -= mine
+            if mine and x.op != "const":
+                if (x in theirs and x.dtype is not dtypes.bool_) or x.op in _INPUTS:
+                    needed.append(x)
+                    mine = False
+                else:
+                    body.append(x)
+            elif mine:
+                mine = False
+            for a in x.args:
+                known = a in ours or a in theirs
+                if mine and a not in ours:
+                    ours.add(a)
+                    left += 1
+                if x in theirs:
+                    theirs.add(a)
+                if not known and (mine or x in theirs):
+                    count += 1
+                    heapq.heappush(heap, (-self._place[a], count, a))
+        return body[::-1], needed[::-1]
 
     def cold_part(self, group: list[Expr]) -> Cold:
         """The function that computes the rare values of a group, for the lanes that are flagged."""
         key = tuple(group)
         if key in self._cold:
             return self._cold[key]
-        near = set(postorder(x for e in group for x in (e.args[0], e.args[2])))
         arms = [e.args[1] for e in group]
-        inputs: dict[Expr, None] = {}
-        body: list[Expr] = []
-        for x in postorder(arms):
-            if x.op == "const":
-                continue
-            # Bools are computed again where they can be: in memory they are bytes.
-            if (x in near and x.dtype is not dtypes.bool_) or x.op in _INPUTS:
-                inputs[x] = None
-            else:
-                body.append(x)
-        used = {a for x in body for a in x.args} | set(arms)
-        needed = [x for x in inputs if x in used]
+        body, needed = self._split(arms, [x for e in group for x in (e.args[0], e.args[2])])
         module = self.function.module
         params = [PTR, I64] + [PTR] * (len(needed) + len(group))
         f = ir.Function(module, ir.FunctionType(VOID, params), f"cold_{len(self._cold)}")

@@ -38,7 +38,8 @@ class Site:
 
 @dataclass(frozen=True)
 class Size:
-    """A named symbolic dim that no shape in the kernel shows (a bound that a check asks for)."""
+    """A named symbolic dim that no shape in the kernel shows (a bound that a check asks for); or,
+    inside canonical.py, a number that each launch brings as a word (offsets.py)."""
 
     name: str
 

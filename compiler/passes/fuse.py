@@ -21,6 +21,7 @@ Size-1 axes do not take part: they are dropped from every space.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import islice
 
 from jitgrad.compiler.cost import nbytes, weight
 from jitgrad.compiler.loops import Array, Contraction, Expr, Pointwise, Reduction, loads
@@ -32,6 +33,7 @@ ROW_BYTES = 256 * 1024  # a row that later stages read again should stay in a co
 SMALL_WORK = 1 << 15  # points below which a kernel runs on one thread anyway
 MIN_ROWS = 8  # outer points that give every thread work
 MAX_GROUP_WEIGHT = 4000
+MAX_READERS = 32  # of the groups that read an array, the latest are considered for joining
 
 
 @dataclass(eq=False)
@@ -67,7 +69,7 @@ class Group:
 def fuse(bodies: Bodies) -> list[Group]:
     """Groups in an order that respects dependencies."""
     home: dict[Array, Group] = {}
-    readers: dict[Array, list[Group]] = {}
+    readers: dict[Array, dict[Group, None]] = {}
     order: dict[Group, int] = {}
     sorts: dict[object, Group] = {}  # both outputs of a sort come from one kernel
     groups: list[Group] = []
@@ -78,7 +80,8 @@ def fuse(bodies: Bodies) -> list[Group]:
         sort_key = getattr(array.define, "key", None)
         candidates: dict[Group, int] = {}
         for x in reads:
-            for g in ([home[x]] if x in home else []) + readers.get(x, []):
+            recent = islice(reversed(readers.get(x, {})), MAX_READERS)
+            for g in [*([home[x]] if x in home else []), *recent]:
                 candidates[g] = candidates.get(g, 0) + nbytes(x)
         joined = None
         if sort_key is not None:
@@ -103,9 +106,7 @@ def fuse(bodies: Bodies) -> list[Group]:
         joined.weight += weight(exprs)
         home[array] = joined
         for x in reads:
-            known = readers.setdefault(x, [])
-            if joined not in known:
-                known.append(joined)
+            readers.setdefault(x, {})[joined] = None
     return _topological(groups)
 
 
@@ -113,6 +114,7 @@ def _topological(groups: list[Group]) -> list[Group]:
     """Joining can put a group before one it needs; order again, keeping the given order."""
     done: set[Group] = set()
     out: list[Group] = []
+    place = {g: k for k, g in enumerate(groups)}
     for root in groups:
         stack = [root]
         while stack:
@@ -121,7 +123,7 @@ def _topological(groups: list[Group]) -> list[Group]:
             if g in done:
                 stack.pop()
             elif waiting:
-                stack.extend(sorted(waiting, key=groups.index))
+                stack.extend(sorted(waiting, key=place.__getitem__))
             else:
                 done.add(g)
                 out.append(g)

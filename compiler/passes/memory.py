@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from jitgrad.compiler.cost import nbytes
 from jitgrad.compiler.loops import Array, Kernel, kernel_reads, kernel_writes
@@ -86,7 +87,11 @@ def plan_memory(
             blocks.append(block)
     _place(blocks)
     n_waves = len(schedule.waves)
-    live = [sum(b.size for b in blocks if b.start <= n <= b.end) for n in range(n_waves)]
+    change = [0] * (n_waves + 1)
+    for b in blocks:
+        change[b.start] += b.size
+        change[b.end + 1] -= b.size
+    live = list(accumulate(change))
     return Plan(
         blocks,
         {a: b.offset for a, b in block_of.items()},
@@ -127,10 +132,15 @@ def _take_over(
 def _place(blocks: list[Block]) -> None:
     """Offsets: largest first, each into the smallest gap that fits among its contemporaries."""
     placed: list[Block] = []
+    during: dict[int, list[Block]] = {}  # wave -> placed blocks
     for b in sorted(blocks, key=lambda b: (-b.size, b.start)):
-        others = sorted(
-            (p for p in placed if p.start <= b.end and b.start <= p.end), key=lambda p: p.offset
-        )
+        lifetime = range(b.start, b.end + 1)
+        if sum(len(during.get(n, ())) for n in lifetime) < len(placed):
+            near = {id(p): p for n in lifetime for p in during.get(n, ())}
+            found = list(near.values())
+        else:
+            found = [p for p in placed if p.start <= b.end and b.start <= p.end]
+        others = sorted(found, key=lambda p: (p.offset, p.size))
         best: tuple[int, int] | None = None
         free = 0
         for p in others:
@@ -140,3 +150,5 @@ def _place(blocks: list[Block]) -> None:
             free = max(free, p.offset + p.size)
         b.offset = best[1] if best is not None else free
         placed.append(b)
+        for n in lifetime:
+            during.setdefault(n, []).append(b)
