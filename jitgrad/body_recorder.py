@@ -222,10 +222,14 @@ class BodyRecorder:
             self._values[y._storage] = v
             self._keep.append(y._storage)
 
+    def refuse_write(self, target: Tensor) -> None:
+        """Before anything is written, be it a place on the tape."""
+        value = self._values.get(target._storage)
+        if value is None or value.node is None:
+            raise Untraceable("writes in place to a tensor that it did not make", user_line(2))
+
     def write(self, target: Tensor, value: Tensor, line: str) -> None:
         storage = target._storage
-        if storage not in self._values or self._values[storage].node is None:
-            raise Untraceable("writes in place to a tensor that it did not make", line)
         new = self.value_of(value, line)
         if target._chain:
             old = GraphTensor(self.graph, self._values[storage], line)

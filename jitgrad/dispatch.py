@@ -10,6 +10,7 @@ fast path where data is asked for, and the level applies the op.
 The recorder's protocol (state.recorder, see jitgrad/recorder.py for the one that jit uses):
     op(op, operands, attrs, outputs, line)   an op was applied; outputs is always a tuple
     write(target, value, line)               target's elements became value's (called after)
+    refuse_write(target)                     where there is one: target is about to be written
     rebind(owner, key, value)                a slot is about to be set ("grad", "data", ...)
     slot_read(owner, key)                    a slot is about to be read
     raw_read(x, what)                        data of a tensor or storage leaves the graph
@@ -606,6 +607,9 @@ def assign(target: Tensor, value: Tensor) -> None:
             if value is None:
                 return
     modes = state.__dict__
+    refuse = getattr(modes["recorder"], "refuse_write", None)
+    if refuse is not None:
+        refuse(target)
     taped = modes["grad_enabled"] and (value.requires_grad or target.requires_grad)
     check_inplace(target, value._requires_grad)
     storage = target._storage
