@@ -23,6 +23,7 @@ from jitgrad import callable_module as callable_module
 from jitgrad import casting as casting
 from jitgrad import collect as collect
 from jitgrad import command_line as command_line
+from jitgrad import compile_cost as compile_cost
 from jitgrad import compiler as compiler
 from jitgrad import compiling as compiling
 from jitgrad import control_flow as control_flow
