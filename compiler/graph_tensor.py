@@ -10,6 +10,7 @@ from typing import Any
 
 from jitgrad.compiler.ir import Graph, Value
 from jitgrad.compiler.ops.record import OPS
+from jitgrad.compiler.symbolic import Sym, plain
 
 
 class GraphTensor:
@@ -51,12 +52,21 @@ class GraphTensor:
         return made[0] if op.nout == 1 else tuple(made)
 
 
+def plain_dims(x: Any) -> Any:
+    """A value of an attribute with plain Syms, and tuples for lists, in it."""
+    if isinstance(x, Sym):
+        return plain(x)
+    if type(x) is tuple and not any(isinstance(y, (Sym, tuple, list)) for y in x):
+        return x
+    return tuple(map(plain_dims, x)) if isinstance(x, (tuple, list)) else x
+
+
 def plain_attrs(attrs: dict[str, Any]) -> dict[str, Any]:
-    """Attributes with plain tuples and strs in place of subclasses and lists."""
+    """Attributes with plain tuples, strs and Syms in place of subclasses and lists."""
     out = {}
     for name, value in attrs.items():
-        if isinstance(value, (tuple, list)) and type(value) is not tuple:
-            value = tuple(value)
+        if isinstance(value, (tuple, list, Sym)):
+            value = plain_dims(value)
         elif isinstance(value, str) and type(value) is not str:
             value = str.__str__(value)
         out[name] = value

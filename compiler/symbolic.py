@@ -26,6 +26,9 @@ Dim = Union[int, "Sym"]
 Atom = Union[str, "Func"]
 Monomial = tuple[Atom, ...]
 
+LARGEST = 2**48
+"""No dim is larger: there is no memory for it."""
+
 MAX_KNOWN = 1024
 """How many values of symbolic dims something is kept for (sizes, plans, types)."""
 
@@ -78,8 +81,8 @@ class Guard(NamedTuple):
 class ShapeEnv:
     """The dims of one trace: their hints and the guards that recording added to them.
 
-    low, high: what a dim is at least (2 where nothing is said) and at most. live: False once the
-    function that users' sizes (sizes.py) belong to is recorded.
+    low, high: what a dim is at least (2 where nothing is said) and at most (LARGEST). live: False
+    once the function that users' sizes (sizes.py) belong to is recorded.
     """
 
     hints: dict[str, int] = field(default_factory=dict)
@@ -270,8 +273,11 @@ def _make(terms: Mapping[Monomial, int], env: ShapeEnv, *operands: object) -> Di
 
 
 def plain(d: Dim) -> Dim:
-    """The dim as an int or a Sym of no subclass."""
-    return Sym(d.terms, d.env) if isinstance(d, Sym) and type(d) is not Sym else d
+    """The dim as an int or a Sym of no subclass; what users kept of a recording that is over, as
+    the int that it was."""
+    if not isinstance(d, Sym) or type(d) is Sym:
+        return d
+    return Sym(d.terms, d.env) if d.env.live else d.hint
 
 
 def _key(d: Dim) -> object:
@@ -384,7 +390,7 @@ def _bounds(d: Sym) -> tuple[int | None, int | None]:
 
 def _atom_bounds(atom: Atom, env: ShapeEnv) -> tuple[int | None, int | None]:
     if isinstance(atom, str):
-        return env.low.get(atom, 2), env.high.get(atom)
+        return env.low.get(atom, 2), env.high.get(atom, LARGEST)
     (a, c), (b, d) = bounds(atom.a), bounds(atom.b)
     if atom.name == "floordiv":
         if a is None or a < 0 or b is None or b < 1:

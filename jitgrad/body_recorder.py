@@ -273,6 +273,9 @@ class BodyRecorder:
         if self.outer is not None:
             self.outer.slot_read(owner, key)
 
+    def sizes_fixed(self, frame: Any) -> bool:
+        return self.outer is not None and bool(self.outer.sizes_fixed(frame))
+
     def layout_read(self) -> None:
         if self.outer is not None:
             self.outer.layout_read()

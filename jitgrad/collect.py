@@ -12,7 +12,7 @@ import importlib.util
 import operator
 import sys
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import EnumMeta
 from types import (
     CodeType,
@@ -67,9 +67,12 @@ class Collector(State):
     """
 
     def __init__(
-        self, function: Any, leaves: list[Any], names: list[str], nodes: Iterable[Any] = ()
-    ) -> None:
+        self, function: Any, leaves: list[Any], names: list[str], nodes: Iterable[Any] = (),
+        facts: Callable[[Item], Any] | None = None,
+    ) -> None:  # fmt: skip
+        """facts: what guards require of a tensor that an item holds (facts.tensor_facts)."""
         super().__init__(leaves)
+        self._facts = facts or (lambda item: tensor_facts(item.now))
         self._by_key: dict[tuple[int, str, Any], Item] = {}
         self._storages: dict[Storage, Item] = {}
         self._functions: dict[CodeType, list[Item]] = {}
@@ -155,7 +158,7 @@ class Collector(State):
         ):  # an Enum's member, a subclass of int, ...
             self._expand_instance(item, value)
         if kind == "tensor":
-            item.facts = tensor_facts(value)
+            item.facts = self._facts(item)
             self._by_object.setdefault(id(value), item)
             self._expand_sparse(item)
             have = self._storages.get(value._storage)

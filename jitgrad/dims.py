@@ -13,9 +13,13 @@ from typing import Any
 
 from jitgrad.compiler.symbolic import Guard, ShapeEnv, Sym, evaluate
 from jitgrad.compiler.types import TensorType
+from jitgrad.facts import leaf_facts, tensor_facts
 from jitgrad.pytree import children_of
-from jitgrad.sizes import SymInt
-from jitgrad.tensor import Size, Tensor
+from jitgrad.sizes import SymInt, type_of_data
+from jitgrad.tensor import Tensor
+
+MAX_INT = 2**31 - 1
+"""Larger int arguments are recorded for themselves."""
 
 
 class _Hint:
@@ -81,11 +85,13 @@ def mark_static(t: Tensor, index: int | Sequence[int] | None = None) -> None:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a call shows a size: dim `axis` of argument `index`, or that argument, an int."""
+    """Where a call shows a size: dim `axis` of argument `index`, or that argument, an int; or of
+    the tensor that an item of Python state (guards.Item) holds."""
 
     index: int
     axis: int | None
     name: str
+    item: Any = None
 
     def text(self) -> str:
         return self.name if self.axis is None else f"{self.name}.shape[{self.axis}]"
@@ -133,8 +139,9 @@ class Symbols:
         declared: names of dims that must not be fixed.
     """
 
-    def __init__(self, env: ShapeEnv) -> None:
-        self.env = env
+    def __init__(self, history: History | None = None) -> None:
+        self.env = ShapeEnv()
+        self.history = history
         self.shapes: dict[int, tuple[Any, ...]] = {}
         self.numbers: dict[int, SymInt] = {}
         self.places: dict[str, list[Place]] = {}
@@ -176,7 +183,7 @@ class Symbols:
 
     def _lend(self, x: Tensor, shape: tuple[Any, ...]) -> None:
         old = x._type
-        new = TensorType(Size(shape), old.dtype, old.device)
+        new = TensorType(shape, old.dtype, old.device)
         self._lent.append((x, old))
         x._type = new
         if x._storage.type is old:
@@ -191,6 +198,25 @@ class Symbols:
             return False
         self._lend(grad, tuple(owner._type.shape))
         return True
+
+    def captured(self, item: Any) -> Any:
+        """What guards require of a captured tensor, which shows a symbolic shape from here on where
+        sizes have changed."""
+        x = item.now
+        facts = tensor_facts(x)
+        shape = x._type.shape
+        if not _is_symbolic(x._type):
+            known = self.history.captured(self, item) if self.history is not None else None
+            if known is None:
+                return facts
+            self._lend(x, known)
+            shape = known
+        else:  # an argument, or captured at another place, too
+            for k, d in enumerate(shape):
+                if isinstance(d, Sym):
+                    name = str(next(iter(d.terms))[0])
+                    self.places[name].append(Place(-1, k, str(item.name), item))
+        return (facts[0], _pattern(type_of_data(facts[1]), shape), *facts[2:])
 
     def fix(self) -> None:
         """Fixes all sizes: code asks what depends on them in no way that is followed."""
@@ -211,18 +237,22 @@ class Symbols:
     def pattern(self, i: int, type: TensorType) -> Any:
         """The type that argument i must have."""
         shape = self.shapes.get(i)
-        if shape is None:
-            return type
-        free = [k for k, d in enumerate(shape) if isinstance(d, Sym)]
-        names = [next(iter(d.terms))[0] if isinstance(d, Sym) else d for d in shape]
-        return Pattern(type, free, names)
+        return type if shape is None else _pattern(type, shape)
+
+    def facts(self, grad: Tensor | None) -> Any:
+        """What guards require of a gradient: of one whose owner's shape is symbolic, that shape."""
+        found = leaf_facts(grad)
+        if grad is None or found is None or not _is_symbolic(grad._type):
+            return found
+        cls, type_, *rest = found
+        return (cls, _pattern(type_of_data(type_), type_.shape), *rest)
 
     def values(self, leaves: Sequence[Any]) -> dict[str, int] | str:
         """The sizes of a call, by name; or which two differ that must be equal."""
         found: dict[str, int] = {}
         for name, places in self.places.items():
             for place in places:
-                x = leaves[place.index]
+                x = leaves[place.index] if place.item is None else place.item.now
                 value = x if place.axis is None else x._type.shape[place.axis]
                 if found.setdefault(name, value) != value:
                     first = places[0].text()
@@ -252,7 +282,7 @@ class Symbols:
 
     def range_text(self, name: str) -> str:
         high = self.env.high.get(name)
-        upper = "" if high is None else f" <= {high}"
+        upper = "" if high in (None, MAX_INT) else f" <= {high}"
         return f"{self.env.low.get(name, 2)} <= {self.title(name)}{upper}"
 
     def guard_text(self, g: Guard) -> str:
@@ -285,6 +315,12 @@ class Symbols:
         return ""
 
 
+def _pattern(type: TensorType, shape: Sequence[Any]) -> Pattern:
+    free = [k for k, d in enumerate(shape) if isinstance(d, Sym)]
+    names = [next(iter(d.terms))[0] if isinstance(d, Sym) else d for d in shape]
+    return Pattern(type, free, names)
+
+
 def _names(d: Any) -> set[str]:
     """The names in a dim."""
     found: set[str] = set()
@@ -315,18 +351,17 @@ class History:
     def __init__(self, dynamic: bool | None, declared: Any) -> None:
         self.dynamic, self.declared = dynamic, declared
         self._seen: dict[Any, list[tuple[Any, ...]]] = {}
+        self._met: dict[str, int] = {}  # names of captured tensors, in this recording
 
     def forget(self) -> None:
         """From here on all sizes are fixed."""
         self.dynamic, self.declared = False, None
 
-    def symbols(
-        self, env: ShapeEnv, leaves: Sequence[Any], names: Sequence[str], roots: Sequence[str]
-    ) -> Symbols:
-        """The symbolic sizes of a call that is to be recorded. roots: for each leaf, the name of
-        the parameter that it is in."""
-        out = Symbols(env)
-        specs = self._specs(leaves, names, roots)
+    def symbols(self, leaves: Sequence[Any], names: Sequence[str]) -> Symbols:
+        """The symbolic sizes of a call that is to be recorded."""
+        out = Symbols(self)
+        self._met = {}
+        specs = self._specs(leaves, names, [n.split("[")[0] for n in names])
         for i, x in enumerate(leaves):
             if type(x) is int:
                 self._int(out, i, x, names[i])
@@ -338,9 +373,9 @@ class History:
         seen = self._seen.setdefault((name, "int"), [])
         seen.append((x,))
         changed = len(set(seen)) > 1 and self.dynamic is not False
-        if x >= 2 and (changed or self.dynamic) and x < 2**31:
+        if 2 <= x <= MAX_INT and (changed or self.dynamic):
             place = Place(i, None, name)
-            out.numbers[i] = out.symbol(("int", *seen), x, place, 2, 2**62)
+            out.numbers[i] = out.symbol(("int", *seen), x, place, 2, MAX_INT)
 
     def _tensor(self, out: Symbols, i: int, x: Tensor, name: str, spec: Any) -> None:
         shape: tuple[Any, ...] = tuple(x._type.shape)
@@ -375,6 +410,27 @@ class History:
             dims_.append(symbol)
         if any(isinstance(d, Sym) for d in dims_):
             out.shapes[i] = tuple(dims_)
+
+    def captured(self, out: Symbols, item: Any) -> tuple[Any, ...] | None:
+        """The shape that a captured tensor shows; None where it is fixed. (Parameters do not
+        change their sizes.)"""
+        x = item.now
+        if type(x) is not Tensor or x._data is None or not x._data.flags.c_contiguous:
+            return None
+        name = str(item.name)
+        count = self._met[name] = self._met.get(name, 0) + 1
+        shape: tuple[Any, ...] = tuple(x._type.shape)
+        seen = self._seen.setdefault((name, len(shape), count), [])
+        seen.append(shape)
+        if self.dynamic is False or len(set(seen)) == 1:
+            return None
+        found = []
+        for k, d in enumerate(shape):
+            history = tuple(s[k] for s in seen)
+            if len(set(history)) > 1 and d >= 2:
+                d = out.symbol(("size", *history), d, Place(-1, k, name, item), 2, None)
+            found.append(d)
+        return tuple(found) if any(isinstance(d, Sym) for d in found) else None
 
     def _specs(
         self, leaves: Sequence[Any], names: Sequence[str], roots: Sequence[str]

@@ -18,6 +18,7 @@ The recorder's protocol (state.recorder, see jitgrad/recorder.py for the one tha
     memory_read(x, what)                     Python asks where a tensor lies in memory, how large a
                                              storage is, or what it is a view of
     layout_read()                            Python asks for strides that sizes do not tell
+    sizes_fixed(frame)                       whether code that asks for a shape is to see ints
     tape_read(node)                          Python gets hold of a tape node
     constant(tensor, array)                  a tensor was made from host data (`array`, or None
                                              when the data was copied)

@@ -372,7 +372,12 @@ def typed_caller() -> bool:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and owner_of_frame(frame) != "user":
         frame = frame.f_back
-    return frame is not None and bool(reads_of(frame.f_code).typed)
+    return frame is not None and typed(frame)
+
+
+def typed(frame: FrameType) -> bool:
+    """Whether a frame is the user's, and its code asks for the type() of values."""
+    return owner_of_frame(frame) == "user" and bool(reads_of(frame.f_code).typed)
 
 
 def _line(frame: FrameType | None) -> str:

@@ -327,13 +327,16 @@ def is_lifted(x: Any) -> bool:
 
 
 def plain(x: Any) -> Any:
-    """x with floats for lifted numbers, which are specialised: in tuples, lists and dicts, too.
+    """x with floats for lifted numbers, and ints for symbolic sizes, which are specialised: in
+    tuples, lists and dicts, too.
 
     Lists and dicts are changed in place, as they would hold floats if nothing was lifted.
     """
     kind = type(x)
     if kind is HostScalar:
         return x.specialise()
+    if isinstance(x, Sym):
+        return x.__index__()
     if kind is list:
         x[:] = [plain(y) for y in x]
     elif kind is dict:
@@ -351,7 +354,7 @@ def make_plain(frame: FrameType, names: Iterable[str] | None) -> None:
     fields = frame.f_locals  # what is set in it becomes the frame's when a profile function ends
     for name in list(fields) if names is None else names:
         value = fields.get(name)
-        if isinstance(value, (float, tuple, list, dict)):
+        if isinstance(value, (float, Sym, tuple, list, dict)):
             new = plain(value)
             if new is not value:
                 fields[name] = new

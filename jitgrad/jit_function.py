@@ -318,10 +318,11 @@ class JitFunction:
                 self._counts.fallbacks += 1
             return self.__wrapped__(*args, **kwargs)
         self._counts.traces += 1
-        watch = Watch(self.__wrapped__, leaves, names, nodes_of((args, kwargs)))
-        recorder = Recorder(_graph_name(self.name), watch)
-        roots = [n.split("[")[0] for n in names]
-        recorder.symbols = self._history.symbols(recorder.graph.env, leaves, names, roots)
+        symbols = self._history.symbols(leaves, names)
+        watch = Watch(
+            self.__wrapped__, leaves, names, nodes_of((args, kwargs)), symbols.captured
+        )  # fmt: skip
+        recorder = Recorder(_graph_name(self.name), watch, symbols)
         lifter = Lifter(recorder)
         new_args = tuple([lifter.lift(x) for x in args])
         new_kwargs = {k: lifter.lift(x) for k, x in kwargs.items()}

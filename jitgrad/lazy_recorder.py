@@ -179,6 +179,9 @@ class LazyRecorder:
     def layout_read(self) -> None:
         """Sizes are fixed."""
 
+    def sizes_fixed(self, frame: Any) -> bool:
+        return False
+
     slot_read = tape_read = truth = specialise = constant = postpone = number_of = _ignore
 
     def raw_read(self, x: Any, what: str) -> None:

@@ -52,6 +52,9 @@ class Relay:
     def number_of(self, tensor: Any) -> Any:
         return None
 
+    def sizes_fixed(self, frame: Any) -> bool:
+        return self.outer is not None and bool(self.outer.sizes_fixed(frame))
+
     def layout_read(self) -> None:
         if self.outer is not None:
             self.outer.layout_read()

@@ -133,7 +133,10 @@ def constant(value: Any, dtype: DType) -> Tensor:
     if isinstance(value, HostScalar):
         return cast(value.lift(), dtype)
     if isinstance(value, Sym):
-        if dtype.is_floating_point or (dtype.category is Category.INT and dtype.signed):
+        if dtype.is_floating_point or (
+            dtype.category is Category.INT and (dtype.signed or value >= 0)
+        ):
+            check_number(value, dtype)
             return full((), value, dtype)
         value = operator.index(value)
     modes = state.__dict__

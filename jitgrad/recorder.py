@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -27,8 +28,8 @@ from jitgrad.compiler.ops.record import OPS
 from jitgrad.compiler.types import TensorType
 from jitgrad.dims import Symbols
 from jitgrad.dispatch import apply
-from jitgrad.effects import typed_caller
-from jitgrad.facts import leaf_facts, place_facts
+from jitgrad.effects import typed, typed_caller
+from jitgrad.facts import place_facts
 from jitgrad.hostscalar import HostScalar, Numbering, Truth
 from jitgrad.pair import Pair, saved_values, split, without_hooks
 from jitgrad.promotion import cast
@@ -130,9 +131,10 @@ class Recorder(ValueMap):
     `segments_reason`, the reason if it is one for running Python at each call.
     """
 
-    def __init__(self, name: str, finder: Finder) -> None:
+    def __init__(self, name: str, finder: Finder, symbols: Symbols | None = None) -> None:
         super().__init__(name, finder)
-        self.symbols = Symbols(self.graph.env)
+        self.symbols = Symbols() if symbols is None else symbols
+        self.graph.env = self.symbols.env
         self._hidden: dict[Storage, int] = {}
         self._slots: dict[tuple[int, str], tuple[Any, Owner, Tensor | None]] = {}
         self._rebinds: dict[tuple[int, Any], tuple[Any, Owner, Any]] = {}
@@ -386,6 +388,9 @@ class Recorder(ValueMap):
 
     def layout_read(self) -> None:
         self.symbols.fix()
+
+    def sizes_fixed(self, frame: FrameType) -> bool:
+        return bool(self.symbols) and typed(frame)
 
     def memory_read(self, asked: Tensor | Storage, what: str) -> None:
         self.layout_read()
@@ -688,7 +693,10 @@ class Recorder(ValueMap):
             structure,
             [placed(r) for r in results],
             [(where, key, placed(r)) for where, key, r in rebinds],
-            [(where, key, leaf_facts(grad)) for (_, key), (_, where, grad) in self._slots.items()],
+            [
+                (where, key, self.symbols.facts(grad))
+                for (_, key), (_, where, grad) in self._slots.items()
+            ],
             dict(self._draws),
             self.special,
             list(self._guarded.values()),

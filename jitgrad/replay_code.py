@@ -256,7 +256,7 @@ class Writer:
         self.put("# sizes")
         for n, places in enumerate(self.symbols.places.values()):
             for m, place in enumerate(places):
-                x = f"a{place.index}"
+                x = f"a{place.index}" if place.item is None else f"i{place.item.number}"
                 read = x if place.axis is None else f"{x}._type.shape[{place.axis}]"
                 if m:
                     self.miss_if(f"{read} != z{n}")

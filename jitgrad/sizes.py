@@ -235,7 +235,7 @@ def _map(x: Any, function: Any) -> Any:
 
 def to_plain(x: Any) -> Any:
     """A value of an attribute as graphs have it: plain Syms."""
-    return _map(x, lambda d: plain_dim(d) if not is_size(d) or d.env.live else d.hint)
+    return _map(x, plain_dim)
 
 
 def to_hints(x: Any) -> Any:

@@ -7,6 +7,8 @@ recording and running ops is `dispatch.py`.
 
 from __future__ import annotations
 
+import operator
+import sys
 from collections import OrderedDict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -54,6 +56,18 @@ class Size(tuple[Any, ...]):
 
     def __repr__(self) -> str:
         return f"jitgrad.Size([{', '.join(map(str, self))}])"
+
+
+def _shown(shape: tuple[Any, ...]) -> Size:
+    """A shape with symbolic dims, as code sees it: fixed, where that asks for the type() of
+    values."""
+    if state.recorder is not None:
+        frame = sys._getframe(2)
+        while frame.f_code.co_filename == __file__ and frame.f_back is not None:
+            frame = frame.f_back
+        if state.recorder.sizes_fixed(frame):
+            shape = tuple(map(operator.index, shape))
+    return Size(shape)
 
 
 pytree.register(Size, lambda size: (size, None), lambda _, sizes: Size(sizes))
@@ -155,7 +169,7 @@ class Tensor(TensorMethods):
     @property
     def shape(self) -> Size:
         shape = self._type.shape
-        return shape if type(shape) is Size else Size(shape)
+        return shape if type(shape) is Size else _shown(shape)
 
     @property
     def dtype(self) -> DType:
@@ -234,11 +248,11 @@ class Tensor(TensorMethods):
             raise IndexError(
                 f"[size] expected a dim in [{-rank}, {rank - 1}]; got {dim} for {self._type}"
             )
-        return self._type.shape[dim]
+        return self.shape[dim]
 
     def numel(self) -> Any:
         """The number of elements (an int; symbolic while dims are)."""
-        return prod(self._type.shape)
+        return prod(self.shape)
 
     nelement = numel
 
