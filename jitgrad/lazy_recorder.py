@@ -15,11 +15,11 @@ from __future__ import annotations
 import math
 import sys
 import threading
-import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import CodeType
 from typing import Any
+from weakref import ref
 
 import numpy as np
 
@@ -105,7 +105,7 @@ class LazyRecorder:
         self.parts: set[Storage] = set()
         self.seen: dict[Storage, Any] = {}
         self.arrays: list[Any] = []
-        self.made: list[weakref.ref[Tensor]] = []
+        self.made: list[ref[Tensor]] = []
         self.lines: dict[int, str] = {}
 
     # -- what dispatch tells ---------------------------------------------------------------------
@@ -115,23 +115,23 @@ class LazyRecorder:
             if op.nout == 1:
                 if op.view and out._storage is operands[0]._storage:
                     if out._data is None:
-                        self.made.append(weakref.ref(out))
+                        self.made.append(ref(out))
                     return
             if self.steps > MAX_SEGMENT:
                 self.flush("it is long")
             numbers = self.numbers
             key: list[Any] = [plan]
             for x in operands:
-                n = numbers.get(x._storage) if not x._chain else self._shown(x)
+                n = self._shown(x) if x._chain else numbers.get(x._storage)
                 key.append(self._enter(x) if n is None else n)
             first = self._advance(key, op, attrs, plan)
             if op.nout == 1:
                 numbers[out._storage] = first
-                self.made.append(weakref.ref(out))
+                self.made.append(ref(out))
             else:
                 for i, y in enumerate(out):
                     numbers[y._storage] = first + i
-                    self.made.append(weakref.ref(y))
+                    self.made.append(ref(y))
             if (op.checked or op.host) and in_try_block(self.code):
                 self.flush("an operation in a try block may fail")
 
@@ -171,7 +171,7 @@ class LazyRecorder:
 
     def follow(self, x: Tensor) -> None:
         """Notes a tensor that lies on a storage without data, to get its data with it."""
-        self.made.append(weakref.ref(x))
+        self.made.append(ref(x))
 
     def _ignore(self, *what: Any) -> None:
         """Python runs each time: what it reads needs no guard."""
@@ -280,7 +280,7 @@ class LazyRecorder:
         if not array.shape and not array.flags.writeable:
             number = self._constant(array, x._type)
         else:
-            number = self._input(array, intern_type(storage.type))
+            number = self._input(array, x._type)
         self.numbers[storage] = number
         return number
 
@@ -394,8 +394,8 @@ class LazyRecorder:
             for storage, n in zip(live, wanted, strict=True):
                 storage.array = results[n].copy() if n in given else results[n]
                 given.add(n)
-            for ref in made:
-                x = ref()
+            for lazy in made:
+                x = lazy()
                 if x is not None and x._data is None and x._storage.array is not None:
                     fetch(x)
 

@@ -537,7 +537,7 @@ def _finish_leaf(
         return
     g: Tensor | None = sink.sums.pop()
     assert g is not None
-    if not (_holders(g) <= _FRESH and _is_whole(g)):
+    if not (_holders(g) <= (_FRESH if g._data is not None else _LAZY) and _is_whole(g)):
         g = _copy_of(g)
     _accumulate(leaf, g, create_graph)
     if leaf._post_hooks:
@@ -568,7 +568,7 @@ def _copy_of(g: Tensor) -> Tensor:
 
 def _is_whole(g: Tensor) -> bool:
     """g is the root of its storage and owns its memory."""
-    if g._chain or g._view is not None or g._hooks or state.recorder is not None:
+    if g._chain or g._view is not None or g._hooks or state.recorder is not state.lazy:
         return False
     if g._requires_grad and g._node is None:
         return False
@@ -582,15 +582,17 @@ def _holders(g: Tensor) -> int:
     return count + (sys.getrefcount(g._data) if g._data is not None else 0)
 
 
-def _count_fresh() -> int:
+def _count_fresh(array: Any) -> int:
     """_holders of a tensor that only one local variable refers to, as in _finish_leaf."""
-    sums: list[Any] = [_lone_tensor()]
+    sums: list[Any] = [_lone_tensor(array)]
+    del array
     g = sums.pop()
     return _holders(g)
 
 
-def _lone_tensor() -> Tensor:
-    return wrap(np.zeros((2,), np.float32), TensorType((2,), dtypes.float32))
+def _lone_tensor(array: Any) -> Tensor:
+    return wrap(None if array is None else array(), TensorType((2,), dtypes.float32))
 
 
-_FRESH = _count_fresh()
+_FRESH = _count_fresh(lambda: np.zeros((2,), np.float32))
+_LAZY = _count_fresh(None) + 1  # the recorder of a call in segments knows the storage
