@@ -24,6 +24,7 @@ from jitgrad.functions.shape import stack
 from jitgrad.levels import Level
 from jitgrad.pytree import Structure, flatten, unflatten
 from jitgrad.runtime import dtypes
+from jitgrad.runtime.userline import is_inside
 from jitgrad.state import state
 from jitgrad.storage import LevelStorage
 from jitgrad.tensor import Tensor
@@ -79,7 +80,7 @@ def scan(
         ys, y_shape = flatten(found[1])
         return now, [_as_tensor(y) for y in ys], y_shape
 
-    if _records():
+    if _records(combine_fn):
         try:
             return _recorded_scan(step, carries, carry_shape, slices, steps, reverse)
         except Untraceable as problem:
@@ -228,7 +229,7 @@ def while_loop(
             found = tuple(found)
         return _checked(name, found if isinstance(found, tuple) else (found,), shape, carries)
 
-    if _records():
+    if _records(cond_fn, body_fn):
         try:
             return unflatten(shape, _recorded_loop(test, step, carries, max_steps))
         except Untraceable as problem:
@@ -287,7 +288,7 @@ def cond(
         return true_fn(*operands) if pred else false_fn(*operands)
     if pred.numel() != 1:
         raise RuntimeError(f"[cond] expected pred to have one element; got {pred._type}")
-    if _records():
+    if _records(true_fn, false_fn):
         try:
             return _recorded_cond(pred, true_fn, false_fn, operands)
         except Untraceable as problem:
@@ -352,17 +353,22 @@ def _together(given: Sequence[Tensor], traced: Sequence[Traced]) -> tuple[list[T
 
 
 # -- what they share -------------------------------------------------------------------------------
-def _records() -> bool:
-    """Whether a graph is being recorded, and nothing (vmap, forward mode) stands between."""
+def _records(*functions: Any) -> bool:
+    """Whether a graph is being recorded, and nothing (vmap, forward mode) stands between. In a call
+    that runs in segments, Python runs as often as in eager code, but for functions of ours."""
     recorder = state.recorder
     if recorder is None or state.levels:
         return False
+    if recorder is state.lazy:
+        codes = [getattr(f, "__code__", None) for f in functions]
+        return state.draws is None and all(c and is_inside(c.co_filename) for c in codes)
     return hasattr(recorder, "draw_block") and not recorder.reason
 
 
 def _give_up(name: str, problem: Untraceable) -> None:
     """Under jit the whole call runs eagerly; in a body that is traced, the body around is none."""
-    state.recorder.give_up(f"[{name}] has a function that {problem.reason}", problem.line)
+    if state.recorder is not state.lazy:
+        state.recorder.give_up(f"[{name}] has a function that {problem.reason}", problem.line)
 
 
 def _specialised(t: TensorType) -> TensorType:

@@ -138,7 +138,7 @@ class LazyRecorder:
     def op(self, op: Any, operands: Any, attrs: Any, outputs: Any, line: str) -> None:
         """`apply`, from what recorders of levels pass on."""
         plan = plan_of(op, tuple(operands), attrs)
-        self.apply(op, operands, attrs, plan, outputs if op.nout > 1 else outputs[0])
+        self.apply(op, operands, attrs, plan, outputs[0] if op.nout == 1 else outputs)
 
     def write(self, target: Tensor, value: Tensor, line: str) -> None:
         storage = target._storage
@@ -202,7 +202,10 @@ class LazyRecorder:
             self.flush("it hands out a tensor's memory")
 
     def draw(self, generator: Any) -> tuple[Tensor, Tensor]:
-        return draw_tensors(generator._seed, generator.advance())
+        return self.draw_block(generator, 1)
+
+    def draw_block(self, generator: Any, count: int) -> tuple[Tensor, Tensor]:
+        return draw_tensors(generator._seed, generator.advance(count))
 
     def lift(self, scalar: HostScalar) -> Tensor:
         return constant(scalar.value, dtypes.float64)
@@ -228,7 +231,7 @@ class LazyRecorder:
         whole = tuple(key)
         step = self.step.next.get(whole)
         if step is None:
-            types = plan.types if op.nout > 1 else (plan.types,)
+            types = (plan.types,) if op.nout == 1 else plan.types
             step = self._grow("op", types)
             step.op, step.attrs, step.kernel, step.inputs = op, attrs, plan.kernel, tuple(inputs)
             self.step.next[whole] = step
@@ -236,7 +239,7 @@ class LazyRecorder:
         if op.checked or op.host:
             self.lines[first] = user_line()
         self.step = step
-        self.count = first + op.nout
+        self.count = first + len(step.types)
         self.steps += 1
         return first
 
@@ -249,7 +252,7 @@ class LazyRecorder:
     def _node(self, op: Any, values: Sequence[LazyValue], attrs: Any) -> list[LazyValue]:
         plan = plan_of(op, tuple(values), attrs)
         first = self._advance([plan, *[x.number for x in values]], op, attrs, plan)
-        out = plan.types if op.nout > 1 else (plan.types,)
+        out = (plan.types,) if op.nout == 1 else plan.types
         return [LazyValue(self, first + i, t) for i, t in enumerate(out)]
 
     def _input(self, array: Any, type_: TensorType) -> int:

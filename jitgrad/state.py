@@ -116,12 +116,12 @@ def get_default_dtype() -> DType:
 @contextmanager
 def recording(recorder: Any) -> Iterator[Any]:
     """Reports every op, write, rebind and raw read of this thread to `recorder`."""
-    before = state.recorder
-    state.recorder = recorder
+    before = (state.recorder, state.lazy)
+    state.recorder, state.lazy = recorder, None
     try:
         yield recorder
     finally:
-        state.recorder = before
+        state.recorder, state.lazy = before
 
 
 @contextmanager

@@ -945,6 +945,45 @@ def test_state_dict_and_copies_inside():
     check(make)
 
 
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_recurrent_layers_are_scans(kind):
+    def make():
+        model = kind(3, 4, num_layers=2, dropout=0.2)
+        x, losses = jitgrad.randn(20, 2, 3), []
+        optimizer = jitgrad.optim.SGD(model.parameters(), lr=0.1)
+
+        def f(i):
+            optimizer.zero_grad()
+            loss = model(x)[0].square().mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+            return loss
+
+        return f, lambda: [model.state_dict(), losses]
+
+    f = check(make, 1)
+    assert all(len(p.steps) < 200 for p in f.segmented.segments.programs)
+
+
+def test_control_flow_of_the_user_runs_as_python():
+    def make():
+        def f(i):
+            print(i)
+
+            def add(carry, x):
+                print("step")
+                return carry + x, carry * x
+
+            total, parts = jitgrad.scan(add, X[0], X)
+            low = jitgrad.cond(total.sum() > 100, lambda t: t * 2, lambda t: t * 3, (total,))
+            return total, parts, low
+
+        return f, lambda: None
+
+    check(make)
+
+
 # -- composition -----------------------------------------------------------------------------------
 def test_jitted_functions_inside():
     inner = jitgrad.jit(lambda x: x.exp() + 1)
