@@ -134,7 +134,7 @@ class Plan:
         return found
 
 
-_plans: dict[Any, Plan] = {}
+plans: dict[Any, Plan] = {}
 """Plans by (op, ids of operand types, attributes). A plan holds its types, so an id in a key stays
 theirs."""
 _MAX_PLANS = 8192
@@ -144,7 +144,7 @@ ndarray = np.ndarray
 
 def forget_plans() -> None:
     """Forgets all plans: for tests that replace references of records."""
-    _plans.clear()
+    plans.clear()
 
 
 def apply(op: Any, operands: tuple[Tensor, ...], attrs: dict[str, Any]) -> Any:
@@ -167,7 +167,7 @@ def apply(op: Any, operands: tuple[Tensor, ...], attrs: dict[str, Any]) -> Any:
             if modes["recorder"] is not None and _has_sizes(attrs):
                 raise KeyError  # its plan is no other call's, and a size is not hashed
             key = (key, *attrs.items())
-        plan = _plans[key]
+        plan = plans[key]
     except (KeyError, TypeError):
         plan = _make_plan(key, op, operands, attrs)
     types = plan.types
@@ -252,7 +252,7 @@ def plan_of(op: Any, operands: tuple[Any, ...], attrs: dict[str, Any]) -> Plan:
     if attrs:
         key = (key, *attrs.items())
     try:
-        return _plans[key]
+        return plans[key]
     except (KeyError, TypeError):
         _plain(attrs)
         return _make_plan(key, op, operands, attrs)
@@ -302,10 +302,10 @@ def _make_plan(key: Any, op: Any, operands: tuple[Any, ...], attrs: dict[str, An
         kernel = partial(op.reference, **now) if kernel is None else kernel
     plan = Plan(types, operand_types, taped, kernel)
     if static:
-        if len(_plans) >= _MAX_PLANS:
-            _plans.clear()
+        if len(plans) >= _MAX_PLANS:
+            plans.clear()
         with suppress(TypeError):  # an attribute that cannot be hashed: inferred every time
-            _plans[key] = plan
+            plans[key] = plan
     return plan
 
 

@@ -32,7 +32,8 @@ from jitgrad.functions import (
 )
 from jitgrad.functions.args import numpy_names
 from jitgrad.inplace import in_place, view_in_place
-from jitgrad.promotion import NUMBERS
+from jitgrad.promotion import NUMBERS, constant
+from jitgrad.runtime.dtypes import Category
 from jitgrad.runtime.userline import LOCATED, add_line, located
 from jitgrad.tensor import Tensor
 
@@ -246,7 +247,8 @@ def _operator(name: str, swap: bool = False) -> Callable[..., Any]:
 
 
 def _binary(record: Any) -> Callable[..., Any]:
-    """The operator of a record, with the commonest case first: two tensors of one dtype."""
+    """The operator of a record, with the commonest cases first: two tensors of one dtype, or a
+    floating one and a number."""
     any_dtype = record.promotes != "float"
     general = _operator(record.name)
 
@@ -255,6 +257,10 @@ def _binary(record: Any) -> Callable[..., Any]:
             dtype = self._type.dtype
             if dtype is other._type.dtype and (any_dtype or dtype.category >= 2):
                 return apply(record, (self, other), {})
+        elif type(other) is float or type(other) is int:
+            dtype = self._type.dtype
+            if dtype.category == Category.FLOAT:
+                return apply(record, (self, constant(other, dtype)), {})
         return general(self, other)
 
     return method

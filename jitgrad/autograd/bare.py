@@ -17,7 +17,7 @@ from jitgrad.compiler.ops.quiet import hush, unhush
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.compiler.types import TensorType
 from jitgrad.device import device
-from jitgrad.dispatch import Plan, plan_of
+from jitgrad.dispatch import Plan, plan_of, plans
 from jitgrad.promotion import constant
 from jitgrad.runtime.dtypes import DType
 from jitgrad.runtime.userline import with_line
@@ -132,10 +132,17 @@ def _apply(op: Any, operands: tuple[Any, ...], attrs: dict[str, Any]) -> Any:
     for x in operands:
         if type(x) is not Bare:
             return _apply_to_others(op, operands, attrs)
-    plan = plan_of(op, operands, attrs)
-    kernel = plan.kernel
-    arrays = [x._data for x in operands]
-    result = op.reference(*arrays, **attrs) if kernel is None else kernel(*arrays)
+    if len(operands) == 2 and not attrs:  # the commonest case
+        a, b = operands
+        plan = plans.get((op, id(a._type), id(b._type))) or plan_of(op, operands, attrs)
+        kernel = plan.kernel
+        left, right = a._data, b._data
+        result = op.reference(left, right) if kernel is None else kernel(left, right)
+    else:
+        plan = plan_of(op, operands, attrs)
+        kernel = plan.kernel
+        arrays = [x._data for x in operands]
+        result = op.reference(*arrays, **attrs) if kernel is None else kernel(*arrays)
     types = plan.types
     if op.nout != 1:
         return tuple([_bare(r, t) for r, t in zip(result, types, strict=True)])

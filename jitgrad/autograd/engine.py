@@ -276,7 +276,8 @@ def _run(
             if grads[0] is not None or any(g is not None for g in grads):
                 hooked = watched or node.hooks
                 passed = None
-                if plain and type(node) is Node and not hooked and _to_bare(grads):
+                simple = plain and type(node) is Node and not hooked
+                if simple and (type(grads[0]) is bare.Bare and len(grads) == 1 or _to_bare(grads)):
                     passed = bare.run(node, grads)
                 if passed is None:
                     _to_tensors(grads)

@@ -14,6 +14,7 @@ from jitgrad.optim.optimizer import (
     check_lr,
     check_modes,
     decayed,
+    decrease,
     has,
 )
 from jitgrad.tensor import Tensor
@@ -82,7 +83,7 @@ class Adam(Optimizer):
             return lr / (1 - beta1**t), (1 - beta2**t).sqrt()
 
         step_size, scale = self.by_count(t, p, h, corrections)
-        p.sub_(m / (v.sqrt() / scale + h["eps"]) * step_size)
+        decrease(p, m / (v.sqrt() / scale + h["eps"]) * step_size)
 
 
 def _floats(betas: Any) -> bool:

@@ -15,7 +15,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from jitgrad.autograd.modes import enable_grad, set_grad_enabled
+from jitgrad.compiler.ops.record import OPS
 from jitgrad.creation import zeros, zeros_like
+from jitgrad.dispatch import apply, assign
 from jitgrad.functions import where
 from jitgrad.functions.complex_numbers import view_as_real
 from jitgrad.nn.module import clear_grad
@@ -313,7 +315,10 @@ class Optimizer(StateDict):
             state[key] = value
             return value
         have: Tensor = state[key]
-        return have.copy_(value)
+        if value._type is not have._type or thread.levels:
+            return have.copy_(value)
+        assign(have, value)
+        return have
 
     def advance(self, state: State) -> Tensor:
         """Adds one to the step count; returns it, as float64."""
@@ -385,6 +390,14 @@ class Optimizer(StateDict):
             text += f"\nParameter Group {i}\n"
             text += "".join(f"    {k}: {group[k]}\n" for k in sorted(group) if k != "params")
         return text + ")"
+
+
+def decrease(p: Tensor, step: Tensor) -> None:
+    """p -= step, in place."""
+    if step._type is not p._type or thread.levels:
+        p.sub_(step)
+    else:
+        assign(p, apply(OPS["sub"], (p, step), {}))
 
 
 def _in_dtype(xs: tuple[Tensor, ...], dtype: Any) -> tuple[Tensor, ...]:

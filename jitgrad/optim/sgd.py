@@ -14,6 +14,7 @@ from jitgrad.optim.optimizer import (
     check_lr,
     check_modes,
     decayed,
+    decrease,
     has,
 )
 from jitgrad.tensor import Tensor
@@ -59,7 +60,7 @@ class SGD(Optimizer):
                 new = v * h["momentum"] + grad * (1 - h["dampening"])
                 v = self.keep(state, "momentum_buffer", new)
             grad = grad + v * h["momentum"] if h["nesterov"] else v
-        p.sub_(grad * h["lr"])
+        decrease(p, grad * h["lr"])
 
     def skipped_begin(self, skip: Tensor, new: State, h: Hyper) -> None:
         # The buffer begins with 0 in place of the next step's g: the same only without dampening.

@@ -48,6 +48,8 @@ def applied(formula: Callable[..., Tensor], input: Tensor, inplace: bool, *args:
 # -- piecewise linear ------------------------------------------------------------------------------
 def relu(input: Tensor, inplace: bool = False) -> Tensor:
     """max(x, 0); the derivative at 0 is 0."""
+    if isinstance(input, Tensor) and not inplace:
+        return ops.relu(input)
     expect_tensors("relu", input=input)
     return applied(ops.relu, input, inplace)
 

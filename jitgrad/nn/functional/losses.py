@@ -23,6 +23,7 @@ from jitgrad.nn.functional.reduction import (
     reduce_loss,
     reduce_weighted,
 )
+from jitgrad.promotion import constant
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.userline import warn
 from jitgrad.tensor import Tensor
@@ -296,13 +297,15 @@ def expect_class_range(op: str, target: Tensor, ignore_index: int | None, classe
     return expect_range(target, 0, classes - 1, IndexError, text)
 
 
-def _at_class(op: str, x: Tensor, target: Tensor, ignore_index: int, dim: int) -> Tensor:
-    """x at the target's class along dim; 0 where that is ignore_index."""
+def _at_class(
+    op: str, x: Tensor, target: Tensor, ignore_index: int, dim: int, negate: bool = False
+) -> Tensor:
+    """x (or 0 - x) at the target's class along dim; 0 where that is ignore_index."""
     text = (
         f"[{op}] Target {{value}} is out of bounds: expected classes from 0 to {{last}}, or "
         f"ignore_index {ignore_index}"
     )
-    attrs = {"axis": dim, "ignore": int(ignore_index), "text": text}
+    attrs = {"axis": dim, "ignore": int(ignore_index), "text": text, "negate": negate}
     return apply(OPS["select_at"], (x, target), attrs)
 
 
@@ -311,7 +314,7 @@ def _picked(
 ) -> tuple[Tensor, Tensor | None]:
     """(-log_p[target] * weight[target], weight[target]), both 0 where the target is ignored; None
     for weights that are all 1."""
-    loss = 0.0 - _at_class(op, log_p, target, ignore_index, dim)
+    loss = _at_class(op, log_p, target, ignore_index, dim, negate=True)
     if weight is None:
         return loss, None
     beside = weight.reshape([-1] + [1] * (log_p.dim() - 1 - dim)).expand(log_p.shape)
@@ -326,7 +329,7 @@ def _mean_of_counted(
     total: dict[str, Any] = {"axes": tuple(range(loss.dim())), "keepdim": False}
     summed = apply(OPS["sum"], (loss,), total)
     if counted is None:
-        counts = target != ignore_index
+        counts = apply(OPS["ne"], (target, constant(ignore_index, dtypes.int64)), {})
         number = apply(OPS["sum"], (counts,), total | {"dtype": loss.dtype})
     else:
         number = apply(OPS["sum"], (counted,), total)
@@ -383,7 +386,7 @@ def cross_entropy(
         raise RuntimeError(f"[{op}] expected label_smoothing from 0 to 1; got {label_smoothing}")
     dim = _class_dim(op, input, target, weight)
     classes = input.shape[dim]
-    log_p = ops.log_softmax(input, dim)
+    log_p = apply(OPS["log_softmax"], (input,), {"axis": dim})
     by_class = None
     if weight is not None and (label_smoothing or target.is_floating_point()):
         by_class = weight.reshape([-1] + [1] * (input.dim() - 1 - dim))
