@@ -65,6 +65,7 @@ from jitgrad import lazy_recorder as lazy_recorder
 from jitgrad import levels as levels
 from jitgrad import lifting as lifting
 from jitgrad import linalg as linalg
+from jitgrad import looks as looks
 from jitgrad import lowered as lowered
 from jitgrad import methods as methods
 from jitgrad import missing as missing

@@ -1,15 +1,14 @@
 """Recorder: what dispatch reports while a function runs eagerly becomes a Graph.
 
-Owns what each call of the protocol does to the graph: ops, writes through views, slots, draws,
-lifted numbers; the description of results, and recording their backward. Which value a storage has
-is values.py. It gives up (`reason`) where recording cannot say what a later call would do; the
-function has then simply run eagerly. Python state: see watch.py.
+Owns what each call of the protocol does to the graph: ops, writes through views, slots, draws; the
+description of results, and recording their backward. Which value a storage has is values.py, what
+Python looks at looks.py. It gives up (`reason`) where recording cannot say what a later call would
+do; the function has then simply run eagerly. Python state: see watch.py.
 """
 
 from __future__ import annotations
 
 import gc
-import operator
 import sys
 import weakref
 from collections.abc import Callable, Sequence
@@ -21,24 +20,18 @@ from typing import Any
 import numpy as np
 
 from jitgrad.autograd.engine import grad
-from jitgrad.autograd.modes import no_grad
 from jitgrad.compiler.graph_tensor import GraphTensor
 from jitgrad.compiler.ir import Graph, Rebind, Value, Write
-from jitgrad.compiler.ops.record import OPS
 from jitgrad.compiler.types import TensorType
 from jitgrad.dims import Symbols
-from jitgrad.dispatch import apply
-from jitgrad.effects import typed, typed_caller
+from jitgrad.effects import typed
 from jitgrad.facts import place_facts
-from jitgrad.hostscalar import HostScalar, Numbering, Truth
+from jitgrad.hostscalar import HostScalar
+from jitgrad.looks import Looks
 from jitgrad.pair import Pair, saved_values, split, without_hooks
-from jitgrad.promotion import cast
-from jitgrad.promotion import constant as number_tensor
 from jitgrad.pytree import Structure, flatten
 from jitgrad.random import draw_tensors
-from jitgrad.referrers import replace_everywhere
 from jitgrad.results import Roots
-from jitgrad.runtime import dtypes
 from jitgrad.settling import settle
 from jitgrad.sizes import is_size, to_plain
 from jitgrad.sources import (
@@ -51,7 +44,6 @@ from jitgrad.sources import (
     FreshResult,
     Grad,
     HostResult,
-    Number,
     NumberResult,
     Owner,
     Result,
@@ -65,20 +57,15 @@ from jitgrad.state import abstract_mode, state
 from jitgrad.storage import Storage
 from jitgrad.tape.node import edge_of, held_by_tape, next_seq
 from jitgrad.tape.views import put_chain
-from jitgrad.tensor import Tensor, static_type, wrap
-from jitgrad.tree import MAX_CUTS, Cut, Leaf, branches_on
-from jitgrad.tree_code import outcome_of
+from jitgrad.tensor import Tensor, wrap
+from jitgrad.tree import Cut, Leaf
 from jitgrad.values import (
     Entry,
     Finder,
-    ValueMap,
     here,
     plain_attrs,
     plain_type,
 )
-
-_SAME_BITS = {"add", "sub", "mul", "div", "neg", "abs"}
-"""What Python computes with floats as kernels do."""
 
 
 @dataclass
@@ -124,11 +111,10 @@ class Trace:
         return {x.item.number for x in found if isinstance(x, Captured)}
 
 
-class Recorder(ValueMap):
+class Recorder(Looks):
     """Builds the Graph of one call. See jitgrad/dispatch.py for the protocol.
 
-    Attributes: `reason`, why the recording was given up ("" while it is good), and `line`, where;
-    `segments_reason`, the reason if it is one for running Python at each call.
+    Attributes: `reason`, why the recording was given up ("" while it is good), and `line`, where.
     """
 
     def __init__(self, name: str, finder: Finder, symbols: Symbols | None = None) -> None:
@@ -141,22 +127,12 @@ class Recorder(ValueMap):
         self._flags: dict[int, tuple[Tensor, Owner, bool]] = {}  # requires_grad, as it was
         self._draws: dict[Any, int] = {}
         self._seeds: dict[int, Tensor] = {}
-        self._lifted: dict[int, Tensor] = {}
-        self._numbering = Numbering()
-        self._numbers: dict[tuple[int, Any], HostScalar] = {}
-        self._keep: list[Any] = []
         self.casts: dict[Any, Any] = {}
         self._made: list[tuple[weakref.ref[Tensor], str]] = []
         self._strangers: list[tuple[weakref.ref[Tensor], str]] = []
         self._copies: list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = []
-        self.special: dict[Any, Any] = {}
         self._guarded: dict[Any, tuple[Owner, Any]] = {}
-        self.cuts: list[Cut] = []
         self.later: list[tuple[Owner, str]] = []
-        self._left: tuple[list[Any], list[dict[str, Any]]] = ([], [])
-        self.segments_reason = ""
-        self._seen: list[Tensor] = []
-        self._handed: list[weakref.ref[HostScalar]] = []
         self.first_node = next_seq()
         self._ran_backward = False
 
@@ -251,137 +227,6 @@ class Recorder(ValueMap):
         if grad is not None:
             self._grads[grad._storage] = (Grad(where), grad)
 
-    def raw_read(self, tensor: Tensor | Storage, what: str) -> None:
-        if self.reason:
-            return
-        line = here()
-        if isinstance(tensor, Storage):
-            self.give_up(f"reads a tensor's memory in Python ({what} of a storage)", line)
-            return
-        data = tensor._data
-        if data is not None and branches_on(what, data):
-            self._cut(tensor, data, what, line)
-            return
-        kind = {"item": "a number", "float": "a number", "bool": "a bool"}.get(what, "an array")
-        self.to_segments(
-            f"reads a tensor's value in Python ({what}, {kind} of {tensor._type})", line
-        )
-
-    def _cut(self, tensor: Tensor, data: np.ndarray[Any, Any], how: str, line: str) -> None:
-        """Python goes on by a value: later calls compute it first, then what fits (tree.py)."""
-        value = self.value_of(tensor, line)
-        if self.reason:
-            return
-        if len(self.cuts) >= MAX_CUTS:
-            self.to_segments(f"looks at tensors' values more than {MAX_CUTS} times", line)
-            return
-        try:
-            outcome = outcome_of(how, data)
-        except (ValueError, OverflowError):  # int() of NaN, of infinity: raised at the read itself
-            self.give_up("looks at a value that is no number", line)
-            return
-        self.cuts.append(Cut(len(self.graph.nodes), value, how, outcome, line))
-
-    # -- numbers that tensors hold: x.item() -------------------------------------------------------
-    def number_of(self, tensor: Tensor) -> HostScalar | None:
-        """What x.item() of a floating tensor gives while recording: a number that may become a
-        tensor again, be compared, or be returned. None where Python shall get the float."""
-        if self.reason or state.abstract or tensor._type.numel != 1 or typed_caller():
-            return None
-        with no_grad():
-            held = cast(tensor.detach().reshape(()), dtypes.float64)
-        scalar = HostScalar(held._data.item(), ("seen", len(self._seen)), self, None, True)
-        self._seen.append(held)
-        self.hand_out(scalar)
-        return scalar
-
-    def hand_out(self, scalar: HostScalar) -> None:
-        """Notes a number that code may keep, where it must find a float later."""
-        self._handed.append(weakref.ref(scalar))
-
-    def plain_tensor(self, value: float) -> Tensor:
-        """A number as lift() gives it, but told to nobody."""
-        return wrap(np.array(value, np.float64), static_type((), dtypes.float64))
-
-    def _computed(self, scalar: HostScalar) -> Tensor | None:
-        """A number that is made of tensors' values, computed by ops of the same bits as Python's;
-        None where there are none."""
-        number = self._numbering.of(scalar)
-        known = self._lifted.get(number)
-        if known is not None:
-            return known
-        if not scalar.seen:
-            return self.lift(scalar)
-        if scalar.expr is None:
-            return self._seen[scalar.name[1]]
-        op, operands = scalar.expr
-        found: list[Tensor] = []
-        for x in operands:
-            t = self._computed(x) if isinstance(x, HostScalar) else self._exact(x)
-            if t is None:
-                return None
-            found.append(t)
-        divisor = operands[-1]
-        if op not in _SAME_BITS or (
-            op == "div" and (isinstance(divisor, HostScalar) or not divisor)
-        ):
-            return None
-        out: Tensor = apply(OPS[op], tuple(found), {})
-        self._lifted[number] = out
-        return out
-
-    def _exact(self, x: Any) -> Tensor | None:
-        """A plain number as a 0-d float64 tensor, if it is one."""
-        try:
-            same = type(x) in (bool, int, float) and (x != x or float(x) == x)
-        except OverflowError:
-            same = False
-        return number_tensor(float(x), dtypes.float64) if same else None
-
-    def compare(self, name: str, a: Any, b: Any) -> bool:
-        """Makes a comparison of numbers a branch. False where it cannot be one."""
-        if self.reason:
-            return False
-        with no_grad():
-            x, y = (
-                self._computed(v) if isinstance(v, HostScalar) else self._exact(v) for v in (a, b)
-            )
-            if x is None or y is None:
-                return False
-            found = apply(OPS[name], (x, y), {})
-        self._cut(found, found._data, "bool", here())
-        return not self.reason
-
-    def decide(self, scalar: HostScalar, how: str) -> None:
-        """Makes what Python asks of a number (as in tree_code.py) a branch; else it is seen."""
-        if self.reason:
-            return
-        with no_grad():
-            held = self._computed(scalar)
-        if held is None:
-            self.specialise(scalar)
-        else:
-            self._cut(held, held._data, how, here())
-
-    def kept_number(self) -> bool:
-        """Whether code kept a number that it was handed out, beyond the call. What holds it holds a
-        float now."""
-        self._numbering = Numbering()  # which keeps what it has numbered
-        kept = [x for ref in self._handed if (x := ref()) is not None]
-        self._handed.clear()
-        while kept:
-            x = kept.pop()
-            replace_everywhere(x, x.value)
-            del x
-            if not kept:
-                return True
-        return False
-
-    def to_segments(self, reason: str, line: str) -> None:
-        """Gives up a trace that Python cannot be left out of."""
-        self.give_up(reason, line)
-        self.segments_reason = reason
-
     def tape_read(self, node: Any) -> None:
         if node.seq < self.first_node:
             self.give_up("asks for the grad_fn of a tensor that it did not make", here())
@@ -453,55 +298,6 @@ class Recorder(ValueMap):
             seed = known
         self._add_entry("scalar", Draw(generator, offset), number, number._data)
         return seed, number
-
-    def lift(self, scalar: HostScalar) -> Tensor:
-        number = self._numbering.of(scalar)
-        known = self._lifted.get(number)
-        if known is not None:
-            return known
-        if scalar.seen and not self.reason:
-            with no_grad():
-                found = self._computed(scalar)
-            if found is not None:
-                return found
-            self.specialise(scalar)
-        out = self.plain_tensor(scalar.value)
-        if not self.reason:
-            self._lifted[number] = out
-            self._add_entry("scalar", Number(scalar), out, out._data)
-        return out
-
-    def specialise(self, scalar: HostScalar) -> None:
-        if scalar.seen and not self.reason:
-            self.to_segments("reads a tensor's value in Python (item, a number)", here())
-        for leaf in leaves_of(scalar):
-            if leaf.name is not None and leaf.name[0] == "size":
-                operator.index(leaf.name[1])
-            elif not leaf.seen:
-                self.special[leaf.name] = leaf.value
-
-    def truth(self, scalar: HostScalar) -> None:
-        if scalar.name[0] == "size":
-            self.specialise(scalar)
-        else:
-            self.special.setdefault(scalar.name, Truth(bool(scalar.value)))
-
-    def lift_number(self, value: float, owner: Any, key: Any) -> Any:
-        if self.reason:
-            return value
-        if any(owner is d for d in self._left[1]):
-            self.give_up(f"reads {key!r} of a group after the step of its scheduler", here())
-            return value
-        name = (id(owner), key)
-        known = self._numbers.get(name)
-        if known is not None and known.value != value:
-            return value  # set by the function itself, which ends the recording
-        if known is None:
-            if not self.finder.number(owner, key):
-                return value
-            self._keep.append(owner)
-            known = self._numbers[name] = HostScalar(value, name, self)
-        return known
 
     def call_later(
         self, owner: Any, method: str, objects: Sequence[Any], changes: Sequence[dict[str, Any]]
@@ -856,17 +652,3 @@ class Recorder(ValueMap):
             if attempt == 0:
                 gc.collect()
         return alive[0]
-
-
-def leaves_of(scalar: HostScalar) -> list[HostScalar]:
-    """The lifted numbers that an expression is made of."""
-    found: dict[int, HostScalar] = {}
-    stack = [scalar]
-    while stack:
-        x = stack.pop()
-        if id(x) in found:
-            continue
-        found[id(x)] = x
-        if x.expr is not None:
-            stack.extend(o for o in x.expr[1] if isinstance(o, HostScalar))
-    return [x for x in found.values() if x.expr is None]

@@ -19,9 +19,9 @@ from jitgrad.compiler.types import TensorType
 from jitgrad.facts import place_facts
 from jitgrad.guards import MISSING, Item, same
 from jitgrad.hostscalar import HostScalar, Truth
+from jitgrad.looks import leaves_of
 from jitgrad.pair import CompiledNode, Pair, attach, keep, overwritten, spent
 from jitgrad.pytree import Structure, children_of, rebuild
-from jitgrad.recorder import leaves_of
 from jitgrad.replay_support import (
     MISS,
     chain_at,
