@@ -119,11 +119,33 @@ const char *jg_{name}_output_name(int i);
 int jg_{name}_output_dtype(int i);
 int jg_{name}_output_rank(int i);
 const int64_t *jg_{name}_output_dims(int i);
-{_typed_call(name, inputs, outputs)}
+{_states(name, model.own)}{_typed_call(name, inputs, outputs)}
 #ifdef __cplusplus
 }}
 #endif
 #endif /* {guard} */
+"""
+
+
+def _states(name: str, states: list[Port]) -> str:
+    """The part of a model whose runs change its state."""
+    if not states:
+        return ""
+    return f"""
+/* Each run is a step: it changes the instance's state, {len(states)} arrays that begin as they were
+   when the library was made. get_state copies array i to `to`, set_state copies it from `from`, in
+   their dtypes and shapes. They return JG_OK, JG_BAD_ARGUMENT or JG_BUSY. */
+int jg_{name}_n_states(void);
+const char *jg_{name}_state_name(int i);
+int jg_{name}_state_dtype(int i);
+int jg_{name}_state_rank(int i);
+const int64_t *jg_{name}_state_dims(int i);
+int jg_{name}_get_state(jg_{name} *model, int i, void *to);
+int jg_{name}_set_state(jg_{name} *model, int i, const void *from);
+static inline int jg_{name}_step(
+        jg_{name} *model, const void *const *inputs, void *const *outputs) {{
+    return jg_{name}_run(model, inputs, outputs);
+}}
 """
 
 

@@ -110,7 +110,7 @@ def write_native(
             _replace(header_path, c_header(model, header_path.name, built.name).encode())
 
     if path.suffix in (".o", ".a"):
-        symbols = capi.public_symbols(symbol)
+        symbols = capi.public_symbols(symbol, stateful=bool(model.own))
         _replace(path, code if path.suffix == ".o" else archive(f"{symbol}.o", code, symbols))
         write_header(path)
         return NativeFiles(path, header_path, None)
@@ -164,15 +164,17 @@ def build_object(
         features=[(f, _missing_text(f)) for f in needed],
         version=f"{creator}, format {fmt.FORMAT_VERSION}, for {target.triple} ({target.cpu})",
     )  # fmt: skip
+    if simple.writes:
+        model.own = [ports[slot] for slot in offsets]
     moved = sum(p.numel * p.itemsize for _, p in (*inputs, *outputs))
     moved += len(weights) + image.arena_bytes
     model.metadata = _metadata(model, needed, target, creator, moved)
     if not target.is_elf:
         model.weights = weights
     runtime = pool.emit_runtime(target.triple, threads=not target.is_wasm)
-    modules = [str(capi.emit_capi(model, target)), capi.private_names(str(runtime))]
+    modules = [capi.emit_text(model, target), capi.private_names(str(runtime))]
     modules += {g.key: g.module_text for g in stages.all_generated() if g.module_text}.values()
-    keep = {*capi.public_symbols(name, target.is_wasm), fmt.DESCRIPTOR}
+    keep = {*capi.public_symbols(name, target.is_wasm, bool(model.own)), fmt.DESCRIPTOR}
     text = _joined(modules, keep)
     code = compile_for(text, target, _provided(target))
     if weights and target.is_elf:
@@ -196,10 +198,10 @@ def _check_graph(graph: Graph) -> None:
                 "as a call into Python and cannot leave it; export "
                 f"the parts before and after it{where}"
             )
-    if graph.writes or graph.rebinds:
+    if graph.rebinds or any(graph.inputs[w.input].kind != "state" for w in graph.writes):
         raise CompileError(
-            f"[native] expected a pure graph; {graph.name} writes {len(graph.writes)} storages and "
-            f"rebinds {len(graph.rebinds)} slots"
+            f"[native] expected a graph that writes to its state only; {graph.name} writes "
+            f"{len(graph.writes)} storages and rebinds {len(graph.rebinds)} slots"
         )
     values = [*(i.value for i in graph.inputs), *graph.outputs]
     for v in values:
@@ -223,6 +225,7 @@ def _pack_state(
 ) -> tuple[dict[int, int], bytes]:
     """{slot: offset} of the state that the graph reads, and the bytes."""
     used = {v for node in graph.nodes for v in node.inputs} | set(graph.outputs)
+    used |= {graph.inputs[w.input].value for w in graph.writes}
     offsets: dict[int, int] = {}
     parts: list[bytes] = []
     size = 0
@@ -274,6 +277,7 @@ def _metadata(
             "cpu": target.cpu,
             "features": needed,
             "inputs": describe(model.inputs),
+            "states": describe([(0, p) for p in model.own]),
             "outputs": describe(model.outputs),
             "weights_bytes": model.weights_bytes,
             "arena_bytes": image.arena_bytes,

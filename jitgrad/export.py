@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from jitgrad.autograd.modes import no_grad
+from jitgrad.autograd.modes import enable_grad, no_grad
 from jitgrad.callable_module import make_callable
-from jitgrad.compiler.ir import Graph, Value
+from jitgrad.compiler.ir import Graph, Value, Write
+from jitgrad.compiler.ops.record import OPS
 from jitgrad.compiler.symbolic import ShapeEnv
 from jitgrad.compiler.types import TensorType
 from jitgrad.dims import Dim as Dim
@@ -29,7 +30,7 @@ from jitgrad.dynamic_shapes import (
 from jitgrad.effects import is_module
 from jitgrad.exported import Exported, load_exported
 from jitgrad.jit import JitFunction
-from jitgrad.pytree import Structure, names_of
+from jitgrad.pytree import Structure, names_of, tree_map
 from jitgrad.random import get_rng_state, set_rng_state
 from jitgrad.recorder import Entry, Trace, plain_attrs
 from jitgrad.runtime.errors import CompileError
@@ -39,8 +40,12 @@ from jitgrad.sources import (
     Captured,
     Constant,
     ConstantResult,
+    Draw,
     FreshResult,
+    Grad,
+    Number,
     SameResult,
+    Seed,
 )
 from jitgrad.tensor import Tensor
 from jitgrad.values import plain_type
@@ -53,7 +58,13 @@ def export(
     output_names: Sequence[str] | None = None,
     dynamic_shapes: DynamicShapes = None,
 ) -> Exported:
-    """Records a function or Module on example inputs, with gradients off.
+    """Records a function or Module on example inputs.
+
+    A Module, and a function that only gives results, is recorded with gradients off. A function
+    that changes tensors it captures (a training step: zero_grad, backward, optimizer.step; a
+    counter) or draws random numbers is traced without data: nothing changes here, and what it
+    changes becomes the exported graph's own state, which each call carries on. Call such a step
+    once before, so that its optimizer's state is there. `.grad`s that it sets anew stay inside.
 
     Args:
         function: called with the example inputs; a Module is recorded as it is (call `.eval()`
@@ -91,7 +102,13 @@ def record(
 ) -> Exported:
     """What `export` gives, of a function that calls `of`: a Module, after which state is named."""
     inputs = [x.detach().clone() for x in example_inputs]
-    recorded = JitFunction(function.__call__ if is_module(function) else function, fallback="error")
+    step = None if is_module(of) or dynamic_shapes is not None else _traced_step(function, inputs)
+    if step is not None:
+        labels = _labels(of, inputs, names)
+        return _exported(step, inputs, labels, output_names, _name(of), _paths_in(of))
+    recorded = JitFunction(
+        function.__call__ if is_module(function) else function, fallback="error", segments=False
+    )
     before = _Before(of)
     try:
         with no_grad():
@@ -112,6 +129,51 @@ def record(
         if text.startswith("[export]"):
             raise
         raise CompileError(f"[export] cannot export {_name(of)}: {text}") from error
+
+
+def _paths_in(function: Any) -> dict[int, str]:
+    """What the Modules that a function names call their tensors ("model.0.weight"), by id."""
+    try:
+        found = inspect.getclosurevars(inspect.unwrap(function))
+    except (TypeError, ValueError):  # an object that is called
+        return {}
+    paths: dict[int, str] = {}
+    for name, value in {**found.globals, **found.nonlocals}.items():
+        if is_module(value):
+            for path, x in value.state_dict(keep_vars=True).items():
+                paths.setdefault(id(x), f"{name}.{path}")
+    return paths
+
+
+class _Detaching(JitFunction):
+    """Its results are off the tape: gradients of an exported function are taken inside of it."""
+
+    def _run_recorded(self, *args: Any) -> Any:
+        result, profile = super()._run_recorded(*args)
+        return tree_map(lambda y: y.detach() if isinstance(y, Tensor) else y, result), profile
+
+
+def _traced_step(function: Any, inputs: Sequence[Tensor]) -> Trace | None:
+    """The trace of a function that changes state or draws numbers, made without running it on
+    data; None for a function that only gives results, or needs values."""
+    try:
+        with enable_grad():
+            trace = _Detaching(function, fallback="error").lower(*inputs).trace
+    except (RuntimeError, TypeError, ValueError):
+        return None  # recording it with data tells why, if it cannot be exported
+    if trace.cuts or not (trace.graph.writes or trace.rebinds or trace.draws):
+        return None
+    refused = [f"{owner.item.name}[{key!r}]" for owner, key, _ in trace.rebinds
+               if isinstance(owner, Captured) and key != "grad"]  # fmt: skip
+    if refused:
+        raise CompileError(
+            f"[export] cannot export {_name(function)}: it makes state ({', '.join(refused[:4])}), "
+            "as the first call of an optimizer does; call it once, then export it"
+        )
+    written = [trace.entries[w.input] for w in trace.graph.writes]
+    if any(isinstance(e.source, (Arg, Constant)) for e in written):
+        return None
+    return trace
 
 
 class _Before:
@@ -149,6 +211,8 @@ def _named(
         state = function.state_dict(keep_vars=True)
         paths = {id(t): path for path, t in state.items()}
         paths |= {id(m): path for path, m in function.named_modules()}
+    else:
+        paths = _paths_in(function)
     _refuse_effects(trace, function, paths)
     return _exported(trace, inputs, labels, output_names, _name(function), paths)
 
@@ -204,14 +268,28 @@ def _exported(
         state[label] = array
         return graph.add_input(type, "state", label)
 
-    for e in captured:
-        value = add_state(_state_name(e, trace, paths), _state_array(e, name), e.value.type)
+    inputs_of: dict[int, Value] = {}  # entries that are state, by their number
+    draws: dict[int, Value] = {}  # the next draw, of each generator
+    for number, e in enumerate(trace.entries):
+        if e not in captured:
+            continue
+        if isinstance(e.source, Draw):
+            key = id(e.source.generator)
+            if key not in draws:
+                array = np.array(e.source.generator.draws, np.int64)
+                draws[key] = add_state("random.draws", array, e.value.type)
+            value = _plus(graph, draws[key], e.source.offset)
+        else:
+            value = add_state(_state_name(e, trace, paths), _state_array(e, name), e.value.type)
+            inputs_of[number] = value
         replace[e.value] = source_values[e.source] = value
     for node in trace.graph.nodes:
         made = graph.add_node(
             node.op, [replace.get(v, v) for v in node.inputs], node.attrs, node.line
         )
         replace.update(zip(node.outputs, made, strict=True))
+    for w in trace.graph.writes:  # a result on that memory shows what it holds at the end
+        source_values[trace.entries[w.input].source] = replace.get(w.value, w.value)
     for result in trace.results:
         if isinstance(result, FreshResult):
             value = trace.graph.outputs[result.index]
@@ -222,7 +300,7 @@ def _exported(
             source = result.source
             if isinstance(source, Captured) and source not in source_values:  # returned, never read
                 x = source.item.now
-                label = paths.get(id(x), source.item.name)
+                label = paths.get(id(x), re.sub(r"\['([\w.]+)'\]", r".\1", source.item.name))
                 held = add_state(label, _copy(x), TensorType(tuple(x.shape), x.dtype))
                 source_values[source] = held
             value, chain = source_values[source], ()
@@ -234,6 +312,14 @@ def _exported(
         for op, attrs in chain:
             value = graph.add_node(op, [value], plain_attrs(attrs))[0]
         graph.outputs.append(value)
+    places = {item.value: i for i, item in enumerate(graph.inputs)}
+    for w in trace.graph.writes:
+        value = replace.get(w.value, w.value)
+        graph.writes.append(Write(places[inputs_of[w.input]], value))
+    for generator, drawn in trace.draws.items():
+        if id(generator) in draws:
+            first = draws[id(generator)]
+            graph.writes.append(Write(places[first], _plus(graph, first, drawn)))
     count = len(graph.outputs)
     labels = list(output_names or ())
     if output_names is None:
@@ -241,6 +327,15 @@ def _exported(
     if len(labels) != count or len(set(labels)) != count:
         raise ValueError(f"[export] expected {count} different output names; got {labels}")
     return Exported(graph, state, names, labels, trace.structure)
+
+
+def _plus(graph: Graph, value: Value, number: int) -> Value:
+    """value + number, of integers."""
+    if number == 0:
+        return value
+    t = value.type
+    attrs = {"shape": (), "value": number, "dtype": t.dtype, "device": t.device}
+    return graph.add(OPS["add"], value, graph.add_node(OPS["full"], (), attrs)[0])
 
 
 def _result_names(structure: Structure) -> list[str]:
@@ -311,6 +406,12 @@ def _state_array(e: Entry, name: str) -> np.ndarray[Any, Any]:
         return np.array(e.source.array, order="C", copy=True)
     if isinstance(e.source, Captured) and isinstance(e.source.item.now, Tensor):
         return _copy(e.source.item.now)
+    if isinstance(e.source, Number):
+        return np.array(e.source.scalar.value, np.float64)
+    if isinstance(e.source, Seed):
+        return np.array(e.source.generator._seed, np.int64)
+    if isinstance(e.source, Grad) and e.tensor is not None:
+        return _copy(e.tensor)
     raise CompileError(
         f"[export] cannot export {name}: it reads {e.value.name!r}, which is neither an input "
         "nor a captured tensor"
@@ -323,9 +424,16 @@ def _copy(x: Tensor) -> np.ndarray[Any, Any]:
 
 def _state_name(e: Entry, trace: Trace, paths: Mapping[int, str]) -> str:
     """A Module's own path for its tensors; else how the function reaches it."""
+    if isinstance(e.source, Seed):
+        return "random.seed"
+    if isinstance(e.source, Number) and e.source.scalar.expr is None:
+        return str(e.source.scalar.name[1])  # a setting of an optimizer's group: "lr"
     if isinstance(e.source, Captured) and id(e.source.item.now) in paths:
         return paths[id(e.source.item.now)]
-    return next(i.name for i in trace.graph.inputs if i.value is e.value)
+    if isinstance(e.source, Grad) and id(e.source.owner.item.now) in paths:  # type: ignore[union-attr]
+        return f"{paths[id(e.source.owner.item.now)]}.grad"  # type: ignore[union-attr]
+    name = next(i.name for i in trace.graph.inputs if i.value is e.value)
+    return re.sub(r"\['([\w.]+)'\]", r".\1", name)  # model.0.weight
 
 
 def _unique(name: str, taken: set[str]) -> str:

@@ -37,8 +37,9 @@ class Exported:
     """A pure graph: named inputs, outputs, and the state that it closes over.
 
     Attributes:
-        graph: inputs of kind "arg" and "state"; no writes, no slots.
-        state: name -> array, a copy of what the function captured.
+        graph: inputs of kind "arg" and "state"; no slots. It writes to state only.
+        state: name -> array, a copy of what the function captured. Calls of a training step change
+            it in place.
         input_names, output_names: in order of call and of result.
 
     Calling it with tensors runs the compiled graph and gives what the function gave.

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,6 +89,9 @@ class Model:
         self._make = tuple(buffers.array_maker(shape, dtype) for shape, dtype in self._results)
         self._count = len(self.inputs)
         self._single = len(self.outputs) == 1
+        self.states = functions.states
+        self._before_fork: list[_Instance] = []
+        self._one = threading.Lock() if self.states else None  # of an instance that has state
         self._idle: list[_Instance] = [_Instance(self)]
         _models.add(self)
 
@@ -122,6 +125,9 @@ class Model:
             results = [self._make[0]()]
         else:
             results = [make() for make in self._make]
+        if self._one is not None:
+            with self._one:
+                return self._step(arrays, results)
         try:
             instance = self._idle.pop()
         except IndexError:
@@ -180,6 +186,63 @@ class Model:
             spans.append((start, start + array.nbytes))
         return given
 
+    # -- state --------------------------------------------------------------------------------
+    def _step(self, arrays: Sequence[NDArray[Any]], results: Sequence[NDArray[Any]]) -> Any:
+        """A call of the one instance that holds the state."""
+        instance = self._holder()
+        status = instance.call(*arrays, *results)
+        if status:
+            self._idle = []
+            self._fail(instance, status)
+        return results[0] if self._single else tuple(results)
+
+    def _holder(self) -> _Instance:
+        """The instance with the state; in a forked child a new one, with the state as it was."""
+        if not self._idle:
+            instance, before = _Instance(self), self._before_fork
+            for i, port in enumerate(self.states):
+                array = np.empty(port.shape, dtypes.BY_NAME[port.dtype].np)
+                place = buffers.address(array)
+                if self._functions.get_state(before[0].handle, i, place):
+                    raise RuntimeError(f"[{self.name}] the process forked in the middle of a step")
+                self._functions.set_state(instance.handle, i, place)
+            self._idle = [instance]
+        return self._idle[0]
+
+    def get_state(self) -> dict[str, NDArray[Any]]:
+        """Copies of the state, by name; {} for a model whose calls change nothing."""
+        found = {}
+        for i, port in enumerate(self.states):
+            array = np.empty(port.shape, dtypes.BY_NAME[port.dtype].np)
+            self._exchange(self._functions.get_state, i, array)
+            found[port.name] = array
+        return found
+
+    def set_state(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Replaces state by name. Raises KeyError for a name that is none, TypeError or ValueError
+        for an array of another dtype or shape; then nothing has changed."""
+        numbers = {port.name: i for i, port in enumerate(self.states)}
+        checked = []
+        for name, array in state.items():
+            if name not in numbers:
+                raise KeyError(f"[{self.name}] no state is called {name!r}; there is {[*numbers]}")
+            port = self.states[numbers[name]]
+            dtype = dtypes.BY_NAME[port.dtype].np
+            problem = _problem(np.array(array, order="C"), port.shape, dtype, ())
+            if problem is not None:
+                problem.args = (f"[{self.name}] expected state {name!r} ({port}) {problem}",)
+                raise problem
+            checked.append((numbers[name], np.array(array, order="C")))
+        for i, array in checked:
+            self._exchange(self._functions.set_state, i, array)
+
+    def _exchange(self, function: Callable[..., int], i: int, array: NDArray[Any]) -> None:
+        assert self._one is not None
+        with self._one:
+            status = function(self._holder().handle, i, buffers.address(array))
+        if status:
+            raise RuntimeError(f"[{self.name}] state {i}: status {status}")
+
     def _fail(self, instance: _Instance, status: int) -> None:
         text = (self._functions.last_error(instance.handle) or b"").decode(errors="replace")
         self._idle.append(instance)
@@ -237,7 +300,10 @@ def _after_fork_in_child() -> None:
     global _lock
     _lock = threading.Lock()  # another thread of the parent may have held it
     for model in _models:
-        model._idle.clear()
+        model._before_fork = model._idle
+        model._idle = []
+        if model._one is not None:
+            model._one = threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):
@@ -369,6 +435,11 @@ class _Functions:
         last_error = ctypes.CFUNCTYPE(ctypes.c_char_p, _Address)
         self.last_error = last_error(words[fmt.DESC_LAST_ERROR])
         self.bind = threads.make_bind(words[fmt.DESC_PY_CALL]) if buffers.LAYOUT_HOLDS else None
+        self.states = _ports(info.get("states", []))
+        exchange = ctypes.CFUNCTYPE(ctypes.c_int, _Address, ctypes.c_int, _Address)
+        if self.states:
+            self.get_state = exchange((f"jg_{info['name']}_get_state", owner))
+            self.set_state = exchange((f"jg_{info['name']}_set_state", owner))
 
 
 def _ports(rows: Any) -> tuple[Port, ...]:

@@ -79,6 +79,8 @@ class Model:
         name: a C identifier; functions are called jg_<name>_run and so on.
         inputs, outputs: with their slots in the pointer table, in the caller's order.
         state: {slot: byte offset in the weights}; weights_bytes: their size, all told.
+        own: the state of a graph that writes to it, in the order of `state`: each instance has a
+            copy of all weights. Empty where instances share them.
         faults: the text for each error site.
         features: (feature, text when it is missing) that the code needs.
         metadata: JSON text for the loader. version: one line for people.
@@ -96,6 +98,7 @@ class Model:
     metadata: str = "{}"
     version: str = ""
     weights: bytes = b""
+    own: list[Port] = field(default_factory=list)
 
     @property
     def useful_threads(self) -> int:
@@ -109,11 +112,14 @@ class Model:
         return min(most, 1024)
 
 
-def public_symbols(name: str, wasm: bool = False) -> list[str]:
+def public_symbols(name: str, wasm: bool = False, stateful: bool = False) -> list[str]:
     """The functions that a library exports; `header.py` declares the same."""
     ports = [f"{k}_{w}" for k in ("input", "output") for w in ("name", "dtype", "rank", "dims")]
     functions = ["create", "destroy", "run", "last_error", "status", "version"]
     functions += ["alloc", "free"] if wasm else []
+    if stateful:
+        functions += ["n_states", "get_state", "set_state"]
+        ports += [f"state_{w}" for w in ("name", "dtype", "rank", "dims")]
     return [f"jg_{name}_{f}" for f in [*functions, "n_inputs", "n_outputs", *ports]]
 
 
@@ -121,6 +127,12 @@ def private_names(runtime: str) -> str:
     """The text of the runtime's module, with the pool's functions under names that are no model's:
     a model called "pool" has a jg_pool_create, too."""
     return runtime.replace('@"jg_pool_', '@"jg.pool_')
+
+
+def emit_text(model: Model, target: Target) -> str:
+    """The text of the module. Its weights are marked as known to the linker only."""
+    weights = '@"jg.weights" = internal '
+    return str(emit_capi(model, target)).replace(weights, f"{weights}externally_initialized ")
 
 
 def emit_capi(model: Model, target: Target) -> ir.Module:
@@ -146,7 +158,7 @@ class _Emitter:
         self.weights: ir.GlobalVariable | None = None
         if model.weights_bytes:
             # Zeros here, filled in an ELF object: as text they would take four times the bytes.
-            # Nothing may be folded from them, and nothing is: only their address is used.
+            # Nothing may be folded from them: see emit_text.
             data = None if target.is_elf else bytearray(model.weights)
             self.weights = self._constant(
                 ir.Constant(ir.ArrayType(ir.IntType(8), model.weights_bytes), data), "weights"
@@ -168,6 +180,8 @@ class _Emitter:
             self._emit_memory()
         else:
             self._emit_descriptor(**made, py_call=self._emit_py_call())
+        if self.model.own:
+            self._emit_states()
         self._emit_ports("input", [p for _, p in self.model.inputs])
         self._emit_ports("output", [p for _, p in self.model.outputs])
         self._return_text("version", self.model.version)
@@ -265,7 +279,8 @@ class _Emitter:
         header = _round_up((_BUFS + image.n_buffers) * 8)
         arena = _round_up(image.arena_bytes)
         each = sum(_round_up(n) for n in image.scratch.values())
-        nbytes = b.add(const(header + arena + _LINE), b.mul(threads, const(each)))
+        own = _round_up(model.weights_bytes) if model.own else 0
+        nbytes = b.add(const(header + own + arena + _LINE), b.mul(threads, const(each)))
         raw = b.call(self.malloc, [nbytes])
         with b.if_then(b.icmp_unsigned("==", b.ptrtoint(raw, I64), const(0)), likely=False):
             b.ret(null)
@@ -285,13 +300,18 @@ class _Emitter:
         put(b, me, _CTX + abi.CTX_THREADS, threads)
         put(b, me, _CTX + abi.CTX_TABLE, _reference(self.table))
         put(b, me, _CELL, const(abi.NO_ERROR))
-        for slot, offset in model.state.items():
+        if model.state:
             assert self.weights is not None
             address = b.ptrtoint(_reference(self.weights), I64)
-            put(b, me, _BUFS + slot, b.add(address, const(offset)))
+            if own:
+                address = b.add(start, const(header))
+                to = b.inttoptr(address, PTR)
+                b.call(self._memcpy(), [to, _reference(self.weights), const(model.weights_bytes)])
+            for slot, offset in model.state.items():
+                put(b, me, _BUFS + slot, b.add(address, const(offset)))
         for slot, offset in image.arena.items():
-            put(b, me, _BUFS + slot, b.add(start, const(header + offset)))
-        at: ir.Value = b.add(start, const(header + arena))
+            put(b, me, _BUFS + slot, b.add(start, const(header + own + offset)))
+        at: ir.Value = b.add(start, const(header + own + arena))
         for slot, size in image.scratch.items():
             put(b, me, _BUFS + slot, at)
             at = b.add(at, b.mul(threads, const(_round_up(size))))
@@ -309,6 +329,37 @@ class _Emitter:
         b.call(self.free, [get_pointer(b, me, _RAW)])
         b.ret_void()
         return function
+
+    def _memcpy(self) -> ir.Function:
+        known = self.module.globals.get("memcpy")
+        return known or self._declare("memcpy", PTR, [PTR, PTR, I64])
+
+    def _emit_states(self) -> None:
+        """Descriptions of the state, and int get_state(instance, i, to), set_state(.., from)."""
+        ports = self.model.own
+        self._emit_ports("state", ports)
+        rows = [[const(_BUFS + slot), const(p.numel * p.itemsize)]
+                for slot, p in zip(self.model.state, ports, strict=True)]  # fmt: skip
+        table = self._struct_array(rows, "states")
+        refused, busy = ir.Constant(I32, fmt.BAD_ARGUMENT), ir.Constant(I32, fmt.BUSY)
+        for name in ("get_state", "set_state"):
+            function, b = self._public(name, I32, [PTR, I32, PTR])
+            me, index, other = function.args
+            inside = b.icmp_unsigned("<", index, ir.Constant(I32, len(ports)))
+            for pointer in (me, other):
+                there = b.icmp_unsigned("!=", b.ptrtoint(pointer, I64), const(0))
+                inside = b.and_(inside, there)
+            with b.if_then(b.not_(inside), likely=False):
+                b.ret(refused)
+            taken = b.cmpxchg(word(b, me, _BUSY), const(0), const(1), "acquire", "monotonic")
+            with b.if_then(b.not_(b.extract_value(taken, 1)), likely=False):
+                b.ret(busy)
+            row = word(b, _reference(table), b.mul(b.zext(index, I64), const(2)))
+            mine = b.inttoptr(get(b, me, get(b, row, 0)), PTR)
+            pair = [other, mine] if name == "get_state" else [mine, other]
+            b.call(self._memcpy(), [*pair, get(b, row, 1)])
+            atomic(b, "xchg", me, _BUSY, 0, "release")
+            b.ret(ir.Constant(I32, fmt.OK))
 
     def _emit_last_error(self) -> ir.Function:
         function, b = self._public("last_error", PTR, [PTR])

@@ -127,13 +127,13 @@ class Module(Stateful):
                     f"[{type(self).__name__}] cannot assign {type(value).__name__} as buffer "
                     f"{name!r}; expected a Tensor or None"
                 )
-            self._buffers[name] = value
             if state.recorder is not None:
                 state.recorder.rebind(self, name, value)
+            self._buffers[name] = value
         else:
-            object.__setattr__(self, name, value)
             if state.recorder is not None and isinstance(value, Tensor):
                 state.recorder.rebind(self, name, value)
+            object.__setattr__(self, name, value)
 
     def _forget(self, name: str, keep: Mapping[str, Any]) -> None:
         """Removes a name, but from `keep`, where it is replaced in its place."""

@@ -293,9 +293,9 @@ class Optimizer(StateDict):
 
     def init_state(self, state: State, key: str, value: Tensor) -> Tensor:
         """Puts a new tensor into a parameter's state (seen by a recording)."""
-        state[key] = value
         if thread.recorder is not None:
             thread.recorder.rebind(state, key, value)
+        state[key] = value
         return value
 
     def init_scalar(self, state: State, key: str, value: Any = 0.0) -> Tensor:
