@@ -184,6 +184,14 @@ def test_a_function_of_plain_state(tmp_path):
     assert total.tolist() == [0.0] * 3
 
 
+def test_onnx_has_no_state(tmp_path):
+    pytest.importorskip("onnx")
+    total = jg.zeros(3)
+    exported = jg.export(lambda x: total.add_(x) * 2, jg.ones(3))
+    with pytest.raises(CompileError, match=r"changes its state \(total\)"):
+        exported.onnx(tmp_path / "m.onnx")
+
+
 C_PROGRAM = r"""
 #include "libstep.h"
 #include <stdio.h>
