@@ -25,6 +25,7 @@ from jitgrad.onnx.errors import OnnxExporterError, UnsupportedOperatorError
 from jitgrad.onnx.opsets import NEWEST, OLDEST, ir_version
 from jitgrad.onnx.symbolic import as_form, registered_form
 from jitgrad.onnx.writer import Writer, value_info
+from jitgrad.runtime.errors import CompileError
 from jitgrad.version import jitgrad as own_version
 
 if TYPE_CHECKING:
@@ -90,8 +91,8 @@ def write_onnx(
         changed = [exported.graph.inputs[w.input].name for w in exported.graph.writes]
         raise CompileError(
             f"[onnx] expected a function of results only; {exported.graph.name} changes its state "
-            f"({', '.join(changed[:5])}), which an ONNX model cannot; return the new values instead, "
-            "or use .native or .save"
+            f"({', '.join(changed[:5])}), which an ONNX model cannot; return the new values "
+            "instead, or use .native or .save"
         )
     model = to_model(exported, opset=opset, custom=custom)
     size = sum(a.nbytes for a in exported.state.values())
