@@ -111,6 +111,8 @@ def test_what_is_refused() -> None:
         torch.export(lambda t: (t, t.sum().item()), x)
     with pytest.raises(CompileError, match=r"tensors' values in Python \(bool of bool\[\] at"):
         torch.export(lambda t: t if t.sum() > 0 else -t, x)
+    with pytest.raises(CompileError, match=r"cannot export .* value in Python"):
+        torch.export(lambda t: torch.linspace(t.item(), 1.0, 5), torch.tensor(0.5))
     with pytest.raises(TypeError, match="example inputs to be Tensors; input 0 is ndarray"):
         torch.export(_net().eval(), np.ones((2, 1, 4, 4), np.float32))
     with pytest.raises(TypeError, match="a function or a Module; got int"):

@@ -334,7 +334,7 @@ def test_is_in_onnx_export() -> None:
 
 # -- control flow ---------------------------------------------------------------------------------
 def test_loops_and_branches(tmp_path: Any) -> None:
-    """Graphs inside nodes, which read what is around them; one in another."""
+    """Graphs inside nodes, which read what is around them; one in another; one without rows."""
     weight = torch.randn(3, 3) * 0.3
 
     def f(x: Any, start: Any) -> Any:
@@ -344,6 +344,7 @@ def test_loops_and_branches(tmp_path: Any) -> None:
             return kept, kept.sum()
 
         last, sums = torch.scan(step, start, x)
+        last, _ = torch.scan(lambda carry, row: (carry + row, ()), last, x, reverse=True)
         count, grown = torch.while_loop(
             lambda n, a: n < 5, lambda n, a: (n + 1, a + weight[1]), (torch.tensor(0), last)
         )

@@ -288,6 +288,48 @@ def test_control_flow() -> None:
     assert last.item() == 1 and path.tolist() == [3, 10, 5, 16, 8, 4, 2, 1]
 
 
+def test_control_flow_compiled() -> None:
+    """Conditions that are found in tensors: If and Loop become cond and while_loop."""
+    branches = [
+        helper.make_graph([helper.make_node(op, ["x", "w"], [f"out_{op}"])], op, [],
+                          [helper.make_tensor_value_info(f"out_{op}", FLOAT, [3])])
+        for op in ("Add", "Sub")
+    ]  # fmt: skip
+    body = helper.make_graph(
+        [
+            helper.make_node("Mul", ["v", "half"], ["v_out"]),
+            helper.make_node("ReduceMax", ["v_out"], ["largest"], keepdims=0),
+            helper.make_node("Greater", ["largest", "one"], ["go"]),
+        ],
+        "body",
+        [_scalar("i"), _scalar("go_in", BOOL), helper.make_tensor_value_info("v", FLOAT, [3])],
+        [_scalar("go", BOOL), helper.make_tensor_value_info("v_out", FLOAT, [3])],
+    )
+    nodes = [
+        helper.make_node("ReduceSum", ["x"], ["total"], keepdims=0),
+        helper.make_node("Greater", ["total", "zero"], ["positive"]),
+        helper.make_node("If", ["positive"], ["y"], then_branch=branches[0], else_branch=branches[1]),
+        helper.make_node("Loop", ["", "", "y"], ["z"], body=body),
+    ]  # fmt: skip
+    numbers = {k: np.array(v, np.float32) for k, v in (("zero", 0), ("one", 1), ("half", 0.5))}
+    data = made(
+        nodes, [("x", FLOAT, [3])], [("z", FLOAT, [3]), ("total", FLOAT, [])],
+        {"w": np.arange(3, dtype=np.float32), **numbers},
+    )  # fmt: skip
+    model = torch.onnx.load(data)
+    compiled = torch.jit(model, fallback="error")
+    for x in ([1.0, 2.0, 3.0], [-1.0, -2.0, -30.0], [40.0, 0.0, 0.5], [0.0, 0.0, 0.0]):
+        found, wanted = compiled(torch.tensor(x)), model(torch.tensor(x))
+        y = np.array(x) + np.arange(3) * (1 if sum(x) > 0 else -1)
+        y = y / 2
+        while y.max() > 1:
+            y = y / 2
+        np.testing.assert_allclose(wanted[0].detach().numpy(), y)
+        for f, w in zip(found, wanted, strict=True):
+            np.testing.assert_array_equal(f.detach().numpy(), w.detach().numpy())
+    assert compiled.stats.traces == 1
+
+
 def test_functions_of_the_model() -> None:
     """A model's own ops, with attributes and other functions inside."""
     scaled = helper.make_function(

@@ -188,10 +188,10 @@ class Scan(Control):
                 lambda c, names: c.inline(body.graph, [*names, *consts]),
             )  # fmt: skip
             way = int(attrs["reverse"])
-            found = ctx.node(
-                "Scan", [*carries, *xs], count, body=graph, num_scan_inputs=m,
-                scan_input_directions=[way] * m, scan_output_directions=[way] * (count - n),
-            )  # fmt: skip
+            ways = {"scan_input_directions": [way] * m}
+            if count > n:
+                ways["scan_output_directions"] = [way] * (count - n)
+            found = ctx.node("Scan", [*carries, *xs], count, body=graph, num_scan_inputs=m, **ways)
             return found if count > 1 else (found,)
         made = _onnx_loop(ctx, length, carries, body, consts)
         if not attrs["reverse"]:

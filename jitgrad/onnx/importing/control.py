@@ -1,7 +1,7 @@
 """Handlers of ONNX's ops that hold graphs (If, Loop, Scan), and of sequences and optionals.
 
-They run in Python: under @jit a condition or a number of rounds must be known when the graph is,
-and loops are unrolled.
+Scan is jitgrad.scan. If and Loop run in Python; while a graph is recorded, those that ask a tensor
+become jitgrad.cond and jitgrad.while_loop. Loops with a known number of rounds are unrolled.
 """
 
 from __future__ import annotations
@@ -11,40 +11,79 @@ from typing import Any
 import numpy as np
 
 import jitgrad as jg
-from jitgrad.onnx.importing.calls import Call, as_array, as_tensor, axis_of, handler
+from jitgrad.onnx.importing.calls import (
+    Call,
+    as_array,
+    as_tensor,
+    axis_of,
+    handler,
+    is_known,
+)
+from jitgrad.state import state
 from jitgrad.tensor import Tensor
 
 MAX_ROUNDS = 10_000_000
 
 
+def _recording() -> bool:
+    return state.recorder is not None or state.abstract
+
+
 @handler("If", folds=False)
 def if_(c: Call) -> Any:
     c.ignore("then_branch", "else_branch")
+    pred = c.value(0)
+    if isinstance(pred, Tensor) and _recording():
+
+        def branch(name: str) -> Any:
+            return lambda: tuple(map(as_tensor, c.run.subgraph(c, c.graph(name), [])))
+
+        return jg.cond(pred.reshape(()), branch("then_branch"), branch("else_branch"), ())
     chosen = bool(c.array(0).reshape(()))
-    made = c.run.subgraph(c, c.graph("then_branch" if chosen else "else_branch"), [])
-    return tuple(made)
+    return tuple(c.run.subgraph(c, c.graph("then_branch" if chosen else "else_branch"), []))
 
 
 @handler("Loop", folds=False)
 def loop(c: Call) -> Any:
     body = c.graph("body")
-    limit = int(c.array(0).reshape(())) if c.has(0) else MAX_ROUNDS
-    go = bool(c.array(1).reshape(())) if c.has(1) else True
     carried = list(c.values[2:])
     stacked: list[list[Any]] = [[] for _ in range(len(body.outputs) - 1 - len(carried))]
+    start = c.values[1] if c.has(1) else np.array(True)
+    known = is_known(c.values[0]) and is_known(start)
+    if not known and _recording() and not stacked:
+        return _while(c, start, carried)
+    limit = int(c.array(0).reshape(())) if c.has(0) else MAX_ROUNDS
+    go = bool(as_array(start).reshape(()))
     number = 0
     while go and number < limit:
         if number >= MAX_ROUNDS:
             raise ValueError(f"the loop does not end in {MAX_ROUNDS:,} rounds")
-        made = c.run.subgraph(
-            c, body, [np.array(number, np.int64), np.array(go), *carried]
-        )  # fmt: skip
+        made = c.run.subgraph(c, body, [np.array(number, np.int64), np.array(go), *carried])
+        if not is_known(made[0]) and _recording() and not stacked:
+            return _while(c, start, list(c.values[2:]))
         number += 1
         go = number < limit and bool(as_array(made[0]).reshape(()))
         carried = made[1 : 1 + len(carried)]
         for rows, row in zip(stacked, made[1 + len(carried) :], strict=True):
             rows.append(row)
     return (*carried, *[_stacked(rows, 0, c) for rows in stacked])
+
+
+def _while(c: Call, start: Any, carried: list[Any]) -> Any:
+    """A loop whose end is found in tensors."""
+    limit = c.tensor(0).reshape(()) if c.has(0) else None
+
+    def goes_on(number: Tensor, go: Tensor, *now: Tensor) -> Tensor:
+        return go if limit is None else go & (number < limit)
+
+    def step(number: Tensor, go: Tensor, *now: Tensor) -> Any:
+        made = c.run.subgraph(c, c.graph("body"), [number, go, *now])
+        after, *rest = map(as_tensor, made)
+        return (number + 1, after.reshape(()), *rest)
+
+    first = (jg.zeros((), dtype=jg.int64), as_tensor(start).reshape(()))
+    found = jg.while_loop(goes_on, step, (*first, *map(as_tensor, carried)))
+    return tuple(found[2:])
 
 
 def _stacked(rows: list[Any], axis: int, c: Call) -> Any:
@@ -74,23 +113,21 @@ def _scan(c: Call, states: list[Any], xs: list[Tensor], outputs: int) -> list[An
     axes = c.attr("scan_input_axes", None) or [0] * count
     out_backwards = c.attr("scan_output_directions", None) or [0] * made_count
     out_axes = c.attr("scan_output_axes", None) or [0] * made_count
-    xs = [x.movedim(axis_of(a, x.ndim), 0) for x, a in zip(xs, axes, strict=True)]
-    steps = {int(x.shape[0]) for x in xs}
-    if len(steps) != 1:
-        raise ValueError(f"expected scanned operands of one length; got {sorted(steps)}")
-    (n,) = steps
-    rows: list[list[Any]] = [[] for _ in range(made_count)]
-    for t in range(n):
-        now = [x[n - 1 - t if b else t] for x, b in zip(xs, backwards, strict=True)]
-        made = c.run.subgraph(c, body, [*states, *now])
-        states = made[: len(states)]
-        for kept, row in zip(rows, made[len(states) :], strict=True):
-            kept.append(row)
-    stacks = []
-    for kept, back, axis in zip(rows, out_backwards, out_axes, strict=True):
-        rank = as_tensor(kept[0]).ndim + 1 if kept else 1
-        stacks.append(_stacked(kept[::-1] if back else kept, axis_of(axis, rank), c))
-    return [*states, *stacks]
+    rows = [x.movedim(axis_of(a, x.ndim), 0) for x, a in zip(xs, axes, strict=True)]
+    if len({int(x.shape[0]) for x in rows}) != 1:
+        raise ValueError(f"expected scanned operands of one length; got {[x.shape for x in rows]}")
+    rows = [jg.flip(x, [0]) if b else x for x, b in zip(rows, backwards, strict=True)]
+
+    def step(now: Any, row: Any) -> Any:
+        made = tuple(map(as_tensor, c.run.subgraph(c, body, [*now, *row])))
+        return made[: len(states)], made[len(states) :]
+
+    last, stacks = jg.scan(step, tuple(map(as_tensor, states)), tuple(rows))
+    found = []
+    for y, back, axis in zip(stacks, out_backwards, out_axes, strict=True):
+        y = jg.flip(y, [0]) if back else y
+        found.append(y.movedim(0, axis_of(axis, y.ndim)))
+    return [*last, *found]
 
 
 def _scan_8(c: Call, count: int) -> Any:

@@ -1,4 +1,4 @@
-"""Handlers of ONNX's recurrent layers: RNN, GRU, LSTM, in both directions, step by step."""
+"""Handlers of ONNX's recurrent layers: RNN, GRU, LSTM, in both directions, by jitgrad.scan."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class _Layer:
 
     def run(self, step: Any, states: int) -> Any:
         """step(direction, projected x, states) -> states, for each step. Results of ONNX's form."""
-        steps, batch = self.x.shape[:2]
+        steps = self.x.shape[0]
         outputs, lasts = [], []
         for d, backwards in enumerate(self.ways):
             now = [s[d] for s in self.initial[:states]]
@@ -60,17 +60,19 @@ class _Layer:
             if self.bias is not None:
                 wide = self.w.shape[1]
                 projected = projected + self.bias[d, :wide]
-            ys: list[Tensor] = [now[0]] * steps
-            for t in reversed(range(steps)) if backwards else range(steps):
-                after = step(d, projected[t], now)
-                if self.lengths is not None:
-                    inside = (self.lengths > t).reshape(-1, 1)
-                    ys[t] = jg.where(inside, after[0], jg.zeros_like(after[0]))
-                    now = [jg.where(inside, a, b) for a, b in zip(after, now, strict=True)]
-                else:
-                    ys[t], now = after[0], after
-            outputs.append(jg.stack(ys) if ys else jg.zeros((0, batch, self.hidden)))
-            lasts.append(now)
+
+            def one(carry: Any, row: Any, d: int = d) -> Any:
+                x, t = row
+                after = step(d, x, list(carry))
+                if self.lengths is None:
+                    return tuple(after), after[0]
+                inside = (self.lengths > t).reshape(-1, 1)
+                kept = tuple(jg.where(inside, a, b) for a, b in zip(after, carry, strict=True))
+                return kept, jg.where(inside, after[0], jg.zeros_like(after[0]))
+
+            last, ys = jg.scan(one, tuple(now), (projected, jg.arange(steps)), reverse=backwards)
+            outputs.append(ys)
+            lasts.append(list(last))
         y = jg.stack(outputs, 1)  # (steps, directions, batch, hidden)
         ends = [jg.stack([now[k] for now in lasts]) for k in range(states)]
         if self.batch_first:
