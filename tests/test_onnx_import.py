@@ -404,13 +404,17 @@ def test_a_node_that_fails_is_named() -> None:
         model(torch.ones(2, 3))
 
 
-def test_needs_of_values_under_jit() -> None:
-    """A shape that is computed from data is a reason, with the way to see it."""
-    node = helper.make_node("Reshape", ["x", "shape"], ["y"])
+def test_shapes_that_are_inputs_under_jit() -> None:
+    """Python reads them: compiled code runs in segments, with the numbers of each call."""
+    nodes = [
+        helper.make_node("Reshape", ["x", "shape"], ["r"]),
+        helper.make_node("Exp", ["r"], ["y"]),
+    ]
     model = torch.onnx.load(
-        made([node], [("x", FLOAT, [4]), ("shape", INT64, [2])], [("y", FLOAT, ["a", "b"])])
+        made(nodes, [("x", FLOAT, [4]), ("shape", INT64, [2])], [("y", FLOAT, ["a", "b"])])
     )
-    x, shape = torch.ones(4), torch.tensor([2, 2])
-    assert model(x, shape).shape == (2, 2)
-    with pytest.raises(RuntimeError, match="reads a tensor's value in Python"):
-        torch.jit(model, fallback="error")(x, shape)
+    compiled = torch.jit(model, fallback="error")
+    for sizes in ([2, 2], [4, 1], [2, 2], [1, 4]):
+        x = torch.randn(4)
+        y = compiled(x, torch.tensor(sizes))
+        np.testing.assert_allclose(y.numpy(), np.exp(x.numpy()).reshape(sizes), rtol=1e-6)

@@ -167,7 +167,7 @@ def as_tensor(x: Any) -> Tensor:
 
 
 def as_array(x: Any) -> Array:
-    """A value as an array: reads a tensor's data, which ends a trace under @jit."""
+    """A value as an array: reads a tensor's data (compiled code runs in segments there)."""
     if isinstance(x, np.ndarray):
         return x
     if isinstance(x, Tensor):
