@@ -308,7 +308,9 @@ def test_control_flow_compiled() -> None:
     nodes = [
         helper.make_node("ReduceSum", ["x"], ["total"], keepdims=0),
         helper.make_node("Greater", ["total", "zero"], ["positive"]),
-        helper.make_node("If", ["positive"], ["y"], then_branch=branches[0], else_branch=branches[1]),
+        helper.make_node(
+            "If", ["positive"], ["y"], then_branch=branches[0], else_branch=branches[1]
+        ),
         helper.make_node("Loop", ["", "", "y"], ["z"], body=body),
     ]  # fmt: skip
     numbers = {k: np.array(v, np.float32) for k, v in (("zero", 0), ("one", 1), ("half", 0.5))}
