@@ -45,7 +45,7 @@ def scan(
 
     combine_fn(carry, x) -> (next carry, result), for each slice x of xs along `dim`. init, xs and
     results are tensors or trees of them (tuples, lists, dicts); carries keep their shapes and
-    dtypes; results are stacked along dim 0. reverse: from the last slice to the first, results at
+    dtypes; results are stacked along `dim`. reverse: from the last slice to the first, results at
     their slices' places. xs None: `length` steps, x is None.
 
     Tensors that combine_fn captures get gradients as well. Under jit one node is recorded, however
@@ -61,6 +61,8 @@ def scan(
     slices, x_shape = _tensors(name, "xs", xs) if xs is not None else ([], flatten(None)[1])
     if not isinstance(reverse, bool):
         raise RuntimeError(f"[scan] expected reverse to be a bool; got {type(reverse).__name__}")
+    if slices and dim < 0:
+        dim += slices[0].dim()
     steps = _length(slices, dim, length)
     slices = [x.movedim(dim, 0) if dim else x for x in slices]
 
@@ -82,7 +84,7 @@ def scan(
 
     if _records(combine_fn):
         try:
-            return _recorded_scan(step, carries, carry_shape, slices, steps, reverse)
+            return _recorded_scan(step, carries, carry_shape, slices, steps, reverse, dim)
         except Untraceable as problem:
             _give_up(name, problem)
     now, results, y_shape = list(carries), [], None
@@ -94,13 +96,15 @@ def scan(
     if reverse:
         results.reverse()
     if not results:
-        return _no_steps(step, carries, carry_shape, slices)
+        return _no_steps(step, carries, carry_shape, slices, dim)
     stacked = [stack(list(column)) for column in zip(*results, strict=True)]
-    return unflatten(carry_shape, now), _results(y_shape, stacked)
+    return unflatten(carry_shape, now), _results(y_shape, stacked, dim)
 
 
-def _results(shape: Structure | None, stacked: list[Tensor]) -> Any:
-    return None if shape is None else unflatten(shape, stacked)
+def _results(shape: Structure | None, stacked: list[Tensor], dim: int) -> Any:
+    if shape is None:
+        return None
+    return unflatten(shape, [y.movedim(0, dim) for y in stacked] if dim else stacked)
 
 
 def _length(slices: Sequence[Tensor], dim: int, length: int | None) -> int:
@@ -125,6 +129,7 @@ def _recorded_scan(
     slices: Sequence[Tensor],
     steps: int,
     reverse: bool,
+    dim: int,
 ) -> tuple[Any, Any]:
     shapes: list[Structure | None] = []
 
@@ -139,7 +144,7 @@ def _recorded_scan(
         types.append(t.with_shape(t.shape[1:]))
     made = trace(traced_step, [*carries, *slices], types)
     last, stacked = apply_scan(made, carries, slices, steps, reverse)
-    return unflatten(carry_shape, last), _results(shapes[0], stacked)
+    return unflatten(carry_shape, last), _results(shapes[0], stacked, dim)
 
 
 def apply_scan(
@@ -181,11 +186,15 @@ def keeping(body: Body, carries: int, xs: int, operands: Sequence[Tensor]) -> Bo
 
 
 def _no_steps(
-    step: Callable[..., Any], carries: list[Tensor], carry_shape: Structure, slices: list[Tensor]
+    step: Callable[..., Any],
+    carries: list[Tensor],
+    carry_shape: Structure,
+    slices: list[Tensor],
+    dim: int,
 ) -> tuple[Any, Any]:
     """No step at all: results of length 0, of the types that a step would give."""
     try:
-        return _recorded_scan(step, carries, carry_shape, slices, 0, False)
+        return _recorded_scan(step, carries, carry_shape, slices, 0, False, dim)
     except Untraceable as problem:
         raise RuntimeError(
             f"[scan] expected at least one step of a function that {problem.reason}"

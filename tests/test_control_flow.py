@@ -5,6 +5,8 @@ The records' own samples run in test_ops.py, test_op_derivatives.py and test_nat
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pytest
 
@@ -14,8 +16,10 @@ from jitgrad import nn
 from jitgrad.autograd import gradcheck, gradgradcheck
 from jitgrad.compiler.ir import all_nodes
 from jitgrad.compiler.parse import parse
+from jitgrad.compiler.passes.simplify import simplify
 from jitgrad.compiler.text import to_text
 from jitgrad.compiler.verify import verify
+from jitgrad.runtime import load
 from jitgrad.runtime.errors import CompileError
 
 
@@ -97,7 +101,7 @@ def test_scan_gives_what_jax_documents():
         return total + x, total + x
 
     total, sums = jg.scan(add, jg.zeros(2), xs, dim=1)
-    assert total.tolist() == [3.0, 12.0] and sums.t().tolist() == xs.cumsum(1).tolist()
+    assert total.tolist() == [3.0, 12.0] and sums.tolist() == xs.cumsum(1).tolist()
     count, none = jg.scan(lambda c, _: (c * 2, None), jg.ones(()), length=5)
     assert count.item() == 32 and none is None
 
@@ -555,3 +559,62 @@ def test_recurrent_layers_are_two_scans_a_direction(kind):
 
     compiled = both(train, jg.randn(30, 2, 3), grads=[])
     assert ops_of(compiled).count("scan") == 8
+
+
+# -- what the compiler makes of bodies -------------------------------------------------------------
+def test_bodies_are_simplified_and_compute_what_is_read(weights):
+    """A result, a carry and a captured tensor that nothing needs are not computed or read."""
+    w, b = weights[0].detach(), weights[1].detach()
+
+    def step(carry, x):
+        h, unread, counter = carry
+        h = jg.tanh(h + x) * 1.0
+        return (h, unread @ w, counter + 1), (h.neg().neg(), (h * b).exp(), counter)
+
+    def run(h, xs):
+        (last, _, _), (ys, _, counts) = jg.scan(step, (h, h, jg.zeros(())), xs)
+        return last, ys, counts
+
+    compiled = both(run, jg.randn(3, 3), jg.randn(5, 3, 3))
+    graph = simplify(compiled.specialisations[0].trace.graph)
+    (node,) = [n for n in graph.nodes if n.op.name == "scan"]
+    assert (node.attr["carries"], len(node.inputs), len(node.outputs)) == (2, 3, 4)
+    ops = [n.op.name for n in node.attr["body"].graph.nodes]
+    assert sorted(ops) == ["add", "add", "full", "tanh"]
+    verify(graph)
+
+
+def test_backward_reads_no_more_than_it_needs(weights):
+    """Gradients of the weight only: nothing is computed for the inputs."""
+    w, _ = weights
+
+    def run(h, xs):
+        last, ys = jg.scan(lambda h, x: (jg.tanh(x + h @ w), h), h, xs)
+        (last.sum() + ys.sum()).backward()
+        return last
+
+    compiled = both(run, jg.randn(2, 3), jg.randn(4, 2, 3), grads=[w])
+    graph = simplify(compiled.specialisations[0].trace.graph)
+    forward, backward = [n for n in graph.nodes if n.op.name == "scan"]
+    assert len(backward.outputs) == 2  # the carry's cotangent, and those of the products, stacked
+    assert len(backward.inputs) == 4  # the carry, the cotangents of ys, h of each step, w; no xs
+    verify(graph)
+    assert to_text(parse(to_text(graph))) == to_text(graph)
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="linking needs a C compiler")
+def test_loops_leave_python(tmp_path):
+    """A library runs scans, loops and branches: nested tables of rows."""
+    layer = nn.GRU(3, 4)
+
+    def run(x):
+        y = layer(x)[0]
+        y = jg.while_loop(lambda y, i: i < 5, lambda y, i: (y * 1.5, i + 1), (y, 0))[0]
+        return jg.cond(y.sum() > 0, lambda y: y.sin(), lambda y: y.cos(), (y,))
+
+    x = jg.randn(6, 2, 3)
+    exported = jg.export(run, x)
+    exported.native(tmp_path / "libloops.so")
+    found = load(tmp_path / "libloops.so")(x.numpy())
+    with jg.no_grad():
+        np.testing.assert_allclose(np.asarray(found), run(x).numpy(), rtol=1e-5, atol=1e-6)

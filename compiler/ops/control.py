@@ -21,11 +21,12 @@ from jitgrad.compiler.derive import (
     copy_nodes,
     forward,
     is_real,
+    needed_nodes,
     reverse,
     start,
 )
 from jitgrad.compiler.graph_tensor import GraphTensor
-from jitgrad.compiler.ir import Graph, Value
+from jitgrad.compiler.ir import Graph, Node, Value, inner_nodes
 from jitgrad.compiler.ops.record import MANY, OnnxContext, Op, Sample, op, zeros_like
 from jitgrad.compiler.ops.scan_derivative import Flags, reversed_scan, saving, total
 from jitgrad.compiler.types import TensorType
@@ -55,6 +56,43 @@ class Control(Op):
 
     def lower(self, b: Any, *operands: Any, **attrs: Any) -> Any:
         raise InternalError(f"[{self.name}] is lowered as a call (compiler/nested.py)")
+
+    def slim(
+        self, attrs: dict[str, Any], used: Sequence[bool]
+    ) -> tuple[dict[str, Any], list[int], list[int]] | None:
+        """Without results that nothing reads, carries that only they need, and operands that no
+        body reads."""
+        if not any(used):
+            return None
+        n = attrs.get("carries", 0)
+        first = 0 if "carries" in attrs else 1  # the operand that the bodies' first input is
+        bodies = {name: attrs[name].graph for name in self.bodies}
+        results = {k for k, is_used in enumerate(used) if is_used}
+        while True:  # a carry that is read is a result that is needed
+            reads: set[int] = set()
+            for name, graph in bodies.items():
+                whole = name == "cond"  # the test of a loop: its answer is not among the results
+                ends = graph.outputs if whole else [graph.outputs[k] for k in sorted(results)]
+                reads |= _inputs_read(graph, ends)
+            more = results | {k for k in reads if k < n}
+            if more == results:
+                break
+            results = more
+        reads |= {k for k in results if k < n}
+        count = len(next(iter(bodies.values())).inputs)
+        if len(results) == len(used) and len(reads) == count:
+            return None
+        kept, ends = sorted(reads), sorted(results)
+        new = dict(attrs)
+        for name, graph in bodies.items():
+            outputs = graph.outputs if name == "cond" else [graph.outputs[k] for k in ends]
+            inputs = [graph.inputs[k] for k in kept]
+            new[name] = Body(Graph(inputs, _needed(graph, outputs), outputs, name="body"))
+        if "carries" in attrs:
+            new["carries"] = sum(k < n for k in ends)
+        if "xs" in attrs:
+            new["xs"] = sum(n <= k < n + attrs["xs"] for k in kept)
+        return new, [*range(first), *(k + first for k in kept)], ends
 
 
 class Scan(Control):
@@ -446,6 +484,24 @@ def _play(body: Body, operands: Sequence[Any], like: Any) -> list[Any]:
         found = like._bind(node.op, tuple(values[v] for v in node.inputs), node.attr)
         values.update(zip(node.outputs, found if node.op.nout > 1 else (found,), strict=True))
     return [values[v] for v in body.graph.outputs]
+
+
+def _needed(graph: Graph, ends: Sequence[Value]) -> list[Node]:
+    """The nodes that values are computed by, and those that may raise an error."""
+    ends = [*ends, *(v for n in graph.nodes if may_raise(n) for v in n.outputs)]
+    needed = needed_nodes(graph.nodes, ends, set())
+    return [n for n in graph.nodes if n in needed]
+
+
+def may_raise(node: Node) -> bool:
+    """Whether running a node may raise an error of the user's."""
+    return node.op.checked or any(may_raise(n) for n in inner_nodes(node))
+
+
+def _inputs_read(graph: Graph, ends: Sequence[Value]) -> set[int]:
+    """The numbers of the inputs that these values depend on."""
+    read = {v for n in _needed(graph, ends) for v in n.inputs} | set(ends)
+    return {k for k, item in enumerate(graph.inputs) if item.value in read}
 
 
 def _of_scan(attrs: dict[str, Any]) -> tuple[Body, int, int, int]:

@@ -323,6 +323,13 @@ class Op:
         """The output Array (a tuple when nout > 1), defined through the builder."""
         raise RuntimeError(f"[{self.name}] has no lowering")
 
+    def slim(
+        self, attrs: dict[str, Any], used: Sequence[bool]
+    ) -> tuple[dict[str, Any], list[int], list[int]] | None:
+        """Of records that hold graphs: attributes that compute only the results that are used, the
+        positions of the operands that are left, and of the results. None: nothing to leave out."""
+        return None
+
     def put(self, base: Any, update: Any, *_: Any, **attrs: Any) -> Any:
         """For views: `base` with the region that the view shows replaced by `update`."""
         raise InternalError(f"op {self.name} is no view")

@@ -8,10 +8,12 @@ Ops whose record says `exact` are folded when all operands are constants.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
+from jitgrad.compiler.body import Body
 from jitgrad.compiler.interpret import node_checks
 from jitgrad.compiler.ir import Graph, Node, Value, inner_nodes
 from jitgrad.compiler.ops import OPS
@@ -47,6 +49,8 @@ def simplify(graph: Graph) -> Graph:
     for old in graph.nodes:
         inputs = tuple(replace.get(v, v) for v in old.inputs)
         node = old if inputs == old.inputs else Node(old.op, inputs, old.attrs, old.line)
+        if node.op.bodies:
+            node = _with_bodies(node)
         outputs = _noop(node) or _fold(node, emit)
         if outputs is None:
             for rule in _RULES.get(node.op.name, ()):
@@ -95,15 +99,61 @@ def _fold(node: Node, emit: Any) -> tuple[Value, ...] | None:
     return made if made[0].type == t else None
 
 
+@lru_cache(512)
+def simplified_body(body: Body) -> Body:
+    """A graph that a node holds, simplified."""
+    return Body(simplify(body.graph))
+
+
+def _with_bodies(node: Node) -> Node:
+    """A node whose graphs are simplified."""
+    bodies = {name: simplified_body(node.attr[name]) for name in node.op.bodies}
+    if all(bodies[name] == node.attr[name] for name in bodies):
+        return node
+    return Node(node.op, node.inputs, {**node.attr, **bodies}, node.line)
+
+
+def _slim(node: Node, live: set[Value], replace: dict[Value, Value]) -> Node:
+    """A node of control flow that computes only what is read."""
+    found = node.op.slim(node.attr, [v in live for v in node.outputs])
+    if found is None:
+        return node
+    attrs, operands, results = found
+    new = Node(node.op, [node.inputs[k] for k in operands], attrs, node.line)
+    replace.update(zip([node.outputs[k] for k in results], new.outputs, strict=True))
+    return new
+
+
 def remove_dead(graph: Graph) -> Graph:
     """Without the nodes that no result needs and that raise no error."""
     live: set[Value] = set(graph.results())
     kept: list[Node] = []
+    replace: dict[Value, Value] = {}
     for node in reversed(graph.nodes):
         if any(v in live for v in node.outputs) or may_fault(node):
+            if node.op.bodies:
+                node = _slim(node, live, replace)
             kept.append(node)
             live.update(node.inputs)
-    return graph.with_(reversed(kept), {})
+    kept.reverse()
+    return graph.with_(_renamed(kept, replace) if replace else kept, replace)
+
+
+def _renamed(nodes: list[Node], replace: dict[Value, Value]) -> list[Node]:
+    """Nodes that read what stands for values; adds their own results to `replace`."""
+    out = []
+    for node in nodes:
+        if any(v in replace for v in node.inputs):
+            inputs = [replace.get(v, v) for v in node.inputs]
+            new = Node(node.op, inputs, node.attrs, node.line)
+            for v, w in zip(node.outputs, new.outputs, strict=True):
+                replace[v] = w
+            for v, w in list(replace.items()) if node.op.bodies else ():
+                if w in node.outputs:  # a slim node that was renamed in its turn
+                    replace[v] = new.outputs[node.outputs.index(w)]
+            node = new
+        out.append(node)
+    return out
 
 
 def may_fault(node: Node) -> bool:
