@@ -263,6 +263,10 @@ _LAZY = {  # name -> (module, name in it)
     },
     "native_channel_shuffle": ("nn.functional", "channel_shuffle"),
     "binomial": ("draws", "binomial"),
+    **{
+        name: ("functions.low_rank", name)
+        for name in ("lobpcg", "pca_lowrank", "svd_lowrank")
+    },
     **{name: ("control_flow", name) for name in ("cond", "scan", "while_loop")},
     "GradScaler": ("amp", "GradScaler"),
     "UntypedStorage": ("storage", "Storage"),

@@ -1,4 +1,5 @@
-"""Random numbers whose algorithms need loops over values: poisson, binomial, standard_gamma.
+"""Random numbers whose algorithms need loops over values: poisson, binomial, standard_gamma,
+von_mises.
 
 Records: compiler/ops/sampling.py. The same seed gives the same numbers, eager and compiled.
 """
@@ -36,3 +37,8 @@ def standard_gamma(concentration: Tensor, generator: Generator | None = None) ->
     reparameterization). Raises RuntimeError for a concentration that is not positive.
     """
     return _drawn("standard_gamma", generator, concentration)
+
+
+def von_mises(concentration: Tensor, generator: Generator | None = None) -> Tensor:
+    """Angles around 0 of von Mises's distribution, in concentration's dtype, off the tape."""
+    return _drawn("von_mises", generator, concentration)

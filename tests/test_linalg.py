@@ -178,3 +178,43 @@ def test_errors_name_what_came():
         t.linalg.qr(t.eye(2).requires_grad_(), "r").R.sum().backward()
     with pytest.raises(AttributeError, match="limits"):
         t.linalg.no_such()
+
+
+@pytest.mark.parametrize("shape", [(20, 8), (8, 20), (2, 12, 9)])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_low_rank(shape: tuple[int, ...], compiled: bool) -> None:
+    """Of a matrix of rank 4, exact; its means are taken off by pca_lowrank."""
+    rng = np.random.default_rng(0)
+    left, right = rng.standard_normal((*shape[:-1], 4)), rng.standard_normal((4, shape[-1]))
+    a = t.from_numpy(left @ right)
+
+    def both(a):
+        return t.svd_lowrank(a, q=5, niter=3), t.pca_lowrank(a)
+
+    f = t.jit(both, fallback="error") if compiled else both
+    for _ in range(2):
+        (u, s, v), (pu, ps, pv) = f(a)
+    np.testing.assert_allclose((u * s.unsqueeze(-2) @ v.mT).numpy(), a.numpy(), atol=1e-10)
+    np.testing.assert_allclose(s.numpy()[..., :4], t.linalg.svdvals(a).numpy()[..., :4])
+    assert tuple(u.shape) == (*shape[:-1], 5) and tuple(v.shape) == (*shape[:-2], shape[-1], 5)
+    centred = (a - a.mean(-2, keepdim=True)).numpy()
+    np.testing.assert_allclose((pu * ps.unsqueeze(-2) @ pv.mT).numpy(), centred, atol=1e-10)
+    with pytest.raises(ValueError, match="min"):
+        t.svd_lowrank(a, q=30)
+    with pytest.raises(ValueError, match="niter"):
+        t.svd_lowrank(a, niter=-1)
+
+
+@pytest.mark.parametrize("largest", [True, False])
+def test_lobpcg(largest: bool) -> None:
+    rng = np.random.default_rng(1)
+    a, b = (t.from_numpy((m := rng.standard_normal((9, 9))) @ m.T) for _ in range(2))
+    b = b + t.eye(9, dtype=b.dtype)
+    for other in (None, b):
+        values, vectors = t.lobpcg(a, 3, other, largest=largest)
+        right = vectors if other is None else other @ vectors
+        np.testing.assert_allclose((a @ vectors).numpy(), (right * values).numpy(), atol=1e-9)
+        order = values.numpy() if largest else -values.numpy()
+        assert (np.diff(order) <= 0).all()
+    with pytest.raises(ValueError, match="3 x"):
+        t.lobpcg(a, 4)

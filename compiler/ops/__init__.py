@@ -56,7 +56,7 @@ _LATE = {
     "fourier": "fft rfft irfft",
     "solving": "solve inverse det cofactor slogdet lu permutation",
     "spectral": "qr qr_r geqrf svd svdvals pseudoinverse eigh eigvalsh eig matrix_exp",
-    "sampling": "standard_gamma poisson binomial",
+    "sampling": "standard_gamma poisson binomial von_mises",
     "windows": "unfold fold",
     "scatter_reduce": "scatter_amax scatter_amin scatter_prod",
 }

@@ -120,4 +120,19 @@ class Binomial(Sampled):
         yield self.sample(np.full((3, 4), 10.0), np.linspace(0, 1, 12).reshape(3, 4))
 
 
+class VonMises(Sampled):
+    """Angles around 0, from -pi to pi, of von Mises's distribution with these concentrations."""
+
+    name = "von_mises"
+
+    def draw(self, source: np.random.Generator, *parameters: np.ndarray) -> Any:
+        (concentrations,) = parameters
+        self.expect(bool((concentrations >= 0).all()), "expected concentrations of at least 0")
+        return source.vonmises(0.0, concentrations)
+
+    def samples(self) -> Iterable[Sample]:
+        yield self.sample(np.linspace(0, 9.0, 12, dtype=np.float32).reshape(3, 4))
+
+
 standard_gamma, poisson, binomial = StandardGamma(), Poisson(), Binomial()
+von_mises = VonMises()

@@ -22,6 +22,7 @@ from jitgrad.distributions.discrete import (
     Categorical,
     Geometric,
     Multinomial,
+    NegativeBinomial,
     OneHotCategorical,
     OneHotCategoricalStraightThrough,
     Poisson,
@@ -43,15 +44,29 @@ from jitgrad.distributions.location_scale import (
     Normal,
     Uniform,
 )
+from jitgrad.distributions.low_rank import LogisticNormal, LowRankMultivariateNormal
+from jitgrad.distributions.more_continuous import (
+    ContinuousBernoulli,
+    FisherSnedecor,
+    GeneralizedPareto,
+    InverseGamma,
+    Kumaraswamy,
+    Pareto,
+    VonMises,
+    Weibull,
+)
 from jitgrad.distributions.multivariate import MultivariateNormal
 from jitgrad.distributions.positive import Beta, Chi2, Dirichlet, Exponential, Gamma, StudentT
 from jitgrad.distributions.transforms import (
+    AbsTransform,
     AffineTransform,
     ComposeTransform,
     ExpTransform,
     PowerTransform,
     SigmoidTransform,
+    SoftmaxTransform,
     SoftplusTransform,
+    StickBreakingTransform,
     TanhTransform,
     Transform,
     identity_transform,
@@ -68,6 +83,12 @@ _PATHS: dict[str, list[Any]] = {
     "mixture_same_family": [MixtureSameFamily], "multinomial": [Multinomial],
     "multivariate_normal": [MultivariateNormal], "normal": [Normal],
     "one_hot_categorical": [OneHotCategorical, OneHotCategoricalStraightThrough],
+    "continuous_bernoulli": [ContinuousBernoulli], "fishersnedecor": [FisherSnedecor],
+    "generalized_pareto": [GeneralizedPareto], "inverse_gamma": [InverseGamma],
+    "kumaraswamy": [Kumaraswamy], "logistic_normal": [LogisticNormal],
+    "lowrank_multivariate_normal": [LowRankMultivariateNormal],
+    "negative_binomial": [NegativeBinomial], "pareto": [Pareto], "von_mises": [VonMises],
+    "weibull": [Weibull],
     "poisson": [Poisson], "relaxed_bernoulli": [RelaxedBernoulli],
     "relaxed_categorical": [RelaxedOneHotCategorical], "studentT": [StudentT],
     "transformed_distribution": [TransformedDistribution], "uniform": [Uniform],
@@ -82,12 +103,15 @@ for _path, _names in _PATHS.items():
 __getattr__ = missing(__name__)
 
 __all__ = [
-    "AffineTransform", "Bernoulli", "Beta", "Binomial", "Categorical", "Cauchy", "Chi2",
-    "ComposeTransform", "Dirichlet", "Distribution", "ExpTransform", "Exponential", "Gamma",
-    "Geometric", "Gumbel", "HalfCauchy", "HalfNormal", "Independent", "Laplace", "LogNormal",
-    "MixtureSameFamily", "Multinomial", "MultivariateNormal", "Normal", "OneHotCategorical",
-    "OneHotCategoricalStraightThrough", "Poisson", "PowerTransform", "RelaxedBernoulli",
-    "RelaxedOneHotCategorical", "SigmoidTransform", "SoftplusTransform", "StudentT",
-    "TanhTransform", "Transform", "TransformedDistribution", "Uniform", "constraints",
-    "identity_transform", "kl_divergence", "register_kl", "transforms",
+    "AbsTransform", "AffineTransform", "Bernoulli", "Beta", "Binomial", "Categorical",
+    "Cauchy", "Chi2", "ComposeTransform", "ContinuousBernoulli", "Dirichlet", "Distribution",
+    "ExpTransform", "Exponential", "FisherSnedecor", "Gamma", "GeneralizedPareto",
+    "Geometric", "Gumbel", "HalfCauchy", "HalfNormal", "Independent", "InverseGamma",
+    "Kumaraswamy", "Laplace", "LogNormal", "LogisticNormal", "LowRankMultivariateNormal",
+    "MixtureSameFamily", "Multinomial", "MultivariateNormal", "NegativeBinomial", "Normal",
+    "OneHotCategorical", "OneHotCategoricalStraightThrough", "Pareto", "Poisson",
+    "PowerTransform", "RelaxedBernoulli", "RelaxedOneHotCategorical", "SigmoidTransform",
+    "SoftmaxTransform", "SoftplusTransform", "StickBreakingTransform", "StudentT",
+    "TanhTransform", "Transform", "TransformedDistribution", "Uniform", "VonMises", "Weibull",
+    "constraints", "identity_transform", "kl_divergence", "register_kl", "transforms",
 ]  # fmt: skip

@@ -103,10 +103,17 @@ class TransformedDistribution(Distribution):
         self.transforms = [transforms] if isinstance(transforms, Transform) else list(transforms)
         if not all(isinstance(t, Transform) for t in self.transforms):
             raise ValueError("transforms must be a Transform or list of Transforms")
+        dims = max((t.event_dim for t in self.transforms), default=0)
+        if dims > len(base_distribution.event_shape):
+            base_distribution = Independent(
+                base_distribution, dims - len(base_distribution.event_shape), validate_args
+            )
         self.base_dist = base_distribution
-        super().__init__(
-            base_distribution.batch_shape, base_distribution.event_shape, validate_args
-        )
+        shape = (*base_distribution.batch_shape, *base_distribution.event_shape)
+        for transform in self.transforms:
+            shape = transform.forward_shape(shape)
+        cut = len(base_distribution.batch_shape)
+        super().__init__(shape[:cut], shape[cut:], validate_args)
 
     @property
     def has_rsample(self) -> bool:  # type: ignore[override]
@@ -117,9 +124,8 @@ class TransformedDistribution(Distribution):
         if not self.transforms:
             return self.base_dist.support
         found = self.transforms[-1].codomain
-        return (
-            constraints.independent(found, len(self._event_shape)) if self._event_shape else found
-        )
+        more = len(self._event_shape) - found.event_dim
+        return constraints.independent(found, more) if more else found
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
         return TransformedDistribution(

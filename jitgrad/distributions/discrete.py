@@ -431,3 +431,56 @@ class Multinomial(_Classes):
         logits = where(impossible, 0.0, logits)
         ways = (value.sum(-1) + 1).lgamma() - (value + 1).lgamma().sum(-1)
         return ways + (logits * value).sum(-1)
+
+
+class NegativeBinomial(_TwoOutcomes):
+    """The number of successes of probability p before `total_count` failures."""
+
+    arg_constraints = {
+        "total_count": constraints.nonnegative,
+        "probs": constraints.half_open_interval(0.0, 1.0), "logits": constraints.real,
+    }  # fmt: skip
+
+    def __init__(
+        self, total_count: Any, probs: Any = None, logits: Any = None,
+        validate_args: bool | None = None,
+    ) -> None:  # fmt: skip
+        one_of("NegativeBinomial", probs=probs, logits=logits)
+        given = logits if probs is None else probs
+        self.total_count, given = broadcast_all(total_count, given)
+        self.total_count = self.total_count.to(given.dtype)
+        self._set(given, probs is not None)
+        super().__init__(given.shape, validate_args=validate_args)
+
+    @property
+    def support(self) -> Any:
+        return constraints.nonnegative_integer
+
+    @property
+    def mean(self) -> Tensor:
+        return self.total_count * self.logits.exp()
+
+    @property
+    def mode(self) -> Tensor:
+        return ((self.total_count - 1) * self.logits.exp()).floor().clamp(min=0.0)
+
+    @property
+    def variance(self) -> Tensor:
+        return self.mean / (-self.logits).sigmoid()
+
+    def sample(self, sample_shape: Any = ()) -> Tensor:
+        with no_grad():
+            shape = self._extended_shape(sample_shape)
+            rate = draws.standard_gamma(self.total_count.expand(shape)) * self.logits.exp()
+            return draws.poisson(rate)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        self._validate_sample(value)
+        n, logits = self.total_count, self.logits
+
+        def softplus(x: Tensor) -> Tensor:
+            return x.clamp(min=0) + (-x.abs()).exp().log1p()
+
+        found = -n * softplus(logits) - value * softplus(-logits)
+        ways = (n + value).lgamma() - (1.0 + value).lgamma() - n.lgamma()
+        return found + where(n + value == 0.0, 0.0, ways)

@@ -6,8 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from jitgrad.creation import full_like
+from jitgrad.creation import arange, full_like
 from jitgrad.distributions import constraints
+from jitgrad.functions.shape import pad_constant
 from jitgrad.info import finfo
 from jitgrad.methods import FUNCTIONS
 from jitgrad.missing import missing
@@ -59,6 +60,10 @@ class Transform:
         x = self._inverse(y)
         self._last = x, y
         return x
+
+    def forward_shape(self, shape: Any) -> Any:
+        """The shape of t(x), for x of a shape."""
+        return shape
 
     def _call(self, x: Tensor) -> Tensor:
         raise NotImplementedError(f"[{type(self).__name__}] a transform defines _call")
@@ -236,6 +241,64 @@ class AffineTransform(Transform):
         if self.event_dim:
             found = found.sum(tuple(range(-self.event_dim, 0)))
         return found
+
+
+class AbsTransform(Transform):
+    """|x|. Not bijective: its inverse is the identity."""
+
+    bijective = False
+    codomain = constraints.nonnegative
+
+    def _call(self, x: Tensor) -> Tensor:
+        return x.abs()
+
+    def _inverse(self, y: Tensor) -> Tensor:
+        return y
+
+
+class SoftmaxTransform(Transform):
+    """softmax along the last dim; inverse log. Not bijective."""
+
+    bijective = False
+    domain: constraints.Constraint = constraints.real_vector
+    codomain: constraints.Constraint = constraints.simplex
+    event_dim = 1
+
+    def _call(self, x: Tensor) -> Tensor:
+        return x.softmax(-1)
+
+    def _inverse(self, y: Tensor) -> Tensor:
+        return y.log()
+
+
+class StickBreakingTransform(Transform):
+    """Vectors (..., n) to points of the simplex (..., n + 1): each takes the share sigmoid(x_k -
+    log(n - k)) of what is left, k = 0, 1, ...; x = 0 gives equal parts."""
+
+    domain: constraints.Constraint = constraints.real_vector
+    codomain: constraints.Constraint = constraints.simplex
+    event_dim = 1
+
+    def forward_shape(self, shape: Any) -> Any:
+        return (*shape[:-1], shape[-1] + 1)
+
+    def _offset(self, x: Tensor, count: Any) -> Tensor:
+        return arange(count, 0, -1, dtype=x.dtype).log()
+
+    def _call(self, x: Tensor) -> Tensor:
+        n = x.shape[-1]
+        shares = (x - self._offset(x, n)).sigmoid()
+        left = (1 - shares).cumprod(-1)
+        return pad_constant(shares, (0, 1), value=1.0) * pad_constant(left, (1, 0), value=1.0)
+
+    def _inverse(self, y: Tensor) -> Tensor:
+        head = y[..., :-1]
+        left = (1 - head.cumsum(-1)).clamp(min=finfo(y.dtype).tiny)
+        return head.log() - left.log() + self._offset(y, y.shape[-1] - 1)
+
+    def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
+        x = x - self._offset(x, x.shape[-1])
+        return (-x - _softplus(-x) + y[..., :-1].log()).sum(-1)
 
 
 identity_transform = ComposeTransform([])
