@@ -198,6 +198,7 @@ _SUBMODULES = (
     "onnx",
     "optim",
     "overrides",
+    "profiler",
     "serialization",
     "special",
     "testing",

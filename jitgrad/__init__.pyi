@@ -79,6 +79,7 @@ from jitgrad import overrides as overrides
 from jitgrad import pair as pair
 from jitgrad import pending as pending
 from jitgrad import printing as printing
+from jitgrad import profiler as profiler
 from jitgrad import promotion as promotion
 from jitgrad import public as public
 from jitgrad import pytree as pytree

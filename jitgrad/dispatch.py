@@ -142,8 +142,12 @@ _FLOATING = dtypes.Category.FLOAT
 ndarray = np.ndarray
 
 
+timing: Any = None
+"""The profile that is on (profiler.py), or None. Plans made meanwhile have kernels it times."""
+
+
 def forget_plans() -> None:
-    """Forgets all plans: for tests that replace references of records."""
+    """Forgets all plans: for tests that replace references of records, and for profiles."""
     plans.clear()
 
 
@@ -300,6 +304,8 @@ def _make_plan(key: Any, op: Any, operands: tuple[Any, ...], attrs: dict[str, An
         now = sizes.hinted(attrs)
         kernel = op.kernel([sizes.type_of_data(t) for t in operand_types], now)
         kernel = partial(op.reference, **now) if kernel is None else kernel
+    if timing is not None:
+        kernel = timing.timed(op.name, partial(op.reference, **attrs) if kernel is None else kernel)
     plan = Plan(types, operand_types, taped, kernel)
     if static:
         if len(plans) >= _MAX_PLANS:

@@ -6,9 +6,12 @@ Owns what needs no @jit; `script` and `trace` are jit.py's, where all of these n
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
+
+from jitgrad.runtime.errors import ArtifactError
 
 F = TypeVar("F")
 
@@ -109,17 +112,32 @@ class ScriptFunction(ScriptModule):
     """The class of TorchScript's functions: nothing is one."""
 
 
-def save(m: Any, f: Any, _extra_files: Any = None) -> NoReturn:
-    """Raises RuntimeError: compiled functions leave Python by jitgrad.export."""
+def _exported() -> Any:
+    """jitgrad.exported, which few programs need."""
+    return importlib.import_module("jitgrad.exported")
+
+
+def save(m: Any, f: Any, _extra_files: Any = None) -> None:
+    """Writes what `jitgrad.export` gave to a `.jgx` file. Raises RuntimeError for anything else:
+    there is no TorchScript, and a graph needs example inputs."""
+    if isinstance(m, _exported().Exported):
+        m.save(f)
+        return
     raise RuntimeError(
-        "[jit.save] expected another way to save: there is no TorchScript; use jitgrad.export for "
-        "a library without Python, or jitgrad.save(model.state_dict(), path) for the weights"
+        f"[jit.save] expected what jitgrad.export(model, *example_inputs) gives; got "
+        f"{type(m).__name__}: there is no TorchScript; jitgrad.save(model.state_dict(), path) "
+        "saves the weights"
     )
 
 
-def load(f: Any, map_location: Any = None, _extra_files: Any = None, **kwargs: Any) -> NoReturn:
-    """Raises RuntimeError: TorchScript archives hold code that jitgrad cannot run."""
-    raise RuntimeError(
-        "[jit.load] expected another file: there is no TorchScript to run an archive with; load "
-        "a state_dict with jitgrad.load(path), or a library made by jitgrad.export"
-    )
+def load(f: Any, map_location: Any = None, _extra_files: Any = None, **kwargs: Any) -> Any:
+    """What jit.save wrote: an Exported, to be called. Raises RuntimeError for other files:
+    TorchScript archives hold code that jitgrad cannot run."""
+    try:
+        return _exported().load_exported(f)
+    except ArtifactError as error:
+        raise RuntimeError(
+            "[jit.load] expected a file by jit.save (of what jitgrad.export gave): there is no "
+            "TorchScript to run an archive with; load a state_dict with jitgrad.load(path); "
+            f"{error}"
+        ) from error

@@ -264,10 +264,18 @@ def test_scripted_functions_are_part_of_others() -> None:
     assert f(x).item() == f(x).item() == 15.0 and f.stats.hits == 1
 
 
-@pytest.mark.parametrize("call", [torch.jit.save, torch.jit.load])
-def test_torchscript_files(call) -> None:
-    with pytest.raises(RuntimeError, match=r"jitgrad\.export"):
-        call(*(["model", "m.pt"] if call is torch.jit.save else ["m.pt"]))
+def test_files_of_torch_jit(tmp_path) -> None:
+    net, x = nn.Linear(3, 2), torch.ones(4, 3)
+    path = tmp_path / "net.jgx"
+    torch.jit.save(torch.export(net, x), path)
+    torch.testing.assert_close(torch.jit.load(path)(x), net(x))
+    with pytest.raises(RuntimeError, match=r"expected what jitgrad\.export.* gives; got Linear"):
+        torch.jit.save(net, path)
+    torch.save(net.state_dict(), tmp_path / "weights.pt")
+    with pytest.raises(RuntimeError, match="no TorchScript to run"):
+        torch.jit.load(tmp_path / "weights.pt")
+    with pytest.raises(FileNotFoundError):
+        torch.jit.load(tmp_path / "nothing.pt")
 
 
 def test_arguments_of_compile() -> None:

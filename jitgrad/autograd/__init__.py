@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> Any:
     """Imports what not every program needs at its first use."""
-    if name in ("forward_ad", "functional", "graph"):
+    if name in ("forward_ad", "functional", "graph", "profiler"):
         return importlib.import_module(f"jitgrad.autograd.{name}")
     if name == "graph_report":
         return importlib.import_module("jitgrad.autograd.report").graph_report
