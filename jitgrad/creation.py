@@ -696,6 +696,8 @@ def multinomial(
         raise RuntimeError(
             f"multinomial only supports floating-point dtypes for the input; got {input._type}"
         )
+    if num_samples <= 0:
+        raise RuntimeError(f"cannot sample n_sample <= 0 samples; got {num_samples}")
     count = input.shape[-1]
     if not replacement and num_samples > count:
         raise RuntimeError(

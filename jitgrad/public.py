@@ -90,7 +90,14 @@ def _arguments(function: Any) -> tuple[str, ...]:
     return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
 
 
+_EXACT_OUT = frozenset({"complex", "gather", "multinomial"})  # out= has the result's dtype
+
+
 def _write(name: str, out: Tensor, value: Tensor) -> None:
+    if name in _EXACT_OUT and out.dtype is not value.dtype:
+        raise RuntimeError(
+            f"{name}: Expected out tensor to have dtype {value.dtype}, but got {out.dtype} instead"
+        )
     if not can_cast(value.dtype, out.dtype):
         raise RuntimeError(
             f"result type {value.dtype} can't be cast to the desired output type {out.dtype} (in "

@@ -6,7 +6,7 @@ Owns what needs no @jit; `script` and `trace` are jit.py's, where all of these n
 
 from __future__ import annotations
 
-import importlib
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -112,15 +112,10 @@ class ScriptFunction(ScriptModule):
     """The class of TorchScript's functions: nothing is one."""
 
 
-def _exported() -> Any:
-    """jitgrad.exported, which few programs need."""
-    return importlib.import_module("jitgrad.exported")
-
-
 def save(m: Any, f: Any, _extra_files: Any = None) -> None:
     """Writes what `jitgrad.export` gave to a `.jgx` file. Raises RuntimeError for anything else:
     there is no TorchScript, and a graph needs example inputs."""
-    if isinstance(m, _exported().Exported):
+    if type(m).__name__ == "Exported" and type(m).__module__ == "jitgrad.exported":
         m.save(f)
         return
     raise RuntimeError(
@@ -134,7 +129,7 @@ def load(f: Any, map_location: Any = None, _extra_files: Any = None, **kwargs: A
     """What jit.save wrote: an Exported, to be called. Raises RuntimeError for other files:
     TorchScript archives hold code that jitgrad cannot run."""
     try:
-        return _exported().load_exported(f)
+        return sys.modules["jitgrad"].load_exported(f)
     except ArtifactError as error:
         raise RuntimeError(
             "[jit.load] expected a file by jit.save (of what jitgrad.export gave): there is no "

@@ -200,6 +200,11 @@ def masked_fill(input: Tensor, mask: Tensor, value: Any) -> Tensor:
                 "masked_fill only supports a 0-dimensional value tensor, but got tensor with "
                 f"{value.ndim} dimension(s)."
             )
+        if value.dtype.is_complex and not input.dtype.is_complex:
+            raise RuntimeError(
+                f"[masked_fill] value cannot be converted to type {input.dtype.name} without "
+                f"overflow; got a tensor of {value.dtype}; make input complex first"
+            )
         value = cast(value, input.dtype)
     else:
         value = _fill_value("masked_fill", value, input.dtype)
@@ -211,6 +216,11 @@ def masked_fill(input: Tensor, mask: Tensor, value: Any) -> Tensor:
 
 
 def _fill_value(name: str, value: Any, dtype: DType) -> Tensor:
+    if isinstance(value, complex) and not dtype.is_complex:
+        raise RuntimeError(
+            f"[{name}] value cannot be converted to type {dtype.name} without overflow; got "
+            f"{value}; make the tensor complex first"
+        )
     if isinstance(value, (int, float)) and dtype.category < Category.FLOAT:
         if isinstance(value, float) and value != value or abs(value) == math.inf:
             raise RuntimeError(

@@ -46,15 +46,7 @@ def pca_lowrank(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """svd_lowrank of A (*, samples, features), less the mean of each feature if `center`; q is at
     most 6 by default. Raises ValueError as svd_lowrank does."""
-    rows, columns = A.shape[-2:]
-    q = min(6, rows, columns) if q is None else q
-    if not 0 <= q <= min(rows, columns):
-        raise ValueError(
-            f"q(={q}) must be non-negative integer and not greater than min(m, n)="
-            f"{min(rows, columns)}"
-        )
-    if niter < 0:
-        raise ValueError(f"niter(={niter}) must be non-negative integer")
+    q = min(6, *A.shape[-2:]) if q is None else q
     return svd_lowrank(A - A.mean(-2, keepdim=True) if center else A, q, niter)
 
 

@@ -8,7 +8,6 @@ from parity.op_database import MODES, entries, examine, label
 
 READS_VALUES = "the shape of the result depends on values, or is a number in Python"
 TIES = "which of equal elements comes first is not defined"
-OUT = "out= takes a tensor of another dtype that the result converts to"
 WIDE = "a sum of bools or uint8 keeps the dtype where nothing is summed, or in einsum"
 DIMS = "NumPy has at most 64 dims, and says so itself"
 OPTIONS = "linear_cross_entropy's options: docs/limits.md"
@@ -31,7 +30,6 @@ KNOWN = {
     **{name: {"batch": READS_VALUES} for name in VALUES.split()},
     **{name: {"batch": ONE_STATISTIC} for name in STATISTICS.split()},
     **{name: {"dtypes": TIES} for name in ("argsort", "kthvalue", "sort", "topk")},
-    **{name: {"errors": OUT} for name in ("gather", "multinomial")},
     **{name: {"dtypes": WIDE} for name in ("einsum", "sum_to_size")},
     **{
         f"special.{name}": {"dtypes": DIGITS}
@@ -44,10 +42,9 @@ KNOWN = {
     },
     "arange": {"errors": "out= takes any tensor; PyTorch reads its second operand as a step"},
     "as_strided_scatter": {"gradient": "PyTorch's is not zero for what is overwritten"},
-    "complex": {"dtypes": "there is no complex32", "errors": OUT},
+    "complex": {"dtypes": "there is no complex32"},
     "linalg.eig": dict.fromkeys(("value", "dtypes", "strided"), SIGNS),
     "linalg.eigh": {"dtypes": SIGNS},
-    "masked_fill": {"errors": "a complex value for a real tensor is a TypeError"},
     "matrix_exp": {"dtypes": "PyTorch's overflows in float16"},
     "narrow_copy": {"errors": "a dim out of range is an IndexError, as for narrow"},
     "nn.functional.ctc_loss": {"gradient": "PyTorch's is that of log_softmax before it as well"},
