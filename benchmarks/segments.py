@@ -57,17 +57,19 @@ B, A, H = 32, 64, 64
 actions, goal = torch.randn(A, H), torch.randn(H)
 wg, bg, wc, bc = torch.randn(H), torch.randn(H), torch.randn(H), torch.randn(H)
 calls = [0]
+def tried(state):
+    x = state[:, None] + actions
+    gate, drive = torch.sigmoid(x * wg + bg), torch.tanh(x * wc + bc)
+    new = gate * drive + (1 - gate) * x
+    rugged = (new - goal).square() + 0.1 * torch.exp(-3 * new.square())
+    return new.reshape(B * A, H), rugged.mean(-1)
 def program():
     calls[0] += 1
     state = torch.full((B, H), calls[0] % 7 / 10)
     costs, plans = torch.arange(B) * 1.0, [[] for _ in range(B)]
     for _ in range(16):
-        x = (state[:, None] + actions).reshape(B * A, H)
-        gate, drive = torch.sigmoid(x * wg + bg), torch.tanh(x * wc + bc)
-        new = gate * drive + (1 - gate) * x
-        rugged = (new - goal).square() + 0.1 * torch.exp(-3 * new.square())
-        total = costs[:, None] + rugged.mean(-1).reshape(B, A)
-        best, places = (-total).reshape(-1).topk(B)
+        new, more = tried(state)
+        best, places = (-(costs[:, None] + more)).reshape(-1).topk(B)
         costs, state = -best, new[places]
         plans = [plans[p // A] + [p % A] for p in places.tolist()]
     return sum(plans[0]) + float(costs[0])
