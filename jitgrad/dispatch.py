@@ -83,9 +83,10 @@ class Plan:
         kernel: what runs on the operands' arrays; None: the record's reference, with attributes.
         keeps: for each set of operands that require grad (as bits), what is saved: a flag for each
             operand, and whether the result is (a tuple of flags when there are several).
+        zeros: the attributes that are zero: 0.0 and -0.0 have one plan.
     """
 
-    __slots__ = ("keeps", "kernel", "operand_types", "reads", "taped", "types")
+    __slots__ = ("keeps", "kernel", "operand_types", "reads", "taped", "types", "zeros")
 
     def __init__(
         self, types: Any, operand_types: tuple[TensorType, ...], taped: bool, kernel: Any
@@ -94,6 +95,7 @@ class Plan:
         self.kernel = kernel
         self.operand_types = operand_types
         self.taped = taped
+        self.zeros: tuple[str, ...] = ()
         self.keeps: dict[int, tuple[tuple[bool, ...] | None, Any]] = {}
         self.reads: tuple[frozenset[Any], ...] | None = None
 
@@ -307,6 +309,7 @@ def _make_plan(key: Any, op: Any, operands: tuple[Any, ...], attrs: dict[str, An
     if timing is not None:
         kernel = timing.timed(op.name, partial(op.reference, **attrs) if kernel is None else kernel)
     plan = Plan(types, operand_types, taped, kernel)
+    plan.zeros = tuple([k for k, v in attrs.items() if type(v) is float and v == 0.0])
     if static:
         if len(plans) >= _MAX_PLANS:
             plans.clear()

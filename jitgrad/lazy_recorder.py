@@ -112,11 +112,10 @@ class LazyRecorder:
     def apply(self, op: Any, operands: Sequence[Tensor], attrs: Any, plan: Plan, out: Any) -> None:
         """An op was applied; `out` is its result, or the tuple of them."""
         with self.lock:
-            if op.nout == 1:
-                if op.view and out._storage is operands[0]._storage:
-                    if out._data is None:
-                        self.made.append(ref(out))
-                    return
+            if op.view and out._storage is operands[0]._storage:
+                if out._data is None:
+                    self.made.append(ref(out))
+                return
             if self.steps > MAX_SEGMENT:
                 self.flush("it is long")
             numbers = self.numbers
@@ -132,7 +131,7 @@ class LazyRecorder:
                 for i, y in enumerate(out):
                     numbers[y._storage] = first + i
                     self.made.append(ref(y))
-            if (op.checked or op.host) and in_try_block(self.code):
+            if first in self.lines and in_try_block(self.code):
                 self.flush("an operation in a try block may fail")
 
     def op(self, op: Any, operands: Any, attrs: Any, outputs: Any, line: str) -> None:
@@ -223,17 +222,16 @@ class LazyRecorder:
     def _advance(self, key: list[Any], op: Any, attrs: Any, plan: Plan) -> int:
         """Takes a step, made if it is new; the number of its first value. key: the plan and the
         numbers of the operands."""
-        inputs = key[1:]
-        if attrs:
-            for value in attrs.values():
-                if type(value) is float and value == 0.0:  # plans do not tell 0.0 from -0.0
-                    key.append(math.copysign(1.0, value))
+        count = len(key)
+        if plan.zeros:
+            key += [math.copysign(1.0, attrs[name]) for name in plan.zeros]
         whole = tuple(key)
         step = self.step.next.get(whole)
         if step is None:
             types = (plan.types,) if op.nout == 1 else plan.types
             step = self._grow("op", types)
-            step.op, step.attrs, step.kernel, step.inputs = op, attrs, plan.kernel, tuple(inputs)
+            step.op, step.attrs, step.kernel = op, attrs, plan.kernel
+            step.inputs = whole[1:count]
             self.step.next[whole] = step
         first = self.count
         if op.checked or op.host:
