@@ -30,6 +30,7 @@ from jitgrad.compiler.launch_rows import assemble
 from jitgrad.compiler.link import link_shared
 from jitgrad.compiler.lower import is_complex
 from jitgrad.compiler.pipeline import Options, stages_of
+from jitgrad.compiler.python_loader import python_loader
 from jitgrad.compiler.symbolic import is_static
 from jitgrad.compiler.wasm_loader import wasm_loader
 from jitgrad.runtime import artifact_format as fmt
@@ -68,8 +69,9 @@ def write_native(
 ) -> NativeFiles:
     """Writes `path` and what goes with it.
 
-    By its suffix: .so or .dylib, a shared library; .o, an object file; .a, a static archive; each
-    with a C header beside it. .wasm, a WebAssembly module, with a JavaScript loader (.js).
+    By its suffix: .so or .dylib, a shared library, with a Python module that loads it; .o, an
+    object file; .a, a static archive; each with a C header beside it. .wasm, a WebAssembly module,
+    with a JavaScript loader (.js).
     target: for another machine than this; see `codegen/target.py`, target_of.
 
     graph: pure, of static shapes; its inputs of kind "state" take their values from `state`, by
@@ -128,6 +130,10 @@ def write_native(
             raise CompileError(message) from None
         content = linked.read_bytes()
         _replace(path, fmt.sealed(content) if made.is_elf else content, 0o777)
+    module = _identifier(path.stem)
+    if not made.is_wasm:
+        text = python_loader(model, module, path.name)
+        _replace(path.with_name(f"{module}.py"), text.encode())
     write_header(path)
     return NativeFiles(None, path.with_suffix(".js") if made.is_wasm else header_path, path)
 

@@ -1,0 +1,163 @@
+"""The Python module that goes with a shared library: loads it with ctypes, needs NumPy only.
+
+Owns the text, which stands by itself: it imports nothing of jitgrad. `jitgrad.runtime.load` does
+more (it checks the file's seal, and calls without ctypes).
+"""
+
+from __future__ import annotations
+
+from jitgrad.compiler.codegen.capi import Model, Port
+from jitgrad.runtime import artifact_format as fmt
+
+_TEMPLATE = '''\
+"""@VERSION@
+
+    from importlib.machinery import SourceFileLoader
+    @MODULE@ = SourceFileLoader("@MODULE@", "path/to/@MODULE@.py").load_module()
+    model = @MODULE@.load()          # @LIBRARY@, in this file's folder
+    y = model(x)                     # NumPy arrays in and out; a tuple of several results
+
+Needs Python and NumPy only. (In the library's own folder `import @MODULE@` would take the library
+for an extension module; from another folder it works, with load("path/to/@LIBRARY@").)
+"""
+
+import ctypes
+import os
+import threading
+
+import numpy as np
+
+INPUTS = @INPUTS@
+OUTPUTS = @OUTPUTS@
+STATES = @STATES@
+_PREFIX = "jg_@NAME@_"
+_LIBRARY = "@LIBRARY@"
+_FAULT, _BAD_ARGUMENT = @FAULT@, @BAD_ARGUMENT@
+
+
+def load(path=None, threads=1):
+    """The model of a library; default: the one beside this file. threads: for each call.
+
+    Raises OSError when the library cannot be opened, RuntimeError when the processor lacks what its
+    code needs.
+    """
+    here = os.path.dirname(os.path.abspath(__file__))
+    return Model(path or os.path.join(here, _LIBRARY), threads)
+
+
+def _dtype(name):
+    return np.dtype({"bfloat16": "uint16"}.get(name, name))  # bfloat16: its bits
+
+
+class Model:
+    """Call it with one array for each of INPUTS, of that dtype and shape. Thread-safe."""
+
+    def __init__(self, path, threads):
+        library = ctypes.CDLL(os.path.abspath(path))
+        self._create = self._function(library, "create", ctypes.c_void_p, ctypes.c_int)
+        self._destroy = self._function(library, "destroy", None, ctypes.c_void_p)
+        self._run = self._function(library, "run", ctypes.c_int, *[ctypes.c_void_p] * 3)
+        self._error = self._function(library, "last_error", ctypes.c_char_p, ctypes.c_void_p)
+        status = self._function(library, "status", ctypes.c_char_p)()
+        if status != b"ready":
+            raise RuntimeError(f"{path}: {status.decode()}")
+        if STATES:
+            exchange = ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p
+            self._get_state = self._function(library, "get_state", *exchange)
+            self._set_state = self._function(library, "set_state", *exchange)
+        self._threads = threads
+        self._idle = [self._new()]
+        self._all = list(self._idle)
+        self._lock = threading.Lock()  # of the one instance of a model with state
+
+    def _function(self, library, name, result, *arguments):
+        function = getattr(library, _PREFIX + name)
+        function.restype, function.argtypes = result, list(arguments)
+        return function
+
+    def _new(self):
+        instance = self._create(self._threads)
+        if not instance:
+            raise MemoryError("no memory for an instance")
+        return instance
+
+    def __del__(self):
+        for instance in getattr(self, "_all", []):
+            self._destroy(instance)
+
+    def __call__(self, *arrays):
+        if len(arrays) != len(INPUTS):
+            raise TypeError(f"expected {len(INPUTS)} inputs ({[n for n, *_ in INPUTS]}); "
+                            f"got {len(arrays)}")
+        given = [_checked(a, *port) for a, port in zip(arrays, INPUTS)]
+        results = [np.empty(shape, _dtype(dtype)) for _, dtype, shape in OUTPUTS]
+        if STATES:
+            with self._lock:
+                self._call(self._idle[0], given, results)
+        else:
+            try:
+                instance = self._idle.pop()
+            except IndexError:
+                instance = self._new()
+                self._all.append(instance)
+            try:
+                self._call(instance, given, results)
+            finally:
+                self._idle.append(instance)
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def _call(self, instance, given, results):
+        inputs = (ctypes.c_void_p * max(1, len(given)))(*[a.ctypes.data for a in given])
+        outputs = (ctypes.c_void_p * max(1, len(results)))(*[a.ctypes.data for a in results])
+        status = self._run(instance, inputs, outputs)
+        if status in (_FAULT, _BAD_ARGUMENT):
+            raise RuntimeError(self._error(instance).decode())
+        if status:
+            raise RuntimeError(f"run returned status {status}")
+
+    def get_state(self):
+        """Copies of the state, by name."""
+        found = {}
+        for i, (name, dtype, shape) in enumerate(STATES):
+            array = np.empty(shape, _dtype(dtype))
+            with self._lock:
+                self._get_state(self._idle[0], i, array.ctypes.data)
+            found[name] = array
+        return found
+
+    def set_state(self, state):
+        """Replaces state by name. Raises KeyError, TypeError, ValueError for what does not fit."""
+        numbers = {name: i for i, (name, *_) in enumerate(STATES)}
+        checked = [(numbers[k], _checked(a, *STATES[numbers[k]])) for k, a in state.items()]
+        for i, array in checked:
+            with self._lock:
+                self._set_state(self._idle[0], i, array.ctypes.data)
+
+
+def _checked(array, name, dtype, shape):
+    if not isinstance(array, np.ndarray) or array.dtype != _dtype(dtype):
+        got = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
+        raise TypeError(f"expected {name} to be an array of {_dtype(dtype)}; got {got}")
+    if array.shape != tuple(shape):
+        raise ValueError(f"expected {name} to have shape {tuple(shape)}; got {array.shape}")
+    return np.require(array, requirements=["C", "ALIGNED"])
+'''
+
+
+def python_loader(model: Model, module: str, library: str) -> str:
+    """The text of the module `module` for a library file."""
+
+    def describe(ports: list[Port]) -> str:
+        rows = [f"    ({p.name!r}, {p.dtype!r}, {list(p.shape)})," for p in ports]
+        return "[\n" + "\n".join(rows) + "\n]" if rows else "[]"
+
+    fill = {
+        "VERSION": model.version, "MODULE": module, "LIBRARY": library, "NAME": model.name,
+        "INPUTS": describe([p for _, p in model.inputs]),
+        "OUTPUTS": describe([p for _, p in model.outputs]), "STATES": describe(model.own),
+        "FAULT": str(fmt.FAULT), "BAD_ARGUMENT": str(fmt.BAD_ARGUMENT),
+    }  # fmt: skip
+    text = _TEMPLATE
+    for key, value in fill.items():
+        text = text.replace(f"@{key}@", value)
+    return text

@@ -1,0 +1,96 @@
+"""The Python module beside a library: in a process that has NumPy, and nothing else to import."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import jitgrad as jg
+from jitgrad import nn
+from jitgrad.compiler import link
+
+pytestmark = pytest.mark.skipif(link.find_linker() is None, reason="no linker on this machine")
+
+BARE = """
+import sys, importlib.abc
+
+class OnlyNumPy(importlib.abc.MetaPathFinder):  # as if nothing else were installed
+    def find_spec(self, name, path=None, target=None):
+        top = name.split(".")[0]
+        if top not in sys.stdlib_module_names and top != "numpy":
+            raise ImportError(f"{name} is not installed")
+
+sys.meta_path.insert(0, OnlyNumPy())
+import numpy as np
+from importlib.machinery import SourceFileLoader
+libm = SourceFileLoader("libm", FOLDER + "/libm.py").load_module()
+"""
+
+
+def bare(folder: Path, body: str) -> str:
+    code = BARE.replace("FOLDER", repr(str(folder))) + textwrap.dedent(body)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_results(tmp_path):
+    jg.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
+    x = jg.rand(2, 4)
+    jg.export(lambda x: (model(x), x.argmax(1)), x).native(tmp_path / "libm.so")
+    np.save(tmp_path / "x.npy", x.numpy())
+    bare(tmp_path, """
+        from concurrent.futures import ThreadPoolExecutor
+        model = libm.load(threads=2)
+        x = np.load("x.npy")
+        y, best = model(x)
+        with ThreadPoolExecutor(4) as pool:
+            for again, _ in pool.map(model, [x] * 50):
+                assert (again == y).all()
+        assert (model(np.asfortranarray(x))[0] == y).all()
+        np.save("y.npy", y)
+        assert best.dtype == np.int64 and (best == x.argmax(1)).all()
+    """)  # fmt: skip
+    np.testing.assert_allclose(np.load(tmp_path / "y.npy"), model(x).detach().numpy(), atol=1e-6)
+
+
+def test_errors(tmp_path):
+    table = jg.arange(10.0)
+    jg.export(lambda i: table[i], jg.tensor([1, 2])).native(tmp_path / "libm.so")
+    said = bare(tmp_path, """
+        model = libm.load()
+        for bad in [(), (np.zeros(2),), (np.zeros(3, int),), (np.array([1, 10]),), ("x",)]:
+            try:
+                model(*bad)
+            except Exception as error:
+                print(type(error).__name__, error)
+        print(model(np.array([3, 4])))
+        try:
+            libm.load("none.so")
+        except OSError as error:
+            print("OSError")
+    """).splitlines()  # fmt: skip
+    assert said[0].startswith("TypeError expected 1 inputs") and "int64; got float64" in said[1]
+    assert said[2].startswith("ValueError") and said[3].startswith("RuntimeError")
+    assert "index" in said[3] and said[4] == "TypeError expected i to be an array of int64; got str"
+    assert said[5:] == ["[3. 4.]", "OSError"]
+
+
+def test_state(tmp_path):
+    total = jg.zeros(2)
+    jg.export(lambda x: total.add_(x) * 1, jg.ones(2)).native(tmp_path / "libm.so")
+    bare(tmp_path, """
+        model = libm.load()
+        one = np.ones(2, np.float32)
+        assert model(one)[0] == 1 and model(one)[0] == 2
+        assert (model.get_state()["total"] == 2).all()
+        model.set_state({"total": one * 7})
+        assert model(one)[0] == 8
+        assert libm.load()(one)[0] == 1
+    """)  # fmt: skip
