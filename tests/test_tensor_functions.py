@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -340,3 +342,20 @@ def test_resize() -> None:
     x.resize_(8)
     x[0] = 8
     assert view[0] == 7 and x.tolist() == [8, 1, 2, 3, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("code", ["poisson(x)", "distributions.Gamma(x, 1.0).rsample()"])
+def test_the_first_draw_of_a_process_compiles(code: str) -> None:
+    """What it imports meanwhile is no part of the function."""
+    program = (
+        "import jitgrad\n"
+        f"f = jitgrad.jit(lambda x: jitgrad.{code}, fallback='error')\n"
+        "for _ in range(3):\n    f(jitgrad.ones(3))\n"
+        "print(f.stats.hits)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "2\n", done.stderr
+
+
+def test_report_of_the_machine() -> None:
+    assert "everything works" in jg.utils.collect_env.get_pretty_env_info()

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.random import Generator, Philox
 
 from jitgrad.compiler.ops.record import Op, Sample, op
 from jitgrad.compiler.types import TensorType
@@ -38,15 +39,15 @@ class Sampled(Op):
         )
         return first
 
-    def draw(self, source: np.random.Generator, *parameters: np.ndarray) -> Any:
+    def draw(self, source: Generator, *parameters: np.ndarray) -> Any:
         """The numbers, from float64 parameters."""
         raise NotImplementedError(self.name)
 
     def reference(self, *arrays: np.ndarray, **attrs: Any) -> np.ndarray:
         seed, number = (int(x) for x in arrays[:2])
-        key = np.random.Philox(key=seed % 2**64, counter=[0, 0, 0, number])
+        key = Philox(key=seed % 2**64, counter=[0, 0, 0, number])
         wide = [x.astype(np.float64) for x in arrays[2:]]
-        values = self.draw(np.random.Generator(key), *wide)
+        values = self.draw(Generator(key), *wide)
         return np.asarray(values, np.float64).astype(arrays[2].dtype)
 
     def batch(self, operands: Sequence[Any], batched: Sequence[bool], **attrs: Any) -> Any:
@@ -67,7 +68,7 @@ class StandardGamma(Sampled):
     differentiable = True
     saves = (2, "out")
 
-    def draw(self, source: np.random.Generator, *parameters: np.ndarray) -> Any:
+    def draw(self, source: Generator, *parameters: np.ndarray) -> Any:
         (shapes,) = parameters
         self.expect(bool((shapes > 0).all()), "expected concentrations above 0")
         return source.standard_gamma(shapes)
@@ -89,7 +90,7 @@ class Poisson(Sampled):
 
     name = "poisson"
 
-    def draw(self, source: np.random.Generator, *parameters: np.ndarray) -> Any:
+    def draw(self, source: Generator, *parameters: np.ndarray) -> Any:
         (rates,) = parameters
         if not (rates >= 0).all():
             bad = rates[~(rates >= 0)][0]
@@ -108,7 +109,7 @@ class Binomial(Sampled):
 
     name, count = "binomial", 2
 
-    def draw(self, source: np.random.Generator, *parameters: np.ndarray) -> Any:
+    def draw(self, source: Generator, *parameters: np.ndarray) -> Any:
         trials, chance = parameters
         self.expect(
             bool(((chance >= 0) & (chance <= 1)).all() and (trials >= 0).all()),
@@ -125,7 +126,7 @@ class VonMises(Sampled):
 
     name = "von_mises"
 
-    def draw(self, source: np.random.Generator, *parameters: np.ndarray) -> Any:
+    def draw(self, source: Generator, *parameters: np.ndarray) -> Any:
         (concentrations,) = parameters
         self.expect(bool((concentrations >= 0).all()), "expected concentrations of at least 0")
         return source.vonmises(0.0, concentrations)

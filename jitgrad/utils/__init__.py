@@ -12,9 +12,12 @@ if TYPE_CHECKING:
     from jitgrad.utils import checkpoint as checkpoint
 
 
+_LATE = ("benchmark", "checkpoint", "collect_env", "dlpack", "model_zoo", "tensorboard")
+
+
 def __getattr__(name: str) -> Any:
     """Imports what not every program needs at its first use."""
-    if name in ("benchmark", "checkpoint", "dlpack", "model_zoo", "tensorboard"):
+    if name in _LATE:
         return importlib.import_module(f"jitgrad.utils.{name}")
     raise no_such(__name__, name)
 
