@@ -75,9 +75,9 @@ def is_shared(storage: Storage, data: Any) -> bool:
     A NumPy array on the memory refers to the storage's own; so where nothing does but the storage
     and the tensor, nobody else sees it (any more).
     """
-    if _pointed.data and storage in _pointed:
+    if storage in _pointed:
         return True
-    if not _exported.data or storage not in _exported:
+    if storage not in _exported:
         return False
     if isinstance(storage.array.base, np.ndarray):  # type: ignore[union-attr]
         return True
