@@ -214,8 +214,7 @@ class HostScalar:
     # elements with this number, which then stays lifted).
     def _compare(self, compare: Callable[[Any, Any], Any], other: Any) -> Any:
         if isinstance(other, (HostScalar, int, float, complex, np.generic, np.ndarray)):
-            seen = self.seen or (type(other) is HostScalar and other.seen)
-            if seen and self._live() and self.recorder.compare(compare.__name__, self, other):
+            if self._live() and self.recorder.compare(compare.__name__, self, other):
                 return compare(self.value, other.value if isinstance(other, HostScalar) else other)
             return compare(self.specialise(), _value(other))
         return NotImplemented
@@ -307,6 +306,21 @@ class Numbering:
             key += tuple([known[id(x)] if is_lifted(x) else (type(x), repr(x)) for x in operands])
             known[id(node)] = self._table.setdefault(key, len(self._table))
         return known[id(scalar)]
+
+
+class Comparison:
+    """A comparison of lifted numbers (of one at least), and how it came out."""
+
+    __slots__ = ("a", "b", "name", "outcome")
+
+    def __init__(self, name: str, a: Any, b: Any) -> None:
+        self.name, self.a, self.b = name, a, b
+        values = [x.value if isinstance(x, HostScalar) else x for x in (a, b)]
+        self.outcome = bool(COMPARE[name](*values))
+
+
+SIGNS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+COMPARE: dict[str, Callable[..., Any]] = {name: getattr(operator, name) for name in SIGNS}
 
 
 class Truth:

@@ -17,7 +17,7 @@ from jitgrad.autograd.modes import no_grad
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.dispatch import apply
 from jitgrad.effects import typed_caller
-from jitgrad.hostscalar import HostScalar, Numbering, Truth
+from jitgrad.hostscalar import Comparison, HostScalar, Numbering, Truth
 from jitgrad.promotion import cast
 from jitgrad.promotion import constant as number_tensor
 from jitgrad.referrers import replace_everywhere
@@ -38,7 +38,8 @@ class Looks(ValueMap):
     """The part of the recorder's protocol by which Python learns values.
 
     Attributes: `cuts`, the values that Python went on by; `special`, lifted numbers by name whose
-    value (or, by a Truth, being zero) is to be guarded; `segments_reason`, why the trace was given
+    value (or, by a Truth, being zero) is to be guarded; `comparisons`, of lifted numbers, whose
+    outcome is; `segments_reason`, why the trace was given
     up, if that is a reason for running Python at each call.
     """
 
@@ -46,6 +47,7 @@ class Looks(ValueMap):
         super().__init__(name, finder)
         self.cuts: list[Cut] = []
         self.special: dict[Any, Any] = {}
+        self.comparisons: dict[Any, Comparison] = {}
         self.segments_reason = ""
         self._lifted: dict[int, Tensor] = {}
         self._numbering = Numbering()
@@ -148,9 +150,13 @@ class Looks(ValueMap):
         return number_tensor(float(x), dtypes.float64) if same else None
 
     def compare(self, name: str, a: Any, b: Any) -> bool:
-        """Makes a comparison of numbers a branch. False where it cannot be one."""
+        """Makes a comparison of numbers a branch, or (where none is a tensor's) a guard on how it
+        comes out. False where it can be neither."""
         if self.reason:
             return False
+        numbers = [x for x in (a, b) if isinstance(x, HostScalar)]
+        if not any(x.seen for x in numbers):
+            return self._compare_lifted(name, a, b, numbers)
         with no_grad():
             x, y = (
                 self._computed(v) if isinstance(v, HostScalar) else self._exact(v) for v in (a, b)
@@ -160,6 +166,16 @@ class Looks(ValueMap):
             found = apply(OPS[name], (x, y), {})
         self._cut(found, found._data, "bool", here())
         return not self.reason
+
+    def _compare_lifted(self, name: str, a: Any, b: Any, numbers: list[HostScalar]) -> bool:
+        sizes = any(leaf.name[0] == "size" for x in numbers for leaf in leaves_of(x))
+        plain = all(isinstance(x, HostScalar) or type(x) in (bool, int, float) for x in (a, b))
+        if sizes or not plain or len(self.comparisons) >= MAX_CUTS:
+            return False
+        key = (name, *(self._numbering.of(x) if isinstance(x, HostScalar) else repr(x)
+                       for x in (a, b)))  # fmt: skip
+        self.comparisons.setdefault(key, Comparison(name, a, b))
+        return True
 
     def decide(self, scalar: HostScalar, how: str) -> None:
         """Makes what Python asks of a number (as in tree_code.py) a branch; else it is seen."""

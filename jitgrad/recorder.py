@@ -26,7 +26,7 @@ from jitgrad.compiler.types import TensorType
 from jitgrad.dims import Symbols
 from jitgrad.effects import typed
 from jitgrad.facts import place_facts
-from jitgrad.hostscalar import HostScalar
+from jitgrad.hostscalar import Comparison, HostScalar
 from jitgrad.looks import Looks
 from jitgrad.pair import Pair, saved_values, split, without_hooks
 from jitgrad.pytree import Structure, flatten
@@ -74,7 +74,8 @@ class Trace:
 
     rebinds: (owner, key, result or None). slots: (owner, key, facts of the tensor or None), read
     before they were set. draws: per generator. special: lifted numbers, by name, whose value (or,
-    by a Truth, being zero) is guarded. places: tensors whose place in memory (place_facts) is.
+    by a Truth, being zero) is guarded; comparisons: of such numbers, whose outcome is. places:
+    tensors whose place in memory (place_facts) is.
     later: (owner, method), called in Python after each run; left: the objects whose attributes are
     then Python's, and the dicts that it changes.
     cuts: the values that Python looked at; leaf: the trace's place in the tree, then.
@@ -90,6 +91,7 @@ class Trace:
     slots: list[tuple[Owner, str, Any]]
     draws: dict[Any, int]
     special: dict[Any, Any]
+    comparisons: list[Comparison]
     places: list[tuple[Owner, Any]]
     cuts: list[Cut]
     later: list[tuple[Owner, str]]
@@ -495,6 +497,7 @@ class Recorder(Looks):
             ],
             dict(self._draws),
             self.special,
+            list(self.comparisons.values()),
             list(self._guarded.values()),
             self.cuts,
             self.later,

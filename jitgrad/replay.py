@@ -14,6 +14,8 @@ from jitgrad.argument_guards import ArgumentGuard, Modes
 from jitgrad.compiler.symbolic import MAX_KNOWN
 from jitgrad.facts import leaf_facts, place_facts
 from jitgrad.guards import admits, short
+from jitgrad.hostscalar import COMPARE, SIGNS, HostScalar
+from jitgrad.looks import leaves_of
 from jitgrad.pytree import Structure
 from jitgrad.recorder import Trace
 from jitgrad.replay_code import Writer
@@ -149,6 +151,13 @@ class Specialisation:
             item = None if name[0] == "arg" else self.watch.number_item(name)
             if item is not None and not admits(wanted, item.fresh):
                 return f"{item.name}: {wanted!r} -> {item.fresh!r}"
+        for found in self.trace.comparisons:
+            now = [self._value_now(x, leaves) for x in (found.a, found.b)]
+            if bool(COMPARE[found.name](*now)) is not found.outcome:
+                a, b = (
+                    self._text_of(x, v, names) for x, v in zip((found.a, found.b), now, strict=True)
+                )
+                return f"{a} {SIGNS[found.name]} {b}: {found.outcome} -> {not found.outcome}"
         for owner, key, grad in self.trace.slots:
             holder = leaves[owner.index] if isinstance(owner, Arg) else owner.item.now
             now = holder._grad
@@ -164,3 +173,23 @@ class Specialisation:
         return self.last_miss or (
             "an argument has hooks or is read-only, or memory that is written overlaps other memory"
         )
+
+    def _value_now(self, x: Any, leaves: Sequence[Any]) -> Any:
+        """The value of a lifted number, or of a number, in a call with these arguments."""
+        if not isinstance(x, HostScalar):
+            return x
+        values = {}
+        for leaf in leaves_of(x):
+            if leaf.name[0] == "arg":
+                values[leaf.name] = leaves[leaf.name[1]]
+            else:
+                item = self.watch.number_item(leaf.name)
+                values[leaf.name] = leaf.value if item is None else item.fresh
+        return x.evaluate(values)
+
+    def _text_of(self, x: Any, value: Any, names: Sequence[str]) -> str:
+        """How people know a lifted number."""
+        if not isinstance(x, HostScalar) or x.expr is not None:
+            return repr(value)
+        item = self.watch.number_item(x.name)
+        return names[x.name[1]] if x.name[0] == "arg" else item.name if item else repr(value)

@@ -18,7 +18,7 @@ from jitgrad.compiler.symbolic import expression, is_static
 from jitgrad.compiler.types import TensorType
 from jitgrad.facts import place_facts
 from jitgrad.guards import MISSING, Item, same
-from jitgrad.hostscalar import HostScalar, Truth
+from jitgrad.hostscalar import SIGNS, HostScalar, Truth
 from jitgrad.looks import leaves_of
 from jitgrad.pair import CompiledNode, Pair, attach, keep, overwritten, spent
 from jitgrad.pytree import Structure, children_of, rebuild
@@ -460,6 +460,10 @@ class Writer:
                 for name, wanted in special.items():
                     if self.watch.number_item(name) is item:
                         self._number_is(n, wanted)
+        for found in trace.comparisons:
+            texts = [self._number(x) if isinstance(x, HostScalar) else self.constant(x, named=True)
+                     for x in (found.a, found.b)]  # fmt: skip
+            self.miss_if(f"({texts[0]} {SIGNS[found.name]} {texts[1]}) is not {found.outcome}")
         self.numbers: dict[HostResult, str] = {}
         for result in trace.results:
             if isinstance(result, HostResult):  # now, for it may raise

@@ -36,9 +36,9 @@ def test_the_weight_of_lerp_is_an_input() -> None:
 
 
 LOOKS: dict[str, Any] = {
-    "dropout": lambda x, s: F.dropout(x, s),
+    "norm": lambda x, s: x.norm(s),
     "tensor": lambda x, s: x * jg.tensor([s, 1.0]),
-    "compared": lambda x, s: x * s if s < 2 else x,
+    "formatted": lambda x, s: x * s if f"{s:.3f}" != "2.000" else x,
 }
 
 
@@ -77,3 +77,68 @@ def test_recordings_for_other_reasons_do_not_warn() -> None:
             shapes([jg.ones(2)] * n, 0.5 * n)
             silent(jg.ones(2), 0.5 * n)
     assert shapes.stats.traces == silent.stats.traces == 7
+
+
+def test_a_comparison_is_guarded_by_how_it_comes_out() -> None:
+    def f(x: Any, s: float, t: float = 1.0) -> Any:
+        y = x * s if s < 2 else x - s
+        if s * 2 >= t + 1:
+            y = y + 1
+        return y, max(s, 0.75), s == t
+
+    jitted = jit(f, fallback="error")
+    for s in (0.1, 0.2, 0.5, 1.5, 2.0, 3.0, 0.3, 1.0, 0.99, float("nan"), 0.1):
+        for t in (1.25, 3.25):
+            got, want = jitted(jg.ones(2), s, t), f(jg.ones(2), s, t)
+            assert repr(got) == repr(want)
+    assert jitted.stats.traces == 5 and jitted.stats.fallbacks == 0
+    jitted(jg.ones(2), 0.1, 0.1)
+    assert "s == t: False -> True" in jitted.explain_last_miss()
+
+
+def test_a_comparison_of_a_rate_is_guarded_by_how_it_comes_out() -> None:
+    p = jg.nn.Parameter(jg.ones(2))
+    o = jg.optim.SGD([p], lr=0.1)
+
+    @jit(fallback="error")
+    def step() -> Any:
+        p.grad = jg.ones(2) * (1 if o.param_groups[0]["lr"] > 0.05 else 2)
+        o.step()
+
+    wanted = 1.0
+    for k in range(8):
+        rate = o.param_groups[0]["lr"] = 0.1 / (k + 1)
+        step()
+        wanted -= rate * (1 if rate > 0.05 else 2)
+        np.testing.assert_allclose(p.detach().numpy(), [wanted] * 2, rtol=1e-5)
+    assert step.stats.traces == 2
+
+
+USES: dict[str, Any] = {
+    "dropout": lambda x, s: F.dropout(x, s),
+    "label_smoothing": lambda x, s: F.cross_entropy(x, jg.tensor([0, 1]), label_smoothing=s),
+    "smooth_l1_loss": lambda x, s: F.smooth_l1_loss(x, x.flip(0), beta=s),
+    "huber_loss": lambda x, s: F.huber_loss(x, x.flip(0), delta=s + 0.01),
+    "celu": lambda x, s: F.celu(x, s + 0.01),
+    "bernoulli_": lambda x, s: x.clone().bernoulli_(s),
+    "normal_": lambda x, s: x.clone().normal_(0, s),
+    "addmm": lambda x, s: jg.addmm(jg.ones(2, 2), x, x.t(), alpha=s, beta=s * 2),
+    "quantile": lambda x, s: x.quantile(s),
+    "isclose": lambda x, s: jg.isclose(x, x * 1.2, rtol=s),
+    "lerp": lambda x, s: x.lerp(x.flip(0), s),
+    "pow": lambda x, s: x.abs() ** s,
+}
+
+
+@pytest.mark.parametrize("name", USES)
+def test_what_functions_check_of_a_number_is_how_comparisons_come_out(name: str) -> None:
+    """They stay inputs: few recordings, and eager's numbers at the borders, too."""
+    x = jg.linspace(-2, 2, 6).reshape(2, 3)
+    f = jit(USES[name], fallback="error")
+    values = [0.1, 0.2, 0.3, 0.4, 0.6, 0.7, 0.0, 1.0, 0.9, 0.25]
+    for s in values:
+        start = jg.get_rng_state()
+        want = USES[name](x, s)
+        jg.set_rng_state(start)
+        np.testing.assert_allclose(f(x, s).numpy(), want.numpy(), rtol=1e-5, atol=1e-6)
+    assert f.stats.traces <= 4
