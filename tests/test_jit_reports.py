@@ -185,12 +185,12 @@ def test_pure_skips_what_the_function_changes(monkeypatch: pytest.MonkeyPatch) -
 
 @knob(segments=False)
 def test_pure_skips_nothing_that_compiled_code_reads() -> None:
-    w = [jg.ones(3)]
+    w = [(jg.ones(3),)]
 
     @jit(pure=True, fallback="silent")
     def grows(x: Any) -> Any:
-        y = x * w[0]
-        w[0] = jg.full((3,), 2.0)
+        y = x * w[0][0]
+        w[0] = (jg.full((3,), 2.0),)
         return y
 
     grows(X)
