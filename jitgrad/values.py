@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -102,7 +103,8 @@ class ValueMap:
         self.line = ""
         self.postponed = False
         self.entries: list[Entry] = []
-        self._values: dict[Storage, Value] = {}
+        # Weak: memory of what the function is done with is free, as without a recorder.
+        self._values: WeakKeyDictionary[Storage, Value] = WeakKeyDictionary()
         self._entry: dict[Storage, Entry] = {}
         self._parts: dict[Storage, list[Entry]] = {}  # other parts of storages that none writes
         self._counts: dict[Storage, int] = {}
