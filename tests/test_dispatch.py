@@ -119,7 +119,6 @@ def test_numbers_become_full_only_when_recorded():
 def test_epoch():
     x = t.ones(2, requires_grad=True)
     for change in (
-        lambda: setattr(x, "grad", t.ones(2)),
         lambda: setattr(x, "data", t.zeros(2)),
         lambda: x.requires_grad_(False),
         lambda: t.set_default_dtype(t.float32),
@@ -129,6 +128,7 @@ def test_epoch():
         assert epoch[0] > before
     before = epoch[0]
     x.add_(1)
+    x.grad = t.ones(2)  # compiled functions look at it themselves
     assert epoch[0] == before
 
 
