@@ -120,15 +120,21 @@ class Explanation:
 
     def memory(self) -> str:
         """Peak and lower bound of each compiled specialisation's memory plan, in bytes. Of a leaf
-        of a tree: of what follows the last branch; what branches have is in the tree."""
+        of a tree: of what follows the last branch; what branches have is in the tree. And of each
+        segment."""
+        f = self.function
         out = self._trees()
-        for i, spec in enumerate(self.function.specialisations):
-            if spec.compiled is None:
-                out.append(f"specialisation {i}: not compiled yet")
+        parts = [(f"specialisation {i}", x.compiled) for i, x in enumerate(f.specialisations)]
+        if f.segmented is not None:
+            programs = f.segmented.segments.programs
+            parts += [(f"segment {i}", x.compiled) for i, x in enumerate(programs)]
+        for name, compiled in parts:
+            if compiled is None:
+                out.append(f"{name}: not compiled yet")
                 continue
-            r = spec.compiled.report
+            r = compiled.report
             out.append(
-                f"specialisation {i}: peak {r.peak} bytes, lower bound {r.lower_bound} bytes "
+                f"{name}: peak {r.peak} bytes, lower bound {r.lower_bound} bytes "
                 f"(all buffers together: {r.total})"
             )
         return "\n".join(out)

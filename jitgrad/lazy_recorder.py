@@ -447,9 +447,9 @@ def paused(why: str) -> Iterator[None]:
 
 def open_call(recorder: LazyRecorder) -> None:
     """Notes a call that begins: others find what waits for it."""
-    recorders.append(recorder)
+    recorders[id(recorder)] = recorder
 
 
 def close_call(recorder: LazyRecorder) -> None:
     """The call is over."""
-    recorders[:] = [r for r in recorders if r is not recorder]
+    del recorders[id(recorder)]

@@ -17,8 +17,8 @@ import numpy as np
 from jitgrad.state import state
 from jitgrad.storage import LevelStorage, Storage
 
-recorders: list[Any] = []
-"""The lazy recorders of all calls that run in segments now, of all threads."""
+recorders: dict[int, Any] = {}
+"""The lazy recorders of all calls that run in segments now, of all threads, by id."""
 
 _exported: weakref.WeakSet[Storage] = weakref.WeakSet()
 """Storages whose array others have been given, or gave."""
@@ -41,7 +41,7 @@ def shown(array: Any, chain: Any) -> Any:
 
 def settle(storage: Storage) -> None:
     """Computes what a storage is to hold, where a segment of any thread has yet to do so."""
-    for recorder in list(recorders):
+    for recorder in list(recorders.values()):
         if recorder.holds(storage):
             recorder.flush("its value is wanted")
             return

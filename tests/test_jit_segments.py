@@ -1177,6 +1177,7 @@ def test_explain_says_why_and_where():
     here = f.__code__.co_firstlineno + 2
     assert f"test_jit_segments.py:{here}" in text
     assert "ends as it reads a tensor's value in Python (float)" in text
+    assert g.memory_plan().startswith("segment 0: peak ")
     assert "ends as the call ends" in text and "kernels" in text and "exp" in text
 
 
