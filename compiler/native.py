@@ -13,16 +13,16 @@ import secrets
 import struct
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jitgrad.compiler.archive import archive
-from jitgrad.compiler.codegen import capi, features, pool
+from jitgrad.compiler.codegen import capi, features, levels, pool
 from jitgrad.compiler.codegen.cross import compile_for
-from jitgrad.compiler.codegen.target import Target, llvm_binding, target_of
+from jitgrad.compiler.codegen.target import Target, llvm_binding, targets_of
 from jitgrad.compiler.header import c_header
 from jitgrad.compiler.interpret import unknown_fault
 from jitgrad.compiler.ir import Graph, Node, all_nodes
@@ -87,7 +87,8 @@ def write_native(
         )
     if target is None and path.suffix == ".wasm":
         target = "wasm32"
-    made = target_of(target)
+    targets = targets_of(target)
+    made = targets[0]
     if made.is_wasm != (path.suffix == ".wasm") and path.suffix != ".o":
         raise ValueError(f"[native] {path.suffix} files are not for {made.triple}")
     if ("apple" in made.triple) != (path.suffix == ".dylib") and path.suffix in (".so", ".dylib"):
@@ -103,7 +104,7 @@ def write_native(
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", symbol):
         raise ValueError(f"[native] expected name to be a C identifier; got {name!r}")
     header_path = path.with_suffix(".h")
-    code, model = build_object(graph, state, symbol, output_names, made, creator)
+    code, model = build_object(graph, state, symbol, output_names, targets, creator)
 
     def write_header(built: Path) -> None:
         if made.is_wasm:
@@ -143,11 +144,49 @@ def build_object(
     state: Mapping[str, np.ndarray[Any, Any]],
     name: str,
     output_names: Sequence[str],
-    target: Target,
+    target: Target | Sequence[Target],
     creator: str,
 ) -> tuple[bytes, capi.Model]:
-    """The object file, and what its header tells of."""
+    """The object file, and what its header tells of. Several targets are levels of one processor
+    family, the lowest first: the object holds code for each, and chooses when it runs."""
     _check_graph(graph)
+    targets = [target] if isinstance(target, Target) else list(target)
+    lowest = targets[0]
+    runtime = pool.emit_runtime(lowest.triple, threads=not lowest.is_wasm)
+    modules = [capi.private_names(str(runtime))]
+    if len(targets) == 1:
+        model, weights, texts = _part(graph, state, name, output_names, lowest, creator)
+        modules = [capi.emit_text(model, lowest), *modules, *texts]
+    else:
+        for number, t in enumerate(targets):
+            label = levels.part_name(name, number)
+            part, weights, texts = _part(graph, state, label, output_names, t, creator)
+            texts = [levels.marked(x, t) for x in (capi.emit_text(part, t, number), *texts)]
+            # Levels may share kernels' names: they become internal here.
+            shown = {*capi.public_symbols(label, stateful=bool(part.own)), "jg.weights"}
+            modules.append(_joined(texts, shown))
+            model = part if number == 0 else model
+        model = replace(model, name=name)
+        cpus = ", ".join(t.cpu for t in targets)
+        model.version = model.version.replace(lowest.cpu, cpus)
+        model.metadata = json.dumps({**json.loads(model.metadata), "name": name, "cpu": cpus})
+        modules.insert(0, str(levels.emit_choice(model, len(targets), lowest)))
+    keep = {*capi.public_symbols(name, lowest.is_wasm, bool(model.own)), fmt.DESCRIPTOR}
+    code = compile_for(_joined(modules, keep), lowest, _provided(lowest))
+    if weights and lowest.is_elf:
+        code = _fill_section(code, capi.WEIGHTS_SECTION, weights)
+    return code, model
+
+
+def _part(
+    graph: Graph,
+    state: Mapping[str, np.ndarray[Any, Any]],
+    name: str,
+    output_names: Sequence[str],
+    target: Target,
+    creator: str,
+) -> tuple[capi.Model, bytes, list[str]]:
+    """A model for one target: its description, its weights, the texts of its kernels' modules."""
     needed = features.required_features(target)
     simple, stages = stages_of(graph, Options(target=target))
     image, _ = assemble(stages)
@@ -177,15 +216,8 @@ def build_object(
     model.metadata = _metadata(model, needed, target, creator, moved)
     if not target.is_elf:
         model.weights = weights
-    runtime = pool.emit_runtime(target.triple, threads=not target.is_wasm)
-    modules = [capi.emit_text(model, target), capi.private_names(str(runtime))]
-    modules += {g.key: g.module_text for g in stages.all_generated() if g.module_text}.values()
-    keep = {*capi.public_symbols(name, target.is_wasm, bool(model.own)), fmt.DESCRIPTOR}
-    text = _joined(modules, keep)
-    code = compile_for(text, target, _provided(target))
-    if weights and target.is_elf:
-        code = _fill_section(code, capi.WEIGHTS_SECTION, weights)
-    return code, model
+    kernels = {g.key: g.module_text for g in stages.all_generated() if g.module_text}
+    return model, weights, list(kernels.values())
 
 
 def _provided(target: Target) -> frozenset[str]:

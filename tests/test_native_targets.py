@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import platform
 import shutil
 import struct
 import subprocess
@@ -22,6 +23,7 @@ from jitgrad import nn
 from jitgrad.compiler import link
 from jitgrad.compiler.archive import archive
 from jitgrad.compiler.codegen.target import target_of
+from jitgrad.runtime import load
 from jitgrad.runtime.errors import CompileError
 
 has_zig = importlib.util.find_spec("ziglang") is not None
@@ -282,11 +284,69 @@ def test_the_format_of_archives():
     assert len(data) % 2 == 0
 
 
+# -- several levels of processors ----------------------------------------------------------------
+needs_x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="x86-64 levels")
+
+
+@needs_x86
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+@pytest.mark.parametrize("processor", ["", "Nehalem", "Haswell", "qemu64"])
+def test_a_portable_library_runs_on_every_level(processor, tmp_path):
+    qemu = shutil.which("qemu-x86_64")
+    if processor and qemu is None:
+        pytest.skip("no qemu-x86_64")
+    model, x = network(), jg.rand(2, 1, 8, 8)
+    jg.export(model, x).native(tmp_path / "libnet.a", target="portable")
+    numbers = ", ".join(map(repr, x.numpy().ravel().tolist()))
+    (tmp_path / "main.c").write_text(f"""
+        #include <stdio.h>
+        #include "libnet.h"
+        int main(void) {{
+            static const float x[] = {{{numbers}}};
+            static float y[JG_NET_OUTPUT0_SIZE];
+            jg_net *model = jg_net_create(2);
+            if (!model) {{ puts(jg_net_status()); return 3; }}
+            if (jg_net_call(model, x, y) != JG_OK) return 4;
+            for (int i = 0; i < JG_NET_OUTPUT0_SIZE; i++) printf("%.9g\\n", y[i]);
+            printf("%d %s\\n", jg_net_input_rank(0), jg_net_last_error(NULL));
+            jg_net_destroy(model);
+            jg_net_destroy(NULL);
+            return jg_net_run(NULL, NULL, NULL) != JG_BAD_ARGUMENT;
+        }}
+    """)
+    flags = ["-Wall", "-Wextra", "-Werror", "main.c", "libnet.a", "-pthread", "-o", "main"]
+    subprocess.run(["cc", *flags], cwd=tmp_path, check=True)
+    command = [qemu, "-cpu", processor, "./main"] if processor else ["./main"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    if processor == "qemu64":  # no SSSE3: below every level
+        assert done.returncode == 3 and "ssse3" in done.stdout
+        return
+    assert done.returncode == 0, done.stderr
+    *values, last = done.stdout.splitlines()
+    assert last == "4 there is no instance: create returned NULL"
+    want = model(x).detach().numpy()
+    close(np.array(values, float).reshape(want.shape), want)
+
+
+@needs_x86
+def test_portable_libraries_from_python_with_state(tmp_path):
+    total = jg.zeros(3)
+    exported = jg.export(lambda x: total.add_(x.exp()) * 1, jg.rand(3))
+    exported.native(tmp_path / "libsum.so", target="portable")
+    library = load(tmp_path / "libsum.so", threads=2)
+    x = np.ones(3, np.float32)
+    library(x), library(x)
+    np.testing.assert_allclose(library.get_state()["total"], np.exp(x) * 2, rtol=1e-6)
+    assert library.info["cpu"] == "x86-64-v2, x86-64-v3, x86-64-v4"
+
+
 # -- what users get wrong ------------------------------------------------------------------------
 def test_targets_by_name():
     assert target_of("x86-64-v3").cpu == "x86-64-v3"
     assert target_of("riscv64-linux-gnu").arch == "riscv64"
-    with pytest.raises(ValueError, match=r"expected a target of host, .*riscv64-linux-gnu, wasm32"):
+    with pytest.raises(
+        ValueError, match=r"expected a target of host, portable, .*riscv64-linux-gnu, wasm32"
+    ):
         target_of("sparc")
     with pytest.raises(ValueError, match="LLVM knows no CPU 'z80' for aarch64-linux-gnu"):
         target_of("aarch64-linux-gnu:z80")

@@ -12,13 +12,12 @@ aligned, the arena and the scratch of each thread.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-
 import llvmlite.ir as ir
 
 from jitgrad.compiler.codegen.features import baseline, emit_check
-from jitgrad.compiler.codegen.pycall import emit_py_call
+from jitgrad.compiler.codegen.interface import Interface, reference
+from jitgrad.compiler.codegen.interface import Model as Model
+from jitgrad.compiler.codegen.interface import Port as Port
 from jitgrad.compiler.codegen.target import Target
 from jitgrad.compiler.codegen.wasm_memory import emit_allocator
 from jitgrad.compiler.codegen.words import (
@@ -29,7 +28,6 @@ from jitgrad.compiler.codegen.words import (
     add_to,
     atomic,
     const,
-    define,
     get,
     get_pointer,
     put,
@@ -37,7 +35,6 @@ from jitgrad.compiler.codegen.words import (
     while_loop,
     word,
 )
-from jitgrad.compiler.image import Image
 from jitgrad.runtime import abi
 from jitgrad.runtime import artifact_format as fmt
 
@@ -49,67 +46,6 @@ _LINE = 128
 
 WEIGHTS_SECTION = ".jg_weights"
 _KERNEL = ir.FunctionType(VOID, [PTR, PTR, PTR, I64, I64, I64])
-
-
-@dataclass(frozen=True)
-class Port:
-    """An input or an output of a library."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    itemsize: int
-
-    @property
-    def numel(self) -> int:
-        n = 1
-        for d in self.shape:
-            n *= d
-        return n
-
-    def __str__(self) -> str:
-        return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
-
-
-@dataclass
-class Model:
-    """What a library holds besides the kernels' code.
-
-    Attributes:
-        name: a C identifier; functions are called jg_<name>_run and so on.
-        inputs, outputs: with their slots in the pointer table, in the caller's order.
-        state: {slot: byte offset in the weights}; weights_bytes: their size, all told.
-        own: the state of a graph that writes to it, in the order of `state`: each instance has a
-            copy of all weights. Empty where instances share them.
-        faults: the text for each error site.
-        features: (feature, text when it is missing) that the code needs.
-        metadata: JSON text for the loader. version: one line for people.
-        weights: the bytes, where an object of the target cannot be filled later.
-    """
-
-    name: str
-    image: Image
-    inputs: list[tuple[int, Port]]
-    outputs: list[tuple[int, Port]]
-    state: Mapping[int, int] = field(default_factory=dict)
-    weights_bytes: int = 0
-    faults: list[str] = field(default_factory=list)
-    features: list[tuple[str, str]] = field(default_factory=list)
-    metadata: str = "{}"
-    version: str = ""
-    weights: bytes = b""
-    own: list[Port] = field(default_factory=list)
-
-    @property
-    def useful_threads(self) -> int:
-        """The most blocks that a wave has: more threads than that would find no work."""
-        most, blocks = 1, 0
-        for kernel, _, total, grain, last in self.image.launches:
-            blocks += 0 if kernel < 0 else -(-total // grain)
-            most = max(most, blocks)
-            if last or kernel < 0:
-                blocks = 0
-        return min(most, 1024)
 
 
 def public_symbols(name: str, wasm: bool = False, stateful: bool = False) -> list[str]:
@@ -129,10 +65,17 @@ def private_names(runtime: str) -> str:
     return runtime.replace('@"jg_pool_', '@"jg.pool_')
 
 
-def emit_text(model: Model, target: Target) -> str:
-    """The text of the module. Its weights are marked as known to the linker only."""
-    weights = '@"jg.weights" = internal '
-    return str(emit_capi(model, target)).replace(weights, f"{weights}externally_initialized ")
+def emit_text(model: Model, target: Target, part: int | None = None) -> str:
+    """The text of the module. Its weights are marked as known to the linker only.
+
+    part: of a library of several levels of processors (levels.py), the level's number: the module
+    describes itself to no loader, and the parts share the weights of part 0.
+    """
+    text = str(_Emitter(model, target, part).emit())
+    for linkage in ("internal ", ""):
+        weights = f'@"jg.weights" = {linkage}'
+        text = text.replace(f"{weights}constant", f"{weights}externally_initialized constant")
+    return text
 
 
 def emit_capi(model: Model, target: Target) -> ir.Module:
@@ -141,12 +84,10 @@ def emit_capi(model: Model, target: Target) -> ir.Module:
     return _Emitter(model, target).emit()
 
 
-class _Emitter:
-    def __init__(self, model: Model, target: Target) -> None:
-        self.model, self.target = model, target
-        self.module = ir.Module(f"jitgrad_{model.name}")
-        self.module.triple = target.triple
-        self._texts: dict[str, ir.GlobalVariable] = {}
+class _Emitter(Interface):
+    def __init__(self, model: Model, target: Target, part: int | None = None) -> None:
+        super().__init__(model, target)
+        self.part = part
         declare = self._declare
         self.run_table = declare("jg_run", I32, [PTR, PTR, PTR, I64])
         self.pool_create = declare("jg.pool_create", PTR, [I64])
@@ -166,6 +107,11 @@ class _Emitter:
             if target.is_elf:
                 self.weights.section = WEIGHTS_SECTION
             self.weights.align = _LINE
+            if part is not None:
+                self.weights.linkage = ""
+            if part:
+                self.weights.initializer = None
+                self.weights.section = ""
         self.table = self._launch_table()
 
     def emit(self) -> ir.Module:
@@ -178,7 +124,7 @@ class _Emitter:
         }
         if self.target.is_wasm:
             self._emit_memory()
-        else:
+        elif self.part is None:
             self._emit_descriptor(**made, py_call=self._emit_py_call())
         if self.model.own:
             self._emit_states()
@@ -186,41 +132,6 @@ class _Emitter:
         self._emit_ports("output", [p for _, p in self.model.outputs])
         self._return_text("version", self.model.version)
         return self.module
-
-    # -- constants -----------------------------------------------------------------------------
-    def _declare(self, name: str, result: ir.Type, params: list[ir.Type]) -> ir.Function:
-        return ir.Function(self.module, ir.FunctionType(result, params), name)
-
-    def _constant(self, value: ir.Constant, name: str = "data") -> ir.GlobalVariable:
-        made = ir.GlobalVariable(self.module, value.type, self.module.get_unique_name(f"jg.{name}"))
-        made.initializer, made.linkage, made.global_constant = value, "internal", True
-        return made
-
-    def _text(self, text: str) -> ir.GlobalVariable:
-        """A C string."""
-        if text not in self._texts:
-            data = bytearray(text.encode().replace(b"\0", b"") + b"\0")
-            array = ir.Constant(ir.ArrayType(ir.IntType(8), len(data)), data)
-            self._texts[text] = self._constant(array, "text")
-        return self._texts[text]
-
-    def _array(self, element: ir.Type, values: Sequence[ir.Value], name: str) -> ir.GlobalVariable:
-        # Never empty: an index of 0 is then always inside.
-        items = list(values) or [ir.Constant(element, None if element is PTR else 0)]
-        return self._constant(ir.Constant(ir.ArrayType(element, len(items)), items), name)
-
-    def _words(self, values: Sequence[int], name: str) -> ir.GlobalVariable:
-        return self._array(I64, [const(v) for v in values], name)
-
-    def _struct_array(self, rows: list[list[ir.Value]], name: str) -> ir.GlobalVariable:
-        """Rows of words. A pointer of 4 bytes gets 4 of zeros, so that it reads as a word."""
-        if self.target.pointer_bytes == 4:
-            zero = ir.Constant(I32, 0)
-            rows = [[y for x in row for y in ([x, zero] if _type_of(x) is PTR else [x])]
-                    for row in rows]  # fmt: skip
-        kind = ir.LiteralStructType([_type_of(x) for x in rows[0]])
-        values = [ir.Constant(kind, [_reference(x) for x in row]) for row in rows]
-        return self._constant(ir.Constant(ir.ArrayType(kind, len(values)), values), name)
 
     def _launch_table(self) -> ir.GlobalVariable:
         image = self.model.image
@@ -238,27 +149,14 @@ class _Emitter:
         return self._struct_array(rows or [[null, null, *[const(0)] * 4]], "table")
 
     # -- functions -----------------------------------------------------------------------------
-    def _public(
-        self, name: str, result: ir.Type, params: list[ir.Type]
-    ) -> tuple[ir.Function, ir.IRBuilder]:
-        symbol = f"jg_{self.model.name}_{name}"
-        function, b = define(self.module, symbol, result, params, public=True)
-        return function, b
-
-    def _return_text(self, name: str, text: str) -> ir.Function:
-        function, b = self._public(name, PTR, [])
-        baseline(function, self.target)
-        b.ret(_reference(self._text(text)))
-        return function
-
     def _emit_status(self) -> ir.Function:
-        texts = [(f, _reference(self._text(t))) for f, t in self.model.features]
+        texts = [(f, reference(self._text(t))) for f, t in self.model.features]
         emit_check(self.module, self.target, texts)
         function, b = self._public("status", PTR, [])
         baseline(function, self.target)
         missing = b.call(self.module.get_global("jg.missing"), [])
         there = b.icmp_unsigned("==", b.ptrtoint(missing, I64), const(0))
-        b.ret(b.select(there, _reference(self._text("ready")), missing))
+        b.ret(b.select(there, reference(self._text("ready")), missing))
         return function
 
     def _emit_create(self) -> ir.Function:
@@ -291,22 +189,22 @@ class _Emitter:
             put(b, me, b.load(i, typ=I64), const(0))
             add_to(b, i, 1)
         put(b, me, _RAW, raw)
-        put(b, me, _ERROR, _reference(self._text("")))
+        put(b, me, _ERROR, reference(self._text("")))
         pool = null if model.useful_threads < 2 else b.call(self.pool_create, [threads])
         put(b, me, _POOL, pool)
         put(b, me, _CTX + abi.CTX_POOL, pool)
         put(b, me, _CTX + abi.CTX_ERROR, word(b, me, _CELL))
         put(b, me, _CTX + abi.CTX_SIZES, word(b, me, _SIZES))
         put(b, me, _CTX + abi.CTX_THREADS, threads)
-        put(b, me, _CTX + abi.CTX_TABLE, _reference(self.table))
+        put(b, me, _CTX + abi.CTX_TABLE, reference(self.table))
         put(b, me, _CELL, const(abi.NO_ERROR))
         if model.state:
             assert self.weights is not None
-            address = b.ptrtoint(_reference(self.weights), I64)
+            address = b.ptrtoint(reference(self.weights), I64)
             if own:
                 address = b.add(start, const(header))
                 to = b.inttoptr(address, PTR)
-                b.call(self._memcpy(), [to, _reference(self.weights), const(model.weights_bytes)])
+                b.call(self._memcpy(), [to, reference(self.weights), const(model.weights_bytes)])
             for slot, offset in model.state.items():
                 put(b, me, _BUFS + slot, b.add(address, const(offset)))
         for slot, offset in image.arena.items():
@@ -354,7 +252,7 @@ class _Emitter:
             taken = b.cmpxchg(word(b, me, _BUSY), const(0), const(1), "acquire", "monotonic")
             with b.if_then(b.not_(b.extract_value(taken, 1)), likely=False):
                 b.ret(busy)
-            row = word(b, _reference(table), b.mul(b.zext(index, I64), const(2)))
+            row = word(b, reference(table), b.mul(b.zext(index, I64), const(2)))
             mine = b.inttoptr(get(b, me, get(b, row, 0)), PTR)
             pair = [other, mine] if name == "get_state" else [mine, other]
             b.call(self._memcpy(), [*pair, get(b, row, 1)])
@@ -366,7 +264,7 @@ class _Emitter:
         baseline(function, self.target)
         (me,) = function.args
         with b.if_then(b.icmp_unsigned("==", b.ptrtoint(me, I64), const(0))):
-            b.ret(_reference(self._text("there is no instance: create returned NULL")))
+            b.ret(reference(self._text("there is no instance: create returned NULL")))
         b.ret(get_pointer(b, me, _ERROR))
         return function
 
@@ -386,14 +284,14 @@ class _Emitter:
         self._bind(b, me, inputs, model.inputs, "inputs", message, refuse)
         self._bind(b, me, outputs, model.outputs, "outputs", message, refuse)
         put(b, me, _CELL, const(abi.NO_ERROR))
-        put(b, me, _ERROR, _reference(self._text("")))
-        arguments = [word(b, me, _CTX), word(b, me, _BUFS), _reference(self.table)]
+        put(b, me, _ERROR, reference(self._text("")))
+        arguments = [word(b, me, _CTX), word(b, me, _BUFS), reference(self.table)]
         flagged = b.call(self.run_table, [*arguments, const(model.image.n_main)])
         if model.faults:
             texts = self._struct_array([[self._text(t)] for t in model.faults], "faults")
             with b.if_then(b.icmp_signed("!=", flagged, ir.Constant(I32, 0)), likely=False):
                 site = get(b, me, _CELL)
-                put(b, me, _ERROR, get(b, _reference(texts), site))
+                put(b, me, _ERROR, get(b, reference(texts), site))
         atomic(b, "xchg", me, _BUSY, 0, "release")
         b.ret(flagged)
 
@@ -410,18 +308,6 @@ class _Emitter:
         function, b = self._public("free", VOID, [PTR])
         b.call(self.free, [function.args[0]])
         b.ret_void()
-
-    def _emit_py_call(self) -> ir.Function:
-        """`jg_py_call` (see pycall.py) whose arguments are the inputs, then the outputs.
-
-        Its Ctx is the instance, its bufs a table of pointers, its nrows the number of inputs.
-        """
-        function, b = define(self.module, "jg.run_all", I32, [PTR, PTR, PTR, I64])
-        me, pointers, _, n_inputs = function.args
-        run = self.module.get_global(f"jg_{self.model.name}_run")
-        b.ret(b.call(run, [me, pointers, word(b, pointers, n_inputs)]))
-        emit_py_call(self.module, function)
-        return self.module.get_global("jg_py_call")
 
     def _bind(
         self,
@@ -445,7 +331,7 @@ class _Emitter:
         absent = f"expected an array of {len(ports)} pointers as {what}; got NULL"
         zero = const(0)
         refuse_if(
-            b.icmp_unsigned("==", b.ptrtoint(given, I64), zero), _reference(self._text(absent))
+            b.icmp_unsigned("==", b.ptrtoint(given, I64), zero), reference(self._text(absent))
         )
         rows = []
         for n, (slot, p) in enumerate(ports):
@@ -455,7 +341,7 @@ class _Emitter:
             # An empty array may be NULL.
             mask = p.itemsize - 1 if p.numel else -1
             rows.append([const(slot), const(mask), self._text(null_text), self._text(align_text)])
-        table = _reference(self._struct_array(rows, what))
+        table = reference(self._struct_array(rows, what))
         i = variable(b, 0)
         with while_loop(b, lambda: b.icmp_signed("<", b.load(i, typ=I64), const(len(rows)))):
             n = b.load(i, typ=I64)
@@ -477,8 +363,8 @@ class _Emitter:
         b.ret(ir.Constant(I32, len(ports)))
         i32 = [ir.Constant(I32, fmt.DTYPE_CODES[p.dtype]) for p in ports]
         ranks = [ir.Constant(I32, len(p.shape)) for p in ports]
-        names = [_reference(self._text(p.name)) for p in ports]
-        dims = [_reference(self._words(p.shape, "dims")) for p in ports]
+        names = [reference(self._text(p.name)) for p in ports]
+        dims = [reference(self._words(p.shape, "dims")) for p in ports]
         minus, null = ir.Constant(I32, -1), ir.Constant(PTR, None)
         columns: list[tuple[str, ir.Type, list[ir.Value], ir.Constant]] = [
             ("name", PTR, names, null),
@@ -490,38 +376,13 @@ class _Emitter:
             function, b = self._public(f"{kind}_{column}", element, [I32])
             baseline(function, self.target)
             index = function.args[0]
-            table = _reference(self._array(element, values, column))
+            table = reference(self._array(element, values, column))
             inside = b.icmp_unsigned("<", index, ir.Constant(I32, len(ports)))
             with b.if_then(b.not_(inside)):
                 b.ret(otherwise)
             where = b.gep(table, [b.zext(index, I64)], source_etype=element)
             b.ret(b.load(where, typ=element))
 
-    def _emit_descriptor(self, **functions: ir.Function) -> None:
-        magic = int.from_bytes(fmt.DESCRIPTOR_MAGIC, "little")
-        row = [const(magic), const(fmt.FORMAT_VERSION), self._text(self.model.metadata)]
-        order = ("status", "create", "destroy", "run", "last_error", "py_call")
-        row += [functions[name] for name in order]
-        assert len(row) == fmt.DESC_WORDS
-        value = ir.Constant(
-            ir.LiteralStructType([_type_of(x) for x in row]), [_reference(x) for x in row]
-        )
-        table = ir.GlobalVariable(self.module, value.type, fmt.DESCRIPTOR)
-        table.initializer, table.global_constant = value, True
-        # Weak: two models linked into one program do not clash; the loader opens one at a time.
-        table.linkage = "weak"
-
 
 def _round_up(nbytes: int) -> int:
     return -(-nbytes // _LINE) * _LINE
-
-
-def _type_of(x: ir.Value) -> ir.Type:
-    return PTR if isinstance(x, (ir.Function, ir.GlobalVariable)) else x.type
-
-
-def _reference(x: ir.Value) -> ir.Value:
-    """The address of a function or global as a plain `ptr` constant."""
-    if isinstance(x, (ir.Function, ir.GlobalVariable)):
-        return ir.FormattedConstant(PTR, x.get_reference())
-    return x

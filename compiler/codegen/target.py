@@ -127,12 +127,23 @@ def target_of(name: str | Target | None) -> Target:
         triple = here if here.startswith("x86_64") else _TARGETS["x86_64-linux-gnu"][0]
         return named(triple, name)
     if system not in _TARGETS:
-        known = ", ".join(["host", *_X86_LEVELS, *_TARGETS])
+        known = ", ".join(["host", "portable", *_X86_LEVELS, *_TARGETS])
         raise ValueError(f"[native] expected a target of {known}; got {name!r}")
     triple, default, features = _TARGETS[system]
     if cpu and known_cpus(triple) and cpu not in known_cpus(triple) and cpu not in _X86_LEVELS:
         raise ValueError(f"[native] LLVM knows no CPU {cpu!r} for {system}")
     return named(triple, cpu or default, "" if cpu and system.startswith("x86") else features)
+
+
+PORTABLE = ("x86-64-v2", "x86-64-v3", "x86-64-v4")
+
+
+def targets_of(name: str | Target | None) -> list[Target]:
+    """The targets that one library is made for: several for "portable", the x86-64 levels from v2
+    on, of which the best is chosen when the library runs. Else one, as `target_of` says."""
+    if name == "portable":
+        return [target_of(level) for level in PORTABLE]
+    return [target_of(name)]
 
 
 def host() -> Target:
