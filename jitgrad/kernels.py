@@ -5,9 +5,10 @@ reference. How much work an application is, the record says (`Op.work`); the com
 its disk cache do the rest, as for jit, so the bits are those of compiled code.
 
 Elementwise ops are compiled once for all shapes: axes along which every operand advances alike are
-one symbolic dim. Other ops are compiled for the shapes they meet, and after the third with symbolic
-dims for what changes among them. Whether a kernel runs is decided by types alone, and its bits do
-not depend on symbolic dims: what a program computes depends neither on time nor on what ran before.
+one symbolic dim. Other ops are compiled for the shapes they meet; after three that differ in one
+size only, with a symbolic dim for it. Whether a kernel runs is decided by types alone, and its bits
+do not depend on symbolic dims: what a program computes depends neither on time nor on what ran
+before.
 """
 
 from __future__ import annotations
@@ -120,7 +121,9 @@ def compile_node(
 # -- sizes that change -----------------------------------------------------------------------------
 Shapes = list[tuple[int, ...]]
 _EXACT = 3
-"""So many shapes of a family get code of their own; then what changes among them is symbolic."""
+"""So many shapes that differ in one size get code of their own; then it is symbolic."""
+_MOST_EXACT = 64
+"""So many shapes of a family get code of their own; then all that changed is symbolic."""
 
 
 class _Family:
@@ -144,11 +147,14 @@ class _Family:
         for env, form, compiled in self.general:
             if _fits(env, form, shapes):
                 return compiled
+        relatives = self._relatives(shapes)
         self.seen.append(shapes)
-        if len(self.seen) <= _EXACT:
+        if len(self.seen) > _MOST_EXACT:
+            relatives = self.seen[:-1]
+        elif len(relatives) < _EXACT:
             return compile_node(self.op, self._types(shapes), self.attrs)
         env = ShapeEnv()
-        form = self._form(env)
+        form = _form(env, [*relatives, shapes])
         if not _fits(env, form, shapes):  # a size of 0 or 1, which code is made for
             return compile_node(self.op, self._types(shapes), self.attrs)
         found = compile_node(self.op, self._types(form), self.attrs, env)
@@ -159,23 +165,36 @@ class _Family:
     def _types(self, shapes: Sequence[tuple[Any, ...]]) -> list[TensorType]:
         return [TensorType(shape, *like) for shape, like in zip(shapes, self.like, strict=True)]
 
-    def _form(self, env: ShapeEnv) -> list[tuple[Any, ...]]:
-        """The shapes, with a symbolic dim for what changed among those seen: one for all places
-        that changed alike."""
-        dims: dict[tuple[int, ...], Any] = {}
-        form = []
-        for i, shape in enumerate(self.seen[-1]):
-            sizes: list[Any] = []
-            for k, size in enumerate(shape):
-                ever = tuple([seen[i][k] for seen in self.seen])
-                if len(set(ever)) > 1:
-                    if ever not in dims:
-                        dims[ever] = env.dim(f"n{len(dims)}", size)
-                    sizes.append(dims[ever])
-                else:
-                    sizes.append(size)
-            form.append(tuple(sizes))
-        return form
+    def _relatives(self, shapes: Shapes) -> list[Shapes]:
+        """The shapes seen that differ from these in one size, wherever it shows (a batch, say): of
+        several such sizes, that which changed most often."""
+        found: dict[tuple[tuple[int, int], ...], list[Shapes]] = {}
+        for seen in self.seen:
+            places = tuple(
+                [(i, k) for i, s in enumerate(seen) for k in range(len(s)) if s[k] != shapes[i][k]]
+            )
+            if all(len({s[i][k] for i, k in places}) == 1 for s in (seen, shapes)):
+                found.setdefault(places, []).append(seen)
+        return max(found.values(), key=len, default=[])
+
+
+def _form(env: ShapeEnv, group: Sequence[Shapes]) -> list[tuple[Any, ...]]:
+    """The last shapes of a group, with a symbolic dim for what changed in it: one for all places
+    that changed alike."""
+    dims: dict[tuple[int, ...], Any] = {}
+    form = []
+    for i, shape in enumerate(group[-1]):
+        sizes: list[Any] = []
+        for k, size in enumerate(shape):
+            ever = tuple([shapes[i][k] for shapes in group])
+            if len(set(ever)) > 1:
+                if ever not in dims:
+                    dims[ever] = env.dim(f"n{len(dims)}", size)
+                sizes.append(dims[ever])
+            else:
+                sizes.append(size)
+        form.append(tuple(sizes))
+    return form
 
 
 def _fits(env: ShapeEnv, form: Sequence[tuple[Any, ...]], shapes: Shapes) -> bool:

@@ -126,6 +126,24 @@ def test_random_shapes_share_code(dtype, compilations):
     assert compilations == ["normal"]
 
 
+def test_layers_of_a_network_have_code_of_their_own(compilations):
+    """Shapes that differ in more than one size are no sign of a size that changes."""
+    for rows, columns in ((512, 256), (1024, 512), (768, 300), (600, 700), (640, 800)):
+        F.linear(data(500, columns), data(rows, columns))
+    (family,) = kernels._families.values()
+    assert compilations == ["matmul"] * 5 and not family.general
+
+
+def test_two_sizes_that_change_get_symbolic_dims_in_the_end(compilations, monkeypatch):
+    monkeypatch.setattr(kernels, "_MOST_EXACT", 4)
+    for batch, length in ((8, 100), (9, 110), (10, 120), (11, 130), (12, 140), (13, 150), (14, 99)):
+        q = data(batch, 4, length, 64)
+        got = jg.matmul(q, q.mT)
+        np.testing.assert_allclose(got.numpy(), np.matmul(q.numpy(), q.mT.numpy()), rtol=1e-3,
+                                   atol=1e-4)  # fmt: skip
+    assert compilations == ["matmul"] * 5
+
+
 def test_small_sizes_stay_numpys(compilations):
     x = data(100, 100, requires_grad=True)
     F.softmax(x @ x + 1, -1).relu().sum().backward()

@@ -24,6 +24,7 @@ from jitgrad.compiler.ops.placing import (
     UNROLL,
     add_at,
     check_sum,
+    expect_positions,
     full,
     numbers,
     out_of_bounds,
@@ -56,11 +57,7 @@ class Along(Op):
 
     def check(self, x: TensorType, index: TensorType, at: int, what: str) -> None:
         self.same_device((x, index))
-        self.expect(
-            index.dtype is dtypes.int64,
-            f"expected an index of dtype int64; got {index}; convert it with .to(jitgrad.int64)",
-            TypeError,
-        )
+        expect_positions(self, index)
         self.expect(
             index.ndim == x.ndim and 0 <= at < max(1, x.ndim) and x.ndim > 0,
             f"expected an index of as many dims as {what} and an axis of it; got {x}, index "

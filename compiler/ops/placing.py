@@ -37,6 +37,14 @@ def check_sum(record: Op, base: TensorType) -> None:
     )
 
 
+def expect_positions(record: Op, index: TensorType) -> None:
+    record.expect(
+        index.dtype is dtypes.int64,
+        f"expected an index of dtype int64; got {index}; convert it with .to(jitgrad.int64)",
+        TypeError,
+    )
+
+
 def verify(record: Op, check: Check, index: np.ndarray) -> None:
     """Raises the record's error with the first index that is not as asked."""
     value = check.first(index)

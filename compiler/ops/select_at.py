@@ -15,7 +15,7 @@ from jitgrad.compiler.loops import INDEX, Array, Builder, Expr, const, load, sel
 from jitgrad.compiler.ops.along_axis import in_dim, position_grids
 from jitgrad.compiler.ops.examples import integers, strided, uniform
 from jitgrad.compiler.ops.movement import align_batch
-from jitgrad.compiler.ops.placing import out_of_bounds
+from jitgrad.compiler.ops.placing import expect_positions, out_of_bounds
 from jitgrad.compiler.ops.record import (
     Check,
     OnnxContext,
@@ -33,11 +33,7 @@ from jitgrad.runtime import dtypes
 
 def _expect_index(record: Op, x: TensorType, index: TensorType, shape: Sequence[Dim]) -> None:
     record.same_device((x, index))
-    record.expect(
-        index.dtype is dtypes.int64,
-        f"expected an index of dtype int64; got {index}; convert it with .to(jitgrad.int64)",
-        TypeError,
-    )
+    expect_positions(record, index)
     record.expect(
         index.ndim == len(shape) and all(a == b for a, b in zip(index.shape, shape, strict=True)),
         f"expected an index of shape {tuple(shape)} beside {x}; got {index}",
