@@ -241,10 +241,23 @@ def first_difference(
             if differs(got, values[v]):
                 return (
                     f"[{node.op.name}] compiled code differs from the reference at {node.line}: "
-                    f"operands {', '.join(str(v.type) for v in node.inputs)}; largest difference "
-                    f"{np.nanmax(np.abs(got.astype(np.float64) - values[v])):g}; please report it"
+                    f"operands {', '.join(str(v.type) for v in node.inputs)}; "
+                    f"{_worst(got, values[v])}; please report it"
                 )
     return (
         f"[jit] compiled {graph.name} differs from the references, though each op by itself does "
         "not: a bug of fusion or scheduling; please report it"
     )
+
+
+def _worst(got: np.ndarray[Any, Any], wanted: np.ndarray[Any, Any]) -> str:
+    """Where two arrays differ most, and what is there."""
+    kind = np.complex128 if got.dtype.kind == "c" else np.float64
+    a, b = got.astype(kind), wanted.astype(kind)
+    with np.errstate(all="ignore"):
+        apart = np.abs(a - b)
+    apart = np.where(np.isnan(apart), np.inf, apart)  # NaN, or infinities, where the other is not
+    apart = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0, apart)
+    place = np.unravel_index(int(np.argmax(apart)), apart.shape)
+    index = ", ".join(str(int(i)) for i in place)
+    return f"at [{index}] it gave {a[place]:g}, the reference {b[place]:g}"

@@ -22,6 +22,7 @@ import pytest
 import jitgrad as jg
 from jitgrad import nn, optim
 from jitgrad.compiler.ops.record import OPS
+from jitgrad.explain import _worst
 from jitgrad.jit import jit
 from jitgrad.runtime.knobs import knob
 
@@ -251,3 +252,13 @@ def test_recording_under_a_profiler():
     g(jg.ones(1)), after()
     sys.setprofile(None)
     assert "after" in seen and g.stats.traces == 1
+
+
+def test_where_arrays_differ_most() -> None:
+    a = np.array([[1.0, 2.0], [np.nan, 4.0]])
+    assert _worst(a, a + [[0, 1e-3], [0, 0.5]]) == "at [1, 1] it gave 4, the reference 4.5"
+    b = np.array([[1.0, 2.0], [3.0, 9.0]])
+    assert _worst(a, b) == "at [1, 0] it gave nan, the reference 3"
+    assert (
+        _worst(np.array(1, np.int32), np.array(2, np.int32)) == "at [] it gave 1, the reference 2"
+    )
