@@ -2,7 +2,7 @@
 
 Owns `Step` (one more operation after those before it; a call that does what an earlier one did
 walks the same steps, and makes no graph), `Program` (the steps up to one end of a segment and what
-is wanted of them, run by references the first time and compiled the second), and `Segments`, which
+is wanted of them, run by references at first and compiled when met again), and `Segments`, which
 holds both for one function. Walking is lazy_recorder.py.
 """
 
@@ -89,7 +89,7 @@ class Segments:
     Attributes:
         root: where each segment begins.
         programs: those that were made, in order.
-        ran: how many native segments have run.
+        ran: how many native segments have run. compiled: how many programs were compiled.
         written: storages that the function has written: parts of them are views of the whole.
         compile: makes of a graph and options what runs on arrays (a Compiled, and its run).
         refuse: told of what the compiler cannot do: (reason, line).
@@ -105,8 +105,14 @@ class Segments:
         self.compile, self.refuse = compile, refuse
         self.lock = threading.RLock()
         self.written: weakref.WeakSet[Storage] = weakref.WeakSet()
-        self.ran = 0
+        self.ran = self.compiled = 0
         self.forget()
+
+    @property
+    def patience(self) -> int:
+        """At which of its runs a program is compiled: the second, and later in a function whose
+        segments are ever others (shapes that follow values, say)."""
+        return 2 + self.compiled // 8
 
     def forget(self) -> None:
         """Forgets all steps and programs."""
@@ -153,7 +159,7 @@ class Program:
         that may fail. Raises what eager code would have raised; then nothing is written.
         """
         self.runs += 1
-        if self._run is None and self.runs > 1 and not self._refused:
+        if self._run is None and self.runs >= self.owner.patience and not self._refused:
             self._compile()
         if self._run is None:
             return self._interpret(arrays, lines)
@@ -235,6 +241,7 @@ class Program:
                 self.owner.refuse(error)
                 return
             self.graph, self.compiled, self._run = graph, compiled, run
+            self.owner.compiled += 1
 
     def _to_graph(self) -> tuple[Graph, Options]:
         wanted, writes = self.wanted, self.writes

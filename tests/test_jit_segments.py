@@ -365,6 +365,18 @@ def test_a_repeated_call_makes_no_new_program():
     assert len(f.segmented.segments.programs) == programs
 
 
+def test_segments_that_are_ever_others_are_seldom_compiled():
+    def make():
+        def f(i):
+            print(end="")
+            return (jitgrad.arange(2.0 + i % 30) * 2).exp().sum().item()
+
+        return f, lambda: None
+
+    f = check(make, calls=120)
+    assert 8 < f.segmented.segments.compiled < 30 and f.stats.segments > 0
+
+
 def test_a_long_function_is_cut(monkeypatch):
     monkeypatch.setattr("jitgrad.lazy_recorder.MAX_SEGMENT", 20)
 
