@@ -231,6 +231,19 @@ def test_sizes_that_are_computed(tmp_path: Any) -> None:
         assert_same(tmp_path / "m.onnx", f, torch.randn(b, t), torch.randn(n))
 
 
+def test_assignment_to_slices_of_symbolic_size(tmp_path: Any) -> None:
+    def f(x: Any) -> Any:
+        y = x * 2
+        y[:, 1:] = x[:, :-1]
+        y[1:, 0] = 5.0
+        return y
+
+    exported = jitgrad.export(f, torch.ones(3, 4), dynamic_shapes={"x": {0: "b", 1: "t"}})
+    exported.onnx(tmp_path / "m.onnx")
+    for b, t in ((3, 4), (2, 5), (5, 2)):
+        assert_same(tmp_path / "m.onnx", f, torch.randn(b, t))
+
+
 def test_conditions_of_the_sizes(tmp_path: Any) -> None:
     def f(x: Any) -> Any:
         assert x.shape[0] <= 10, "too long"

@@ -26,6 +26,7 @@ from jitgrad.compiler.ops.regions import (
 )
 from jitgrad.compiler.symbolic import Dim, Sym, hint, smax, smin
 from jitgrad.compiler.types import TensorType
+from jitgrad.runtime import dtypes
 
 Shape = tuple[Dim, ...]
 Ints = tuple[int, ...]
@@ -176,14 +177,23 @@ class SliceUpdate(Op):
         steps: Ints,
     ) -> Any:
         base = ctx.type(inputs[0])
-        dims = (*base.shape, *starts, *stops)
-        if any(isinstance(d, Sym) for d in dims):
-            raise RuntimeError(
-                f"[slice_update] no ONNX form for symbolic sizes; got {base}; export with fixed "
-                "sizes"
-            )
         if not base.ndim:
             return ctx.node("Identity", inputs[1:])
+        if any(isinstance(d, Sym) for d in (*base.shape, *starts, *stops)):
+            if any(s != 1 for s in steps) or base.dtype is dtypes.bool_:
+                raise RuntimeError(
+                    f"[slice_update] no ONNX form for symbolic sizes with steps, or of bools; got "
+                    f"{base} and steps {steps}; export with fixed sizes"
+                )
+            after = [d - stop for d, stop in zip(base.shape, stops, strict=True)]
+            around = ctx.shape((*starts, *after))
+            size = [stop - start for start, stop in zip(starts, stops, strict=True)]
+            ones = ctx.node("Expand", [ctx.constant(np.array(1, np.int32)), ctx.shape(size)])
+            inside = ctx.node("Pad", [ones, around, ctx.constant(np.array(0, np.int32))])
+            inside = ctx.node("Cast", [inside], to=ctx.onnx_dtype(dtypes.bool_))
+            zero = ctx.constant(np.array(0, base.dtype.np))
+            update = ctx.node("Pad", [inputs[1], around, zero])
+            return ctx.node("Where", [inside, update, inputs[0]])
         ranges = [
             np.arange(hint(lo), hint(hi), s) for lo, hi, s in zip(starts, stops, steps, strict=True)
         ]

@@ -70,6 +70,13 @@ def to_model(
     exported: Exported, *, opset: int = 18, custom: Mapping[str, Any] | None = None
 ) -> onnx.ModelProto:
     """The model in memory, unchecked. See `Exported.onnx` for arguments and errors."""
+    if exported.graph.writes:
+        changed = [exported.graph.inputs[w.input].name for w in exported.graph.writes]
+        raise CompileError(
+            f"[onnx] expected a function of results only; {exported.graph.name} changes its state "
+            f"({', '.join(changed[:5])}), which an ONNX model cannot; return the new values "
+            "instead, or use .native or .save"
+        )
     _check_opset(opset)
     walk = _Walk(exported, opset, custom)
     if walk.missing:
@@ -87,13 +94,6 @@ def write_onnx(
 ) -> OnnxFile:
     """Writes the model and checks it as ONNX's checker does. See `Exported.onnx`."""
     target = Path(path)
-    if exported.graph.writes:
-        changed = [exported.graph.inputs[w.input].name for w in exported.graph.writes]
-        raise CompileError(
-            f"[onnx] expected a function of results only; {exported.graph.name} changes its state "
-            f"({', '.join(changed[:5])}), which an ONNX model cannot; return the new values "
-            "instead, or use .native or .save"
-        )
     model = to_model(exported, opset=opset, custom=custom)
     size = sum(a.nbytes for a in exported.state.values())
     apart = size > LARGEST if external_data is None else external_data
