@@ -3,6 +3,7 @@
 import gc
 import pickle
 import threading
+import tracemalloc
 import weakref
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import jitgrad as t
 from jitgrad import autograd
 from jitgrad.autograd import grad, gradcheck, gradgradcheck, jvp
+from jitgrad.runtime.knobs import knob
 
 
 def leaf(*shape, seed=0):
@@ -260,6 +262,27 @@ def test_long_chain():
     ref = weakref.ref(y.grad_fn)
     del y  # freed without recursion
     assert ref() is None
+
+
+@knob(eager="numpy")  # a compiler's memory is not counted
+def test_saved_memory_is_freed_as_backward_goes():
+    x = t.ones(256, 256, requires_grad=True)
+    size = x.nbytes
+    tracemalloc.start()
+    try:
+        y = x
+        for _ in range(20):
+            y = (y * 1.01).exp().log()
+        loss = y.sum()
+        del y
+        saved, _ = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+        loss.backward()
+        left, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert saved > 20 * size  # of exp the result, which is log's operand
+    assert peak < saved + 4 * size and left < 3 * size
 
 
 def test_graph_is_freed_without_the_collector():

@@ -289,7 +289,8 @@ def _run(
                     node.release()
             else:
                 passed = [None] * len(edges)
-            del grads, here
+            here.sums = []
+            del grads
             for k, to in enumerate(following):
                 if to is None:
                     continue
