@@ -82,7 +82,7 @@ def scan(
         ys, y_shape = flatten(found[1])
         return now, [_as_tensor(y) for y in ys], y_shape
 
-    if _records(combine_fn):
+    if _records(combine_fn) and (state.recorder is not None or steps > _FEW):
         try:
             return _recorded_scan(step, carries, carry_shape, slices, steps, reverse, dim)
         except Untraceable as problem:
@@ -361,14 +361,21 @@ def _together(given: Sequence[Tensor], traced: Sequence[Traced]) -> tuple[list[T
     return captured, bodies
 
 
+_FEW = 3
+"""So many steps of a scan take less time one by one than tracing one."""
+
+
 # -- what they share -------------------------------------------------------------------------------
 def _records(*functions: Any) -> bool:
-    """Whether a graph is being recorded, and nothing (vmap, forward mode) stands between. In a call
-    that runs in segments, Python runs as often as in eager code, but for functions of ours."""
+    """Whether a graph is being recorded, and nothing (vmap, forward mode) stands between. In eager
+    code, and in a call that runs in segments, Python runs each step, but for functions of ours:
+    they are pure, and one op may run as compiled code (jitgrad/kernels.py)."""
     recorder = state.recorder
-    if recorder is None or state.levels:
+    if state.levels:
         return False
-    if recorder is state.lazy:
+    if recorder is None and (state.anomaly or state.saved_hooks):
+        return False  # they listen to each op
+    if recorder is None or recorder is state.lazy:
         codes = [getattr(f, "__code__", None) for f in functions]
         return state.draws is None and all(c and is_inside(c.co_filename) for c in codes)
     return hasattr(recorder, "draw_block") and not recorder.reason
@@ -376,7 +383,7 @@ def _records(*functions: Any) -> bool:
 
 def _give_up(name: str, problem: Untraceable) -> None:
     """Under jit the whole call runs eagerly; in a body that is traced, the body around is none."""
-    if state.recorder is not state.lazy:
+    if state.recorder is not None and state.recorder is not state.lazy:
         state.recorder.give_up(f"[{name}] has a function that {problem.reason}", problem.line)
 
 

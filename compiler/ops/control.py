@@ -57,6 +57,21 @@ class Control(Op):
     def lower(self, b: Any, *operands: Any, **attrs: Any) -> Any:
         raise InternalError(f"[{self.name}] is lowered as a call (compiler/nested.py)")
 
+    def steps(self, attrs: dict[str, Any]) -> int:
+        """How often the bodies run (1 where that is known only when they do)."""
+        return 1
+
+    def work(
+        self, types: Sequence[TensorType], outs: Sequence[TensorType], attrs: dict[str, Any]
+    ) -> Any:
+        total = 0
+        for node in attrs[self.bodies[-1]].graph.nodes:
+            if node.op.host:
+                return 0
+            given, made = [v.type for v in node.inputs], [v.type for v in node.outputs]
+            total += _CALL + node.op.work(given, made, node.attr)
+        return self.steps(attrs) * total
+
     def slim(
         self, attrs: dict[str, Any], used: Sequence[bool]
     ) -> tuple[dict[str, Any], list[int], list[int]] | None:
@@ -105,6 +120,9 @@ class Scan(Control):
 
     name = "scan"
     bodies = ("body",)
+
+    def steps(self, attrs: dict[str, Any]) -> int:
+        return int(attrs["length"])
 
     def infer(self, *types: Any, **attrs: Any) -> tuple[TensorType, ...]:
         body, n, m, length = _of_scan(attrs)
@@ -484,6 +502,10 @@ def _play(body: Body, operands: Sequence[Any], like: Any) -> list[Any]:
         found = like._bind(node.op, tuple(values[v] for v in node.inputs), node.attr)
         values.update(zip(node.outputs, found if node.op.nout > 1 else (found,), strict=True))
     return [values[v] for v in body.graph.outputs]
+
+
+_CALL = 4000
+"""What a call of NumPy costs besides its work (`Op.work`): some 2 us."""
 
 
 def _needed(graph: Graph, ends: Sequence[Value]) -> list[Node]:
