@@ -67,7 +67,7 @@ def _checked(n: int, op: str, input: Tensor, output_size: Sizes, batch_only: boo
         raise RuntimeError(f"[{op}] expected output_size of {n} sizes; got {output_size}")
     try:
         wanted = [
-            int(d) if s is None and n > 1 else operator.index(s)
+            d if s is None and n > 1 else operator.index(s)
             for s, d in zip(sizes, spatial, strict=True)
         ]
     except TypeError:
@@ -92,9 +92,9 @@ def adaptive_avg_pool(n: int, input: Tensor, output_size: Sizes) -> Tensor:
     op = f"adaptive_avg_pool{n}d"
     sizes = _checked(n, op, input, output_size, batch_only=True)
     lead = input.dim() - n
-    spatial = [int(d) for d in input.shape[lead:]]
     if all(s == 1 for s in sizes):
         return input.mean(tuple(range(lead, input.dim())), keepdim=True)
+    spatial = [int(d) for d in input.shape[lead:]]
     if all(s and d % s == 0 for d, s in zip(spatial, sizes, strict=True)):
         kernel = tuple(d // s for d, s in zip(spatial, sizes, strict=True))
         out: Tensor = OPS["avg_pool"](

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from jitgrad.compiler.symbolic import Sym
 from jitgrad.nn.functional.adaptive import adaptive_avg_pool
 from jitgrad.nn.functional.args import expect_tensors
 from jitgrad.nn.functional.tables import (
@@ -145,7 +146,7 @@ def _pair(op: str, name: str, value: Any, n: int, shape: Sequence[int]) -> list[
 
 def _sizes(
     op: str, input: Tensor, size: Any, scale_factor: Any, recompute: bool
-) -> tuple[list[int], list[float | None]]:
+) -> tuple[list[Any], list[float | None]]:
     """The output's spatial sizes, and the scales to compute positions with (None: by sizes)."""
     spatial = input.shape[2:]
     n = len(spatial)
@@ -165,7 +166,10 @@ def _sizes(
         except TypeError:
             raise TypeError(f"[{op}] expected size to be ints; got {size!r}") from None
     scales = [float(s) for s in _pair(op, "scale_factor", scale_factor, n, input.shape)]
-    sizes = [int(math.floor(d * s)) for d, s in zip(spatial, scales, strict=True)]
+    sizes = [
+        d * int(s) if isinstance(d, Sym) and s.is_integer() else int(math.floor(d * s))
+        for d, s in zip(spatial, scales, strict=True)
+    ]
     return sizes, [None] * n if recompute else list(scales)
 
 
@@ -251,10 +255,17 @@ def _rounded(x: Tensor, dim: int, t: Table) -> Tensor:
     return ((total + (1 << (bits - 1))) >> bits).clamp(0, 255)
 
 
+_EXACT = (1.0, 2.0, 4.0, 8.0, 16.0)
+"""Scales by which a position is divided without rounding, so that no table is needed."""
+
+
 def _by_nearest(
     input: Tensor, sizes: Sequence[int], scales: Sequence[float | None], exact: bool
 ) -> Tensor:
     """Nearest elements: repeated, where each is to be seen equally often; else by tables."""
+    wanted = [int(s) if s in _EXACT else 0 for s in scales]
+    if any(isinstance(d, Sym) for d in input.shape[2:]) and all(wanted):
+        return _repeated(input, input.shape[2:], wanted, sizes)
     spatial = [int(d) for d in input.shape[2:]]
     made = []
     for n, m, scale in zip(spatial, sizes, scales, strict=True):
@@ -270,6 +281,13 @@ def _by_nearest(
         for k, t in enumerate(made):
             x = resampled(x, 2 + k, t)
         return input.clone() if x is input else x
+    return _repeated(input, spatial, factors, sizes)
+
+
+def _repeated(
+    input: Tensor, spatial: Sequence[int], factors: Sequence[int], sizes: Sequence[int]
+) -> Tensor:
+    """Each element of the spatial dims, so many times."""
     lead = tuple(input.shape[:2])
     apart = [d for n in spatial for d in (n, 1)]
     full = [d for n, f in zip(spatial, factors, strict=True) for d in (n, f)]
