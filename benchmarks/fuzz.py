@@ -1,10 +1,11 @@
 """Long runs of the fuzzer, from seeds: python benchmarks/fuzz.py [--first N] [--count N] [--keep]
-[--segments].
+[--segments] [--sizes].
 
 Generates programs (tests/fuzz), runs each eager and compiled, and prints what differed, how many
 compiled, why the others did not, and which records were compiled. --keep writes every failure, made
 small, to tests/fuzz_cases/. --segments puts a Python effect into each call, so that programs run in
-segments, four calls each. The exit status is 1 if anything differed or under 95 % compiled.
+segments, four calls each. --sizes gives arguments other sizes in each call. The exit status is 1 if
+anything differed or under 95 % compiled.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ TESTS = Path(__file__).resolve().parent.parent / "tests"
 sys.path.insert(0, str(TESTS))
 
 from fuzz.check import check  # noqa: E402 (found by the line above)
-from fuzz.generate import generate  # noqa: E402
+from fuzz.generate import generate, varied  # noqa: E402
 from fuzz.minimise import minimise  # noqa: E402
 from fuzz.program import Program  # noqa: E402
 
@@ -43,6 +44,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=1000, help="how many programs")
     parser.add_argument("--keep", action="store_true", help="minimise failures and keep them")
     parser.add_argument("--segments", action="store_true", help="with an effect in each call")
+    parser.add_argument("--sizes", action="store_true", help="other sizes in each call")
     options = parser.parse_args()
     how: dict[str, Any] = {"calls": 4, "effects": True} if options.segments else {}
     names = sorted(OPS)
@@ -60,6 +62,8 @@ def main() -> int:
                 flush=True,
             )
         program = generate(random.Random(seed), names[seed % len(names)])
+        if options.sizes:
+            program = varied(program)
         outcome = check(program.text(), **how)
         counts["valid"] += not outcome.invalid
         counts["compared to the bit"] += outcome.exact

@@ -444,9 +444,19 @@ def expression(d: Dim, names: Mapping[str, str] | None = None) -> str:
 def _atom_text(atom: Atom, names: Mapping[str, str] | None) -> str:
     if isinstance(atom, str):
         return names[atom] if names is not None else atom
-    a, b = expression(atom.a, names), expression(atom.b, names)
     infix = {"floordiv": "//", "mod": "%"}.get(atom.name)
-    return f"{atom.name}({a}, {b})" if infix is None else f"({a} {infix} {b})"
+    if infix is None:
+        return f"{atom.name}({expression(atom.a, names)}, {expression(atom.b, names)})"
+    return f"({_operand(atom.a, names)} {infix} {_operand(atom.b, names)})"
+
+
+def _operand(d: Dim, names: Mapping[str, str] | None) -> str:
+    """A dim as text that binds as a whole (expression puts sums in brackets, but no products)."""
+    text = expression(d, names)
+    if not isinstance(d, Sym) or len(d.key) > 1:
+        return text
+    ((monomial, coefficient),) = d.key
+    return text if coefficient == 1 and len(monomial) == 1 else f"({text})"
 
 
 def evaluate(d: Dim, values: Mapping[str, int]) -> int:

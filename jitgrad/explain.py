@@ -17,6 +17,8 @@ import numpy as np
 from jitgrad.compiler.interpret import interpret, interpret_all
 from jitgrad.compiler.ir import Graph
 from jitgrad.compiler.options import Options
+from jitgrad.compiler.passes.memory import ALIGN
+from jitgrad.compiler.symbolic import expression
 from jitgrad.recorder import Trace
 
 SENTENCES = ("the compiler", "it has", "an argument")
@@ -121,14 +123,18 @@ class Explanation:
     def memory(self) -> str:
         """Peak and lower bound of each compiled specialisation's memory plan, in bytes. Of a leaf
         of a tree: of what follows the last branch; what branches have is in the tree. And of each
-        segment."""
+        segment. Where sizes are symbolic: for those of the recorded call, and the lower bound as a
+        formula."""
         f = self.function
         out = self._trees()
-        parts = [(f"specialisation {i}", x.compiled) for i, x in enumerate(f.specialisations)]
+        specs: list[Any] = f.specialisations
+        parts: list[Any] = [
+            (f"specialisation {i}", x.compiled, x.symbols) for i, x in enumerate(specs)
+        ]
         if f.segmented is not None:
             programs = f.segmented.segments.programs
-            parts += [(f"segment {i}", x.compiled) for i, x in enumerate(programs)]
-        for name, compiled in parts:
+            parts += [(f"segment {i}", x.compiled, None) for i, x in enumerate(programs)]
+        for name, compiled, symbols in parts:
             if compiled is None:
                 out.append(f"{name}: not compiled yet")
                 continue
@@ -137,6 +143,11 @@ class Explanation:
                 f"{name}: peak {r.peak} bytes, lower bound {r.lower_bound} bytes "
                 f"(all buffers together: {r.total})"
             )
+            if symbols and compiled.stages is not None:
+                titles = {size: symbols.title(size) for size in symbols.places}
+                sizes = [f"{titles[n]} = {v}" for n, v in symbols.env.hints.items()]
+                live = expression(compiled.stages.plan.largest(), titles)
+                out[-1] += f" where {', '.join(sizes)}; at least {live}, in pieces of {ALIGN} bytes"
         return "\n".join(out)
 
     def draw(self, folder: str | os.PathLike[str]) -> list[Path]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fuzz.check import check
-from fuzz.generate import generate
+from fuzz.generate import generate, varied
 from fuzz.noise import EXACT, SUMS
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
@@ -70,6 +70,17 @@ def test_some_programs_in_segments() -> None:
         assert not outcome.problems, f"seed {n}: {outcome.problems}\n{program.text()}"
         native += outcome.segments
     assert native
+
+
+def test_some_programs_on_other_sizes() -> None:
+    """Arguments have other sizes in each call; some of the calls run code with symbolic sizes."""
+    hits = 0
+    for n in range(1, 25, 3):
+        program = varied(generate(random.Random(n), NAMES[n % len(NAMES)]))
+        outcome = check(program.text())
+        assert not outcome.problems, f"seed {n}: {outcome.problems}\n{program.text()}"
+        hits += outcome.hits
+    assert hits
 
 
 @pytest.mark.long

@@ -12,6 +12,7 @@ import pytest
 import jitgrad as jg
 import jitgrad.nn.functional as F
 from jitgrad import nn
+from jitgrad.compiler.symbolic import ShapeEnv, bounds, evaluate, expression, smax, smin
 from jitgrad.jit import compile as jg_compile
 from jitgrad.jit import jit
 from jitgrad.runtime.errors import CompileError
@@ -417,6 +418,33 @@ def test_marks_and_switches() -> None:
         for n in (4, 5, 6):
             assert_same(g(make(n)), make(n) * n)
         assert g.stats.traces == traces
+
+
+def test_memory_plan_as_a_formula() -> None:
+    """The arena is planned for the sizes of each call."""
+    f = jit(lambda x: ((x @ x.t()).softmax(1) @ x).sum(), fallback="error", dynamic=True)
+    for n in (64, 500, 32):
+        assert_same(f(make(n, 8)), f.__wrapped__(make(n, 8)), close=True)
+    plan = f.memory_plan()
+    assert "where x.shape[0] = 64, " in plan and "4 * x.shape[0] * x.shape[0]" in plan
+
+
+def test_expressions() -> None:
+    """The Python that guards, numbers and results are computed by is what the dim is."""
+    env = ShapeEnv()
+    a, b, c = (env.dim(name, hint) for name, hint in (("a", 5), ("b", 7), ("c", 3)))
+    cases = [
+        a // (b * c), (a * b) // c, (a + b) // (2 * c), a * b * 100 // (a * c), -a // b, a - b * 2,
+        (a * 3) % (b * c), smax(a * b, c * 20) // c, 7 // a, (a - 1) * (b + 1), 2 * (a // 2) - c,
+        smin(a, b * c) - smax(-a, b - c), -1 * a, (a // (b // c)) % 4,
+    ]  # fmt: skip
+    for values in ({"a": 5, "b": 7, "c": 3}, {"a": 90, "b": 4, "c": 2}, {"a": 2, "b": 31, "c": 8}):
+        for d in cases:
+            assert eval(expression(d), {}, values) == evaluate(d, values), d
+            low, high = bounds(d)
+            assert (low is None or low <= evaluate(d, values)) and (
+                high is None or evaluate(d, values) <= high
+            )
 
 
 def test_check_compares_with_references() -> None:

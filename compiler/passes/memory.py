@@ -19,6 +19,7 @@ from itertools import accumulate
 from jitgrad.compiler.cost import nbytes
 from jitgrad.compiler.loops import Array, Kernel, kernel_reads, kernel_writes
 from jitgrad.compiler.passes.order import Schedule, reads_where_it_writes
+from jitgrad.compiler.symbolic import Dim
 
 ALIGN = 128
 
@@ -44,6 +45,15 @@ class Plan:
     lower_bound: int = 0
     total: int = 0
     waves: int = 0
+
+    def largest(self) -> Dim:
+        """The bytes of the arrays that are live in the wave with the most, as a formula."""
+        live = [[b for b in self.blocks if b.start <= n <= b.end] for n in range(self.waves)]
+        most = max(live, key=lambda blocks: sum(b.size for b in blocks), default=[])
+        total: Dim = 0
+        for b in most:
+            total = total + b.arrays[0].numel * b.arrays[0].dtype.itemsize
+        return total
 
 
 def plan_memory(

@@ -1,12 +1,16 @@
 """Draws programs.
 
-Owns `Maker` (the live namespace that proposals run in, and what is picked from it) and
-`generate`. Draws come from a `random.Random`: a seeded one, or hypothesis's, which shrinks.
+Owns `Maker` (the live namespace that proposals run in, and what is picked from it), `generate` and
+`varied` (the same program on other sizes). Draws come from a `random.Random`: a seeded one, or
+hypothesis's, which shrinks.
 """
 
 from __future__ import annotations
 
+import ast
 import random
+import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -246,3 +250,21 @@ def generate(r: random.Random, must: str | None = None, length: int | None = Non
     if not maker.made:
         maker.body("jg.ones(2) * s")
     return maker.finish()
+
+
+_PLAIN = re.compile(r"(\w+) = tensor\('(\w+)', (\([\d, ]+\)), \d+\)")
+
+
+def varied(program: Program) -> Program:
+    """The program with other first sizes of its plain arguments, and another n, in each call."""
+    arguments = dict(program.arguments)
+    for line in program.setup:
+        found = _PLAIN.fullmatch(line)
+        if found is not None and found[1] in arguments:
+            shape = ast.literal_eval(found[3])
+            rest = "".join(f", {d}" for d in shape[1:])
+            size = f"{shape[0]} + (0, 1, 3, 0, 2, 5)[k % 6]"
+            arguments[found[1]] = f"tensor({found[2]!r}, ({size}{rest},), 50 + k)"
+    arguments["n"] = "2 + (0, 1, 3, 0, 2, 5)[k % 6]"
+    kept = [x for x in program.between if ".copy_(" not in x]  # of one size
+    return replace(program, arguments=arguments, between=kept, calls=7)
