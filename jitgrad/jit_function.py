@@ -491,6 +491,15 @@ class JitFunction:
                 self._refuse(spec, error)
                 return
         self.specialisations = [spec, *self.specialisations]
+        if spec.trace.leaf is not None:
+            me, leaf = weakref.ref(self), weakref.ref(spec)
+
+            def taken() -> None:
+                function, found = me(), leaf()
+                if function is not None and found is not None:
+                    function._move_to_front(found)
+
+            spec.trace.leaf.taken = taken
 
     def _compile(self, trace: Trace) -> Any:
         start = time.perf_counter()

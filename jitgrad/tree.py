@@ -85,11 +85,12 @@ class Part:
 
 class Seen:
     """What a call has computed so far. entries: its arrays; values: by number; looked: for each
-    branch, the part that ran and the outcome."""
+    branch, the part that ran and the outcome. arrived: a leaf has given the result."""
 
-    __slots__ = ("entries", "looked", "values")
+    __slots__ = ("arrived", "entries", "looked", "values")
 
     def __init__(self, entries: list[Any]) -> None:
+        self.arrived = False
         self.entries = entries
         self.values: dict[int, Any] = {}
         self.looked: dict[Branch, tuple[Part | None, Hashable]] = {}
@@ -184,6 +185,7 @@ class Leaf:
     root: the key of its tree. way: branches and outcomes. part: what is left to do after them.
     results: for each result of the trace's graph the number of an output of the part, or (as ~n) of
     a value that is kept. call: its Specialisation's; missed: tells that one why a call was no hit.
+    taken: makes the next call begin here.
     run_new: runs a call of which nothing is computed yet (tree_code.py).
     """
 
@@ -194,6 +196,7 @@ class Leaf:
     results: list[int]
     call: Any = None
     missed: Any = None
+    taken: Any = None
     run_new: Any = None
 
     def compile(self, compile_now: Compile) -> None:
@@ -224,6 +227,12 @@ class Leaf:
         run, found = write_way(branches, self.part, self.results, away)
         so_far.extend(found)
         return run
+
+    def arrived(self) -> None:
+        """Notes that a call that began at another leaf ended here; after two, calls begin here."""
+        if self.forest.arrived is self and self.taken is not None:
+            self.taken()
+        self.forest.arrived = self
 
     def run(self, entries: list[Any], seen: Seen | None = None) -> Any:
         """The arrays that the trace's graph gives; or a Divergence: nothing is written then."""
@@ -262,6 +271,9 @@ class Divergence:
         if leaf is not None and leaf.call is not None:
             result = leaf.call(args, kwargs, self.seen)
             if result is not miss:
+                if not self.seen.arrived:
+                    self.seen.arrived = True
+                    leaf.arrived()
                 return result
         self.leaf.missed(f"{self.branch.text}: {self.wanted} -> {self.outcome}")
         return miss
@@ -276,6 +288,7 @@ class Forest:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
+        self.arrived: Leaf | None = None
         self.made: list[Value] = []
         self.leaves: dict[Any, list[Leaf]] = {}
         self._keys: dict[Any, int] = {}

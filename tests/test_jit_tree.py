@@ -550,6 +550,17 @@ def test_reports_name_the_branch(capsys: Any) -> None:
     assert reason in capsys.readouterr().err
 
 
+def test_calls_begin_at_the_leaf_that_was_taken_last() -> None:
+    """After two detours, so that a value that stays as it is costs none."""
+    f = agree(nested, [UP, DOWN, MIXED, UP, DOWN, MIXED], 3)
+    for x in (UP, DOWN, MIXED, DOWN):
+        f(x), f(x)
+        first = f.specialisations[0]
+        before = first.hits[0]
+        f(x)
+        assert f.specialisations[0] is first and first.hits[0] == before + 1
+
+
 def test_threads() -> None:
     f = jit(nested, fallback="error")
     calls = [UP, DOWN, MIXED, UP, MIXED, DOWN] * 20
