@@ -259,6 +259,8 @@ _ENVIRONMENT = {os.getenv.__code__, type(os.environ).__getitem__.__code__}
 # Modules of the standard library that do nothing with arguments but pass them on (an Enum's member
 # reads its own value; watch.py knows).
 _PASSES_ON = {"abc", "contextlib", "enum", "functools", "types", "typing"}
+# What weak containers run when something of theirs dies, wherever that happens.
+_CALLBACKS = {("weakref", "remove"), ("_weakrefset", "_remove")}
 _IMPORTLIB, _IMPORT = "<frozen importlib._bootstrap>", "_find_and_load"
 _RUN_NODE: CodeType = engine._run_node.__code__
 
@@ -338,6 +340,8 @@ class Profile:
                 else:
                     _quiet[id(code)] = code
             else:
+                if _is_callback(frame):
+                    return
                 if frame.f_globals.get("__name__") not in _PASSES_ON and not _for_us(frame):
                     make_plain(frame, None)
                     self._library(code)
@@ -347,7 +351,7 @@ class Profile:
             owner = owner_of_frame(frame)
             if arg is id and owner == "user":
                 self._identities()
-            if owner != "jitgrad":
+            if owner != "jitgrad" and not _is_callback(frame):
                 reason = impure_call(arg, owner)
                 if reason.startswith("calls threading."):
                     self.threads = True
@@ -355,6 +359,11 @@ class Profile:
                     through = called_by_user(frame)
                     self._impure(f"calls {through}(), which {reason}" if through else reason,
                                  _line(frame))  # fmt: skip
+
+
+def _is_callback(frame: FrameType) -> bool:
+    """Whether a weak container is told that something of its died: nothing that the user does."""
+    return (frame.f_globals.get("__name__"), frame.f_code.co_name) in _CALLBACKS
 
 
 def _for_us(frame: FrameType | None) -> bool:

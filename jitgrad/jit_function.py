@@ -156,7 +156,13 @@ class JitFunction:
         return f"<jit {self.name}: {len(self.specialisations)} specialisations>"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if state.recorder is not None or not knobs.jit or state.abstract or state.saved_hooks:
+        modes = state.__dict__  # once: see State
+        if (
+            modes["recorder"] is not None
+            or modes["abstract"]
+            or modes["saved_hooks"]
+            or not knobs.__dict__["jit"]
+        ):
             return self.__wrapped__(*args, **kwargs)
         first = True
         for spec in self.specialisations:

@@ -280,14 +280,16 @@ class Writer:
     def _modes(self) -> None:
         modes = self.spec.modes
         settings = self.constant(modes.settings)
-        nan = f"or state.check_nan is not {modes.check_nan} " if modes.anomaly else ""
+        nan = f"or modes['check_nan'] is not {modes.check_nan} " if modes.anomaly else ""
+        casting = "is not None" if modes.casting is None else f"!= {self.constant(modes.casting)}"
         self.put("# modes")
+        self.put("modes = state.__dict__")
         self.miss_if(
-            f"state.grad_enabled is not {modes.grad_enabled} "
-            f"or state.inference is not {modes.inference} "
-            f"or state.anomaly is not {modes.anomaly} {nan}"
+            f"modes['grad_enabled'] is not {modes.grad_enabled} "
+            f"or modes['inference'] is not {modes.inference} "
+            f"or modes['anomaly'] is not {modes.anomaly} {nan}"
             f"or defaults.dtype is not {self.constant(modes.dtype)} "
-            f"or state.casting != {self.constant(modes.casting)} "
+            f"or modes['casting'] {casting} "
             f"or (defaults.settings is not {settings} and defaults.settings != {settings})"
         )
 

@@ -850,3 +850,17 @@ def test_a_training_loop_around_a_compiled_model_checks_no_state_anew() -> None:
     assert spec.stamp[0] == stamp and fast.stats.traces == 1
     model[0].weight.requires_grad_(False)  # this is
     assert fast(x).grad_fn is not None and fast.stats.traces == 2
+
+
+def test_weak_containers_of_ours_add_no_guards() -> None:
+    """Their callbacks run in the user's frames, when a tensor dies there."""
+
+    def f(x: Any) -> Any:
+        y = x * 2
+        y = y + 1
+        return y.sin()
+
+    fast = jit(f)
+    fast(jg.ones(3))
+    for name in ("_pending_removals", "_iterating", "append", "'data'"):
+        assert name not in fast.guards()
