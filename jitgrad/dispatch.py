@@ -26,6 +26,8 @@ The recorder's protocol (state.recorder, see jitgrad/recorder.py for the one tha
     lift(hostscalar) -> Tensor               a host number meets a tensor: 0-d float64
     specialise(hostscalar)                   Python looked at a host number
     truth(hostscalar)                        Python asked whether a host number is zero
+    compare(name, a, b) -> bool              Python compares host numbers (of one at least): whether
+                                             that is noted; else they are specialised
 
 Errors of infer and of references get the user's file and line here, once.
 """

@@ -48,6 +48,9 @@ class Log:
     def number_of(self, tensor):
         return None
 
+    def compare(self, name, a, b):
+        return False
+
     def lift_number(self, value, owner, key):
         return HostScalar(value, (owner, key), self)
 
