@@ -20,6 +20,7 @@ from jitgrad.compiler.pipeline import compile_graph
 from jitgrad.compiler.symbolic import ShapeEnv
 from jitgrad.dynamic_shapes import check_conditions, fits, known_sizes
 from jitgrad.exported_file import Parts
+from jitgrad.onnx.errors import expect_package
 from jitgrad.pytree import Structure, unflatten
 from jitgrad.runtime.errors import counted
 from jitgrad.tensor import Tensor, wrap_array
@@ -161,6 +162,7 @@ class Exported:
         Raises CompileError that lists every op that has no ONNX form, each with the user's line,
         before anything is written; ImportError without the package `onnx` (extra `onnx`).
         """
+        expect_package()
         from jitgrad.onnx.exporter import write_onnx
 
         return write_onnx(self, path, opset=opset, custom=custom, external_data=external_data)

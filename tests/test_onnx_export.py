@@ -3,6 +3,7 @@ dynamic dims, and `jitgrad.onnx.export` with PyTorch's arguments."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from typing import Any
 
@@ -86,6 +87,16 @@ def test_a_failed_export_leaves_the_old_file(tmp_path: Any) -> None:
     with pytest.raises(RuntimeError):
         jitgrad.export(torch.lgamma, torch.ones(2)).onnx(path)
     assert path.read_bytes() == before and os.listdir(tmp_path) == ["m.onnx"]
+
+
+def test_without_the_package(monkeypatch: Any, tmp_path: Any) -> None:
+    exported = jitgrad.export(lambda x: x + 1, torch.ones(2))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    for call in (lambda: exported.onnx(tmp_path / "m.onnx"), lambda: torch.onnx.load(b""),
+                 lambda: torch.onnx.unsupported(exported),
+                 lambda: torch.onnx.export(exported)):  # fmt: skip
+        with pytest.raises(ImportError, match=r"pip install 'jitgrad\[onnx\]'"):
+            call()
 
 
 # -- what is written ------------------------------------------------------------------------------

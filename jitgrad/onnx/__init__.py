@@ -50,6 +50,7 @@ def load(path: str | os.PathLike[str] | bytes) -> OnnxModule:
     Raises OnnxLoadError for a file that is damaged or no sound model, and for ops that are not
     there (all of them, with their nodes); ImportError without the package `onnx`.
     """
+    errors.expect_package()
     from jitgrad.onnx.importing.module import load_model
 
     return load_model(path)
@@ -60,6 +61,7 @@ def unsupported(
 ) -> list[Missing]:
     """The nodes of an exported graph that have no ONNX form at this opset: for each its op, the
     user's line and the reason. [] if `exported.onnx` can write it."""
+    errors.expect_package()
     from jitgrad.onnx.exporter import unsupported
 
     return unsupported(exported, opset=opset, custom=custom)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 from jitgrad.runtime.errors import CompileError
 
 
@@ -23,3 +25,11 @@ class OnnxUnsupportedError(OnnxLoadError, NotImplementedError):
 
 class OnnxNodeError(RuntimeError):
     """A node of a loaded model that cannot run on its operands."""
+
+
+def expect_package() -> None:
+    """Raises ImportError, with what to do, where the package `onnx` is not installed."""
+    if importlib.util.find_spec("onnx") is None:
+        raise ImportError(
+            "[onnx] expected the package onnx, which is not installed; pip install 'jitgrad[onnx]'"
+        )

@@ -12,6 +12,7 @@ from typing import Any
 from jitgrad.effects import is_module
 from jitgrad.export import Exported, parameter_names, record
 from jitgrad.nn.module import Module
+from jitgrad.onnx.errors import expect_package
 from jitgrad.pytree import flatten, unflatten
 from jitgrad.runtime.userline import warn
 from jitgrad.tensor import Tensor
@@ -40,6 +41,7 @@ class ONNXProgram:
     @property
     def model_proto(self) -> Any:
         """The onnx.ModelProto."""
+        expect_package()
         from jitgrad.onnx.exporter import to_model
 
         return to_model(self.exported, opset=self.opset)

@@ -150,7 +150,7 @@ class OnnxModule(Module):
             for part in path:
                 found = getattr(found, part)
             values[name] = found
-        dims: dict[str, int] = {}
+        dims: dict[str, Any] = {}
         for port in program.inputs:
             if port.name in given:
                 values[port.name] = _fitting(given[port.name], port, dims)
@@ -223,7 +223,7 @@ def _numbers(model: Model) -> set[str]:
     }
 
 
-def _fitting(x: Any, port: Port, dims: dict[str, int]) -> Any:
+def _fitting(x: Any, port: Port, dims: dict[str, Any]) -> Any:
     """An input, checked against what the model declares."""
     if port.kind != "tensor":
         return list(x) if isinstance(x, (list, tuple)) else x
@@ -239,16 +239,23 @@ def _fitting(x: Any, port: Port, dims: dict[str, int]) -> Any:
     if port.dims is None:
         return x
     wanted = [dims.get(d, d) if isinstance(d, str) else d for d in port.dims]
-    if len(wanted) != x.ndim or any(
-        isinstance(d, int) and d > 0 and d != n for d, n in zip(wanted, x.shape, strict=False)
-    ):
+    if len(wanted) != x.ndim or any(map(_differs, wanted, x.shape)):
         raise ValueError(
             f"[onnx] expected input {port.name!r} of shape {wanted}; got {list(x.shape)}"
         )
     for d, n in zip(port.dims, x.shape, strict=True):
         if isinstance(d, str) and d:
-            dims.setdefault(d, int(n))
+            dims.setdefault(d, n)  # under @jit a size may be symbolic: no int()
     return x
+
+
+def _differs(declared: Any, size: Any) -> bool:
+    """Whether a size is not as declared; names, and numbers below 1, declare nothing."""
+    if declared is None or isinstance(declared, str):
+        return False
+    if isinstance(declared, int) and declared < 1:
+        return False
+    return bool(declared != size)
 
 
 def _result(x: Any) -> Any:
