@@ -6,11 +6,13 @@ the recording assumed of the sizes. Symbolic dims themselves are compiler/symbol
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jitgrad.compiler.symbolic import Dim, ShapeEnv, Sym, evaluate
 from jitgrad.compiler.types import TensorType
+from jitgrad.dims import Dim as Declared
 from jitgrad.runtime.errors import CompileError
 from jitgrad.sizes import SymInt
 from jitgrad.tensor import Tensor, wrap
@@ -45,7 +47,7 @@ def symbolic_inputs(
     out = []
     for x, name, spec in zip(inputs, names, wanted, strict=True):
         shape: list[Dim] = list(x.shape)
-        for axis, label in _axes(spec, len(shape), name).items():
+        for axis, (label, low, high) in _axes(spec, len(shape), name).items():
             size = int(x.shape[axis])
             if sizes.setdefault(label, size) != size:
                 raise ValueError(
@@ -54,33 +56,39 @@ def symbolic_inputs(
                 )
             if label not in made:
                 made[label] = SymInt(env.dim(label, max(size, 2)).terms, env)
+                if low > 2:
+                    env.guard("<=", low, made[label], True)
+                if high is not None:
+                    env.guard("<=", made[label], high, True)
             shape[axis] = made[label]
         out.append(wrap(None, TensorType(tuple(shape), x.dtype)))
     return out
 
 
-def _axes(spec: Any, rank: int, name: str) -> dict[int, str]:
-    """Axis -> name of its dim, of one input."""
+def _axes(spec: Any, rank: int, name: str) -> dict[int, tuple[str, int, int | None]]:
+    """Axis -> name of its dim, least and largest size, of one input."""
     if spec is None:
         return {}
     if not isinstance(spec, Mapping):
         spec = dict(enumerate(spec))
-    found: dict[int, str] = {}
+    found: dict[int, tuple[str, int, int | None]] = {}
     for axis, label in spec.items():
-        if label is None:
+        if label is None or label in (Declared.STATIC, Declared.AUTO):
             continue
         if not isinstance(axis, int) or not -rank <= axis < rank:
             raise ValueError(
                 f"[export] expected dims of {name!r}, which has {rank}; got {axis!r} in "
                 "dynamic_shapes"
             )
+        if label is Declared.DYNAMIC:
+            label = f"{re.sub('[^0-9a-zA-Z]', '_', name)}_{axis % rank}"
         text = label if isinstance(label, str) else getattr(label, "__name__", "")
         if not text.isidentifier():
             raise ValueError(
                 f"[export] expected dim {axis} of {name!r} to have a name such as 'batch'; got "
                 f"{label!r}"
             )
-        found[axis % rank] = text
+        found[axis % rank] = (text, getattr(label, "min", 0), getattr(label, "max", None))
     return found
 
 

@@ -404,6 +404,19 @@ def test_dims() -> None:
     assert [d.__name__ for d in jg.export.dims("a", "b")] == ["a", "b"]
 
 
+def test_dims_of_exports() -> None:
+    """export takes Dims, as jit does: min and max are conditions; Dim.DYNAMIC needs no name."""
+    shapes = {"x": {0: jg.Dim("n", min=3, max=8), 1: jg.Dim.DYNAMIC}, "y": {0: jg.Dim.STATIC}}
+    exported = jg.export(lambda x, y: x @ y[:1].expand(x.shape[1]), make(4, 5), make(2),
+                         dynamic_shapes=shapes)  # fmt: skip
+    for n, m in ((3, 4), (8, 2)):
+        x, y = make(n, m), make(2)
+        assert_same(exported(x, y), x @ y[:1].expand(m), close=True)
+    for n, text in ((9, "n <= 8; got 9"), (2, "3 <= n; got 3 and 2")):
+        with pytest.raises(ValueError, match=text):
+            exported(make(n, 5), make(2))
+
+
 def test_marks_and_switches() -> None:
     f = jit(lambda x: x * x.shape[0], fallback="error")
     for n in (4, 5, 6):
