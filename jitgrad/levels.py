@@ -98,6 +98,9 @@ class Relay:
         if self.outer is not None:
             self.outer.truth(scalar)
 
+    def compare(self, name: str, a: Any, b: Any) -> bool:
+        return self.outer is not None and self.outer.compare(name, a, b)
+
     def give_up(self, reason: str, line: str = "") -> None:
         outer = getattr(self.outer, "give_up", None)  # in segments, Python runs anyway
         if outer is not None:

@@ -142,3 +142,19 @@ def test_what_functions_check_of_a_number_is_how_comparisons_come_out(name: str)
         jg.set_rng_state(start)
         np.testing.assert_allclose(f(x, s).numpy(), want.numpy(), rtol=1e-5, atol=1e-6)
     assert f.stats.traces <= 4
+
+
+def test_comparisons_inside_vmap() -> None:
+    def f(x: Any, s: float) -> Any:
+        def row(r: Any) -> Any:
+            half = r.shape[0] / 2
+            y = r * 2 if half > 1.0 else r
+            return (y + s if s * 2 > 1 else y).sum() * half
+
+        return jg.vmap(row)(x)
+
+    jitted = jit(f, fallback="error")
+    for n in (2, 3, 4, 5, 1):
+        for s in (0.1, 0.7, 0.3):
+            got, want = jitted(jg.ones(3, n), s), f(jg.ones(3, n), s)
+            np.testing.assert_allclose(got.numpy(), want.numpy(), rtol=1e-6)
