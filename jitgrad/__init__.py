@@ -10,7 +10,7 @@ import importlib
 import math
 from typing import TYPE_CHECKING, Any
 
-from jitgrad import autograd, compiler, einops_backend, methods, public, random
+from jitgrad import _collector, autograd, compiler, einops_backend, methods, public, random
 from jitgrad.autograd import (
     enable_grad,
     inference_mode,
@@ -311,6 +311,7 @@ def __getattr__(name: str) -> Any:
 
 einops_backend.register()
 compiler.public = lambda name: getattr(__getattr__("compiling"), name)
+_collector.resume()
 
 
 __all__ = [

@@ -11,6 +11,7 @@ from jitgrad.runtime.dtypes import DType as DType
 from jitgrad.tensor import Tensor as Tensor
 
 from jitgrad import __main__ as __main__
+from jitgrad import _collector as _collector
 from jitgrad import _dynamo as _dynamo
 from jitgrad import accelerator as accelerator
 from jitgrad import amp as amp
