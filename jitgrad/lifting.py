@@ -5,8 +5,10 @@ Owns `Lifter`, `plain` (back to floats) and `leaf_names`, as users call the leav
 
 from __future__ import annotations
 
+from types import MethodType
 from typing import Any
 
+from jitgrad.effects import is_module
 from jitgrad.hostscalar import HostScalar
 from jitgrad.pytree import Structure, flatten, is_named_tuple, tree_map
 from jitgrad.recorder import Recorder
@@ -77,8 +79,12 @@ def plain(result: Any) -> Any:
 
 def leaf_names(function: Any, args: Any, structure: Structure) -> list[str]:
     """What users call each leaf: "x", "batch['image']"."""
+    bound = isinstance(function, MethodType)
+    if bound and is_module(function.__self__) and function.__func__.__name__ == "__call__":
+        function = function.__self__.forward  # which gets the same arguments
+        bound = isinstance(function, MethodType)
     code = getattr(function, "__code__", None)
-    own = list(code.co_varnames[: code.co_argcount]) if code is not None else []
+    own = list(code.co_varnames[bound : code.co_argcount]) if code is not None else []
     out: list[str] = []
     positional, keywords = structure.children
     for i, child in enumerate(positional.children):

@@ -404,6 +404,27 @@ def test_dims() -> None:
     assert [d.__name__ for d in jg.export.dims("a", "b")] == ["a", "b"]
 
 
+def test_declared_for_modules_and_methods() -> None:
+    """Arguments have the names that forward, or the method, gives them."""
+
+    class Scaled(nn.Linear):
+        def forward(self, x: Any) -> Any:
+            return super().forward(x) * x.shape[0]
+
+        def twice(self, x: Any) -> Any:
+            return self.forward(x) * 2
+
+    shapes, model = {"x": {0: jg.Dim("batch")}}, Scaled(3, 2)
+    for fast, plain in (
+        (jit(model, fallback="error", dynamic_shapes=shapes), model),
+        (jit(model.twice, fallback="error", dynamic_shapes=shapes), model.twice),
+    ):
+        for n in (3, 4, 5):
+            assert_same(fast(make(n, 3)), plain(make(n, 3)), close=True)
+        stats = fast.stats if plain is not model else type(fast).jitted.stats
+        assert stats.traces == 1
+
+
 def test_dims_of_exports() -> None:
     """export takes Dims, as jit does: min and max are conditions; Dim.DYNAMIC needs no name."""
     shapes = {"x": {0: jg.Dim("n", min=3, max=8), 1: jg.Dim.DYNAMIC}, "y": {0: jg.Dim.STATIC}}
