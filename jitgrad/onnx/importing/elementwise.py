@@ -25,7 +25,7 @@ _UNARY: dict[str, Callable[[Tensor], Tensor]] = {
     "Abs": jg.abs, "Acos": jg.acos, "Acosh": jg.acosh, "Asin": jg.asin, "Asinh": jg.asinh,
     "Atan": jg.atan, "Atanh": jg.atanh, "BitwiseNot": jg.bitwise_not, "Ceil": jg.ceil,
     "Cos": jg.cos, "Cosh": jg.cosh, "Erf": jg.erf, "Exp": jg.exp, "Floor": jg.floor,
-    "HardSwish": F.hardswish, "Identity": lambda x: x, "IsNaN": jg.isnan, "Log": jg.log,
+    "HardSwish": F.hardswish, "IsNaN": jg.isnan, "Log": jg.log,
     "Mish": F.mish, "Neg": jg.neg, "Not": jg.logical_not, "Reciprocal": jg.reciprocal,
     "Relu": jg.relu, "Round": jg.round, "Sigmoid": jg.sigmoid, "Sign": jg.sign, "Sin": jg.sin,
     "Sinh": jg.sinh, "Softplus": lambda x: jg.logaddexp(x, jg.zeros_like(x)),
