@@ -262,7 +262,7 @@ _LAZY = {  # name -> (module, name in it)
         name: ("old_linalg", name)
         for name in ("frobenius_norm", "lu_unpack", "nuclear_norm")
     },
-    "native_channel_shuffle": ("nn.functional", "channel_shuffle"),
+    "native_channel_shuffle": ("nn.functional", "native_channel_shuffle"),
     "binomial": ("draws", "binomial"),
     **{
         name: ("functions.low_rank", name)

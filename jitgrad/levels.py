@@ -84,6 +84,11 @@ class Relay:
             return self.outer.draw(generator)
         return draw_tensors(generator._seed, generator.advance())
 
+    def draw_block(self, generator: Any, count: int) -> Any:
+        if self.outer is not None:
+            return self.outer.draw_block(generator, count)
+        return draw_tensors(generator._seed, generator.advance(count))
+
     def lift(self, scalar: Any) -> Any:
         return self.outer.lift(scalar)
 

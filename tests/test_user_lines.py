@@ -117,7 +117,7 @@ def scheduler() -> Any:
 
 
 def hidden(x: Any) -> Any:
-    return jg.jit(lambda x: x * x.sum().item(), fallback="warn")(x)
+    return jg.jit(lambda x: x * x.sum().numpy(), fallback="warn", segments=False)(x)
 
 
 WARNING: list[Callable[[], Any]] = [

@@ -128,6 +128,7 @@ from jitgrad.nn.functional.pooling import (
 from jitgrad.nn.functional.rearranging import (
     channel_shuffle,
     fold,
+    native_channel_shuffle,
     pixel_shuffle,
     pixel_unshuffle,
     unfold,
@@ -152,7 +153,6 @@ from jitgrad.nn.functional.with_indices import (
 )
 from jitgrad.runtime.userline import located
 
-native_channel_shuffle = channel_shuffle
 __getattr__ = missing(__name__)
 
 __all__ = [
