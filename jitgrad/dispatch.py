@@ -117,12 +117,16 @@ class Plan:
                     op, self.operand_types, self.types, {**attrs, "needs": needs}
                 )
             elif self.reads is None:
-                static = all(is_static(t.shape) for t in self.operand_types)
-                self.reads = (
-                    reads_of_gradients(op, self.operand_types, self.types, attrs)
-                    if static
-                    else (saved_keys(op, count, self.nout),) * count
-                )
+                operands, types = self.operand_types, self.types
+                if not all(is_static(t.shape) for t in operands) or _has_sizes(attrs):
+                    operands = tuple(map(sizes.type_of_data, operands))  # the sizes of this call
+                    types = (
+                        tuple(map(sizes.type_of_data, types))
+                        if isinstance(types, tuple)
+                        else sizes.type_of_data(types)
+                    )
+                    attrs = sizes.hinted(attrs)
+                self.reads = reads_of_gradients(op, operands, types, attrs)
             needed: frozenset[Any] = frozenset()
             for k, keys in enumerate(self.reads):
                 if wanted >> k & 1:

@@ -61,7 +61,7 @@ class Size(tuple[Any, ...]):
 def _shown(shape: tuple[Any, ...]) -> Size:
     """A shape with symbolic dims, as code sees it: fixed, where that asks for the type() of
     values."""
-    if state.recorder is not None:
+    if state.recorder is not None and not is_static(shape):
         frame = sys._getframe(2)
         while frame.f_code.co_filename == __file__ and frame.f_back is not None:
             frame = frame.f_back

@@ -16,6 +16,7 @@ from jitgrad.compiler.symbolic import ShapeEnv, bounds, evaluate, expression, sm
 from jitgrad.jit import compile as jg_compile
 from jitgrad.jit import jit
 from jitgrad.runtime.errors import CompileError
+from jitgrad.utils.checkpoint import checkpoint
 
 SIZES = (4, 6, 2, 3, 9, 33)
 
@@ -402,6 +403,27 @@ def test_dims() -> None:
         with pytest.raises(ValueError, match="Dim"):
             jg.Dim(**wrong)
     assert [d.__name__ for d in jg.export.dims("a", "b")] == ["a", "b"]
+
+
+def test_transforms_and_checkpoints() -> None:
+    """vmap, grad and checkpoint on symbolic sizes; the same is saved as on fixed ones."""
+    w = make(3, 3, seed=1)
+    both(lambda x: jg.func.vmap(lambda r: (r * r).sum() / x.shape[0])(x),
+         [(make(n, 3),) for n in (4, 5, 6)])  # fmt: skip
+    both(lambda x: jg.func.grad(lambda v: ((x @ v).tanh() * x.shape[0]).mean())(w),
+         [(make(n, 3),) for n in (4, 5, 6)])  # fmt: skip
+
+    def f(x: Any) -> Any:
+        inner = lambda y: (y @ w).relu() * y.shape[0]  # noqa: E731
+        return checkpoint(inner, x, use_reentrant=False).sum()
+
+    fast = jit(f, fallback="error")
+    for n in (4, 5, 6, 3):
+        x, z = make(n, 3).requires_grad_(), make(n, 3).requires_grad_()
+        fast(x).backward()
+        f(z).backward()
+        assert_same(x.grad, z.grad, close=True)
+    assert fast.stats.traces == 2
 
 
 def test_declared_for_modules_and_methods() -> None:
