@@ -70,6 +70,18 @@ FUNCTIONS: list[tuple[Callable[..., Any], list[tuple[int, ...]]]] = [
 ]
 
 
+def test_gradients_that_are_expanded_may_be_written():
+    def f(w):
+        g = jg.autograd.grad(w.sum(), w)[0]
+        g[0].sub_(1)
+        return g
+
+    w = jg.rand(3, 4, requires_grad=True)
+    compiled = jg.jit(f, fallback="error")
+    for _ in range(3):
+        assert compiled(w).equal(f(w))
+
+
 @pytest.mark.parametrize(("function", "shapes"), FUNCTIONS)
 def test_gradients_of_arguments(function: Any, shapes: Any) -> None:
     compare(function, *shapes)

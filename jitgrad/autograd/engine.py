@@ -128,6 +128,8 @@ def grad(
                 "Set allow_unused=True if this is the desired behavior. "
                 f"(It is input {len(result)}, {x._type}.)"
             )
+        elif g is not None and g._chain and not create_graph:
+            g = _copy_of(g)  # an expanded gradient could not be written
         result.append(g)
     return tuple(result)
 
