@@ -357,7 +357,8 @@ def test_a_file_that_was_exported_anew(tmp_path):
         models.append(load(path))
         for j, model in enumerate(models):
             np.testing.assert_array_equal(model(np.zeros(2, np.float32)), [j, j])
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["libagain.h", "libagain.so"]
+    files = sorted(p.name for p in tmp_path.iterdir())
+    assert files == ["libagain.h", "libagain.py", "libagain.so"]
 
 
 def test_damaged_files(mlp_path, tmp_path):
@@ -538,7 +539,7 @@ def test_bare_linkers(name, tmp_path, monkeypatch, x):
 def test_bad_paths_and_names(tmp_path, monkeypatch):
     g, state = mlp()
     cases = [
-        (tmp_path / "m.dll", ValueError, r"ends in \.so .* or \.o"),
+        (tmp_path / "m.dll", ValueError, r"ends in \.so .* or \.wasm"),
         (tmp_path / "m", ValueError, r"ends in \.so"),
         (tmp_path / "none" / "m.so", FileNotFoundError, "expected an existing folder"),
     ]
