@@ -19,7 +19,7 @@ from jitgrad.functions.shape import as_strided
 from jitgrad.hostscalar import HostScalar
 from jitgrad.levels import draw_for_examples, examples_like
 from jitgrad.pending import export
-from jitgrad.promotion import cast, plain_number
+from jitgrad.promotion import cast, plain_number, promote_types
 from jitgrad.random import Generator, next_draw
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import Category, DType
@@ -70,7 +70,9 @@ def tensor(
     """A new leaf with a copy of `data` (numbers, nested sequences, arrays, tensors).
 
     dtype by default: of the data's; the default dtype for Python floats, int64 for ints, bool for
-    bools. Raises ValueError for ragged sequences, TypeError for what is no number.
+    bools; that of NumPy's scalars (also `float64`) and of tensors, promoted over all that a
+    sequence holds. A tensor of one element in a sequence is a number. Raises ValueError for ragged
+    sequences and for larger tensors in them, TypeError for what is no number.
     """
     _check_device(device)
     if isinstance(data, Tensor):
@@ -83,7 +85,7 @@ def tensor(
     if isinstance(data, HostScalar):
         out = cast(data.lift(), dtype or defaults.dtype)
         return _finish(apply(OPS["clone"], (out,), {}), requires_grad)  # what it may write to
-    if isinstance(data, (bool, int, float)):
+    if isinstance(data, (bool, int, float)) and not isinstance(data, np.generic):
         wanted = dtype or _python_dtype(data)
         _expect_dtype("tensor", wanted)
         out = _full((), plain_number(_to_int(data, wanted), wanted), wanted)
@@ -112,6 +114,7 @@ def _to_array(data: Any, dtype: DType | None) -> np.ndarray[Any, Any]:
         if not array.dtype.isnative:
             array = array.astype(array.dtype.newbyteorder("="))
         return _converted(array, dtype)
+    held = data
     if isinstance(data, (list, tuple)) and _has_tensor(data):
         data = _plain(data)
     try:
@@ -133,23 +136,30 @@ def _to_array(data: Any, dtype: DType | None) -> np.ndarray[Any, Any]:
     if dtype is None:
         if array.size == 0 and array.dtype == np.float64:
             dtype = defaults.dtype
-        elif array.dtype.kind == "f" and not hasattr(data, "__array__"):
-            dtype = _sequence_dtype(data, array)
-        elif array.dtype.kind == "c" and not hasattr(data, "__array__"):
-            dtype = dtypes.complex128 if defaults.dtype is dtypes.float64 else dtypes.complex64
+        elif (held is not data or array.dtype.kind in "fc") and not hasattr(data, "__array__"):
+            dtype = _held_dtype(held) or _python_dtype(array.flat[0].item())
         elif array.dtype == np.uint64:
             raise RuntimeError(f"Overflow when unpacking long; got {_short(data)}")
     return _converted(array, dtype)
 
 
-def _sequence_dtype(data: Any, array: np.ndarray[Any, Any]) -> DType:
-    """For lists: of NumPy scalars, their dtype; of Python floats, the default."""
-    first = data
-    while isinstance(first, (list, tuple)) and first:
-        first = first[0]
-    if isinstance(first, (np.ndarray, np.floating)) and not isinstance(first, float):
-        return dtypes.from_numpy(array.dtype)
-    return defaults.dtype
+def _held_dtype(data: Any) -> DType | None:
+    """The dtype that all numbers in the data promote to; None if there are none."""
+    if isinstance(data, Tensor):
+        return data.dtype
+    if isinstance(data, (np.ndarray, np.generic)):
+        return dtypes.from_numpy(data.dtype)
+    if not isinstance(data, (list, tuple)):
+        return _python_dtype(data) if isinstance(data, (int, float, builtins.complex)) else None
+    kinds = set(map(type, data))
+    if kinds <= {bool, int, float}:
+        data = [kind() for kind in kinds]  # one of each will do
+    found: DType | None = None
+    for x in data:
+        dtype = _held_dtype(x)
+        if dtype is not None and dtype is not found:
+            found = dtype if found is None else promote_types(found, dtype)
+    return found
 
 
 def _all_ints(data: Any) -> bool:
@@ -188,7 +198,12 @@ def _has_tensor(data: Any) -> bool:
 
 def _plain(data: Any) -> Any:
     if isinstance(data, Tensor):
-        return data.tolist() if data.ndim else data.item()
+        if data.numel() != 1:
+            raise ValueError(
+                "only one element tensors can be converted to Python scalars; got a sequence that "
+                f"holds {data._type}; use stack()"
+            )
+        return data.item()
     if isinstance(data, HostScalar):
         return float(data)
     if isinstance(data, (list, tuple)):

@@ -29,14 +29,23 @@ def _is_sequence(part: Any) -> bool:
 
 
 def _as_tuple(index: Any) -> tuple[Any, ...]:
+    """The parts of an index. In PyTorch's eyes (and old NumPy's) a list is a tuple, too, if it is
+    short and anything in it is a tensor, a sequence, a slice, None or Ellipsis: `x[[i, j]]` is
+    `x[i, j]`, and `x[[0, 1]]` takes two rows."""
     if isinstance(index, tuple):
         return index
-    # A list that holds slices or None is a tuple in PyTorch's eyes, too.
-    if isinstance(index, list) and any(
-        isinstance(i, slice) or i is None or i is Ellipsis for i in index
-    ):
+    if isinstance(index, list) and len(index) < _LONG_LIST and any(map(_is_no_scalar, index)):
         return tuple(index)
     return (index,)
+
+
+_LONG_LIST = 32  # a list of so many is never a tuple
+
+
+def _is_no_scalar(part: Any) -> bool:
+    if part is None or part is Ellipsis:
+        return True
+    return isinstance(part, (slice, Tensor)) or _is_sequence(part)
 
 
 def _parts(x: Tensor, index: Any) -> list[Any]:
@@ -59,6 +68,11 @@ def _parts(x: Tensor, index: Any) -> list[Any]:
             )
         elif part is not None and part is not Ellipsis:
             if not isinstance(part, (slice, Tensor, int, Sym)):
+                if isinstance(part, (str, bytes)):
+                    raise TypeError(
+                        f"a tensor is indexed by integers, slices and tensors, not by text; "
+                        f"got {part!r}"
+                    )
                 try:
                     part = operator.index(part)
                 except TypeError:

@@ -62,6 +62,10 @@ class DType:
         return self.category is Category.COMPLEX
 
     @property
+    def is_signed(self) -> bool:
+        return self.signed
+
+    @property
     def is_integer(self) -> bool:
         """True for the integer dtypes; False for bool."""
         return self.category is Category.INT

@@ -51,6 +51,8 @@ CASES = [
     (lambda: t.exp(2.0), TypeError, "must be Tensor"),
     (lambda: t.zeros(2).clamp(), RuntimeError, "At least one of"),
     (lambda: t.einsum("ij,jk->ik", t.zeros(2, 3)), RuntimeError, "operands"),
+    (lambda: t.einsum("ij"), ValueError, "at least one operand"),
+    (lambda: t.einsum(t.zeros(2), [52]), ValueError, "from 0 to 51; got 52"),
     (lambda: t.einsum("ij->i", t.zeros(2)), RuntimeError, "number of subscripts"),
     (lambda: t.arange(0, 5, 0), RuntimeError, "nonzero"),
     (lambda: t.arange(0, 2.0, 1e-310), RuntimeError, r"\[arange\] invalid size"),

@@ -150,6 +150,28 @@ def test_lists_ranges_and_arrays():
     assert x[t.tensor([1, 2], dtype=t.int32)].tolist() == [10, 20]
 
 
+def test_a_list_with_sequences_is_a_tuple():
+    i, j = t.tensor([0, 2]), t.tensor([1, 3])
+    for index, same in [
+        ([[0, 2], [1, 3]], (i, j)),
+        ([i, j], (i, j)),
+        ([np.array([0, 2]), range(1, 4, 2)], (i, j)),
+        ([[0, 2]], (i,)),
+        ([0, [1, 3]], (0, j)),
+        ([t.tensor(0), t.tensor(1)], (0, 1)),
+        ([i, slice(1, 3)], (i, slice(1, 3))),
+        ([[True, False, True]], (i,)),
+        ([[2]] * 32, (t.full((32, 1), 2),)),  # too long for a tuple
+    ]:
+        x = t.from_numpy(array())
+        assert np.array_equal(x[index].numpy(), x[same].numpy())
+        y = x.clone()
+        x[index], y[same] = -1.0, -1.0
+        assert np.array_equal(x.numpy(), y.numpy())
+    # What lies inside a tuple is no tuple.
+    assert tuple(x[[[0, 2], [1, 2]],].shape) == (2, 2, *x.shape[1:])
+
+
 def test_accumulate():
     x = t.zeros(3)
     x.index_put_((t.tensor([0, 0, 2]),), t.ones(3), accumulate=True)
@@ -180,7 +202,8 @@ def test_write_conversions_and_broadcast():
         ((..., ...), IndexError, "single ellipsis"),
         (slice(None, None, -1), ValueError, "step must be greater than zero"),
         (t.tensor([0.5]), IndexError, "long, int, byte or bool"),
-        ("a", IndexError, "only integers, slices"),
+        ("a", TypeError, "not by text; got 'a'"),
+        ({}, IndexError, "only integers, slices"),
         (t.tensor([7]), IndexError, "out of"),
         ((t.tensor([0, 1]), t.tensor([0, 1, 2])), IndexError, "could not be broadcast"),
     ],

@@ -16,12 +16,41 @@ def test_tensor_dtypes():
     assert t.tensor(True).dtype is t.bool and t.tensor([]).dtype is t.float32
     assert t.tensor([1, 2.5]).dtype is t.float32 and t.tensor([True, 2]).dtype is t.int64
     assert t.tensor(np.array([1.0])).dtype is t.float64
-    assert t.tensor([np.float64(1.0)]).dtype is t.float32
     assert t.tensor(np.float32(1)).dtype is t.float32
+    assert t.float32.is_signed and not t.uint8.is_signed
     assert t.tensor([[1, 2], [3, 4]], dtype=t.float16).dtype is t.float16
     assert t.tensor([1.7], dtype=t.int64).tolist() == [1]
     assert t.tensor([1.0], dtype=t.bfloat16).dtype is t.bfloat16
     assert t.tensor([t.tensor(1.0), t.tensor(2.0)]).tolist() == [1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    "data,dtype",
+    [
+        (np.float64(1), "float64"),
+        ([np.float64(1), 2.0], "float64"),
+        ([np.float32(1), 1.5], "float32"),
+        ([np.float16(1), 2], "float16"),
+        ([np.float16(1), 2.0], "float32"),
+        ([[1, 2], np.array([1.0, 2.0])], "float64"),
+        ([np.complex64(1), 1.0], "complex64"),
+        ([np.complex128(1)], "complex128"),
+        ([1, 1j], "complex64"),
+        ([t.tensor(1, dtype=t.int8)], "int8"),
+        ([t.tensor(1.0, dtype=t.bfloat16), True], "bfloat16"),
+        ([t.tensor(1.0, dtype=t.float64), t.tensor(2.0)], "float64"),
+    ],
+)
+def test_dtype_of_what_a_sequence_holds(data, dtype):
+    for make in (t.tensor, t.as_tensor):
+        assert make(data).dtype.name == dtype
+
+
+def test_tensors_of_one_element_in_a_sequence_are_numbers():
+    assert t.tensor([t.ones(1), t.ones(1, 1), 2.0]).tolist() == [1.0, 1.0, 2.0]
+    assert t.tensor([[t.ones(1)], [3]]).tolist() == [[1.0], [3.0]]
+    with pytest.raises(ValueError, match="only one element tensors"):
+        t.tensor([t.ones(2), t.ones(2)])
 
 
 def test_tensor_copies():
@@ -331,6 +360,10 @@ AGAINST_NUMPY = {
     "einsum": (
         lambda x: t.einsum("bij,bkj->bik", x, x),
         lambda a: np.einsum("bij,bkj->bik", a, a),
+    ),
+    "einsum of lists": (
+        lambda x: t.einsum(x, [0, 1, 2], x, [..., 30, 2], [..., 0, 1, 30]),
+        lambda a: np.einsum("ijk,ank->aijn", a, a),
     ),
     "einsum dots": (
         lambda x: t.einsum("...ij,jk", x, x[0, :, :].T.contiguous()),

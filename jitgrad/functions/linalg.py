@@ -241,12 +241,19 @@ def chain_matmul(*matrices: Tensor) -> Tensor:
 
 
 # -- einsum --------------------------------------------------------------------------------------
-def einsum(equation: str, *operands: Any) -> Tensor:
-    """Sums of products by subscripts, e.g. einsum("bik,bkj->bij", a, b).
+def einsum(*args: Any) -> Tensor:
+    """Sums of products by subscripts, e.g. einsum("bik,bkj->bij", a, b), or with lists of numbers
+    from 0 to 51 for letters: einsum(a, [0, 1, 2], b, [0, 2, 3], [0, 1, 3]).
 
     Ellipses and repeated subscripts (diagonals) work. Operands are combined from the left, each
     pair by one matrix product. Raises RuntimeError for subscripts that do not fit.
     """
+    if len(args) < 2:
+        raise ValueError(
+            "einsum(): must specify the equation string and at least one operand, or at least one "
+            "operand and its subscripts list"
+        )
+    equation, *operands = _of_lists(args) if isinstance(args[0], Tensor) else args
     tensors: list[Tensor] = list(
         operands[0] if len(operands) == 1 and isinstance(operands[0], (tuple, list)) else operands
     )
@@ -274,6 +281,24 @@ def einsum(equation: str, *operands: Any) -> Tensor:
         labels = [label for label in labels if label in output]
     order = [labels.index(label) for label in output]
     return x.permute(order) if order != list(range(len(order))) else x
+
+
+def _of_lists(args: Sequence[Any]) -> list[Any]:
+    """einsum's arguments as an equation and its operands: x, [0, 1], ..., [1, 0]."""
+    last = len(args) - len(args) % 2
+    sides = [_letters(row) for row in args[1:last:2]]
+    output = "->" + _letters(args[-1]) if last < len(args) else ""
+    return [",".join(sides) + output, *args[:last:2]]
+
+
+def _letters(row: Any) -> str:
+    letters = string.ascii_uppercase + string.ascii_lowercase
+    parts = []
+    for k in row:
+        if k is not Ellipsis and not 0 <= k < 52:
+            raise ValueError(f"einsum(): subscripts in a list must be from 0 to 51; got {k}")
+        parts.append("..." if k is Ellipsis else letters[k])
+    return "".join(parts)
 
 
 def _parse(equation: str, tensors: Sequence[Tensor]) -> tuple[list[list[str]], list[str]]:
