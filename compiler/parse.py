@@ -192,7 +192,8 @@ class _Parser:
                 attrs[key] = self._attribute(line)
                 line.take(",")
         node = Node(op, inputs, attrs, comment)
-        if [t for _, t in left] != [v.type for v in node.outputs]:
+        odd = any(isinstance(d, bool) for v in node.outputs for d in v.type.shape)
+        if odd or [t for _, t in left] != [v.type for v in node.outputs]:
             raise line.error(f"types {[str(v.type) for v in node.outputs]} as {word} infers them")
         self.graph.nodes.append(node)
         self.values.update({n: v for (n, _), v in zip(left, node.outputs, strict=True)})
@@ -285,7 +286,7 @@ class _Parser:
         if kind == "number":
             if word.lstrip("-") in ("inf", "nan"):
                 return float(word)
-            return ast.literal_eval(word)
+            return _literal(word)
         if word in ("True", "False", "None"):
             return {"True": True, "False": False, "None": None}[word]
         if word in ("inf", "nan"):
@@ -294,7 +295,14 @@ class _Parser:
 
 
 def _unquote(s: str) -> str:
-    return str(ast.literal_eval(s))
+    return str(_literal(s))
+
+
+def _literal(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except SyntaxError as error:  # 01, a bad escape
+        raise ParseError(f"expected a number or a string, got {text[:60]}: {error.msg}") from None
 
 
 def _split_comment(text: str) -> tuple[str, str, str]:

@@ -12,8 +12,10 @@ from jitgrad.runtime import artifact_format as fmt
 _TEMPLATE = '''\
 """@VERSION@
 
-    from importlib.machinery import SourceFileLoader
-    @MODULE@ = SourceFileLoader("@MODULE@", "path/to/@MODULE@.py").load_module()
+    from importlib import util
+    spec = util.spec_from_file_location("@MODULE@", "path/to/@MODULE@.py")
+    @MODULE@ = util.module_from_spec(spec)
+    spec.loader.exec_module(@MODULE@)
     model = @MODULE@.load()          # @LIBRARY@, in this file's folder
     y = model(x)                     # NumPy arrays in and out; a tuple of several results
 

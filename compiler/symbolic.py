@@ -40,13 +40,23 @@ _FUNCS: dict[str, Callable[[int, int], int]] = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Func:
-    """An atom: `name(a, b)` with name one of floordiv, mod, max, min."""
+    """An atom: `name(a, b)` with name one of floordiv, mod, max, min. Equal by form, so looking
+    one up asks nothing of sizes."""
 
     name: str
     a: Dim
     b: Dim
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Func):
+            return NotImplemented
+        mine, theirs = (self.name, _key(self.a), _key(self.b)), (_key(other.a), _key(other.b))
+        return mine == (other.name, *theirs)
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.a, self.b))
 
     def __str__(self) -> str:
         return f"{self.name}({self.a},{self.b})"

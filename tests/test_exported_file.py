@@ -134,6 +134,23 @@ def test_sizes_that_the_compiler_took_for_others(order):
         assert exported(x).shape == (n, 3) and jg.allclose(exported(x), model(x), atol=1e-6)
 
 
+def test_sizes_that_happen_to_be_equal(tmp_path):
+    """Recorded where height and width differ: equal ones need no recording of their own."""
+    jg.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(2, 4, 3, stride=2, padding=1), nn.ReLU(), nn.MaxPool2d(3, 2, 1),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3),
+    ).eval()  # fmt: skip
+    dynamic = [{0: "b", 2: "h", 3: "w"}]
+    exported = jg.export(model, jg.rand(2, 2, 17, 13), dynamic_shapes=dynamic)
+    exported.save(tmp_path / "m.jgx")
+    loaded = jg.load_exported(tmp_path / "m.jgx")
+    for shape in ((2, 2, 9, 9), (5, 2, 16, 16), (16, 2, 16, 12)):
+        x = jg.rand(*shape)
+        for found in (exported(x), loaded(x)):
+            assert jg.allclose(found, model(x), atol=1e-5)
+
+
 def test_guards_in_text():
     text = (
         "graph f(n=6, m=4) {\n  guard le <n> <2*m> True\n  guard eq <n> <7> False\n"
@@ -219,6 +236,25 @@ def test_a_bomb_is_not_unpacked(saved, tmp_path):
     refuses(saved, "compressed")
 
 
+_SCAN = (
+    'graph f() {\n %0: float32[2] = arg "input"\n @1 = graph body() {\n'
+    ' %0: float32[] = arg "a"\n %1: float32[] = arg "b"\n %2: float32[] = add(%0, %1)\n'
+    " %3: int64[] = cast(%2) {dtype=:int64}\n return %2, %2\n }\n"
+    " %1: float32[] = sum(%0) {axes=(0,), keepdim=False}\n"
+    " %2: float32[], %3: float32[2] = scan(%1, %0) {body=@1, carries=1, length=2, reverse=False, "
+    "xs=1}\n return %3\n}"
+)
+
+
+def test_a_graph_with_a_loop_is_read(saved):
+    """What the altered ones below are altered from."""
+    x = jg.tensor([1.0, 2.0])
+    (found,) = parse(_SCAN).outputs
+    assert str(found.type) == "float32[2]"
+    exported = jg.export(lambda x: jg.scan(lambda c, t: (c + t, c + t), x.sum(), x)[1], x)
+    assert exported(x).tolist() == [4.0, 6.0]
+
+
 GRAPHS = {
     "": "line 1",
     "graph f() {\n %1: float32[2] = relu(%0)\n return %1\n}": "a value defined above",
@@ -240,6 +276,21 @@ GRAPHS = {
     'graph f() {\n %0: float32[2] = scalar "input"\n return %0\n}': "graph.txt|inputs",
     'graph f() {\n %0: float32[2] = arg "input"\n return %0\n write %0 = %0\n}': "no state",
     'graph f() {\n %0: float32[2] = arg "other"\n return %0\n}': "not in the graph",
+    'graph f() {\n %0: float32[2] = arg "input"\n %1: float32[] = sum(%0) {axes=(01,), '
+    "keepdim=False}\n return %1\n}": "expected a number",
+    'graph f() {\n %0: float32[2] = arg "input"\n %1: float32[2, 1] = reshape(%0) '
+    "{shape=(2,True,)}\n return %1\n}": "types",
+    'graph f() {\n %0: float32[2] = arg "input"\n %1: float32[2] = expect_range(%0) '
+    '{error="IndexError", high=6}\n return %1\n}': "low",
+    'graph f() {\n %0: float32[2] = arg "input"\n %1: float32[2] = expect_range(%0) '
+    '{error="SystemExit", high=6, low=0, text="x"}\n return %1\n}': "an error of",
+    **{_SCAN.replace(*change): why for change, why in {
+        ("carries=1", "carries=3"): "inputs anew",
+        ("xs=1", "xs=9"): "inputs anew",
+        ("xs=1", "xs=-1"): "inputs anew",
+        ("reverse=False", "reverse=7"): "reverse",
+        ("return %2, %2", "return %3, %2"): "inputs anew",
+    }.items()},
 }  # fmt: skip
 
 

@@ -15,6 +15,9 @@ import jitgrad
 import jitgrad as torch
 from jitgrad import nn
 from jitgrad.compiler.ops import OPS
+from jitgrad.compiler.parse import parse
+from jitgrad.exported import Exported
+from jitgrad.pytree import LEAF
 
 onnx = pytest.importorskip("onnx")
 runtime = pytest.importorskip("onnxruntime")
@@ -240,6 +243,48 @@ def test_sizes_that_are_computed(tmp_path: Any) -> None:
             np.testing.assert_allclose(found.numpy(), wanted.numpy(), rtol=1e-5, atol=1e-6)
     for b, t, n in ((1, 1, 1), (0, 3, 0)):
         assert_same(tmp_path / "m.onnx", f, torch.randn(b, t), torch.randn(n))
+
+
+def test_sizes_as_numbers(tmp_path: Any) -> None:
+    """A mean over dynamic dims divides by a size."""
+
+    def f(x: Any) -> Any:
+        b, t = x.shape
+        pooled = torch.nn.functional.adaptive_avg_pool2d(x[None, None], 1)
+        return x.mean(), x.var(1), pooled, x / (b * t), x * (t - b)
+
+    exported = jitgrad.export(f, torch.ones(3, 4), dynamic_shapes={"x": {0: "b", 1: "t"}})
+    exported.onnx(tmp_path / "m.onnx")
+    for b, t in ((3, 4), (4, 4), (2, 7)):
+        x = torch.randn(b, t)
+        assert_same(tmp_path / "m.onnx", f, x)
+        for found, wanted in zip(exported(x), f(x), strict=True):
+            np.testing.assert_allclose(found.numpy(), wanted.numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_ramps_that_begin_and_step_by_a_size(tmp_path: Any) -> None:
+    graph = parse(
+        'graph f(b=3, t=4) {\n %0: float32[b, t] = arg "x"\n'
+        ' %1: float32[b] = iota() {device="cpu", dtype=:float32, shape=(<b>,), start=<t>, '
+        "step=<b*t>}"
+        "\n return %1\n}"
+    )
+    Exported(graph, {}, ["x"], ["y"], LEAF).onnx(tmp_path / "m.onnx")
+    for b, t in ((3, 4), (1, 2), (5, 1)):
+        wanted = t + torch.arange(b) * float(b * t)
+        (found,) = run(tmp_path / "m.onnx", x=torch.ones(b, t))
+        np.testing.assert_array_equal(found, wanted.numpy())
+
+
+def test_writing_changes_nothing_of_what_may_be_given(tmp_path: Any) -> None:
+    model = torch.nn.Sequential(torch.nn.Embedding(11, 6, padding_idx=0), torch.nn.Linear(6, 2))
+    tokens = torch.randint(0, 11, (3, 4))
+    exported = jitgrad.export(model.eval(), tokens, dynamic_shapes=[{0: "b", 1: "t"}])
+    before = list(exported.graph.env.guards)
+    exported.onnx(tmp_path / "m.onnx")
+    assert exported.graph.env.guards == before
+    assert exported(torch.zeros(1, 1, dtype=torch.int64)).shape == (1, 1, 2)
+    assert not onnx.load(tmp_path / "m.onnx").metadata_props
 
 
 def test_assignment_to_slices_of_symbolic_size(tmp_path: Any) -> None:

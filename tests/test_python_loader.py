@@ -27,14 +27,17 @@ class OnlyNumPy(importlib.abc.MetaPathFinder):  # as if nothing else were instal
 
 sys.meta_path.insert(0, OnlyNumPy())
 import numpy as np
-from importlib.machinery import SourceFileLoader
-libm = SourceFileLoader("libm", FOLDER + "/libm.py").load_module()
+from importlib import util
+spec = util.spec_from_file_location("libm", FOLDER + "/libm.py")
+libm = util.module_from_spec(spec)
+spec.loader.exec_module(libm)
 """
 
 
 def bare(folder: Path, body: str) -> str:
     code = BARE.replace("FOLDER", repr(str(folder))) + textwrap.dedent(body)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=folder)
+    command = [sys.executable, "-W", "error", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -54,6 +54,15 @@ class Control(Op):
                 f"expected an operand of type {wanted}; got {given}",
             )  # fmt: skip
 
+    def expect_carries(self, body: Body, carries: int, xs: int = 0) -> None:
+        """Checks that a body gives the carries that it takes (a graph's text may lie)."""
+        self.expect(
+            0 <= carries <= len(body.outputs) and 0 <= xs <= len(body.inputs) - carries
+            and body.outputs[:carries] == body.inputs[:carries],
+            f"expected a body that gives its first {carries} inputs anew, with {xs} slices after "
+            f"them; got {body.inputs} to {body.outputs}",
+        )  # fmt: skip
+
     def lower(self, b: Any, *operands: Any, **attrs: Any) -> Any:
         raise InternalError(f"[{self.name}] is lowered as a call (compiler/nested.py)")
 
@@ -126,6 +135,8 @@ class Scan(Control):
 
     def infer(self, *types: Any, **attrs: Any) -> tuple[TensorType, ...]:
         body, n, m, length = _of_scan(attrs)
+        self.expect_carries(body, n, m)
+        self.expect(attrs["reverse"] in (False, True), "expected a bool as reverse", TypeError)
         sliced = []
         for t in types[n : n + m]:
             self.expect(
@@ -290,7 +301,15 @@ class WhileLoop(Control):
     def infer(self, *types: Any, **attrs: Any) -> tuple[TensorType, ...]:
         for name in self.bodies:
             self.expect_operands(attrs[name], types)
-        return tuple(attrs["body"].outputs)
+        cond, body, n, limit = (attrs[k] for k in ("cond", "body", "carries", "limit"))
+        self.expect_carries(body, n)
+        test = len(cond.outputs) == 1 and cond.outputs[0].dtype is dtypes.bool_
+        self.expect(
+            test and int(cond.outputs[0].numel) == 1 and len(body.outputs) == n,
+            f"expected a test of one bool and {n} results; got {cond.outputs} and {body.outputs}",
+        )
+        self.expect(limit is None or limit >= 0, f"expected a limit of steps; got {limit!r}")
+        return tuple(body.outputs)
 
     def reference(self, *arrays: np.ndarray, **attrs: Any) -> tuple[np.ndarray, ...]:
         n, limit = attrs["carries"], attrs["limit"]

@@ -63,9 +63,7 @@ class Full(Create):
         return b.pointwise(tuple(attrs["shape"]), dtype, value)
 
     def onnx(self, ctx: OnnxContext, inputs: Sequence[str], **attrs: Any) -> Any:
-        if not is_static((attrs["value"],)):
-            return super().onnx(ctx, inputs, **attrs)
-        value = ctx.constant(self.reference(**{**attrs, "shape": ()}))
+        value = _onnx_number(ctx, attrs["value"], attrs["dtype"])
         if not attrs["shape"]:
             return value
         return ctx.node("Expand", [value, ctx.shape(attrs["shape"])])
@@ -120,9 +118,8 @@ class Iota(Create):
         return b.pointwise(tuple(attrs["shape"]), dtype, cast_expr(start + i * step, dtype))
 
     def onnx(self, ctx: OnnxContext, inputs: Sequence[str], **attrs: Any) -> Any:
-        if not is_static((attrs.get("start", 0), attrs.get("step", 1))):
-            return super().onnx(ctx, inputs, **attrs)
-        if is_static(attrs["shape"]):
+        begin, stride = attrs.get("start", 0), attrs.get("step", 1)
+        if is_static((*attrs["shape"], begin, stride)):
             return ctx.constant(self.reference(**attrs))
         dtype: DType = attrs["dtype"]
         wide = self.wide(dtype)
@@ -131,11 +128,10 @@ class Iota(Create):
         i = ctx.node("Range", [zero, count, one])
         if wide is not dtypes.int64:
             i = ctx.node("Cast", [i], to=ctx.onnx_dtype(wide))
-        start, step = (wide.np.type(attrs.get(k, v)) for k, v in (("start", 0), ("step", 1)))
-        if step != 1:
-            i = ctx.node("Mul", [i, ctx.constant(np.array(step))])
-        if start != 0:
-            i = ctx.node("Add", [i, ctx.constant(np.array(start))])
+        if not is_static((stride,)) or stride != 1:
+            i = ctx.node("Mul", [i, _onnx_number(ctx, stride, wide)])
+        if not is_static((begin,)) or begin != 0:
+            i = ctx.node("Add", [i, _onnx_number(ctx, begin, wide)])
         return i if dtype is wide else ctx.node("Cast", [i], to=ctx.onnx_dtype(dtype))
 
     def samples(self) -> Iterable[Sample]:
@@ -152,6 +148,14 @@ class Iota(Create):
         }
         yield Sample((), attrs)
         yield Sample((), {**attrs, "shape": (0,)}, "empty")
+
+
+def _onnx_number(ctx: OnnxContext, value: Any, dtype: DType) -> Any:
+    """A number, or a symbolic size, as a value without dims of the dtype."""
+    if not isinstance(value, Sym):
+        return ctx.constant(number(value, dtype))
+    size = ctx.node("Squeeze", [ctx.shape((value,))])
+    return size if dtype is dtypes.int64 else ctx.node("Cast", [size], to=ctx.onnx_dtype(dtype))
 
 
 def _number(value: Any, dtype: DType) -> Expr:

@@ -41,6 +41,16 @@ class ExpectRange(Elementwise):
     def check_dtype(self, dtype: DType) -> None:
         return None
 
+    def infer(self, *types: TensorType, **attrs: Any) -> TensorType:
+        numbers = all(isinstance(attrs[k], (int, float, Sym, type(None))) for k in ("low", "high"))
+        self.expect(
+            numbers and attrs["error"] in _ERRORS and isinstance(attrs["text"], str),
+            f"expected low and high, numbers or None, and an error of {', '.join(_ERRORS)} with "
+            f"its text; got {attrs}",
+            TypeError,
+        )
+        return super().infer(*types)
+
     def checks(self, types: Sequence[TensorType], attrs: dict[str, Any]) -> Sequence[Check]:
         return [Check(0, attrs["low"], attrs["high"])]
 

@@ -140,7 +140,8 @@ class _Walk:
         self.exported = exported
         self.custom = dict(custom or {})
         self.writer = Writer(opset, self.inline)
-        self.graph: Graph = simplify(exported.graph)
+        with exported.graph.env.deciding_by_form():  # what calls may be given stays as it was
+            self.graph: Graph = simplify(exported.graph)
         self.names: dict[Value, str] = {}
         self.missing: list[Missing] = []
         self._declare()
