@@ -105,7 +105,22 @@ class _Builder:
         self, data: Tensor, requires_grad: bool, hooks: Any = None, state: Any = None
     ) -> Tensor:
         made: Tensor = Parameter(data, requires_grad)
-        return made
+        return _with_attributes(made, state)
+
+    def with_state(self, rebuild: Any, kind: Any, args: Any, state: Any) -> Tensor:
+        """A tensor that has attributes of its own, as those of `nn.Buffer` have."""
+        if rebuild not in (self.tensor, self.tensor_v3, self.parameter) or kind != "tensor":
+            raise pickle.UnpicklingError("[load] expected what makes a tensor, of PyTorch's types")
+        return _with_attributes(rebuild(*args), state)
+
+
+def _with_attributes(x: Tensor, state: Any) -> Tensor:
+    """x with the attributes that its user gave it: never one that a tensor has of its own."""
+    for part in state if isinstance(state, tuple) else (state,):
+        for name, value in part.items() if isinstance(part, dict) else ():
+            if isinstance(name, str) and not name.startswith("_") and not hasattr(type(x), name):
+                setattr(x, name, value)
+    return x
 
 
 def _encode(text: str, encoding: str) -> bytes:
@@ -150,6 +165,7 @@ _CONTAINERS: dict[str, Any] = {
     "builtins.list": list, "builtins.dict": dict, "builtins.tuple": tuple, "builtins.int": int,
     "builtins.float": float, "builtins.str": str, "builtins.bool": bool,
     "torch.Size": Size,
+    "torch.Tensor": "tensor", "torch.nn.parameter.Parameter": "tensor",
     "torch.serialization._get_layout": lambda name: "strided",
     "_codecs.encode": _encode,
 }  # fmt: skip
@@ -179,6 +195,7 @@ class _Unpickler(pickle.Unpickler):
             "torch._utils._rebuild_tensor_v3": builder.tensor_v3,
             "torch._utils._rebuild_parameter": builder.parameter,
             "torch._utils._rebuild_parameter_with_state": builder.parameter,
+            "torch._tensor._rebuild_from_type_v2": builder.with_state,
             "torch.device": _device,
         }
         if full in ours:
@@ -232,6 +249,10 @@ def _finished(x: Any, memo: dict[int, Any]) -> Any:
     elif isinstance(x, list):
         memo[id(x)] = x
         x[:] = [_finished(v, memo) for v in x]
+    elif isinstance(x, Tensor):
+        memo[id(x)] = x
+        for name, value in list(vars(x).items()):
+            setattr(x, name, _finished(value, memo))
     elif type(x) is tuple:
         return tuple(_finished(v, memo) for v in x)
     return x

@@ -45,6 +45,36 @@ def test_tensors(zipped, dtype):
 
 
 @FORMS
+def test_tensors_with_attributes(zipped):
+    tensor, parameter = torch.ones(2), torch.nn.Parameter(torch.ones(2))
+    tensor.tag, tensor._hidden, parameter.tag = [3], 1, {"rows": np.arange(2)}
+    buffer = torch.nn.Buffer(torch.arange(3.0))
+    back = read([tensor, parameter, buffer], zipped)
+    for a, b in zip(back, [tensor, parameter, buffer], strict=True):
+        same(a, b)
+    assert back[0].tag == [3] and not hasattr(back[0], "_hidden")
+    assert isinstance(back[1], jitgrad.nn.Parameter) and back[1].tag["rows"].tolist() == [0, 1]
+
+
+class Named:
+    def __init__(self, *reduced):
+        self.reduced = reduced
+
+    def __reduce__(self):
+        return self.reduced
+
+
+@FORMS
+def test_attributes_never_replace_a_tensors_own(zipped):
+    rebuild, kind = torch._tensor._rebuild_from_type_v2, torch.Tensor
+    make, args = torch.ones(2).__reduce_ex__(2)
+    back = read(Named(rebuild, (make, kind, args, {"backward": 1, "shape": 2, "x": 3})), zipped)
+    assert callable(back.backward) and back.shape == (2,) and back.x == 3
+    with pytest.raises(pickle.UnpicklingError, match="what makes a tensor"):
+        read(Named(rebuild, (list, kind, ([1],), {"x": 3})), zipped)
+
+
+@FORMS
 def test_checkpoint(zipped):
     model = torch.nn.Sequential(
         torch.nn.Conv2d(1, 2, 3, bias=False),
