@@ -154,6 +154,8 @@ def test_workers_of_a_loader_use_what_was_compiled() -> None:
 def interrupted(run: Any, after: float) -> bool:
     """Runs in the main thread, with Ctrl-C after so many seconds; whether it was felt."""
     timer = threading.Timer(after, lambda: os.kill(os.getpid(), signal.SIGINT))
+    # Processes that are started in the background ignore it.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     timer.start()
     try:
         run()
@@ -164,6 +166,7 @@ def interrupted(run: Any, after: float) -> bool:
     finally:
         timer.cancel()
         timer.join()
+        signal.signal(signal.SIGINT, before)
     return False
 
 
