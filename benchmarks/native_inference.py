@@ -1,0 +1,135 @@
+"""Exported libraries beside ONNX Runtime: python benchmarks/native_inference.py [name ...]
+
+Each model (mlp: 784-512-512-10, batches of 64; resnet18: one image of 224 x 224) is exported once,
+as a native library and as an ONNX file. Both run in processes of their own, in turn, on one thread
+and on two (`_harness.py`); their outputs must agree. A ratio above 1 means that ONNX Runtime takes
+longer. Also printed: the library's size without weights, and the time from the start of a Python
+process to the end of the first inference.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+from _harness import Contender, compare
+
+import jitgrad as jg
+from jitgrad import nn
+from jitgrad.exported import Exported
+
+_OURS = """
+import numpy as np
+from jitgrad.runtime import load
+model = load({library!r}, threads={threads})
+x = np.load({data!r})
+def step():
+    return model(x)
+def check():
+    return [float(v) for v in model(x).reshape(-1)[:50]]
+"""
+_THEIRS = """
+import numpy as np
+import onnxruntime
+options = onnxruntime.SessionOptions()
+options.intra_op_num_threads, options.inter_op_num_threads = {threads}, 1
+session = onnxruntime.InferenceSession({file!r}, options, providers=["CPUExecutionProvider"])
+x = np.load({data!r})
+def step():
+    return session.run(None, {{"x": x}})
+def check():
+    return [float(v) for v in session.run(None, {{"x": x}})[0].reshape(-1)[:50]]
+"""
+
+
+class Block(nn.Module):
+    """Two 3x3 convolutions and a way around them."""
+
+    def __init__(self, inside: int, outside: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inside, outside, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outside)
+        self.conv2 = nn.Conv2d(outside, outside, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outside)
+        self.around = nn.Identity()
+        if stride != 1 or inside != outside:
+            self.around = nn.Sequential(
+                nn.Conv2d(inside, outside, 1, stride, bias=False), nn.BatchNorm2d(outside)
+            )
+
+    def forward(self, x: jg.Tensor) -> jg.Tensor:
+        y = jg.relu(self.bn1(self.conv1(x)))
+        return jg.relu(self.bn2(self.conv2(y)) + self.around(x))
+
+
+def mlp() -> tuple[nn.Module, jg.Tensor]:
+    """The model and an example."""
+    layers = [nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10)]
+    return nn.Sequential(*layers), jg.rand(64, 784)
+
+
+def resnet18() -> tuple[nn.Module, jg.Tensor]:
+    """The model and an example."""
+    layers = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU()]
+    layers.append(nn.MaxPool2d(3, 2, 1))
+    inside = 64
+    for outside, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
+        layers += [Block(inside, outside, stride), Block(outside, outside, 1)]
+        inside = outside
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 1000)]
+    return nn.Sequential(*layers), jg.rand(1, 3, 224, 224)
+
+
+MODELS = {"mlp": mlp, "resnet18": resnet18}
+
+
+def starts(sources: dict[str, str], rounds: int) -> None:
+    """Times new processes up to the end of their first call, in turn."""
+    found: dict[str, list[float]] = {name: [] for name in sources}
+    for _ in range(rounds):
+        for name, source in sources.items():
+            begin = time.perf_counter()
+            subprocess.run([sys.executable, "-c", source + "\nstep()"], check=True)
+            found[name].append(time.perf_counter() - begin)
+    for name, seconds in found.items():
+        print(f"  {name:28} {statistics.median(seconds) * 1e3:6.0f} ms")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="name", help="default: all")
+    parser.add_argument("--rounds", type=int, default=11)
+    args = parser.parse_args()
+    for name in args.names or MODELS:
+        jg.manual_seed(0)
+        model, x = MODELS[name]()
+        with tempfile.TemporaryDirectory() as folder:
+            at = {k: str(Path(folder, f)) for k, f in
+                  (("library", "libm.so"), ("file", "m.onnx"), ("data", "x.npy"))}  # fmt: skip
+            exported: Exported = jg.export(model.eval(), x, names=["x"])
+            exported.native(at["library"])
+            exported.onnx(at["file"])
+            np.save(at["data"], x.numpy())
+            weights = sum(a.nbytes for a in exported.state.values())
+            size = os.path.getsize(at["library"]) - weights
+            for threads in (1, 2):
+                both = {
+                    "jitgrad": _OURS.format(threads=threads, **at),
+                    "ONNX Runtime": _THEIRS.format(threads=threads, **at),
+                }
+                contenders = [Contender(k, source) for k, source in both.items()]
+                compare(f"{name}: a call", contenders, args.rounds, threads=threads, rtol=1e-2)
+            print(f"\n{name}: library without weights: {size / 1e3:,.0f} kB")
+            print(f"{name}: process start to first result")
+            starts(both, args.rounds)
+
+
+if __name__ == "__main__":
+    main()
