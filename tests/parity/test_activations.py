@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 from parity.compare import LIBS, check, raises_alike, same, torch
 
+import jitgrad
+
 KINKS = [0.0, -0.0, 1.0, -1.0, 3.0, -3.0, 6.0, 20.0, -20.0, 0.5, -0.5, 2.5, 40.0, -40.0, 1e-3]
 
 CASES = {
@@ -210,3 +212,30 @@ def test_module_names_and_reprs():
         ours, theirs = (make(lib.nn) for lib in LIBS)
         assert repr(ours).rstrip() == repr(theirs).rstrip()
         same(ours(LIBS[0].t.from_numpy(x)), theirs(torch.from_numpy(x)), repr(ours))
+
+
+@pytest.mark.parametrize("dtype", ["int64", "uint8", "bool"])
+@pytest.mark.parametrize(
+    "name",
+    ["elu", "selu", "celu", "gelu", "silu", "mish", "softplus", "softsign", "tanhshrink",
+     "hardswish", "hardsigmoid", "hardshrink", "softshrink", "logsigmoid", "leaky_relu", "rrelu",
+     "glu", "relu6", "hardtanh", "softmax", "dropout", "dropout1d"],
+)  # fmt: skip
+def test_integers(name, dtype):
+    """Refused where PyTorch refuses them, with its dtype where it does not."""
+    if dtype == "bool" and name in ("softsign", "tanhshrink", "relu6", "hardtanh"):
+        return  # PyTorch has no such arithmetic for bools
+    if dtype == "uint8" and name == "hardtanh":
+        return  # nor negative numbers in uint8
+
+    def call(module):
+        x = module.ones(2, 4, dtype=getattr(module, dtype))
+        return getattr(module.nn.functional, name)(x, *([0] if name == "softmax" else []))
+
+    try:
+        want = call(torch)
+    except RuntimeError:
+        with pytest.raises(RuntimeError, match="float|Float"):
+            call(jitgrad)
+    else:
+        same(call(jitgrad), want)

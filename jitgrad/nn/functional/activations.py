@@ -15,18 +15,25 @@ import jitgrad.functions as ops
 from jitgrad.autograd.modes import is_grad_enabled
 from jitgrad.nn.functional.args import expect_tensors
 from jitgrad.runtime import dtypes
-from jitgrad.runtime.dtypes import DType
+from jitgrad.runtime.dtypes import Category, DType
 from jitgrad.runtime.userline import warn
 from jitgrad.state import state
 from jitgrad.tensor import Tensor
 
 
-def activation(formula: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The formula on tensors only, with 16-bit dtypes computed in float32."""
+def activation(formula: Callable[..., Tensor], integers: bool = False) -> Callable[..., Tensor]:
+    """The formula on tensors only (of integers, too, or not), with 16-bit dtypes computed in
+    float32."""
+    name = formula.__name__
 
     @functools.wraps(formula)
     def function(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        expect_tensors(formula.__name__, input=input)
+        expect_tensors(name, input=input)
+        if not integers and input.dtype.category <= Category.INT:
+            raise NotImplementedError(
+                f"[{name.lstrip('_')}] expected floating-point numbers; got {input._type}; use "
+                "input.float()"
+            )
         if not input.dtype.is_floating_point or input.dtype.itemsize > 2:
             return formula(input, *args, **kwargs)
         return formula(input.to(dtypes.float32), *args, **kwargs).to(input.dtype)
@@ -118,7 +125,7 @@ def hardswish(input: Tensor, inplace: bool = False) -> Tensor:
     return applied(_hardswish, input, inplace)
 
 
-@activation
+@functools.partial(activation, integers=True)
 def _threshold(x: Tensor, threshold: float, value: float) -> Tensor:
     return ops.where(x <= threshold, value, x)
 
@@ -230,13 +237,13 @@ def mish(input: Tensor, inplace: bool = False) -> Tensor:
     return applied(_mish, input, inplace)
 
 
-@activation
+@functools.partial(activation, integers=True)
 def softsign(input: Tensor) -> Tensor:
     """x / (1 + |x|)."""
     return input / (1 + input.abs())
 
 
-@activation
+@functools.partial(activation, integers=True)
 def tanhshrink(input: Tensor) -> Tensor:
     """x - tanh(x)."""
     return input - ops.tanh(input)

@@ -44,6 +44,11 @@ def _dropped(
         return input
     if p == 1.0:
         return into(input, input * 0.0, inplace)
+    if not (input.dtype.is_floating_point or input.dtype.is_complex):
+        raise RuntimeError(
+            f"[{op}] expected floating-point numbers, which it scales; got {input._type}; use "
+            "input.float()"
+        )
     keep = kept(input, p, shape)
     return into(input, ops.where(keep, input * (1.0 / (1.0 - p)), 0.0), inplace)
 
