@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from jitgrad.compiler.ops.record import OPS
+from jitgrad.compiler.symbolic import Sym
 from jitgrad.device import device as Device
 from jitgrad.dispatch import apply
 from jitgrad.dispatch import full as _full
@@ -460,10 +461,8 @@ def arange(
             f"[arange] invalid size, possible overflow: expected fewer than 2^60 steps; got "
             f"arange({start}, {end}, {step})"
         )
-    if wanted.is_floating_point:
-        start, step = float(start), float(step)
-    else:
-        start, step = int(start), int(step)
+    plain = float if wanted.is_floating_point else int
+    start, step = (v if isinstance(v, Sym) else plain(v) for v in (start, step))
     attrs = {"shape": (count,), "dtype": wanted, "start": start, "step": step, "device": "cpu"}
     return _finish(apply(OPS["iota"], (), attrs), requires_grad)
 

@@ -15,9 +15,6 @@ import jitgrad
 import jitgrad as torch
 from jitgrad import nn
 from jitgrad.compiler.ops import OPS
-from jitgrad.compiler.parse import parse
-from jitgrad.exported import Exported
-from jitgrad.pytree import LEAF
 
 onnx = pytest.importorskip("onnx")
 runtime = pytest.importorskip("onnxruntime")
@@ -263,17 +260,41 @@ def test_sizes_as_numbers(tmp_path: Any) -> None:
 
 
 def test_ramps_that_begin_and_step_by_a_size(tmp_path: Any) -> None:
-    graph = parse(
-        'graph f(b=3, t=4) {\n %0: float32[b, t] = arg "x"\n'
-        ' %1: float32[b] = iota() {device="cpu", dtype=:float32, shape=(<b>,), start=<t>, '
-        "step=<b*t>}"
-        "\n return %1\n}"
-    )
-    Exported(graph, {}, ["x"], ["y"], LEAF).onnx(tmp_path / "m.onnx")
-    for b, t in ((3, 4), (1, 2), (5, 1)):
-        wanted = t + torch.arange(b) * float(b * t)
-        (found,) = run(tmp_path / "m.onnx", x=torch.ones(b, t))
-        np.testing.assert_array_equal(found, wanted.numpy())
+    def f(x: Any) -> Any:
+        b, t = x.shape
+        wide = torch.arange(t, 2 * t, dtype=torch.float32) * x
+        odd = torch.arange(b, b + t, 2, dtype=torch.int32)
+        return torch.arange(t, t + b), torch.arange(0, b * t, t), wide, torch.arange(t, 0, -1), odd
+
+    exported = jitgrad.export(f, torch.ones(3, 4), dynamic_shapes={"x": {0: "b", 1: "t"}})
+    exported.onnx(tmp_path / "m.onnx")
+    exported.save(tmp_path / "m.jgx")
+    loaded = jitgrad.load_exported(tmp_path / "m.jgx")
+    for b, t in ((3, 4), (4, 4), (2, 7)):
+        x = torch.randn(b, t)
+        wanted = [y.numpy() for y in f(x)]
+        for found in (exported(x), loaded(x)):
+            for y, w in zip(found, wanted, strict=True):
+                assert y.numpy().dtype == w.dtype
+                np.testing.assert_array_equal(y.numpy(), w)
+        for y, w in zip(run(tmp_path / "m.onnx", x=x), wanted, strict=True):
+            assert y.dtype == w.dtype
+            np.testing.assert_array_equal(y, w)
+
+
+def test_counts_are_rounded_as_python_rounds(tmp_path: Any) -> None:
+    """A ramp of steps of 2 has -(-n // 2) elements; ONNX's Div rounds to zero."""
+
+    def f(x: Any) -> Any:
+        n = x.shape[0]
+        return torch.arange(0, n, 2), torch.arange(n, 0, -3), x[::2] * 2, torch.ones(-(-n // 4))
+
+    exported = jitgrad.export(f, torch.ones(9), dynamic_shapes={"x": {0: "n"}})
+    exported.onnx(tmp_path / "m.onnx")
+    for n in (5, 6, 7, 8, 9, 10):
+        x = torch.randn(n)
+        for y, w in zip(run(tmp_path / "m.onnx", x=x), f(x), strict=True):
+            np.testing.assert_array_equal(y, w.numpy())
 
 
 def test_writing_changes_nothing_of_what_may_be_given(tmp_path: Any) -> None:

@@ -22,7 +22,7 @@ from jitgrad.onnx.types import number_of
 from jitgrad.runtime.dtypes import DType
 
 Inline = Callable[["Writer", Graph, Sequence[str]], list[str]]
-_FUNCS = {"floordiv": "Div", "max": "Max", "min": "Min"}
+_FUNCS = {"max": "Max", "min": "Min"}
 
 
 class Writer:
@@ -199,8 +199,11 @@ class Writer:
 
     def _call(self, f: Func) -> str:
         operands = [self._size(f.a), self._size(f.b)]
-        if f.name == "mod":
-            return str(self.node("Mod", operands))
+        if f.name in ("mod", "floordiv"):
+            rest = str(self.node("Mod", operands))  # rounds down, as Python does; Div does not
+            if f.name == "mod":
+                return rest
+            return str(self.node("Div", [self.node("Sub", [operands[0], rest]), operands[1]]))
         return str(self.node(_FUNCS[f.name], operands))
 
 
