@@ -28,7 +28,7 @@ def test_what_is_missing_is_named():
     with pytest.raises(AttributeError, match="docs/limits.md"):
         assert nn.modules.module.not_there
     with pytest.raises(ImportError):
-        importlib.import_module("jitgrad.nn.modules.adaptive")
+        importlib.import_module("jitgrad.nn.modules.not_there")
 
 
 def test_every_layer_of_the_package_is_in_a_module():
