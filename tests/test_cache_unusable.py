@@ -22,13 +22,13 @@ for f in (lambda x: x * 3 + 1, lambda x: (x - 2).abs().sum()):
     for _ in range(3):
         assert (fast(x) == f(x)).all()
     assert fast.stats.compiles == 1, fast.stats
-print(jitgrad.compiler.pipeline.cache.stats().hits)
+print(jitgrad.runtime.cache.stats().hits)
 """
 
 
 def run(directory: Path | str, *arguments: str, before: str = "") -> tuple[int, str]:
     """(hits of the cache, warnings) of the program, with the cache there."""
-    code = PROGRAM.replace("import jitgrad\n", "import jitgrad, jitgrad.compiler.pipeline\n")
+    code = PROGRAM.replace("import jitgrad\n", "import jitgrad, jitgrad.runtime.cache\n")
     command = [sys.executable, "-W", "always", "-c", code, *arguments]
     if before:  # in a namespace of its own, where it may mount
         command = ["unshare", "-rm", "sh", "-c", f'{before} && exec "$@"', "sh", *command]

@@ -273,4 +273,4 @@ def test_anomaly_names_the_forward_line() -> None:
     f = jg.jit(lambda a: a.sqrt(), fallback="error")
     with jg.autograd.set_detect_anomaly(True), pytest.raises(RuntimeError, match="nan values"):
         (f(x) * 0).sum().backward()
-    assert f.stats.traces == 0  # it ran as written
+    assert f.stats.fallbacks == 0  # compiled code looks, too

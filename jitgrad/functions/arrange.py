@@ -187,7 +187,7 @@ def _repeated(repeats: Tensor) -> Tensor:
         return _of_size(repeats, int(repeats.sum()))
     counts = repeats._array("repeat_interleave")
     if counts.size and counts.min() < 0:
-        raise RuntimeError("repeats can not be negative")
+        raise RuntimeError(f"repeats can not be negative; got {counts[counts < 0][0]}")
     return wrap_array(np.repeat(np.arange(counts.size, dtype=np.int64), counts))
 
 

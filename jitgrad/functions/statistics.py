@@ -327,7 +327,8 @@ def bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -
         return _counted(input, weights, minlength)
     array = input._array("bincount")
     if array.size and array.min() < 0:
-        raise RuntimeError("bincount only supports 1-d non-negative integral inputs.")
+        first = array[array < 0][0]
+        raise RuntimeError(f"bincount only supports 1-d non-negative integral inputs; got {first}")
     if weights is None:
         return host_tensor(np.bincount(array, None, minlength).astype(np.int64))
     if weights.numel() != input.numel():
