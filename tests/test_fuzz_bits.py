@@ -6,6 +6,7 @@ with one thread or two; every result that is in both has the same bytes.
 
 from __future__ import annotations
 
+import ast
 import random
 from collections.abc import Iterator
 from copy import deepcopy
@@ -36,13 +37,21 @@ def bytes_of(pictures_: list[Picture], program: Program) -> list[dict[str, bytes
     """For each call, the bytes of each tensor that is a result, by its expression."""
     out = []
     for p in pictures_:
-        found = {}
-        for i, expression in enumerate(program.results):
+        found, i = {}, 0
+        for expression in program.results:
             shown = p.values.get(f"result[{i}]")
             if isinstance(shown, Shown):
                 found[expression] = np.ascontiguousarray(shown.array).tobytes()
+            i += leaves(ast.parse(expression, mode="eval").body)
         out.append(found)
     return out
+
+
+def leaves(tree: ast.expr) -> int:
+    """How many results an expression is."""
+    if isinstance(tree, ast.Tuple | ast.List):
+        return sum(map(leaves, tree.elts))
+    return sum(map(leaves, tree.values)) if isinstance(tree, ast.Dict) else 1
 
 
 def same_bits(a: list[dict[str, bytes]], b: list[dict[str, bytes]], text: str) -> int:
