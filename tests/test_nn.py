@@ -219,6 +219,16 @@ def test_derivatives_of_layers():
     assert gradcheck(lambda x: F.cross_entropy(x, t.zeros(2, 5, 5, dtype=t.int64)), (x,))
 
 
+def test_batch_norm_of_an_empty_batch_leaves_the_statistics():
+    norm = nn.BatchNorm2d(3)
+    for _ in range(2):
+        norm(t.zeros(0, 3, 2, 2)).sum().backward()
+    assert norm.running_mean.tolist() == [0.0] * 3 and norm.running_var.tolist() == [1.0] * 3
+    assert norm.weight.grad.tolist() == [0.0] * 3 and norm.num_batches_tracked == 2
+    with pytest.raises(ValueError, match="more than 1 value per channel"):
+        norm(t.zeros(1, 3, 1, 1))
+
+
 def test_batch_norm_statistics():
     m = nn.BatchNorm1d(2, momentum=0.25).double()
     x = values(10, 2) * 3 + 1
@@ -428,3 +438,13 @@ def test_reassigned_parameter_keeps_its_place():
     m.weight = nn.Parameter(t.zeros(2, 2))
     assert list(m.state_dict()) == ["weight", "bias"]
     assert [n for n, _ in m.named_parameters()] == ["weight", "bias"]
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
+@pytest.mark.parametrize("shape", [(0, 2, 2, 2), (1, 0, 3, 2), (1, 2, 0, 2)])
+def test_grid_sample_of_empty_batches_and_grids(mode, shape):
+    x = t.zeros(shape[0], 1, 4, 4, requires_grad=True)
+    y = F.grid_sample(x, t.zeros(*shape), mode=mode, align_corners=False)
+    assert tuple(y.shape) == (shape[0], 1, *shape[1:3])
+    y.sum().backward()
+    assert x.grad.shape == x.shape and not x.grad.any()

@@ -72,13 +72,13 @@ def batch_norm(
     x = _wide(input)
     if training:
         count = math.prod(input.shape[d] for d in dims)
-        if count <= 1:
+        if count == 1:
             raise ValueError(
                 "[batch_norm] expected more than 1 value per channel when training; got input "
                 f"{tuple(input.shape)}"
             )
         mean, centred, var = _centre(x, dims)
-        if running_mean is not None and running_var is not None:
+        if running_mean is not None and running_var is not None and count > 0:
             with no_grad():
                 new_mean = mean.detach().reshape(-1)
                 new_var = var.detach().reshape(-1) * (count / (count - 1))

@@ -67,7 +67,7 @@ def grid_sample(
         )
     if mode == "bicubic" and n != 2:
         raise RuntimeError(f"[{op}] mode 'bicubic' is for 4 dims; got {tuple(input.shape)}")
-    x, at = input, grid.reshape((grid.shape[0], -1, n))
+    x, at = input, grid.flatten(1, -2)
     if input.dtype.itemsize == 2:
         x, at = x.to(dtypes.float32), at.to(dtypes.float32)
     # the grid's last dim counts from the last spatial dim
