@@ -6,6 +6,7 @@ Owns the way from a Graph and its state to files. Code is the pipeline's, the C 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -107,8 +108,9 @@ def write_native(
     code, model = build_object(graph, state, symbol, output_names, targets, creator)
 
     def write_header(built: Path) -> None:
-        if made.is_wasm:
-            _replace(path.with_suffix(".js"), wasm_loader(model).encode())
+        if made.is_wasm:  # one that is linked by hand has no digest
+            digest = hashlib.sha256(path.read_bytes()).hexdigest() if built == path else ""
+            _replace(path.with_suffix(".js"), wasm_loader(model, digest).encode())
         else:
             _replace(header_path, c_header(model, header_path.name, built.name).encode())
 

@@ -18,8 +18,8 @@ _ARRAYS = {
 }  # fmt: skip
 
 
-def wasm_loader(model: Model) -> str:
-    """The text of the loader of a module."""
+def wasm_loader(model: Model, digest: str) -> str:
+    """The text of the loader of a module with this SHA-256 ("": not known, not checked)."""
 
     def describe(ports: list[tuple[int, Port]]) -> str:
         rows = [{"name": p.name, "dtype": p.dtype, "shape": list(p.shape), "size": p.numel}
@@ -36,6 +36,7 @@ def wasm_loader(model: Model) -> str:
 //     const [y] = model.run(new Float32Array(...));
 //
 // Inputs and results are typed arrays, dense and row-major (float16 and bfloat16 as their bits).
+const digest = "{digest}";
 const prefix = "jg_{model.name}_";
 const arrays = {{ {arrays} }};
 export const inputs = {describe(model.inputs)};
@@ -43,12 +44,22 @@ export const outputs = {describe(model.outputs)};
 
 export async function load(source) {{
   source = await source;
-  let made;
   if (typeof Response !== "undefined" && source instanceof Response) {{
-    made = await WebAssembly.instantiate(await source.arrayBuffer(), {{}});
-  }} else {{
-    made = await WebAssembly.instantiate(source, {{}});
+    if (!source.ok) throw new Error(`expected {model.name}.wasm; got status ${{source.status}}`);
+    source = await source.arrayBuffer();
   }}
+  let subtle = globalThis.crypto?.subtle;  // pages have it in secure contexts only
+  if (!subtle && globalThis.process?.versions?.node) {{
+    subtle = (await import("node:crypto")).webcrypto.subtle;
+  }}
+  if (subtle && digest) {{
+    const found = new Uint8Array(await subtle.digest("SHA-256", source));
+    if (Array.from(found, (b) => b.toString(16).padStart(2, "0")).join("") !== digest) {{
+      throw new Error("expected the {model.name}.wasm that this file was written with; got other "
+        + "bytes: it is truncated, altered, or of another export");
+    }}
+  }}
+  const made = await WebAssembly.instantiate(source, {{}});
   return new Model(made.instance.exports);
 }}
 

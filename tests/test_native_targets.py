@@ -245,6 +245,23 @@ def test_wasm_errors_and_memory(tmp_path):
     assert json.loads(said[5])[0]["dtype"] == "int64"
 
 
+@needs_zig
+@needs_node
+def test_wasm_that_was_altered(tmp_path):
+    jg.export(lambda x: x * 2, jg.rand(3)).native(tmp_path / "m.wasm")
+    said = node(tmp_path, """
+        const bytes = readFileSync("m.wasm");
+        const tell = async (b) => { try { await load(b); } catch (e) { console.log(`${e}`); } };
+        await tell(bytes.subarray(0, bytes.length - 9));
+        bytes[bytes.length >> 1] ^= 4;
+        await tell(bytes);
+        if (globalThis.Response) await tell(new Response("no", {status: 404}));
+        else console.log("status 404");
+    """).splitlines()  # fmt: skip
+    assert "truncated, altered" in said[0] and "truncated, altered" in said[1]
+    assert "status 404" in said[2] and len(said) == 3
+
+
 # -- archives ------------------------------------------------------------------------------------
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 @pytest.mark.parametrize("name", ["net", "a_name_that_is_longer_than_15_characters"])
