@@ -114,6 +114,8 @@ def plain_number(value: Any, dtype: DType) -> Any:
     or complex."""
     if isinstance(value, np.generic):
         value = value.item()
+    if isinstance(value, (str, bytes)):
+        raise TypeError(f"expected a Tensor or a number; got {type(value).__name__} {value!r}")
     if is_lifted(value) and dtype.category >= Category.FLOAT:
         return value
     if dtype.category is Category.INT:

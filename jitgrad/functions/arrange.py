@@ -203,6 +203,7 @@ def tril_indices(
     device: Any = None,
 ) -> Tensor:  # fmt: skip
     """(2, n): rows and columns of the lower triangle of a row x col matrix."""
+    _expect_sizes("tril_indices", row, col)
     return _triangle_indices(np.tril_indices(row, offset, col), dtype)
 
 
@@ -211,7 +212,13 @@ def triu_indices(
     device: Any = None,
 ) -> Tensor:  # fmt: skip
     """(2, n): rows and columns of the upper triangle of a row x col matrix."""
+    _expect_sizes("triu_indices", row, col)
     return _triangle_indices(np.triu_indices(row, offset, col), dtype)
+
+
+def _expect_sizes(name: str, row: int, col: int) -> None:
+    if row < 0 or col < 0:
+        raise RuntimeError(f"[{name}] row and col must be non-negative; got {row} and {col}")
 
 
 def _triangle_indices(found: Any, dtype: DType) -> Tensor:

@@ -268,7 +268,7 @@ def _softmax(name: str, input: Tensor, dim: int, dtype: DType | None) -> Tensor:
     if dtype is not None:
         input = cast(input, dtype)
     if input.dtype.category < Category.FLOAT:
-        raise RuntimeError(
+        raise NotImplementedError(
             f'"{name}" not implemented for {input.dtype}; got {input._type}; convert it first, '
             "e.g. with .float(), or pass dtype"
         )

@@ -240,6 +240,10 @@ def argwhere(input: Tensor) -> Tensor:
 def masked_select(input: Tensor, mask: Tensor) -> Tensor:
     """The elements where the mask holds, in a vector. Under jit their number is a value that Python
     looks at."""
+    if mask.dtype is not dtypes.bool_:
+        raise RuntimeError(
+            f"masked_select: expected BoolTensor for mask; got {mask._type}; compare it, e.g. != 0"
+        )
     shape = (input[None] if not input.ndim else input, mask)
     wide, mask = shape[0], mask if mask.ndim else mask.reshape(1)
     from_shapes = np.broadcast_shapes(tuple(wide.shape), tuple(mask.shape))

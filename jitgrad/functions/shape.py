@@ -513,9 +513,18 @@ def flipud(input: Tensor) -> Tensor:
     return flip(input, 0)
 
 
+def _listed(name: str, tensors: Any) -> list[Tensor]:
+    if isinstance(tensors, Tensor):
+        raise TypeError(
+            f"{name}(): argument 'tensors' (position 1) must be tuple of Tensors, not Tensor; put "
+            "it in a list, or unbind it"
+        )
+    return list(tensors)
+
+
 def cat(tensors: Sequence[Tensor], dim: int = 0, *, axis: int | None = None) -> Tensor:
     """Tensors joined along a dim. Dtypes promote; empty tensors of one dim are skipped."""
-    parts = list(tensors)
+    parts = _listed("cat", tensors)
     if not parts:
         raise ValueError("[cat] expected a non-empty list of Tensors")
     for i, x in enumerate(parts):
@@ -540,7 +549,7 @@ def _is_zero(d: Any) -> bool:
 
 def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """Tensors of one shape joined along a new dim."""
-    parts = list(tensors)
+    parts = _listed("stack", tensors)
     if not parts:
         raise RuntimeError("stack expects a non-empty TensorList")
     axis = one_axis("stack", parts[0].ndim + 1, dim)

@@ -103,6 +103,10 @@ def huber_loss(
 
 
 # -- two classes, distributions --------------------------------------------------------------------
+def _without(shape: Any, dim: int) -> tuple[Any, ...]:
+    return tuple(n for k, n in enumerate(shape) if k != dim)
+
+
 def _expect_same_shape(op: str, input: Tensor, target: Tensor) -> None:
     expect_tensors(op, input=input, target=target)
     if tuple(input.shape) != tuple(target.shape):
@@ -391,7 +395,11 @@ def cross_entropy(
     if weight is not None and (label_smoothing or target.is_floating_point()):
         by_class = weight.reshape([-1] + [1] * (input.dim() - 1 - dim))
     if target.is_floating_point():
-        _expect_same_shape(op, input, target)
+        if tuple(target.shape) != tuple(input.shape):
+            raise RuntimeError(
+                f"[{op}] expected a target of integers {_without(input.shape, dim)}, or one of "
+                f"probabilities {tuple(input.shape)}; got {target._type}; convert it with .long()"
+            )
         if ignore_index >= 0:
             raise RuntimeError(
                 f"[{op}] ignore_index is not supported for floating targets; got {ignore_index}; "
