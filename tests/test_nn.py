@@ -448,3 +448,11 @@ def test_grid_sample_of_empty_batches_and_grids(mode, shape):
     assert tuple(y.shape) == (shape[0], 1, *shape[1:3])
     y.sum().backward()
     assert x.grad.shape == x.shape and not x.grad.any()
+
+
+@pytest.mark.parametrize("function", [F.elu, F.celu])
+def test_gradients_of_exponential_units_far_left(function):
+    """exp(x), not expm1(x) + 1, which is 0 there."""
+    x = t.tensor([-80.0, -50.0, -20.0], requires_grad=True)
+    function(x).sum().backward()
+    np.testing.assert_allclose(x.grad.numpy(), np.exp(x.detach().numpy()), rtol=1e-5)
