@@ -185,7 +185,7 @@ def test_a_function_of_plain_state(tmp_path):
 
 
 def test_onnx_has_no_state(tmp_path):
-    pytest.importorskip("onnx")
+    pytest.importorskip("onnx.helper")
     total = jg.zeros(3)
     exported = jg.export(lambda x: total.add_(x) * 2, jg.ones(3))
     with pytest.raises(CompileError, match=r"changes its state \(total\)"):
