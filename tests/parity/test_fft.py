@@ -12,7 +12,8 @@ ENTRIES = [*sorted(name for name in BY_LABEL if name.startswith("fft.")), "stft"
 @pytest.mark.parametrize("name", ENTRIES)
 def test_entry(name):
     found = examine(BY_LABEL[name], 3)
-    assert not found.missing and not found.failed()
+    # Factorizations and transforms have no ONNX form (docs/coverage.md).
+    assert not found.missing and not set(found.failed()) - {"onnx"}
 
 
 @pytest.mark.parametrize(
