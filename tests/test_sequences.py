@@ -279,3 +279,20 @@ def test_long_sequence_compiles_to_its_numbers():
             np.testing.assert_allclose(
                 a.numpy(), b.numpy(), rtol=1e-4, atol=2e-6 * float(b.abs().max())
             )
+
+
+@pytest.mark.parametrize("kind", ["RNN", "LSTM", "GRU"])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_recurrent_layers_under_autocast(kind, compiled):
+    """The state of a loop has one dtype from its first step on."""
+    layer = getattr(nn, kind)(4, 5)
+    x = t.rand(6, 2, 4)
+
+    def f(x):
+        with t.autocast("cpu", dtype=t.bfloat16):
+            return layer(x)[0].float()
+
+    run = t.jit(f, fallback="error") if compiled else f
+    for _ in range(2):
+        got = run(x)
+    np.testing.assert_allclose(got.detach().numpy(), layer(x)[0].detach().numpy(), atol=0.05)

@@ -109,6 +109,9 @@ def _run(
     """One layer in one direction; see recurrent. Packed steps of as many sequences are one scan."""
     projected, hidden = _project(mode, x, w)
     step = _STEPS[mode]
+    dtype = projected[0].dtype
+    if mode != "GRU" and dtype is not x.dtype:  # lowered by autocast, as each state will be
+        start = tuple([s.to(dtype) for s in start])
 
     def combine(state: State, inputs: Inputs) -> tuple[State, Tensor]:
         new = step(inputs, state, hidden)
