@@ -66,7 +66,8 @@ def private_names(runtime: str) -> str:
 
 
 def emit_text(model: Model, target: Target, part: int | None = None) -> str:
-    """The text of the module. Its weights are marked as known to the linker only.
+    """The text of the module, which declares the kernels, jg_run, jg.pool_create and
+    jg.pool_destroy (see `private_names`). Its weights are marked as known to the linker only.
 
     part: of a library of several levels of processors (levels.py), the level's number: the module
     describes itself to no loader, and the parts share the weights of part 0.
@@ -76,12 +77,6 @@ def emit_text(model: Model, target: Target, part: int | None = None) -> str:
         weights = f'@"jg.weights" = {linkage}'
         text = text.replace(f"{weights}constant", f"{weights}externally_initialized constant")
     return text
-
-
-def emit_capi(model: Model, target: Target) -> ir.Module:
-    """The module. It declares the kernels, jg_run, jg.pool_create and jg.pool_destroy (see
-    `private_names`)."""
-    return _Emitter(model, target).emit()
 
 
 class _Emitter(Interface):
