@@ -45,6 +45,12 @@ class _TwoOutcomes(Distribution):
         self._set(given, probs is not None)
         return given
 
+    def _set_counted(self, total_count: Any, given: Any, is_probs: bool) -> None:
+        """Sets the parameters of a distribution that counts trials or failures, too."""
+        self.total_count, given = broadcast_all(total_count, given)
+        self.total_count = self.total_count.to(given.dtype)
+        self._set(given, is_probs)
+
     def _set(self, given: Tensor, is_probs: bool) -> None:
         if is_probs:
             self.probs = given
@@ -169,10 +175,8 @@ class Binomial(_TwoOutcomes):
     ) -> None:  # fmt: skip
         one_of("Binomial", probs=probs, logits=logits)
         given = logits if probs is None else probs
-        self.total_count, given = broadcast_all(total_count, given)
-        self.total_count = self.total_count.to(given.dtype)
-        self._set(given, probs is not None)
-        super().__init__(given.shape, validate_args=validate_args)
+        self._set_counted(total_count, given, probs is not None)
+        super().__init__(self.total_count.shape, validate_args=validate_args)
 
     @property
     def support(self) -> Any:
@@ -447,10 +451,8 @@ class NegativeBinomial(_TwoOutcomes):
     ) -> None:  # fmt: skip
         one_of("NegativeBinomial", probs=probs, logits=logits)
         given = logits if probs is None else probs
-        self.total_count, given = broadcast_all(total_count, given)
-        self.total_count = self.total_count.to(given.dtype)
-        self._set(given, probs is not None)
-        super().__init__(given.shape, validate_args=validate_args)
+        self._set_counted(total_count, given, probs is not None)
+        super().__init__(self.total_count.shape, validate_args=validate_args)
 
     @property
     def support(self) -> Any:
