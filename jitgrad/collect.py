@@ -104,6 +104,7 @@ class Collector(State):
         """An item for an object that the guard holds itself."""
         found = self._by_object.get(id(x))
         if found is not None:
+            self.met.setdefault(None, []).append(found)
             return found
         item = Item(None, "root", None, "object", x, name)
         item.covered = True
@@ -150,6 +151,8 @@ class Collector(State):
             kind = "object"  # a second way to it: the items of the first say what it holds
         item = Item(parent, step, key, kind, value, name)
         item.facts = first
+        if kind != "value" and id(value) in self._by_object:
+            self.met.setdefault(item, []).append(self._by_object[id(value)])
         item.covered = covered
         self._by_key[where] = item
         self._append(item)
@@ -336,7 +339,7 @@ class Collector(State):
         """Items for those of an instance's attributes that have one of these names."""
         x = item.now
         fields = self._vars(item)
-        for name in names:
+        for name in sorted(names):
             if fields is not None and name in fields.now:
                 self._field(item, fields, name, is_module(x))
             elif _is_slot(type(x), name):
@@ -357,10 +360,10 @@ class Collector(State):
         if isinstance(x, type):
             own = {n for c in x.__mro__ if owner_of_class(c) == "user" for n in vars(c)}
         if isinstance(x, ModuleType) and owner_of_module(x) != "user":
-            for name in self._asked.intersection(names):
+            for name in sorted(self._asked.intersection(names)):
                 self._library_attribute(item, name, vars(x).get(name, MISSING))
             return
-        for name in names:
+        for name in sorted(names):
             if name in own or name in self._asked:
                 self._attribute(item, name)
 
@@ -488,7 +491,7 @@ class Collector(State):
         for i, x in enumerate(self.leaves):
             if isinstance(x, Tensor):
                 own = own_attributes(x)
-                for name in names:
+                for name in sorted(names):
                     if name in own and (i, name) not in self.arg_attributes:
                         self.arg_attributes[i, name] = own[name]
                         if not isinstance(own[name], SCALARS):
@@ -507,11 +510,11 @@ class Collector(State):
         self._scanned.add(where)
         reads = reads_of(code)
         owner = self.root_namespace(names, names.get("__name__", "?"))
-        for path in reads.globals:
+        for path in sorted(reads.globals):
             self._follow(self._global(owner, path[0]), path, reads)
-        for name in reads.stored:
+        for name in sorted(reads.stored):
             self._global(owner, name)
-        for name, level in reads.imports:
+        for name, level in sorted(reads.imports):
             if level:
                 package = names.get("__package__") or ""
                 name = importlib.util.resolve_name("." * level + name, package)
@@ -528,7 +531,7 @@ class Collector(State):
             if isinstance(module, ModuleType):
                 item = self.put(owner, "item", name, module, name)
                 if reads is not None and owner_of_module(module) != "user":
-                    for attribute in reads.loose:
+                    for attribute in sorted(reads.loose):
                         self._attribute(item, attribute)
             name = name.rpartition(".")[0]
 
@@ -555,7 +558,7 @@ class Collector(State):
     def _captured(self, f: FunctionType, reads: Reads) -> None:
         """Adds items for the cells that a function reads."""
         cells = dict(zip(f.__code__.co_freevars, f.__closure__ or (), strict=True))
-        for path in reads.cells:
+        for path in sorted(reads.cells):
             name = path[0]
             value = contents_of(cells[name])
             if value is not MISSING:

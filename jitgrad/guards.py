@@ -224,6 +224,8 @@ class State:
         self.keyed: dict[int, Any] = {}
         self.arg_attributes: dict[tuple[int, str], Any] = {}
         self._named: set[str] = set()
+        # By the item through which (None: by code) an object was met again: the object's own item.
+        self.met: dict[Item | None, list[Item]] = {}
         self._every = False
         self._identities = False
 
@@ -291,30 +293,33 @@ class State:
     def leave(self, objects: Sequence[Any], used: set[int]) -> None:
         """Drops the items of what these objects hold: Python keeps it, outside of compiled code.
 
-        What the function names itself stays, and so does what leads to the items `used` by replay.
+        What the function names itself stays, and so does what is also reached on another way, and
+        what leads to the items `used` by replay, with all that these hold.
         """
         if self._every:
             return
         held = {id(vars(x)) for x in objects}
-        inside: dict[int, list[Item]] = {}
+        needed: set[Item] = set()
         for item in self.items:
-            if item.parent is not None:
-                inside.setdefault(item.parent.number, []).append(item)
-        dropped: set[int] = set()
+            if item.number in used or item.kind == "lifted":
+                _add_with_parents(item, needed)
+        inside: dict[Item | None, list[Item]] = {None: list(self.met.get(None, ()))}
         for item in self.items:
-            parent = item.parent
-            if parent is None or id(parent.now) not in held or item.key in self._named:
-                continue
-            if item.step != "item":
-                continue
-            below, stack = {item.number}, [item]
-            while stack:
-                for x in inside.get(stack.pop().number, ()):
-                    below.add(x.number)
-                    stack.append(x)
-            if not below & used:
-                dropped |= below
-        self.items = [item for item in self.items if item.number not in dropped]
+            inside[item] = list(self.met.get(item, ()))
+        for item in self.items:
+            left = item.parent is not None and id(item.parent.now) in held and item.step == "item"
+            if not left or item.key in self._named or item in needed:
+                inside[item.parent].append(item)
+        kept: set[Item] = set()
+        reached: set[Item] = set()
+        stack = inside[None]
+        while stack:
+            item = stack.pop()
+            if item not in reached:
+                reached.add(item)
+                _add_with_parents(item, kept)
+                stack.extend(inside[item])
+        self.items = [item for item in self.items if item in kept]
 
     def _changes(
         self, allowed: set[tuple[int, Any]], owners: set[int]
@@ -489,3 +494,9 @@ def _restore_number(item: Item, x: Any) -> None:
         item.parent.now[item.key] = float(x.value)
     elif item.step == "cell":
         item.parent.now.cell_contents = float(x.value)
+
+
+def _add_with_parents(item: Item | None, to: set[Item]) -> None:
+    while item is not None and item not in to:
+        to.add(item)
+        item = item.parent

@@ -69,7 +69,7 @@ class Watch(Collector):
         self._entered.add(code)
         self._entered.update(c for c in code.co_consts if isinstance(c, CodeType))
         self._scan(code, frame.f_globals)
-        for path in reads.locals:
+        for path in sorted(reads.locals):
             x = fields.get(path[0], MISSING)
             if isinstance(x, np.ndarray) and id(x) in self._by_object:
                 self._note_use(self._by_object[id(x)], path, reads)
@@ -120,7 +120,7 @@ class Watch(Collector):
         if owner is not None:
             self._captured(owner.now, reads)
             return
-        for path in reads.cells:
+        for path in sorted(reads.cells):
             name = path[0]
             if name in fields and name != "__class__":
                 x = fields[name]
@@ -249,7 +249,7 @@ class Watch(Collector):
         """Lets go of the arguments and of what only recording needs."""
         self.leaves = [None if isinstance(x, Tensor) else x for x in self.leaves]
         self._arg_storage, self._storages, self._made, self._nodes = {}, {}, {}, {}
-        self._tensors = []
+        self._tensors, self.met = [], {}
         self.groups = [[m for m in group if isinstance(m, Item)] for group in self.groups]
 
 

@@ -242,6 +242,26 @@ def test_a_scheduler_inside_is_compiled_with_the_step():
     assert all(type(lr) is float for lr in s.get_last_lr())
 
 
+@knob(segments=False)
+def test_an_optimizer_met_through_its_scheduler_first_is_guarded():
+    p = parameter(1.0)
+    opt = optim.SGD([p], lr=0.5)
+    a_schedule = optim.lr_scheduler.ExponentialLR(opt, 0.5)  # free variables are met by name
+
+    @t.jit
+    def step():
+        p.grad = t.ones_like(p)
+        opt.step()
+        a_schedule.step()
+
+    step()
+    step()
+    opt.param_groups[0]["maximize"] = True
+    step()
+    assert p.item() == 1 - 0.5 - 0.25 + 0.125
+    assert (step.stats.fallbacks, step.stats.traces) == (0, 2)
+
+
 def test_user_written_steps_read_schedules_too():
     """An optimizer of the user's, without counters: its rate is an input."""
 
