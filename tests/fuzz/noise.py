@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from jitgrad.compiler.ops.quiet import Quiet
-from jitgrad.compiler.ops.record import OPS
-from jitgrad.dispatch import forget_plans
+from jitgrad.compiler.ops.record import OPS, Elementwise
+from jitgrad.dispatch import plans
 from jitgrad.runtime.dtypes import from_numpy
 
 EXACT = frozenset([
@@ -31,7 +32,7 @@ EXACT = frozenset([
     "unfold", "uniform", "where",
 ])  # fmt: skip
 """No noise: one bit pattern is right. The results of all other ops are off by a few ulp of the
-result, or of the operands where results may be near 0."""
+result, by what the record states, or by a few ulp of the operands where results may be near 0."""
 
 SUMS = frozenset(
     [
@@ -72,21 +73,39 @@ def _magnitude(name: str, reference: Any, args: Any, attrs: Any, result: Any) ->
     if name in NEAR_ZERO and args[0].size:
         x = np.abs(args[0].astype(np.float64))
         return np.maximum(wide, np.max(x[np.isfinite(x)], initial=1.0))
-    return wide
+    return wide if stated(name)[1] else np.maximum(wide, 1.0)
 
 
-def _wrapped(name: str, reference: Any, noise: Noise) -> Any:
+@cache
+def stated(name: str) -> tuple[float, bool]:
+    """What the record's `accuracy` says: units by which results may be off (at least ULPS), and
+    whether they are units of the last place of the result, or of max(1, |result|)."""
+    record = OPS[name]
+    cases = list(record.accuracy()) if isinstance(record, Elementwise) else []
+    return max([ULPS, *(c.bound for c in cases)]), all(c.relative for c in cases)
+
+
+_now: list[Noise] = []
+"""The noise that is on: the last one."""
+_plans: dict[Any, Any] = {}
+"""Plans of eager code with noise. They are kept, as those without it are: programs have much in
+common, and a plan is as much work as many applications of it."""
+
+
+def _wrapped(name: str) -> Any:
     def noisy_reference(*args: Any, **attrs: Any) -> Any:
+        reference = type(OPS[name]).reference.__get__(OPS[name])
         result = reference(*args, **attrs)
         if not from_numpy(result.dtype).is_floating_point:
             return result
+        noise = _now[-1]
         noise.used = True
         if noise.silent:
             return result
         eps = {2: 2.0**-10, 4: 2.0**-23, 8: 2.0**-52}[result.dtype.itemsize]
         if from_numpy(result.dtype).name == "bfloat16":
             eps = 2.0**-7
-        ulps = ULPS if result.dtype.itemsize > 2 else 1.0
+        ulps = stated(name)[0] if result.dtype.itemsize > 2 else 1.0
         sign = noise.rng.choice([-1.0, 1.0], result.shape)
         factor = sign * noise.rng.uniform(0.5, 1.0, result.shape) * ulps * eps
         with Quiet():
@@ -97,20 +116,34 @@ def _wrapped(name: str, reference: Any, noise: Noise) -> Any:
     return noisy_reference
 
 
+@cache
+def _wrappers() -> dict[str, Any]:
+    # Records without a loop form are called by compiled code: the same function, the same bits.
+    return {n: _wrapped(n) for n in sorted(set(OPS) - EXACT) if not OPS[n].host}
+
+
 @contextmanager
 def noisy(seed: int | None) -> Iterator[Noise]:
     """Adds noise of this seed to inexact ops; with None only notes whether any ran."""
     noise = Noise()
     noise.silent = seed is None
     noise.rng = np.random.default_rng(seed)
-    # Records without a loop form are called by compiled code: the same function, the same bits.
-    names = sorted(n for n in set(OPS) - EXACT if not OPS[n].host)
-    for name in names:
-        OPS[name].reference = _wrapped(name, OPS[name].reference, noise)  # type: ignore[method-assign]
-    forget_plans()
+    _now.append(noise)
+    for name, wrapper in _wrappers().items():
+        OPS[name].reference = wrapper  # type: ignore[method-assign]
+    plain = _exchange(_plans)
     try:
         yield noise
     finally:
-        for name in names:
+        _plans.update(_exchange(plain))
+        for name in _wrappers():
             del OPS[name].reference
-        forget_plans()
+        _now.pop()
+
+
+def _exchange(others: dict[Any, Any]) -> dict[Any, Any]:
+    """Puts these plans in place; returns those that were there."""
+    before = dict(plans)
+    plans.clear()
+    plans.update(others)
+    return before
