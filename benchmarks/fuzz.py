@@ -5,7 +5,8 @@ Generates programs (tests/fuzz), runs each eager and compiled, and prints what d
 compiled, why the others did not, and which records were compiled. --keep writes every failure, made
 small, to tests/fuzz_cases/. --segments puts a Python effect into each call, so that programs run in
 segments, four calls each. --sizes gives arguments other sizes in each call. --short makes seven of
-eight programs of two to five lines. The exit status is 1 if anything differed or under 95 % compiled.
+eight programs two to five lines long. The exit status is 1 if anything differed or under 95 %
+compiled.
 
 --log: short programs from seed 0 on, in chunks of which each third runs plain, in segments and on
 other sizes, until FILE has N programs. FILE gets a line of JSON for each chunk; a chunk that it has
@@ -172,34 +173,42 @@ def summary(path: Path) -> str:
     never = sorted(set(NAMES) - set(whole.compiled))
     commits = list(dict.fromkeys(chunk["commit"] for chunk in known.values()))
     reasons = [f"- {n} x {reason[:160]}" for reason, n in whole.reasons.most_common(12)]
-    return "\n".join([
-        "# A long run of the fuzzer",
-        "",
-        "`python benchmarks/fuzz.py --log FILE --programs N --summary docs/fuzz-log.md`: generated",
-        "programs (tests/fuzz: control flow on values, mutation, views, sizes, random numbers,",
-        "gradients, state; each calls one record on one of its samples), each run eager and compiled;",
-        "results, state, gradients, aliases, versions and draws are compared after every call, floats",
-        "within what rounding explains. `segments`: with a Python effect in each call. `sizes`: other",
-        "sizes in each call.",
-        "",
-        f"**{whole.counts['programs']} programs, {whole.counts['differ']} differences**, "
-        f"{whole.share():.2%} of the valid ones compiled without fallback.",
-        "",
-        "| kind | programs | valid | calls of compiled code | native segments | compared to the bit "
-        "| compiled | differences | CPU hours |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-        *rows,
-        "",
-        f"Seeds 0 to {CHUNK * (max(known, default=-1) + 1) - 1}, in chunks of {CHUNK}; at commits "
-        f"{', '.join(commits)}.",
-        f"Records compiled: {len(NAMES) - len(never)} of {len(NAMES)}"
-        + (f"; never: {', '.join(never)}." if never else "."),
-        "",
-        "What was not compiled, and why:" if reasons else "",
-        "",
-        *reasons,
-        "",
-    ])  # fmt: skip
+    cells = ["kind", "programs", "valid", "calls of compiled code", "native segments"]
+    cells += ["compared to the bit", "compiled", "differences", "CPU hours"]
+    return PAGE.format(
+        head="| " + " | ".join(cells) + " |\n|" + " --- |" * len(cells),
+        programs=whole.counts["programs"],
+        differ=whole.counts["differ"],
+        share=f"{whole.share():.2%}",
+        rows="\n".join(rows),
+        last=CHUNK * (max(known, default=-1) + 1) - 1,
+        chunk=CHUNK,
+        commits=", ".join(commits),
+        records=f"{len(NAMES) - len(never)} of {len(NAMES)}"
+        + (f"; never: {', '.join(never)}" if never else ""),
+        reasons="\n".join(reasons) or "- nothing",
+    )
+
+
+PAGE = """# A long run of the fuzzer
+
+Written by `python benchmarks/fuzz.py --log FILE --programs N --summary docs/fuzz-log.md`: generated
+programs (tests/fuzz: control flow on values, mutation, views, random numbers, gradients, state;
+each calls one record on one of its samples), each run eager and compiled. Results, state,
+gradients, aliases, versions and draws are compared after every call, floats within what rounding
+explains. `segments`: with a Python effect in each call. `sizes`: other sizes in each call.
+
+**{programs} programs, {differ} differences**; {share} of the valid ones compiled without fallback.
+
+{head}
+{rows}
+
+Seeds 0 to {last}, in chunks of {chunk}; at commits {commits}. Records compiled: {records}.
+
+What was not compiled, and why:
+
+{reasons}
+"""
 
 
 def main() -> int:
