@@ -9,9 +9,9 @@ eight programs two to five lines long. The exit status is 1 if anything differed
 compiled.
 
 --log: short programs from seed 0 on, in chunks of which each third runs plain, in segments and on
-other sizes, until FILE has N programs. FILE gets a line of JSON for each chunk; a chunk that it has
-without differences is not run again, so the run can be stopped and gone on with. --summary writes
-what FILE says as Markdown.
+other sizes, until FILE has N programs. FILE gets a line of JSON for each chunk, so the run can be
+stopped and gone on with; a chunk that differed runs again at another commit. --summary writes what
+FILE says as Markdown.
 """
 
 from __future__ import annotations
@@ -128,16 +128,21 @@ def logged(path: Path) -> dict[int, dict[str, Any]]:
 
 
 def run_log(path: Path, programs: int, keep: bool) -> int:
-    """Runs chunks that the log does not have; those that differed first. Gives the exit status."""
+    """Runs chunks that the log does not have, or has with differences from another commit. The
+    exit status is 3 where another process should go on."""
     commit = subprocess.run(
         ["git", "describe", "--always", "--dirty"], cwd=TESTS, capture_output=True, text=True
     ).stdout.strip()
     while True:
         known = logged(path)
-        clean = {k for k, chunk in known.items() if not chunk["counts"]["differ"]}
-        if len(clean) * CHUNK >= programs:
-            return 0
-        number = next(k for k in range(len(clean) + 1) if k not in clean)
+        ran = {
+            k
+            for k, chunk in known.items()
+            if not chunk["counts"]["differ"] or chunk["commit"] == commit
+        }
+        if len(ran) * CHUNK >= programs:
+            return int(any(chunk["counts"]["differ"] for chunk in known.values()))
+        number = next(k for k in range(len(ran) + 1) if k not in ran)
         kind = KINDS[number % 3]
         start = time.process_time()
         tally = run(range(number * CHUNK, (number + 1) * CHUNK), kind, True, keep)
@@ -147,8 +152,8 @@ def run_log(path: Path, programs: int, keep: bool) -> int:
             file.write(json.dumps(line) + "\n")
         print(f"chunk {number} ({kind}): {dict(tally.counts)}, {line['seconds']} s", flush=True)
         used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
-        if tally.counts["differ"] or used > MEMORY:
-            return 1 if tally.counts["differ"] else 3
+        if used > MEMORY:
+            return 3
 
 
 def summary(path: Path) -> str:
