@@ -49,6 +49,7 @@ def c_header(model: Model, filename: str, built: str) -> str:
 
        jg_{name} *model = jg_{name}_create(1);
        if (!model) {{ puts(jg_{name}_status()); return 1; }}
+{_first_sizes(model)}\
        if (jg_{name}_run(model, inputs, outputs) != JG_OK) puts(jg_{name}_last_error(model));
        jg_{name}_destroy(model);
 
@@ -82,7 +83,7 @@ enum {{
 #endif
 
 enum {{ JG_{upper}_INPUTS = {len(inputs)}, JG_{upper}_OUTPUTS = {len(outputs)} }};
-{_port_enums(upper, inputs, outputs)}
+{_port_enums(upper, model)}
 typedef struct jg_{name} jg_{name};
 
 /* A new instance that runs on up to `threads` threads, the caller's among them (less than 1 counts
@@ -108,7 +109,8 @@ const char *jg_{name}_status(void);
 const char *jg_{name}_version(void);
 
 /* What the inputs and outputs are, by number. dtype: one of the element types above; dims: rank
-   numbers. A number that is out of range gives NULL or -1. */
+   numbers{", -1 for a size that is set" if model.sizes else ""}.
+   A number that is out of range gives NULL or -1. */
 int jg_{name}_n_inputs(void);
 const char *jg_{name}_input_name(int i);
 int jg_{name}_input_dtype(int i);
@@ -119,12 +121,60 @@ const char *jg_{name}_output_name(int i);
 int jg_{name}_output_dtype(int i);
 int jg_{name}_output_rank(int i);
 const int64_t *jg_{name}_output_dims(int i);
-{_states(name, model.own)}{_typed_call(name, inputs, outputs)}
+{_sizes(model)}{_states(name, model.own)}{_typed_call(name, inputs, outputs)}
 #ifdef __cplusplus
 }}
 #endif
 #endif /* {guard} */
 """
+
+
+def _sizes(model: Model) -> str:
+    """The part of a model whose sizes are set before it runs."""
+    if not model.sizes:
+        return ""
+    name = model.name
+    names = _size_names(model)
+    params = ", ".join(f"int64_t {n}" for n in names)
+    values = "\n".join(f"    sizes[{k}] = {n};" for k, n in enumerate(names))
+    rules = "".join(f"\n   They must satisfy {_comment(g.expression())}." for g in model.conditions)
+    ranges = ", ".join(f"{s.name} {s.low} to {s.high}" for s in model.sizes)
+    return f"""
+/* Sizes that may differ from run to run: {ranges}.{rules}
+   An instance runs with the sizes that were set last; before its first run they must be set.
+   Setting them allocates nothing: create made memory for the largest. set_shapes takes the shapes
+   of the inputs, in order (those of 0-dimensional ones may be NULL), and set_sizes the sizes
+   themselves; both return JG_OK, JG_BUSY, or JG_BAD_ARGUMENT (see jg_{name}_last_error; sizes are
+   then as they were). output_shape gives the shape of result i for these sizes; it stays valid
+   until they are set anew, and is NULL before. */
+int jg_{name}_n_sizes(void);
+const char *jg_{name}_size_name(int i);
+int64_t jg_{name}_size_min(int i);
+int64_t jg_{name}_size_max(int i);
+int jg_{name}_set_sizes(jg_{name} *model, const int64_t *sizes);
+int jg_{name}_set_shapes(jg_{name} *model, const int64_t *const *shapes);
+const int64_t *jg_{name}_output_shape(const jg_{name} *model, int i);
+static inline int jg_{name}_resize(jg_{name} *model, {params}) {{
+    int64_t sizes[{len(model.sizes)}];
+{values}
+    return jg_{name}_set_sizes(model, sizes);
+}}
+"""
+
+
+def _size_names(model: Model) -> list[str]:
+    """What sizes are called as parameters; no word of C."""
+    return [f"n_{s.name}" if s.name.isascii() else f"n{k}" for k, s in enumerate(model.sizes)]
+
+
+def _first_sizes(model: Model) -> str:
+    if not model.sizes:
+        return ""
+    given = ", ".join(_size_names(model))
+    return (
+        f"       if (jg_{model.name}_resize(model, {given}) != JG_OK)\n"
+        f"           puts(jg_{model.name}_last_error(model));\n"
+    )
 
 
 def _states(name: str, states: list[Port]) -> str:
@@ -163,20 +213,22 @@ def _table(ports: list[Port]) -> str:
         return "       none\n"
     lines = []
     for n, p in enumerate(ports):
-        shape = "".join(f"[{d}]" for d in p.shape) or " (one element)"
+        shape = "".join(f"[{d}]" for d in p.labels) or " (one element)"
         note = f", {_NOTES[p.dtype]}" if p.dtype in _NOTES else ""
         name = _comment(p.name)
         lines.append(f"       {n}  {name}: {_C_TYPES[p.dtype]}{shape}  ({p.dtype}{note})")
     return "\n".join(lines) + "\n"
 
 
-def _port_enums(upper: str, inputs: list[Port], outputs: list[Port]) -> str:
-    """How many elements each array has, for declarations of buffers."""
+def _port_enums(upper: str, model: Model) -> str:
+    """How many elements each array has, at most, for declarations of buffers."""
+    inputs, outputs = [p for _, p in model.inputs], [p for _, p in model.outputs]
     rows = [f"    JG_{upper}_INPUT{n}_SIZE = {p.numel}" for n, p in enumerate(inputs)]
     rows += [f"    JG_{upper}_OUTPUT{n}_SIZE = {p.numel}" for n, p in enumerate(outputs)]
     if not rows or any(p.numel >= 2**31 for p in (*inputs, *outputs)):
         return ""
-    return "/* Elements of each array. */\nenum {\n" + ",\n".join(rows) + "\n};\n"
+    most = ", at most" if model.sizes else ""
+    return f"/* Elements of each array{most}. */\nenum {{\n" + ",\n".join(rows) + "\n};\n"
 
 
 def _typed_call(name: str, inputs: list[Port], outputs: list[Port]) -> str:

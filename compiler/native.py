@@ -23,6 +23,7 @@ import numpy as np
 from jitgrad.compiler.archive import archive
 from jitgrad.compiler.codegen import capi, features, levels, pool
 from jitgrad.compiler.codegen.cross import compile_for
+from jitgrad.compiler.codegen.interface import Size
 from jitgrad.compiler.codegen.target import Target, llvm_binding, targets_of
 from jitgrad.compiler.header import c_header
 from jitgrad.compiler.interpret import unknown_fault
@@ -32,7 +33,7 @@ from jitgrad.compiler.link import link_shared
 from jitgrad.compiler.lower import is_complex
 from jitgrad.compiler.pipeline import Options, stages_of
 from jitgrad.compiler.python_loader import python_loader
-from jitgrad.compiler.symbolic import is_static
+from jitgrad.compiler.size_limits import conditions, planned_at_most, with_limits
 from jitgrad.compiler.wasm_loader import wasm_loader
 from jitgrad.runtime import artifact_format as fmt
 from jitgrad.runtime.errors import CompileError, InternalError
@@ -75,10 +76,11 @@ def write_native(
     with a JavaScript loader (.js).
     target: for another machine than this; see `codegen/target.py`, target_of.
 
-    graph: pure, of static shapes; its inputs of kind "state" take their values from `state`, by
-    name. name: the C functions are jg_<name>_...; None takes the file's name without lib and
-    suffix. Raises ValueError for a path or name that will not do, CompileError for what cannot be
-    compiled or linked, OSError when a file cannot be written.
+    graph: pure; its inputs of kind "state" take their values from `state`, by name. Symbolic dims
+    have a largest size (a guard of its env), which memory is made for. name: the C functions are
+    jg_<name>_...; None takes the file's name without lib and suffix. Raises ValueError for a path
+    or name that will not do, CompileError for what cannot be compiled or linked, OSError when a
+    file cannot be written.
     """
     path = Path(path)
     if path.suffix not in _SUFFIXES:
@@ -115,7 +117,7 @@ def write_native(
             _replace(header_path, c_header(model, header_path.name, built.name).encode())
 
     if path.suffix in (".o", ".a"):
-        symbols = capi.public_symbols(symbol, stateful=bool(model.own))
+        symbols = _symbols(model, made)
         _replace(path, code if path.suffix == ".o" else archive(f"{symbol}.o", code, symbols))
         write_header(path)
         return NativeFiles(path, header_path, None)
@@ -152,6 +154,8 @@ def build_object(
     """The object file, and what its header tells of. Several targets are levels of one processor
     family, the lowest first: the object holds code for each, and chooses when it runs."""
     _check_graph(graph)
+    if graph.env.hints:
+        graph = with_limits(graph)
     targets = [target] if isinstance(target, Target) else list(target)
     lowest = targets[0]
     runtime = pool.emit_runtime(lowest.triple, threads=not lowest.is_wasm)
@@ -165,7 +169,7 @@ def build_object(
             part, weights, texts = _part(graph, state, label, output_names, t, creator)
             texts = [levels.marked(x, t) for x in (capi.emit_text(part, t, number), *texts)]
             # Levels may share kernels' names: they become internal here.
-            shown = {*capi.public_symbols(label, stateful=bool(part.own)), "jg.weights"}
+            shown = {*_symbols(part, lowest), "jg.weights"}
             modules.append(_joined(texts, shown))
             model = part if number == 0 else model
         model = replace(model, name=name)
@@ -173,7 +177,7 @@ def build_object(
         model.version = model.version.replace(lowest.cpu, cpus)
         model.metadata = json.dumps({**json.loads(model.metadata), "name": name, "cpu": cpus})
         modules.insert(0, str(levels.emit_choice(model, len(targets), lowest)))
-    keep = {*capi.public_symbols(name, lowest.is_wasm, bool(model.own)), fmt.DESCRIPTOR}
+    keep = {*_symbols(model, lowest), fmt.DESCRIPTOR}
     code = compile_for(_joined(modules, keep), lowest, _provided(lowest))
     if weights and lowest.is_elf:
         code = _fill_section(code, capi.WEIGHTS_SECTION, weights)
@@ -190,11 +194,14 @@ def _part(
 ) -> tuple[capi.Model, bytes, list[str]]:
     """A model for one target: its description, its weights, the texts of its kernels' modules."""
     needed = features.required_features(target)
-    simple, stages = stages_of(graph, Options(target=target))
-    image, _ = assemble(stages)
+    with graph.env.deciding_by_form():
+        simple, stages = stages_of(graph, Options(target=target))
+        if graph.env.hints:
+            stages = planned_at_most(stages)
+        image, syms = assemble(stages)
     offsets, weights = _pack_state(simple, state, _WEIGHTS_LIMIT if target.is_elf else _TEXT_LIMIT)
     ports = [
-        capi.Port(i.name, i.value.type.dtype.name, _ints(i.value.type.shape),
+        capi.Port(i.name, i.value.type.dtype.name, tuple(i.value.type.shape),
                   i.value.type.dtype.itemsize)
         for i in simple.inputs
     ]  # fmt: skip
@@ -203,7 +210,7 @@ def _part(
     for k, v in enumerate(simple.outputs):
         default = "output" if len(simple.outputs) == 1 else f"output{k}"
         label = output_names[k] if k < len(output_names) else default
-        port = capi.Port(label, v.type.dtype.name, _ints(v.type.shape), v.type.dtype.itemsize)
+        port = capi.Port(label, v.type.dtype.name, tuple(v.type.shape), v.type.dtype.itemsize)
         outputs.append((image.n_inputs + k, port))
     model = capi.Model(
         name, image, inputs, outputs, offsets, len(weights),
@@ -211,6 +218,10 @@ def _part(
         features=[(f, _missing_text(f)) for f in needed],
         version=f"{creator}, format {fmt.FORMAT_VERSION}, for {target.triple} ({target.cpu})",
     )  # fmt: skip
+    if graph.env.hints:
+        env = simple.env
+        model.sizes = [Size(n, env.low[n], env.high[n]) for n in env.hints]
+        model.conditions, model.syms = conditions(env), syms
     if simple.writes:
         model.own = [ports[slot] for slot in offsets]
     moved = sum(p.numel * p.itemsize for _, p in (*inputs, *outputs))
@@ -245,10 +256,14 @@ def _check_graph(graph: Graph) -> None:
         )
     values = [*(i.value for i in graph.inputs), *graph.outputs]
     for v in values:
-        if not is_static(v.type.shape):
-            raise CompileError(f"[native] expected static shapes; got {v.type}; export it as such")
         if v.type.dtype.name not in fmt.DTYPE_CODES:
             raise CompileError(f"[native] {v.type.dtype} has no C form; convert it first")
+
+
+def _symbols(model: capi.Model, target: Target) -> list[str]:
+    return capi.public_symbols(
+        model.name, target.is_wasm, stateful=bool(model.own), sized=bool(model.sizes)
+    )
 
 
 def _ints(shape: Sequence[Any]) -> tuple[int, ...]:
@@ -306,7 +321,7 @@ def _metadata(
     model: capi.Model, needed: list[str], target: Target, creator: str, moved: int
 ) -> str:
     def describe(ports: list[tuple[int, capi.Port]]) -> list[dict[str, Any]]:
-        return [{"name": p.name, "dtype": p.dtype, "shape": list(p.shape)} for _, p in ports]
+        return [{"name": p.name, "dtype": p.dtype, "shape": p.labels} for _, p in ports]
 
     image = model.image
     return json.dumps(
@@ -319,6 +334,7 @@ def _metadata(
             "inputs": describe(model.inputs),
             "states": describe([(0, p) for p in model.own]),
             "outputs": describe(model.outputs),
+            "sizes": [s._asdict() for s in model.sizes],
             "weights_bytes": model.weights_bytes,
             "arena_bytes": image.arena_bytes,
             "bytes_moved": moved,

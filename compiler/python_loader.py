@@ -32,6 +32,7 @@ import numpy as np
 INPUTS = @INPUTS@
 OUTPUTS = @OUTPUTS@
 STATES = @STATES@
+SIZES = @SIZES@
 _PREFIX = "jg_@NAME@_"
 _LIBRARY = "@LIBRARY@"
 _FAULT, _BAD_ARGUMENT = @FAULT@, @BAD_ARGUMENT@
@@ -52,7 +53,8 @@ def _dtype(name):
 
 
 class Model:
-    """Call it with one array for each of INPUTS, of that dtype and shape. Thread-safe."""
+    """Call it with one array for each of INPUTS, of that dtype and shape. A size that has a name
+    may be any in its range of SIZES. Thread-safe."""
 
     def __init__(self, path, threads):
         library = ctypes.CDLL(os.path.abspath(path))
@@ -67,6 +69,12 @@ class Model:
             exchange = ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p
             self._get_state = self._function(library, "get_state", *exchange)
             self._set_state = self._function(library, "set_state", *exchange)
+        if SIZES:
+            pointer = ctypes.POINTER(ctypes.c_int64)
+            self._set_sizes = self._function(
+                library, "set_sizes", ctypes.c_int, ctypes.c_void_p, pointer)
+            self._output_shape = self._function(
+                library, "output_shape", pointer, ctypes.c_void_p, ctypes.c_int)
         self._threads = threads
         self._idle = [self._new()]
         self._all = list(self._idle)
@@ -91,11 +99,11 @@ class Model:
         if len(arrays) != len(INPUTS):
             raise TypeError(f"expected {len(INPUTS)} inputs ({[n for n, *_ in INPUTS]}); "
                             f"got {len(arrays)}")
-        given = [_checked(a, *port) for a, port in zip(arrays, INPUTS)]
-        results = [np.empty(shape, _dtype(dtype)) for _, dtype, shape in OUTPUTS]
+        sizes = {}
+        given = [_checked(a, *port, sizes) for a, port in zip(arrays, INPUTS)]
         if STATES:
             with self._lock:
-                self._call(self._idle[0], given, results)
+                results = self._call(self._idle[0], given, sizes)
         else:
             try:
                 instance = self._idle.pop()
@@ -103,12 +111,20 @@ class Model:
                 instance = self._new()
                 self._all.append(instance)
             try:
-                self._call(instance, given, results)
+                results = self._call(instance, given, sizes)
             finally:
                 self._idle.append(instance)
         return results[0] if len(results) == 1 else tuple(results)
 
-    def _call(self, instance, given, results):
+    def _call(self, instance, given, sizes):
+        shapes = [shape for _, _, shape in OUTPUTS]
+        if SIZES:
+            words = (ctypes.c_int64 * len(SIZES))(*[sizes[name] for name in SIZES])
+            if self._set_sizes(instance, words):
+                raise ValueError(f"{self._error(instance).decode()}; got {sizes}")
+            places = [self._output_shape(instance, i) for i in range(len(OUTPUTS))]
+            shapes = [place[:len(shape)] for place, shape in zip(places, shapes)]
+        results = [np.empty(shape, _dtype(p[1])) for shape, p in zip(shapes, OUTPUTS)]
         inputs = (ctypes.c_void_p * max(1, len(given)))(*[a.ctypes.data for a in given])
         outputs = (ctypes.c_void_p * max(1, len(results)))(*[a.ctypes.data for a in results])
         status = self._run(instance, inputs, outputs)
@@ -116,6 +132,7 @@ class Model:
             raise RuntimeError(self._error(instance).decode())
         if status:
             raise RuntimeError(f"run returned status {status}")
+        return results
 
     def get_state(self):
         """Copies of the state, by name."""
@@ -136,12 +153,17 @@ class Model:
                 self._set_state(self._idle[0], i, array.ctypes.data)
 
 
-def _checked(array, name, dtype, shape):
+def _checked(array, name, dtype, shape, sizes=None):
     if not isinstance(array, np.ndarray) or array.dtype != _dtype(dtype):
         got = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
         raise TypeError(f"expected {name} to be an array of {_dtype(dtype)}; got {got}")
-    if array.shape != tuple(shape):
-        raise ValueError(f"expected {name} to have shape {tuple(shape)}; got {array.shape}")
+    wanted = list(shape)
+    if sizes is not None and len(array.shape) == len(shape):
+        wanted = [sizes.setdefault(n, k) if isinstance(n, str) else n
+                  for n, k in zip(shape, array.shape)]
+    if list(array.shape) != wanted:
+        where = f", where {sizes}" if sizes else ""
+        raise ValueError(f"expected {name} to have shape {list(shape)}{where}; got {array.shape}")
     return np.require(array, requirements=["C", "ALIGNED"])
 '''
 
@@ -150,13 +172,14 @@ def python_loader(model: Model, module: str, library: str) -> str:
     """The text of the module `module` for a library file."""
 
     def describe(ports: list[Port]) -> str:
-        rows = [f"    ({p.name!r}, {p.dtype!r}, {list(p.shape)})," for p in ports]
+        rows = [f"    ({p.name!r}, {p.dtype!r}, {p.labels})," for p in ports]
         return "[\n" + "\n".join(rows) + "\n]" if rows else "[]"
 
     fill = {
         "VERSION": model.version, "MODULE": module, "LIBRARY": library, "NAME": model.name,
         "INPUTS": describe([p for _, p in model.inputs]),
         "OUTPUTS": describe([p for _, p in model.outputs]), "STATES": describe(model.own),
+        "SIZES": repr({s.name: (s.low, s.high) for s in model.sizes}),
         "FAULT": str(fmt.FAULT), "BAD_ARGUMENT": str(fmt.BAD_ARGUMENT),
     }  # fmt: skip
     text = _TEMPLATE

@@ -18,14 +18,43 @@ _ARRAYS = {
 }  # fmt: skip
 
 
+_RESIZE = """
+  // Sets the sizes that may differ, by name; results then have the shapes `outputShapes`.
+  resize(given) {
+    const missing = sizes.find((s) => !Number.isInteger(given[s.name]));
+    if (missing) throw new TypeError(`expected a whole number as size ${missing.name}`);
+    const place = this.allocate(8 * sizes.length);
+    const values = sizes.map((s) => BigInt(given[s.name]));
+    new BigInt64Array(this.exports.memory.buffer, place, sizes.length).set(values);
+    const status = this.call("set_sizes", this.instance, place);
+    this.call("free", place);
+    if (status) throw new RangeError(this.text(this.call("last_error", this.instance)));
+    const memory = new BigInt64Array(this.exports.memory.buffer);
+    const product = (shape) => shape.reduce((a, b) => a * b, 1);
+    this.outputShapes = outputs.map((p, i) => {
+      const at = this.call("output_shape", this.instance, i) / 8;
+      return Array.from(memory.subarray(at, at + p.shape.length), Number);
+    });
+    const shapes = inputs.map((p) => p.shape.map((d) => (typeof d === "string" ? given[d] : d)));
+    this.counts = [...shapes, ...this.outputShapes].map(product);
+  }
+"""
+
+
 def wasm_loader(model: Model, digest: str) -> str:
     """The text of the loader of a module with this SHA-256 ("": not known, not checked)."""
 
     def describe(ports: list[tuple[int, Port]]) -> str:
-        rows = [{"name": p.name, "dtype": p.dtype, "shape": list(p.shape), "size": p.numel}
+        rows = [{"name": p.name, "dtype": p.dtype, "shape": p.labels, "size": p.numel}
                 for _, p in ports]  # fmt: skip
         return json.dumps(rows)
 
+    sizes = [{"name": s.name, "min": s.low, "max": s.high} for s in model.sizes]
+    resizing, example = "", ""
+    if sizes:
+        resizing = _RESIZE
+        example = "//     model.resize({ " + ", ".join(f"{s.name}: {s.low}" for s in model.sizes)
+        example += " });  // sizes that may differ; their arrays are as large as they say\n"
     dtypes = {p.dtype for _, p in (*model.inputs, *model.outputs)}
     arrays = ", ".join(f"{d}: {_ARRAYS[d]}" for d in sorted(dtypes))
     return f"""\
@@ -33,7 +62,7 @@ def wasm_loader(model: Model, digest: str) -> str:
 //
 //     import {{ load }} from "./{model.name}.js";
 //     const model = await load(fetch("{model.name}.wasm"));  // or its bytes
-//     const [y] = model.run(new Float32Array(...));
+{example}//     const [y] = model.run(new Float32Array(...));
 //
 // Inputs and results are typed arrays, dense and row-major (float16 and bfloat16 as their bits).
 const digest = "{digest}";
@@ -41,6 +70,7 @@ const prefix = "jg_{model.name}_";
 const arrays = {{ {arrays} }};
 export const inputs = {describe(model.inputs)};
 export const outputs = {describe(model.outputs)};
+export const sizes = {json.dumps(sizes)};
 
 export async function load(source) {{
   source = await source;
@@ -72,6 +102,7 @@ export class Model {{
     if (!this.instance) throw new Error("no memory for an instance");
     const ports = [...inputs, ...outputs];
     this.places = ports.map((p) => this.allocate(p.size * arrays[p.dtype].BYTES_PER_ELEMENT));
+    this.counts = ports.map((p) => p.size);
     this.table = this.allocate(4 * ports.length);
     new Uint32Array(exports.memory.buffer, this.table, ports.length).set(this.places);
   }}
@@ -86,8 +117,8 @@ export class Model {{
     return at;
   }}
 
-  view(port, place) {{
-    return new arrays[port.dtype](this.exports.memory.buffer, place, port.size);
+  view(port, place, size) {{
+    return new arrays[port.dtype](this.exports.memory.buffer, place, size);
   }}
 
   text(at) {{
@@ -101,21 +132,24 @@ export class Model {{
       throw new TypeError(`expected ${{inputs.length}} inputs; got ${{given.length}}`);
     }}
     inputs.forEach((p, i) => {{
-      if (!(given[i] instanceof arrays[p.dtype]) || given[i].length !== p.size) {{
+      if (!(given[i] instanceof arrays[p.dtype]) || given[i].length !== this.counts[i]) {{
         throw new TypeError(
-          `expected input ${{p.name}} to be a ${{arrays[p.dtype].name}} of ${{p.size}} elements ` +
-          `(${{p.dtype}}[${{p.shape}}])`);
+          `expected input ${{p.name}} to be a ${{arrays[p.dtype].name}} of ${{this.counts[i]}} ` +
+          `elements (${{p.dtype}}[${{p.shape}}])`);
       }}
-      this.view(p, this.places[i]).set(given[i]);
+      this.view(p, this.places[i], this.counts[i]).set(given[i]);
     }});
     const status = this.call("run", this.instance, this.table, this.table + 4 * inputs.length);
     if (status === {fmt.FAULT} || status === {fmt.BAD_ARGUMENT}) {{
       throw new RangeError(this.text(this.call("last_error", this.instance)));
     }}
     if (status !== {fmt.OK}) throw new Error(`run returned status ${{status}}`);
-    return outputs.map((p, i) => this.view(p, this.places[inputs.length + i]).slice());
+    return outputs.map((p, i) => {{
+      const n = inputs.length + i;
+      return this.view(p, this.places[n], this.counts[n]).slice();
+    }});
   }}
-
+{resizing}
   // Gives the memory of this instance back to the module.
   destroy() {{
     this.call("destroy", this.instance);

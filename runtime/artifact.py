@@ -32,6 +32,7 @@ from jitgrad.runtime.errors import ArtifactError, counted
 
 _MAX_IDLE = 8
 _MAX_THREADS = 1024
+_MAX_KNOWN = 1024  # sizes whose results' shapes are kept
 
 # ELF's numbers for machines (e_machine) and what Python calls them.
 _MACHINES = {62: "x86_64", 183: "aarch64", 243: "riscv64", 3: "i386", 40: "arm", 21: "ppc64le"}
@@ -42,11 +43,17 @@ _Address = ctypes.c_void_p
 
 @dataclass(frozen=True)
 class Port:
-    """An input or output of a model: `name`, `dtype` (its name), `shape`."""
+    """An input or output of a model: `name`, `dtype` (its name), `shape`, in which a size that may
+    differ from call to call is its name or formula."""
 
     name: str
     dtype: str
-    shape: tuple[int, ...]
+    shape: tuple[int | str, ...]
+
+    @property
+    def fixed(self) -> tuple[int, ...]:
+        """The shape, of a port all of whose sizes are numbers."""
+        return tuple([int(d) for d in self.shape])
 
     def __str__(self) -> str:
         return f"{self.name}: {self.dtype}[{', '.join(map(str, self.shape))}]"
@@ -74,8 +81,9 @@ def load(path: str | os.PathLike[str], *, threads: int | None = None) -> Model:
 class Model:
     """A loaded model. Call it with NumPy arrays; see `__call__`.
 
-    Attributes: `name`; `inputs` and `outputs`, tuples of Port; `threads`; `info`, what the library
-    says of itself (target, features, sizes); `path`.
+    Attributes: `name`; `inputs` and `outputs`, tuples of Port; `sizes`, the range of each size that
+    may differ from call to call, by name; `threads`; `info`, what the library says of itself
+    (target, features, bytes); `path`.
     """
 
     def __init__(self, path: str, functions: _Functions, threads: int) -> None:
@@ -84,9 +92,11 @@ class Model:
         self.name: str = self.info["name"]
         self.inputs, self.outputs = functions.inputs, functions.outputs
         self.threads = min(threads, int(self.info["threads"]))
+        self.sizes = functions.sizes
         self._expected = tuple((dtypes.BY_NAME[p.dtype].np, p.shape) for p in self.inputs)
-        self._results = tuple((p.shape, dtypes.BY_NAME[p.dtype].np) for p in self.outputs)
-        self._make = tuple(buffers.array_maker(shape, dtype) for shape, dtype in self._results)
+        self._known: dict[tuple[int, ...], _Results] = {}  # by sizes
+        if not self.sizes:
+            self._fixed = _Results([p.fixed for p in self.outputs], self.outputs)
         self._count = len(self.inputs)
         self._single = len(self.outputs) == 1
         self.states = functions.states
@@ -98,7 +108,8 @@ class Model:
     def __call__(
         self, *arrays: NDArray[Any], out: NDArray[Any] | Sequence[NDArray[Any]] | None = None
     ) -> Any:
-        """Runs the model on one array for each of `inputs`, of its very dtype and shape.
+        """Runs the model on one array for each of `inputs`, of its very dtype and shape. Sizes of
+        one name must be equal, and lie in their range.
 
         Arrays that are not dense row-major are copied first; others are read where they are.
         Returns an array, or a tuple of arrays when the model has several outputs (or none). out:
@@ -109,6 +120,8 @@ class Model:
         """
         if len(arrays) != self._count:
             raise self._wrong_count(arrays)
+        if self.sizes:
+            return self._call_sized(arrays, out)
         for array, (dtype, shape) in zip(arrays, self._expected):
             if (
                 type(array) is not np.ndarray
@@ -119,12 +132,13 @@ class Model:
             ):
                 arrays = tuple([self._fit(i, x) for i, x in enumerate(arrays)])
                 break
+        fixed = self._fixed
         if out is not None:
-            results = self._check_out(out, arrays)
+            results = self._check_out(out, arrays, fixed)
         elif self._single:
-            results = [self._make[0]()]
+            results = [fixed.makers[0]()]
         else:
-            results = [make() for make in self._make]
+            results = [make() for make in fixed.makers]
         if self._one is not None:
             with self._one:
                 return self._step(arrays, results)
@@ -139,6 +153,63 @@ class Model:
             self._idle.append(instance)
         return results[0] if self._single else tuple(results)
 
+    # -- sizes --------------------------------------------------------------------------------
+    def _call_sized(self, arrays: Sequence[NDArray[Any]], out: Any) -> Any:
+        """A call of a model with symbolic sizes, which the arrays show."""
+        sizes: dict[str, int] = {}
+        arrays = [self._fit(i, x, sizes) for i, x in enumerate(arrays)]
+        key = tuple([sizes[name] for name in self.sizes])
+        for name, size in sizes.items():
+            low, high = self.sizes[name]
+            if not low <= size <= high:
+                raise ValueError(
+                    f"[{self.name}] expected {name} to be {low} to {high}; got {size}; export the "
+                    f"model with another range of Dim({name!r})"
+                )
+        try:
+            instance = self._idle.pop()
+        except IndexError:
+            instance = _Instance(self)
+        if instance.sizes != key:
+            self._set_sizes(instance, key)
+        known = self._known.get(key)
+        if known is None:
+            known = self._learn(instance, key)
+        try:
+            results = [m() for m in known.makers] if out is None else self._check_out(
+                out, arrays, known
+            )  # fmt: skip
+            status = instance.call(*arrays, *results)
+        except BaseException:
+            self._idle.append(instance)
+            raise
+        if status:
+            self._fail(instance, status)
+        if len(self._idle) < _MAX_IDLE:
+            self._idle.append(instance)
+        return results[0] if self._single else tuple(results)
+
+    def _set_sizes(self, instance: _Instance, key: tuple[int, ...]) -> None:
+        words = np.array(key, np.int64)
+        instance.sizes = ()
+        if self._functions.set_sizes(instance.handle, buffers.address(words)):
+            text = (self._functions.last_error(instance.handle) or b"").decode(errors="replace")
+            self._idle.append(instance)
+            got = ", ".join(f"{n} = {k}" for n, k in zip(self.sizes, key, strict=True))
+            raise ValueError(f"[{self.name}] {text}; got {got}")
+        instance.sizes = key
+
+    def _learn(self, instance: _Instance, key: tuple[int, ...]) -> _Results:
+        """The shapes of the results for these sizes, which the instance has."""
+        shapes = []
+        for i, port in enumerate(self.outputs):
+            place = self._functions.output_shape(instance.handle, i)
+            shapes.append(tuple((ctypes.c_int64 * len(port.shape)).from_address(place)))
+        if len(self._known) >= _MAX_KNOWN:
+            self._known.clear()
+        self._known[key] = _Results(shapes, self.outputs)
+        return self._known[key]
+
     def _wrong_count(self, arrays: Sequence[Any]) -> TypeError:
         names = ", ".join(map(str, self.inputs)) or "none"
         given = [_describe(a) if isinstance(a, np.ndarray) else type(a).__name__ for a in arrays]
@@ -147,8 +218,9 @@ class Model:
             + counted([p.name for p in self.inputs], given)
         )
 
-    def _fit(self, index: int, array: Any) -> NDArray[Any]:
-        """The argument as a dense array of the right type; raises where it has another type."""
+    def _fit(self, index: int, array: Any, sizes: dict[str, int] | None = None) -> NDArray[Any]:
+        """The argument as a dense array of the right type; raises where it has another type.
+        sizes: collects the symbolic ones, which must be the same wherever they stand."""
         port = self.inputs[index]
         dtype, shape = self._expected[index]
         what = f"[{self.name}] expected input {index} ({port})"
@@ -162,21 +234,29 @@ class Model:
             raise TypeError(
                 f"{what}; got dtype {_describe(array)}; convert it with .astype({port.dtype!r})"
             )
+        if sizes is not None and len(array.shape) == len(shape):
+            found = zip(shape, array.shape, strict=True)
+            shape = tuple([sizes.setdefault(n, k) if isinstance(n, str) else n for n, k in found])
         if array.shape != shape:
+            if sizes:
+                known = ", ".join(f"{n} = {k}" for n, k in sizes.items())
+                raise ValueError(f"{what}, where {known}; got {_describe(array)}")
             raise ValueError(
                 f"{what}; got {_describe(array)}; the library was compiled for this shape: reshape "
                 "or pad the array, or export the model for the other shape"
             )
         return np.require(array, requirements=["C", "ALIGNED"])
 
-    def _check_out(self, out: Any, arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+    def _check_out(
+        self, out: Any, arrays: Sequence[NDArray[Any]], results: _Results
+    ) -> list[NDArray[Any]]:
         given = [out] if isinstance(out, np.ndarray) else list(out)
         if len(given) != len(self.outputs):
             raise TypeError(
                 f"[{self.name}] expected {len(self.outputs)} arrays as out; got {len(given)}"
             )
         spans = [(a := buffers.address(x), a + x.nbytes) for x in arrays]
-        for index, (array, (shape, dtype)) in enumerate(zip(given, self._results)):
+        for index, (array, (shape, dtype)) in enumerate(zip(given, results.types)):
             problem = _problem(array, shape, dtype, spans)
             if problem is not None:
                 port = self.outputs[index]
@@ -201,7 +281,7 @@ class Model:
         if not self._idle:
             instance, before = _Instance(self), self._before_fork
             for i, port in enumerate(self.states):
-                array = np.empty(port.shape, dtypes.BY_NAME[port.dtype].np)
+                array = np.empty(port.fixed, dtypes.BY_NAME[port.dtype].np)
                 place = buffers.address(array)
                 if self._functions.get_state(before[0].handle, i, place):
                     raise RuntimeError(f"[{self.name}] the process forked in the middle of a step")
@@ -213,7 +293,7 @@ class Model:
         """Copies of the state, by name; {} for a model whose calls change nothing."""
         found = {}
         for i, port in enumerate(self.states):
-            array = np.empty(port.shape, dtypes.BY_NAME[port.dtype].np)
+            array = np.empty(port.fixed, dtypes.BY_NAME[port.dtype].np)
             self._exchange(self._functions.get_state, i, array)
             found[port.name] = array
         return found
@@ -228,7 +308,7 @@ class Model:
                 raise KeyError(f"[{self.name}] no state is called {name!r}; there is {[*numbers]}")
             port = self.states[numbers[name]]
             dtype = dtypes.BY_NAME[port.dtype].np
-            problem = _problem(np.array(array, order="C"), port.shape, dtype, ())
+            problem = _problem(np.array(array, order="C"), port.fixed, dtype, ())
             if problem is not None:
                 problem.args = (f"[{self.name}] expected state {name!r} ({port}) {problem}",)
                 raise problem
@@ -257,13 +337,26 @@ class Model:
         return f"<jitgrad.runtime.Model {self.name}: {signature}; threads: {self.threads}>"
 
 
-class _Instance:
-    """What one call in flight has for itself: an instance of the library, a table of pointers."""
+class _Results:
+    """The types of a call's results, and what makes arrays for them."""
 
-    __slots__ = ("call", "destroy", "handle", "pid", "words")
+    __slots__ = ("makers", "types")
+
+    def __init__(self, shapes: Sequence[tuple[int, ...]], ports: Sequence[Port]) -> None:
+        kinds = [dtypes.BY_NAME[p.dtype].np for p in ports]
+        self.types = tuple(zip(shapes, kinds, strict=True))
+        self.makers = tuple(buffers.array_maker(shape, dtype) for shape, dtype in self.types)
+
+
+class _Instance:
+    """What one call in flight has for itself: an instance of the library, a table of pointers, and
+    the sizes that it was told last."""
+
+    __slots__ = ("call", "destroy", "handle", "pid", "sizes", "words")
 
     def __init__(self, model: Model) -> None:
         functions = model._functions
+        self.sizes: tuple[int, ...] = ()
         self.pid, self.handle, self.destroy = os.getpid(), 0, functions.destroy
         self.handle = functions.create(model.threads) or 0
         if not self.handle:
@@ -436,6 +529,12 @@ class _Functions:
         self.last_error = last_error(words[fmt.DESC_LAST_ERROR])
         self.bind = threads.make_bind(words[fmt.DESC_PY_CALL]) if buffers.LAYOUT_HOLDS else None
         self.states = _ports(info.get("states", []))
+        self.sizes = {str(s["name"]): (int(s["low"]), int(s["high"])) for s in info["sizes"]}
+        if self.sizes:
+            set_sizes = ctypes.CFUNCTYPE(ctypes.c_int, _Address, _Address)
+            self.set_sizes = set_sizes(words[fmt.DESC_SET_SIZES])
+            output_shape = ctypes.CFUNCTYPE(_Address, _Address, ctypes.c_int)
+            self.output_shape = output_shape(words[fmt.DESC_OUTPUT_SHAPE])
         exchange = ctypes.CFUNCTYPE(ctypes.c_int, _Address, ctypes.c_int, _Address)
         if self.states:
             self.get_state = exchange((f"jg_{info['name']}_get_state", owner))
@@ -443,7 +542,11 @@ class _Functions:
 
 
 def _ports(rows: Any) -> tuple[Port, ...]:
-    made = tuple(Port(str(r["name"]), str(r["dtype"]), tuple(map(int, r["shape"]))) for r in rows)
+    made = tuple(
+        Port(str(r["name"]), str(r["dtype"]),
+             tuple([d if isinstance(d, str) else int(d) for d in r["shape"]]))
+        for r in rows
+    )  # fmt: skip
     for port in made:
         dtypes.BY_NAME[port.dtype]
     return made

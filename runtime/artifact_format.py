@@ -15,7 +15,7 @@ import struct
 
 from jitgrad.runtime.errors import ArtifactError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 # The exported symbol that describes a library, an array of 8-byte words.
 DESCRIPTOR = "jg_model"
@@ -24,8 +24,9 @@ DESCRIPTOR_MAGIC = b"JGMODEL\0"
     DESC_MAGIC, DESC_FORMAT, DESC_METADATA,  # 8 bytes; the format version; JSON text (char*)
     DESC_STATUS, DESC_CREATE, DESC_DESTROY, DESC_RUN, DESC_LAST_ERROR,  # functions
     DESC_PY_CALL,  # for CPython: jg_py_call with self's words as artifact.py fills them
-) = range(9)  # fmt: skip
-DESC_WORDS = 9
+    DESC_SET_SIZES, DESC_OUTPUT_SHAPE,  # functions, of models with symbolic sizes; else 0
+) = range(11)  # fmt: skip
+DESC_WORDS = 11
 
 # What run returns.
 OK, FAULT, BAD_ARGUMENT, BUSY = 0, 1, 2, 3

@@ -425,7 +425,7 @@ def test_another_format_version(folder, tmp_path, monkeypatch):
     g, state = mlp()
     native.write_native(g, state, tmp_path / "libfuture.so")
     monkeypatch.undo()
-    with pytest.raises(ArtifactError, match="of format 1; .* has format 99"):
+    with pytest.raises(ArtifactError, match=r"of format \d+; .* has format 99"):
         load(tmp_path / "libfuture.so")
 
 
@@ -583,7 +583,7 @@ def test_what_cannot_be_exported(tmp_path):
     n = from_text.env.dim("n", 8)
     v = from_text.add_input(TensorType((n,), dtypes.float32), "arg", "v")
     from_text.outputs = [from_text.add(OPS["neg"], v)]
-    with pytest.raises(CompileError, match="expected static shapes; got float32"):
+    with pytest.raises(CompileError, match="expected a largest size of each symbolic dim"):
         native.write_native(from_text, {}, tmp_path / "m.o")
     with pytest.raises(CompileError, match="weights in a library"):
         native._WEIGHTS_LIMIT, limit = 100, native._WEIGHTS_LIMIT

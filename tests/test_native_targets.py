@@ -149,8 +149,8 @@ def test_other_processors(name, target, qemu, tmp_path):
         assert done.returncode == 1 and b"index" in done.stderr
 
 
-def build(folder, name, arch, in_bytes, out_bytes):
-    (folder / "main.c").write_text(HARNESS.replace("NAME", name))
+def build(folder, name, arch, in_bytes, out_bytes, harness=HARNESS):
+    (folder / "main.c").write_text(harness.replace("NAME", name))
     program = folder / "program"
     command = [
         *ZIG, "cc", "-target", f"{arch}-freestanding", "-nostdlib", "-static", "-ffreestanding",

@@ -6,8 +6,9 @@ mean that it shares with the Python loader is in `runtime/artifact_format.py`; t
 with it is `compiler/header.py`.
 
 An instance is one block from malloc, in i64 words: what malloc gave, the last error's text, whether
-it is in use, the pool, Ctx, the error cell, a word of sizes, the pointer table; then, 128-byte
-aligned, the arena and the scratch of each thread.
+it is in use, the pool, the level (levels.py), whether sizes are set, Ctx, the error cell, the sizes
+and the results' shapes (sizes.py), the pointer table; then, 128-byte aligned, the arena and the
+scratch of each thread.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from jitgrad.compiler.codegen.features import baseline, emit_check
 from jitgrad.compiler.codegen.interface import Interface, reference
 from jitgrad.compiler.codegen.interface import Model as Model
 from jitgrad.compiler.codegen.interface import Port as Port
+from jitgrad.compiler.codegen.sizes import emit_sizes
 from jitgrad.compiler.codegen.target import Target
 from jitgrad.compiler.codegen.wasm_memory import emit_allocator
 from jitgrad.compiler.codegen.words import (
@@ -35,24 +37,28 @@ from jitgrad.compiler.codegen.words import (
     while_loop,
     word,
 )
+from jitgrad.compiler.symbolic import Sym
 from jitgrad.runtime import abi
 from jitgrad.runtime import artifact_format as fmt
 
-_RAW, _ERROR, _BUSY, _POOL, _CTX = 0, 1, 2, 3, 8
+_RAW, _ERROR, _BUSY, _POOL, _SIZED, _CTX = 0, 1, 2, 3, 5, 8
 _CELL = _CTX + abi.CTX_WORDS
-_SIZES = _CELL + 1
-_BUFS = _SIZES + 1
 _LINE = 128
 
 WEIGHTS_SECTION = ".jg_weights"
 _KERNEL = ir.FunctionType(VOID, [PTR, PTR, PTR, I64, I64, I64])
 
 
-def public_symbols(name: str, wasm: bool = False, stateful: bool = False) -> list[str]:
+def public_symbols(
+    name: str, wasm: bool = False, stateful: bool = False, sized: bool = False
+) -> list[str]:
     """The functions that a library exports; `header.py` declares the same."""
     ports = [f"{k}_{w}" for k in ("input", "output") for w in ("name", "dtype", "rank", "dims")]
     functions = ["create", "destroy", "run", "last_error", "status", "version"]
     functions += ["alloc", "free"] if wasm else []
+    if sized:
+        functions += ["set_sizes", "set_shapes", "output_shape", "n_sizes"]
+        ports += ["size_name", "size_min", "size_max"]
     if stateful:
         functions += ["n_states", "get_state", "set_state"]
         ports += [f"state_{w}" for w in ("name", "dtype", "rank", "dims")]
@@ -72,17 +78,26 @@ def emit_text(model: Model, target: Target, part: int | None = None) -> str:
     part: of a library of several levels of processors (levels.py), the level's number: the module
     describes itself to no loader, and the parts share the weights of part 0.
     """
-    text = str(_Emitter(model, target, part).emit())
+    text = str(Emitter(model, target, part).emit())
     for linkage in ("internal ", ""):
         weights = f'@"jg.weights" = {linkage}'
         text = text.replace(f"{weights}constant", f"{weights}externally_initialized constant")
     return text
 
 
-class _Emitter(Interface):
+class Emitter(Interface):
+    """Attributes: words of an instance: ERROR, BUSY, SIZED, and where those begin whose number
+    depends on the model: `sizes_at`, `shapes_at` (of the results), `bufs`."""
+
+    ERROR, BUSY, SIZED = _ERROR, _BUSY, _SIZED
+
     def __init__(self, model: Model, target: Target, part: int | None = None) -> None:
         super().__init__(model, target)
         self.part = part
+        self.sizes_at = _CELL + 1
+        self.shapes_at = self.sizes_at + max(1, len(model.syms))
+        ranks = sum(len(p.shape) for _, p in model.outputs) if model.sizes else 0
+        self.bufs = self.shapes_at + ranks
         declare = self._declare
         self.run_table = declare("jg_run", I32, [PTR, PTR, PTR, I64])
         self.pool_create = declare("jg.pool_create", PTR, [I64])
@@ -117,6 +132,8 @@ class _Emitter(Interface):
             "run": self._emit_run(),
             "last_error": self._emit_last_error(),
         }
+        if self.model.sizes:
+            made |= emit_sizes(self)
         if self.target.is_wasm:
             self._emit_memory()
         elif self.part is None:
@@ -138,26 +155,26 @@ class _Emitter(Interface):
             if kernel < 0:
                 rows.append([null, null, const(0), const(1), const(1), const(0)])
             else:
-                code, given = kernels[kernel], self._words(args, "args")
+                code, given = kernels[kernel], self.words(args, "args")
                 rows.append([code, given, const(total), const(grain), const(int(last)), const(0)])
         assert not rows or len(rows[0]) == abi.ROW_WORDS
-        return self._struct_array(rows or [[null, null, *[const(0)] * 4]], "table")
+        return self.struct_array(rows or [[null, null, *[const(0)] * 4]], "table")
 
     # -- functions -----------------------------------------------------------------------------
     def _emit_status(self) -> ir.Function:
-        texts = [(f, reference(self._text(t))) for f, t in self.model.features]
+        texts = [(f, reference(self.text(t))) for f, t in self.model.features]
         emit_check(self.module, self.target, texts)
-        function, b = self._public("status", PTR, [])
+        function, b = self.public("status", PTR, [])
         baseline(function, self.target)
         missing = b.call(self.module.get_global("jg.missing"), [])
         there = b.icmp_unsigned("==", b.ptrtoint(missing, I64), const(0))
-        b.ret(b.select(there, reference(self._text("ready")), missing))
+        b.ret(b.select(there, reference(self.text("ready")), missing))
         return function
 
     def _emit_create(self) -> ir.Function:
         """Features first, in code for any processor; then memory, its words, threads."""
         model, image = self.model, self.model.image
-        function, b = self._public("create", PTR, [I32])
+        function, b = self.public("create", PTR, [I32])
         baseline(function, self.target)
         null = ir.Constant(PTR, None)
         missing = b.call(self.module.get_global("jg.missing"), [])
@@ -169,7 +186,7 @@ class _Emitter(Interface):
         many = b.icmp_signed(">", asked, limit)
         threads = b.select(few, const(1), b.select(many, limit, asked))
 
-        header = _round_up((_BUFS + image.n_buffers) * 8)
+        header = _round_up((self.bufs + image.n_buffers) * 8)
         arena = _round_up(image.arena_bytes)
         each = sum(_round_up(n) for n in image.scratch.values())
         own = _round_up(model.weights_bytes) if model.own else 0
@@ -184,12 +201,12 @@ class _Emitter(Interface):
             put(b, me, b.load(i, typ=I64), const(0))
             add_to(b, i, 1)
         put(b, me, _RAW, raw)
-        put(b, me, _ERROR, reference(self._text("")))
+        put(b, me, _ERROR, reference(self.text("")))
         pool = null if model.useful_threads < 2 else b.call(self.pool_create, [threads])
         put(b, me, _POOL, pool)
         put(b, me, _CTX + abi.CTX_POOL, pool)
         put(b, me, _CTX + abi.CTX_ERROR, word(b, me, _CELL))
-        put(b, me, _CTX + abi.CTX_SIZES, word(b, me, _SIZES))
+        put(b, me, _CTX + abi.CTX_SIZES, word(b, me, self.sizes_at))
         put(b, me, _CTX + abi.CTX_THREADS, threads)
         put(b, me, _CTX + abi.CTX_TABLE, reference(self.table))
         put(b, me, _CELL, const(abi.NO_ERROR))
@@ -201,18 +218,18 @@ class _Emitter(Interface):
                 to = b.inttoptr(address, PTR)
                 b.call(self._memcpy(), [to, reference(self.weights), const(model.weights_bytes)])
             for slot, offset in model.state.items():
-                put(b, me, _BUFS + slot, b.add(address, const(offset)))
+                put(b, me, self.bufs + slot, b.add(address, const(offset)))
         for slot, offset in image.arena.items():
-            put(b, me, _BUFS + slot, b.add(start, const(header + own + offset)))
+            put(b, me, self.bufs + slot, b.add(start, const(header + own + offset)))
         at: ir.Value = b.add(start, const(header + own + arena))
         for slot, size in image.scratch.items():
-            put(b, me, _BUFS + slot, at)
+            put(b, me, self.bufs + slot, at)
             at = b.add(at, b.mul(threads, const(_round_up(size))))
         b.ret(me)
         return function
 
     def _emit_destroy(self) -> ir.Function:
-        function, b = self._public("destroy", VOID, [PTR])
+        function, b = self.public("destroy", VOID, [PTR])
         baseline(function, self.target)
         (me,) = function.args
         with b.if_then(b.icmp_unsigned("==", b.ptrtoint(me, I64), const(0))):
@@ -231,12 +248,12 @@ class _Emitter(Interface):
         """Descriptions of the state, and int get_state(instance, i, to), set_state(.., from)."""
         ports = self.model.own
         self._emit_ports("state", ports)
-        rows = [[const(_BUFS + slot), const(p.numel * p.itemsize)]
+        rows = [[const(self.bufs + slot), const(p.numel * p.itemsize)]
                 for slot, p in zip(self.model.state, ports, strict=True)]  # fmt: skip
-        table = self._struct_array(rows, "states")
+        table = self.struct_array(rows, "states")
         refused, busy = ir.Constant(I32, fmt.BAD_ARGUMENT), ir.Constant(I32, fmt.BUSY)
         for name in ("get_state", "set_state"):
-            function, b = self._public(name, I32, [PTR, I32, PTR])
+            function, b = self.public(name, I32, [PTR, I32, PTR])
             me, index, other = function.args
             inside = b.icmp_unsigned("<", index, ir.Constant(I32, len(ports)))
             for pointer in (me, other):
@@ -255,18 +272,18 @@ class _Emitter(Interface):
             b.ret(ir.Constant(I32, fmt.OK))
 
     def _emit_last_error(self) -> ir.Function:
-        function, b = self._public("last_error", PTR, [PTR])
+        function, b = self.public("last_error", PTR, [PTR])
         baseline(function, self.target)
         (me,) = function.args
         with b.if_then(b.icmp_unsigned("==", b.ptrtoint(me, I64), const(0))):
-            b.ret(reference(self._text("there is no instance: create returned NULL")))
+            b.ret(reference(self.text("there is no instance: create returned NULL")))
         b.ret(get_pointer(b, me, _ERROR))
         return function
 
     def _emit_run(self) -> ir.Function:
         """i32 run(instance, inputs, outputs)."""
         model = self.model
-        function, b = self._public("run", I32, [PTR, PTR, PTR])
+        function, b = self.public("run", I32, [PTR, PTR, PTR])
         me, inputs, outputs = function.args
         with b.if_then(b.icmp_unsigned("==", b.ptrtoint(me, I64), const(0)), likely=False):
             b.ret(ir.Constant(I32, fmt.BAD_ARGUMENT))
@@ -276,14 +293,19 @@ class _Emitter(Interface):
 
         refuse = b.append_basic_block("refuse")
         message = variable(b, 0)
+        if model.sizes:
+            unset = reference(self.text("expected sizes to be set first; they are not"))
+            with b.if_then(b.icmp_signed("==", get(b, me, _SIZED), const(0)), likely=False):
+                b.store(b.ptrtoint(unset, I64), message)
+                b.branch(refuse)
         self._bind(b, me, inputs, model.inputs, "inputs", message, refuse)
         self._bind(b, me, outputs, model.outputs, "outputs", message, refuse)
         put(b, me, _CELL, const(abi.NO_ERROR))
-        put(b, me, _ERROR, reference(self._text("")))
-        arguments = [word(b, me, _CTX), word(b, me, _BUFS), reference(self.table)]
+        put(b, me, _ERROR, reference(self.text("")))
+        arguments = [word(b, me, _CTX), word(b, me, self.bufs), reference(self.table)]
         flagged = b.call(self.run_table, [*arguments, const(model.image.n_main)])
         if model.faults:
-            texts = self._struct_array([[self._text(t)] for t in model.faults], "faults")
+            texts = self.struct_array([[self.text(t)] for t in model.faults], "faults")
             with b.if_then(b.icmp_signed("!=", flagged, ir.Constant(I32, 0)), likely=False):
                 site = get(b, me, _CELL)
                 put(b, me, _ERROR, get(b, reference(texts), site))
@@ -298,9 +320,9 @@ class _Emitter(Interface):
 
     def _emit_memory(self) -> None:
         """ptr alloc(i32 nbytes) and void free(ptr), for a caller that has no memory in here."""
-        function, b = self._public("alloc", PTR, [I32])
+        function, b = self.public("alloc", PTR, [I32])
         b.ret(b.call(self.malloc, [b.zext(function.args[0], I64)]))
-        function, b = self._public("free", VOID, [PTR])
+        function, b = self.public("free", VOID, [PTR])
         b.call(self.free, [function.args[0]])
         b.ret_void()
 
@@ -325,9 +347,7 @@ class _Emitter(Interface):
 
         absent = f"expected an array of {len(ports)} pointers as {what}; got NULL"
         zero = const(0)
-        refuse_if(
-            b.icmp_unsigned("==", b.ptrtoint(given, I64), zero), reference(self._text(absent))
-        )
+        refuse_if(b.icmp_unsigned("==", b.ptrtoint(given, I64), zero), reference(self.text(absent)))
         rows = []
         for n, (slot, p) in enumerate(ports):
             label = f"{what}[{n}] ({p.name}, {p})"
@@ -335,8 +355,8 @@ class _Emitter(Interface):
             align_text = f"expected {label} to be aligned to {p.itemsize} bytes; it is not"
             # An empty array may be NULL.
             mask = p.itemsize - 1 if p.numel else -1
-            rows.append([const(slot), const(mask), self._text(null_text), self._text(align_text)])
-        table = reference(self._struct_array(rows, what))
+            rows.append([const(slot), const(mask), self.text(null_text), self.text(align_text)])
+        table = reference(self.struct_array(rows, what))
         i = variable(b, 0)
         with while_loop(b, lambda: b.icmp_signed("<", b.load(i, typ=I64), const(len(rows)))):
             n = b.load(i, typ=I64)
@@ -348,18 +368,19 @@ class _Emitter(Interface):
                 refuse_if(b.icmp_unsigned("==", address, zero), get(b, row, 2))
                 off = b.and_(address, mask_word)
                 refuse_if(b.icmp_unsigned("!=", off, zero), get(b, row, 3))
-            put(b, me, b.add(slot_word, const(_BUFS)), address)
+            put(b, me, b.add(slot_word, const(self.bufs)), address)
             add_to(b, i, 1)
 
     def _emit_ports(self, kind: str, ports: list[Port]) -> None:
         """Names, dtypes, ranks and dims by number; an impossible number gives NULL or -1."""
-        count, b = self._public(f"n_{kind}s", I32, [])
+        count, b = self.public(f"n_{kind}s", I32, [])
         baseline(count, self.target)
         b.ret(ir.Constant(I32, len(ports)))
         i32 = [ir.Constant(I32, fmt.DTYPE_CODES[p.dtype]) for p in ports]
         ranks = [ir.Constant(I32, len(p.shape)) for p in ports]
-        names = [reference(self._text(p.name)) for p in ports]
-        dims = [reference(self._words(p.shape, "dims")) for p in ports]
+        names = [reference(self.text(p.name)) for p in ports]
+        fixed = [[-1 if isinstance(d, Sym) else d for d in p.shape] for p in ports]
+        dims = [reference(self.words(shape, "dims")) for shape in fixed]
         minus, null = ir.Constant(I32, -1), ir.Constant(PTR, None)
         columns: list[tuple[str, ir.Type, list[ir.Value], ir.Constant]] = [
             ("name", PTR, names, null),
@@ -368,10 +389,10 @@ class _Emitter(Interface):
             ("dims", PTR, dims, null),
         ]
         for column, element, values, otherwise in columns:
-            function, b = self._public(f"{kind}_{column}", element, [I32])
+            function, b = self.public(f"{kind}_{column}", element, [I32])
             baseline(function, self.target)
             index = function.args[0]
-            table = reference(self._array(element, values, column))
+            table = reference(self.array(element, values, column))
             inside = b.icmp_unsigned("<", index, ir.Constant(I32, len(ports)))
             with b.if_then(b.not_(inside)):
                 b.ret(otherwise)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import llvmlite.ir as ir
 
@@ -16,6 +17,8 @@ from jitgrad.compiler.codegen.pycall import emit_py_call
 from jitgrad.compiler.codegen.target import Target
 from jitgrad.compiler.codegen.words import I32, I64, PTR, const, define, word
 from jitgrad.compiler.image import Image
+from jitgrad.compiler.size_limits import at_most
+from jitgrad.compiler.symbolic import Dim, Guard, Sym, expression, prod
 from jitgrad.runtime import artifact_format as fmt
 
 
@@ -25,18 +28,29 @@ class Port:
 
     name: str
     dtype: str
-    shape: tuple[int, ...]
+    shape: tuple[Dim, ...]
     itemsize: int
 
     @property
     def numel(self) -> int:
-        n = 1
-        for d in self.shape:
-            n *= d
-        return n
+        """How many elements it has, at most."""
+        return at_most(prod(self.shape))
+
+    @property
+    def labels(self) -> list[int | str]:
+        """Its shape for people and loaders: numbers, and names or formulas of symbolic dims."""
+        return [expression(d) if isinstance(d, Sym) else int(d) for d in self.shape]
 
     def __str__(self) -> str:
-        return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
+        return f"{self.dtype}[{', '.join(map(str, self.labels))}]"
+
+
+class Size(NamedTuple):
+    """A symbolic dim, and the range that its size must lie in."""
+
+    name: str
+    low: int
+    high: int
 
 
 @dataclass
@@ -53,6 +67,8 @@ class Model:
         features: (feature, text when it is missing) that the code needs.
         metadata: JSON text for the loader. version: one line for people.
         weights: the bytes, where an object of the target cannot be filled later.
+        sizes: the symbolic dims. conditions: what else must hold of them. syms: what kernels read,
+        in the order of the instance's words.
     """
 
     name: str
@@ -67,12 +83,16 @@ class Model:
     version: str = ""
     weights: bytes = b""
     own: list[Port] = field(default_factory=list)
+    sizes: list[Size] = field(default_factory=list)
+    conditions: list[Guard] = field(default_factory=list)
+    syms: list[Sym] = field(default_factory=list)
 
     @property
     def useful_threads(self) -> int:
         """The most blocks that a wave has: more threads than that would find no work."""
         most, blocks = 1, 0
         for kernel, _, total, grain, last in self.image.launches:
+            total = at_most(self.syms[-total - 1]) if total < 0 else total
             blocks += 0 if kernel < 0 else -(-total // grain)
             most = max(most, blocks)
             if last or kernel < 0:
@@ -98,7 +118,7 @@ class Interface:
         made.initializer, made.linkage, made.global_constant = value, "internal", True
         return made
 
-    def _text(self, text: str) -> ir.GlobalVariable:
+    def text(self, text: str) -> ir.GlobalVariable:
         """A C string."""
         if text not in self._texts:
             data = bytearray(text.encode().replace(b"\0", b"") + b"\0")
@@ -106,15 +126,15 @@ class Interface:
             self._texts[text] = self._constant(array, "text")
         return self._texts[text]
 
-    def _array(self, element: ir.Type, values: Sequence[ir.Value], name: str) -> ir.GlobalVariable:
+    def array(self, element: ir.Type, values: Sequence[ir.Value], name: str) -> ir.GlobalVariable:
         # Never empty: an index of 0 is then always inside.
         items = list(values) or [ir.Constant(element, None if element is PTR else 0)]
         return self._constant(ir.Constant(ir.ArrayType(element, len(items)), items), name)
 
-    def _words(self, values: Sequence[int], name: str) -> ir.GlobalVariable:
-        return self._array(I64, [const(v) for v in values], name)
+    def words(self, values: Sequence[int], name: str) -> ir.GlobalVariable:
+        return self.array(I64, [const(v) for v in values], name)
 
-    def _struct_array(self, rows: list[list[ir.Value]], name: str) -> ir.GlobalVariable:
+    def struct_array(self, rows: list[list[ir.Value]], name: str) -> ir.GlobalVariable:
         """Rows of words. A pointer of 4 bytes gets 4 of zeros, so that it reads as a word."""
         if self.target.pointer_bytes == 4:
             zero = ir.Constant(I32, 0)
@@ -124,7 +144,7 @@ class Interface:
         values = [ir.Constant(kind, [reference(x) for x in row]) for row in rows]
         return self._constant(ir.Constant(ir.ArrayType(kind, len(values)), values), name)
 
-    def _public(
+    def public(
         self, name: str, result: ir.Type, params: list[ir.Type]
     ) -> tuple[ir.Function, ir.IRBuilder]:
         symbol = f"jg_{self.model.name}_{name}"
@@ -132,9 +152,9 @@ class Interface:
         return function, b
 
     def _return_text(self, name: str, text: str) -> ir.Function:
-        function, b = self._public(name, PTR, [])
+        function, b = self.public(name, PTR, [])
         baseline(function, self.target)
-        b.ret(reference(self._text(text)))
+        b.ret(reference(self.text(text)))
         return function
 
     def _emit_py_call(self) -> ir.Function:
@@ -151,9 +171,10 @@ class Interface:
 
     def _emit_descriptor(self, **functions: ir.Function) -> None:
         magic = int.from_bytes(fmt.DESCRIPTOR_MAGIC, "little")
-        row = [const(magic), const(fmt.FORMAT_VERSION), self._text(self.model.metadata)]
-        order = ("status", "create", "destroy", "run", "last_error", "py_call")
-        row += [functions[name] for name in order]
+        row = [const(magic), const(fmt.FORMAT_VERSION), self.text(self.model.metadata)]
+        order = ("status", "create", "destroy", "run", "last_error", "py_call", "set_sizes",
+                 "output_shape")  # fmt: skip
+        row += [functions.get(name, ir.Constant(PTR, None)) for name in order]
         assert len(row) == fmt.DESC_WORDS
         value = ir.Constant(
             ir.LiteralStructType([type_of(x) for x in row]), [reference(x) for x in row]

@@ -58,6 +58,13 @@ class _Choice(Interface):
             "run": self._by_instance("run", I32, [PTR, PTR, PTR], bad),
             "last_error": self._by_instance("last_error", PTR, [PTR], null),
         }
+        if self.model.sizes:
+            for name in ("set_sizes", "set_shapes"):
+                made[name] = self._by_instance(name, I32, [PTR, PTR], bad)
+            made["output_shape"] = self._by_instance("output_shape", PTR, [PTR, I32], null)
+            self._of_first("n_sizes", I32, [])
+            for column, result in (("name", PTR), ("min", I64), ("max", I64)):
+                self._of_first(f"size_{column}", result, [I32])
         self._emit_descriptor(**made, py_call=self._emit_py_call())
         kinds = ["input", "output"]
         if self.model.own:
@@ -77,14 +84,14 @@ class _Choice(Interface):
         return known or self._declare(symbol, result, params)
 
     def _of_first(self, name: str, result: ir.Type, params: list[ir.Type]) -> ir.Function:
-        function, b = self._public(name, result, params)
+        function, b = self.public(name, result, params)
         baseline(function, self.target)
         b.ret(b.call(self._part(0, name, result, params), function.args))
         return function
 
     def _create(self) -> ir.Function:
         """The best part that can make an instance: each looks at the processor first."""
-        function, b = self._public("create", PTR, [I32])
+        function, b = self.public("create", PTR, [I32])
         baseline(function, self.target)
         for part in reversed(range(self.count)):
             made = b.call(self._part(part, "create", PTR, [I32]), function.args)
@@ -98,7 +105,7 @@ class _Choice(Interface):
         self, name: str, result: ir.Type, params: list[ir.Type], without: ir.Constant | None
     ) -> ir.Function:
         """Hands on to the instance's part; to part 0, which refuses it, where it is NULL."""
-        function, b = self._public(name, result, params)
+        function, b = self.public(name, result, params)
         baseline(function, self.target)
         me = function.args[0]
         there = b.icmp_unsigned("!=", b.ptrtoint(me, I64), const(0))

@@ -59,7 +59,8 @@ class Batcher:
         self, workers: Sequence[Worker], limits: Limits, observe: Callable[[int, float], None]
     ) -> None:
         self.workers, self.limits, self.observe = list(workers), limits, observe
-        self.joins = limits.max_batch > 1 and workers[0].rows
+        self.max_rows = min(limits.max_batch, workers[0].rows)
+        self.joins = self.max_rows > 1
         self.queue: deque[_Pending] = deque()
         self._arrived = asyncio.Condition()
         self._stopping = False
@@ -107,7 +108,7 @@ class Batcher:
         """Adds what fits to a batch, until it is full or its first request has waited enough."""
         rows, key = batch[0].rows, batch[0].key
         until = batch[0].since + self.limits.max_delay_s
-        while rows < self.limits.max_batch:
+        while rows < self.max_rows:
             async with self._arrived:
                 if not self.queue:
                     left = until - time.monotonic()
@@ -121,7 +122,7 @@ class Batcher:
                 if not self.queue:
                     return
                 following = self.queue[0]
-                fits = rows + following.rows <= self.limits.max_batch
+                fits = rows + following.rows <= self.max_rows
                 if following.alone or not fits or following.key != key:
                     self._arrived.notify()
                     return

@@ -1,8 +1,8 @@
 """What can be served: an exported graph (`.jgx`) or a native library (`.so`), behind one face.
 
-Owns `load_model` and `warm_up`. A model has ports, and runs on NumPy arrays; `rows` says whether
-requests can share a call: its first axis is free in every input and output, so calls are
-concatenated there.
+Owns `load_model` and `warm_up`. A model has ports, and runs on NumPy arrays; `rows` says how many
+rows requests that share a call may have, 0 where none can: where its first axis is free in every
+input and output, calls are concatenated there.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from jitgrad.compiler.symbolic import LARGEST
 from jitgrad.exported import load_exported
 from jitgrad.pytree import leaves_of
 from jitgrad.runtime import dtypes, load
@@ -30,7 +31,7 @@ class Model(Protocol):
 
     inputs: list[Port]
     outputs: list[Port]
-    rows: bool
+    rows: int
 
     def run(self, inputs: Sequence[Array]) -> list[Array]:
         """The results of one call."""
@@ -76,9 +77,7 @@ class _Graph:
         self.inputs = _ports(exported.input_names, values)
         self.outputs = _ports(exported.output_names, exported.graph.outputs)
         shapes = [v.type.shape for v in (*values, *exported.graph.outputs)]
-        first = {str(shape[0]) if shape else "" for shape in shapes}
-        free = all(p.shape and p.shape[0] < 0 for p in self.inputs)
-        self.rows = bool(values) and free and len(first) == 1
+        self.rows = LARGEST if values and _shared_axis(shapes) is not None else 0
 
     def run(self, inputs: Sequence[Array]) -> list[Array]:
         tensors = [wrap_array(np.ascontiguousarray(a)) for a in inputs]
@@ -88,18 +87,28 @@ class _Graph:
 
 def _ports(names: Sequence[str], values: Sequence[Any]) -> list[Port]:
     return [
-        Port(name, v.type.dtype.name, tuple(d if isinstance(d, int) else -1 for d in v.type.shape))
-        for name, v in zip(names, values, strict=True)
+        _port(name, v.type.dtype.name, v.type.shape) for name, v in zip(names, values, strict=True)
     ]
 
 
-class _Library:
-    rows = False
+def _port(name: str, dtype: str, shape: Sequence[Any]) -> Port:
+    return Port(name, dtype, tuple(d if isinstance(d, int) else -1 for d in shape))
 
+
+def _shared_axis(shapes: Sequence[Sequence[Any]]) -> str | None:
+    """The size that is the first of every shape, if it may differ from call to call."""
+    first = {str(shape[0]) if shape else "" for shape in shapes}
+    name = first.pop()
+    return name if not first and name and not name.isdigit() else None
+
+
+class _Library:
     def __init__(self, path: str | os.PathLike[str], threads: int | None) -> None:
         self._library = load(path, threads=threads)
-        self.inputs = [Port(p.name, p.dtype, p.shape) for p in self._library.inputs]
-        self.outputs = [Port(p.name, p.dtype, p.shape) for p in self._library.outputs]
+        ports = self._library.inputs, self._library.outputs
+        self.inputs, self.outputs = ([_port(p.name, p.dtype, p.shape) for p in k] for k in ports)
+        axis = _shared_axis([p.shape for k in ports for p in k]) if self.inputs else None
+        self.rows = self._library.sizes[axis][1] if axis in self._library.sizes else 0
 
     def run(self, inputs: Sequence[Array]) -> list[Array]:
         results = self._library(*inputs)

@@ -75,7 +75,7 @@ class Worker:
         self.path, self.threads, self.limit_s = os.fspath(path), threads, limit_s
         self.inputs: list[Port] = []
         self.outputs: list[Port] = []
-        self.rows = False
+        self.rows = 0
         self.starts = 0
         self._lock = threading.Lock()
         self._start()

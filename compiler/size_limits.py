@@ -1,0 +1,121 @@
+"""The sizes that a native library takes: the range of each symbolic dim, and what they are at most.
+
+A library has one program for all sizes, and memory for the largest. Owns `with_limits`, which gives
+a graph's dims their ranges, and `at_most`, the bounds that follow. What a call does with sizes is
+`codegen/sizes.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import product
+
+from jitgrad.compiler.fixed_sizes import at_sizes
+from jitgrad.compiler.ir import Graph
+from jitgrad.compiler.loops import Array
+from jitgrad.compiler.parse import parse
+from jitgrad.compiler.passes.memory import plan_memory
+from jitgrad.compiler.stages import Stages
+from jitgrad.compiler.symbolic import LARGEST, Dim, Guard, ShapeEnv, Sym, bounds
+from jitgrad.runtime.errors import CompileError
+
+_MOST_CORNERS = 64
+
+
+def with_limits(graph: Graph) -> Graph:
+    """A copy of a graph whose dims have ranges: `env.low`, `env.high`; its other guards are left.
+
+    The least size is 1, or 2 for a dim at whose size of 1 the graph's types would not hold. Raises
+    CompileError where a dim has no maximum.
+    """
+    copy = parse(str(graph))
+    env = copy.env
+    env.low.update(dict.fromkeys(env.hints, 1))
+    env.guards = [g for g in env.guards if not _is_range(g, env)]
+    unlimited = [name for name in env.hints if name not in env.high]
+    if unlimited:
+        raise CompileError(
+            f"[native] expected a largest size of each symbolic dim, which memory is made for; "
+            f"{', '.join(map(repr, unlimited))} has none: export with dynamic_shapes={{...: "
+            f'{{...: Dim("{unlimited[0]}", max=64)}}}}'
+        )
+    hidden = {*env.hints} - {str(d) for i in copy.inputs for d in i.value.type.shape}
+    if hidden:
+        raise CompileError(f"[native] no input shows the dims {sorted(hidden)} by themselves")
+    for name in env.hints:
+        if env.low[name] == 1 and not _holds(copy, {**env.high, name: 1}):
+            env.low[name] = 2
+    names = list(env.hints)
+    corners = product(*((env.low[n], env.high[n]) for n in names))
+    for _, corner in zip(range(_MOST_CORNERS), corners, strict=False):
+        sizes = dict(zip(names, corner, strict=True))
+        if not _holds(copy, sizes):
+            at_sizes(copy, sizes)  # says which op
+    return copy
+
+
+def _holds(graph: Graph, sizes: Mapping[str, int]) -> bool:
+    """Whether the types of all values are what their symbolic forms say, where sizes may be so."""
+    if not graph.env.holds(sizes):
+        return True
+    try:
+        at_sizes(graph, sizes)
+    except (CompileError, RuntimeError, ValueError, IndexError):
+        return False
+    return True
+
+
+def _is_range(g: Guard, env: ShapeEnv) -> bool:
+    """Takes a guard that bounds one dim by a number into the env's ranges."""
+    if g.kind == "==":
+        return False
+    strict = int((g.kind == "<") == g.outcome)  # least < most, else least <= most
+    least, most = (g.a, g.b) if g.outcome else (g.b, g.a)
+    if isinstance(least, Sym) and str(least) in env.hints and not isinstance(most, Sym):
+        env.high[str(least)] = min(env.high.get(str(least), LARGEST), most - strict)
+        return True
+    if isinstance(most, Sym) and str(most) in env.hints and not isinstance(least, Sym):
+        env.low[str(most)] = max(env.low[str(most)], least + strict)
+        return True
+    return False
+
+
+def conditions(env: ShapeEnv) -> list[Guard]:
+    """The guards that the ranges do not decide, to be checked in each call."""
+    return [g for g in env.guards if not _decided(g)]
+
+
+def _decided(g: Guard) -> bool:
+    low, high = bounds(g.a - g.b)
+    if g.kind == "==":
+        apart = (low is not None and low > 0) or (high is not None and high < 0)
+        return low == high == 0 if g.outcome else apart
+    edge = 0 if g.kind == "<" else 1  # a - b < edge
+    if g.outcome:
+        return high is not None and high < edge
+    return low is not None and low >= edge
+
+
+def at_most(d: Dim) -> int:
+    """What a size is at most. Raises CompileError where its form does not tell."""
+    if not isinstance(d, Sym):
+        return d
+    high = bounds(d)[1]
+    if high is None:
+        raise CompileError(
+            f"[native] expected sizes whose largest value is known; {d} has none; export the model "
+            "with that size fixed"
+        )
+    return max(0, high)
+
+
+def planned_at_most(stages: Stages) -> Stages:
+    """The same stages with an arena in which every array has the place that it needs at most."""
+    fixed = {*stages.program.inputs, *stages.program.fresh}
+    workspace = {k: g.workspace for k, g in stages.generated.items()}
+
+    def size_of(a: Array) -> int:
+        return at_most(a.numel) * a.dtype.itemsize
+
+    return replace(stages, plan=plan_memory(stages.schedule, fixed, workspace, size_of))

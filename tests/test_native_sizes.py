@@ -1,0 +1,360 @@
+"""Libraries whose sizes may differ from call to call: one program, memory for the largest."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import threading
+
+import numpy as np
+import pytest
+from test_native_targets import HARNESS, build, close, needs_node, needs_x86, needs_zig, node
+from test_python_loader import bare
+
+import jitgrad as jg
+from jitgrad import nn
+from jitgrad.compiler import link, native
+from jitgrad.compiler.codegen.target import host
+from jitgrad.runtime import load
+from jitgrad.runtime.errors import CompileError
+from jitgrad.serve.models import load_model
+
+pytestmark = pytest.mark.skipif(link.find_linker() is None, reason="no linker on this machine")
+needs_cc = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+
+batch, seq = jg.Dim("batch", min=1, max=9), jg.Dim("seq", max=12)
+
+
+class Encoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(20, 8)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+
+    def forward(self, x):
+        return {"hidden": self.layer(self.embed(x)), "last": x[:, -1], "best": x.argmax(1)}
+
+
+def convolutions():
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(4, 3, 3, stride=2, padding=1), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        nn.Linear(3, 5), nn.Softmax(1),
+    ).eval()  # fmt: skip
+
+
+def mlp():
+    return nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 4))
+
+
+def windows(x):
+    """Shapes that are formulas of the sizes."""
+    n = x.shape[0]
+    halves = x[: n // 2 * 2].reshape(n // 2, 2, x.shape[1])
+    return halves.sum(1), jg.cat([x, x * 2], 1), x[1:] - x[:-1]
+
+
+CASES = {
+    "mlp": (mlp, (4, 6), {0: batch}),
+    "convolutions": (convolutions, (3, 2, 8, 8), {0: batch}),
+    "fully convolutional": (
+        lambda: nn.Conv2d(2, 3, 3, padding=1), (2, 2, 5, 6),
+        {0: batch, 2: jg.Dim("h", max=8), 3: jg.Dim("w", max=8)},
+    ),
+    "encoder": (lambda: Encoder().eval(), (3, 7), {0: batch, 1: seq}),
+    "formulas": (lambda: windows, (6, 4), {0: jg.Dim("n", min=4, max=11), 1: seq}),
+    "reductions": (lambda: lambda x: (x.mean(), x.sum(0), x.cumsum(1), x.sort(0)[0]), (5, 7),
+                   {0: batch, 1: seq}),
+}  # fmt: skip
+
+
+def exported(name):
+    jg.manual_seed(0)
+    make, shape, dims = CASES[name]
+    f = make()
+    x = jg.randint(0, 20, shape) if name == "encoder" else jg.rand(*shape)
+    return f, jg.export(f, x, dynamic_shapes=[dims]), dims
+
+
+def inputs(name):
+    """Of the smallest, the largest and some other sizes."""
+    _, shape, dims = CASES[name]
+    rng = np.random.default_rng(1)
+    for at in (0.0, 1.0, 0.4, 0.7):
+        sizes = list(shape)
+        for axis, d in dims.items():
+            least = max(1, d.min)
+            sizes[axis] = least + round(at * (d.max - least))
+        integers = rng.integers(0, 20, sizes)
+        yield integers if name == "encoder" else rng.standard_normal(sizes).astype(np.float32)
+
+
+def results_of(f, x):
+    made = f(jg.from_numpy(x))
+    made = tuple(made.values()) if isinstance(made, dict) else made
+    return [y.detach().numpy() for y in (made if isinstance(made, tuple) else (made,))]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_size_gives_what_eager_gives(name, tmp_path):
+    f, graph, _ = exported(name)
+    graph.native(tmp_path / "libm.so")
+    model = load(tmp_path / "libm.so", threads=2)
+    for x in inputs(name):
+        got = model(x)
+        got = got if isinstance(got, tuple) else (got,)
+        for y, want in zip(got, results_of(f, x), strict=True):
+            assert y.shape == want.shape and y.dtype == want.dtype
+            np.testing.assert_allclose(y, want, rtol=2e-5, atol=2e-6)
+
+
+def test_the_bits_are_those_of_a_library_of_that_size(tmp_path):
+    f, graph, _ = exported("convolutions")
+    graph.native(tmp_path / "libany.so")
+    model = load(tmp_path / "libany.so")
+    for n in (1, 7):
+        x = jg.rand(n, 2, 8, 8)
+        jg.export(f, x).native(tmp_path / f"lib{n}.so")
+        assert (load(tmp_path / f"lib{n}.so")(x.numpy()) == model(x.numpy())).all()
+
+
+def test_description_and_mistakes(tmp_path):
+    _, graph, _ = exported("encoder")
+    graph.native(tmp_path / "libm.so")
+    model = load(tmp_path / "libm.so")
+    assert model.sizes == {"batch": (1, 9), "seq": (1, 12)}
+    assert str(model.inputs[0]) == "x: int64[batch, seq]"
+    assert [str(p) for p in model.outputs] == [
+        "hidden: float32[batch, seq, 8]", "last: int64[batch]", "best: int64[batch]",
+    ]  # fmt: skip
+    x = np.zeros((2, 3), np.int64)
+    want = model(x)
+    for n in (0, 10):
+        with pytest.raises(ValueError, match=f"expected batch to be 1 to 9; got {n}"):
+            model(np.zeros((n, 3), np.int64))
+    with pytest.raises(ValueError, match=r"int64\[batch, seq\]\); got int64\[2\]"):
+        model(x[:, 0])
+    with pytest.raises(TypeError, match="got dtype float64"):
+        model(np.zeros((2, 3)))
+    out = [np.empty_like(y) for y in want]
+    assert model(x, out=out)[0] is out[0] and (out[0] == want[0]).all()
+    with pytest.raises(ValueError, match="expected out 0 .*got float32"):
+        model(np.zeros((3, 3), np.int64), out=out)
+    assert (model(x)[0] == want[0]).all()
+
+
+def test_sizes_of_one_name_are_equal(tmp_path):
+    graph = jg.export(
+        lambda x, y: x @ y, jg.rand(2, 3), jg.rand(3, 4),
+        dynamic_shapes=({1: jg.Dim("k", max=8)}, {0: jg.Dim("k", max=8)}),
+    )  # fmt: skip
+    graph.native(tmp_path / "libm.so")
+    model = load(tmp_path / "libm.so")
+    x, y = np.ones((2, 5), np.float32), np.ones((5, 4), np.float32)
+    assert (model(x, y) == 5).all()
+    with pytest.raises(ValueError, match=r"float32\[k, 4\]\), where k = 5; got float32\[4, 4\]"):
+        model(x, y[1:])
+
+
+def test_conditions_of_the_recording_are_checked(tmp_path):
+    def f(x):
+        return x * 2 if x.shape[0] <= x.shape[1] else x * 3
+
+    dims = {0: jg.Dim("n", max=8), 1: jg.Dim("m", max=8)}
+    jg.export(f, jg.rand(2, 4), dynamic_shapes=[dims]).native(tmp_path / "libm.so")
+    model = load(tmp_path / "libm.so")
+    assert (model(np.ones((3, 3), np.float32)) == 2).all()
+    with pytest.raises(ValueError, match="expected sizes with n <= m; .*got n = 4, m = 3"):
+        model(np.ones((4, 3), np.float32))
+    assert (model(np.ones((1, 8), np.float32)) == 2).all()
+
+
+def test_bad_values_and_threads(tmp_path):
+    table = jg.arange(10.0)
+    graph = jg.export(lambda i: table[i], jg.tensor([1, 2]), dynamic_shapes=[{0: batch}])
+    graph.native(tmp_path / "libm.so")
+    model = load(tmp_path / "libm.so")
+    with pytest.raises(RuntimeError, match="index"):
+        model(np.array([1, 10, 3]))
+    wrong = []
+
+    def work(n):
+        for k in range(60):
+            i = np.arange((n + k) % 9 + 1)
+            if not np.array_equal(model(i), i.astype(np.float32)):
+                wrong.append(n)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    [t.start() for t in threads]
+    [t.join() for t in threads]
+    assert not wrong
+
+
+def test_a_largest_size_is_needed(tmp_path):
+    graph = jg.export(mlp(), jg.rand(4, 6), dynamic_shapes=[{0: "batch"}])
+    with pytest.raises(CompileError, match=r"largest size.*'batch' has none.*Dim\(\"batch\", max"):
+        graph.native(tmp_path / "libm.so")
+    assert not list(tmp_path.iterdir())
+
+
+def test_memory_is_for_the_largest_sizes(tmp_path):
+    def bytes_of(largest):
+        graph = jg.export(
+            lambda x: (x @ x.T).softmax(1) @ x, jg.rand(4, 8),
+            dynamic_shapes=[{0: jg.Dim("n", max=largest)}],
+        )  # fmt: skip
+        _, model = native.build_object(graph.graph, {}, "m", (), host(), "test")
+        return model.image.arena_bytes
+
+    assert bytes_of(8) < 8 * 128 * 16 <= bytes_of(128) // 2
+
+
+def test_after_saving(tmp_path):
+    f, graph, _ = exported("encoder")
+    graph.save(tmp_path / "m.jgx")
+    jg.load_exported(tmp_path / "m.jgx").native(tmp_path / "libm.so")
+    x = np.ones((9, 1), np.int64)
+    close(load(tmp_path / "libm.so")(x)[0], f(jg.from_numpy(x))["hidden"].detach().numpy())
+
+
+@needs_x86
+def test_portable(tmp_path):
+    f, graph, _ = exported("mlp")
+    graph.native(tmp_path / "libm.so", target="portable")
+    for x in inputs("mlp"):
+        close(load(tmp_path / "libm.so")(x), results_of(f, x)[0])
+
+
+def test_requests_that_share_a_call(tmp_path):
+    _, graph, _ = exported("mlp")
+    graph.native(tmp_path / "libm.so")
+    served = load_model(tmp_path / "libm.so")
+    assert served.rows == 9 and served.inputs[0].shape == (-1, 6)
+    _, graph, _ = exported("formulas")
+    graph.native(tmp_path / "libf.so")
+    assert load_model(tmp_path / "libf.so").rows == 0
+
+
+def test_the_python_module_beside_it(tmp_path):
+    f, graph, _ = exported("encoder")
+    graph.native(tmp_path / "libm.so")
+    for k, x in enumerate(inputs("encoder")):
+        np.savez(tmp_path / f"{k}.npz", x, *results_of(f, x))
+    said = bare(tmp_path, """
+        model = libm.load()
+        for k in range(4):
+            x, *want = np.load(f"{k}.npz").values()
+            for y, w in zip(model(x), want):
+                assert y.shape == w.shape and np.allclose(y, w, atol=2e-6)
+        for bad in (np.zeros((10, 3), int), np.zeros(3, int)):
+            try:
+                model(bad)
+            except ValueError as error:
+                print(error)
+        assert libm.SIZES == {"batch": (1, 9), "seq": (1, 12)}
+    """).splitlines()  # fmt: skip
+    assert said == [
+        "expected batch to be 1 to 9; it is not; got {'batch': 10, 'seq': 3}",
+        "expected x to have shape ['batch', 'seq']; got (3,)",
+    ]
+
+
+PROGRAM = r"""
+#include <stdio.h>
+#include "libm.h"
+static void tell(jg_m *model, int status) {
+    printf("%d %s\n", status, jg_m_last_error(model));
+}
+int main(void) {
+    static int64_t x[JG_M_INPUT0_SIZE];
+    static float hidden[JG_M_OUTPUT0_SIZE];
+    static int64_t last[JG_M_OUTPUT1_SIZE], best[JG_M_OUTPUT2_SIZE];
+    for (int i = 0; i < JG_M_INPUT0_SIZE; i++) x[i] = (i * 7) % 20;
+    jg_m *model = jg_m_create(2);
+    if (!model) { puts(jg_m_status()); return 1; }
+    printf("%d %s %d %d\n", jg_m_n_sizes(), jg_m_size_name(1), (int)jg_m_size_min(1),
+           (int)jg_m_size_max(0));
+    printf("%d %d %d\n", jg_m_size_name(2) == NULL, (int)jg_m_size_max(-1),
+           (int)jg_m_input_dims(0)[1]);
+    tell(model, jg_m_call(model, x, hidden, last, best));
+    printf("%d\n", jg_m_output_shape(model, 0) == NULL);
+    tell(model, jg_m_resize(model, 10, 2));
+    const int64_t shape[2] = {3, 5}, *shapes[1] = {shape};
+    tell(model, jg_m_set_shapes(model, shapes));
+    printf("%d\n", jg_m_set_shapes(model, NULL));
+    printf("%d\n", jg_m_set_sizes(NULL, shape));
+    const int64_t *y = jg_m_output_shape(model, 0);
+    printf("%d %d %d %d\n", (int)y[0], (int)y[1], (int)y[2], (int)*jg_m_output_shape(model, 1));
+    printf("%d\n", jg_m_output_shape(model, 3) == NULL);
+    if (jg_m_call(model, x, hidden, last, best)) { puts(jg_m_last_error(model)); return 2; }
+    for (int i = 0; i < 3 * 5 * 8; i++) printf("%.9g ", hidden[i]);
+    puts("");
+    jg_m_destroy(model);
+    return 0;
+}
+"""
+
+
+@needs_cc
+@pytest.mark.parametrize("language", ["c", "c++"])
+def test_from_c(language, tmp_path):
+    f, graph, _ = exported("encoder")
+    graph.native(tmp_path / "libm.a")
+    (tmp_path / "main.c").write_text(PROGRAM)
+    command = ["cc", "-x", language, "-Wall", "-Wextra", "-Werror", "-pedantic", "main.c", "-x",
+               "none", "libm.a", "-pthread", "-o", "main"]  # fmt: skip
+    if language == "c++" and shutil.which("c++") is None:
+        pytest.skip("no C++ compiler")
+    subprocess.run(command, cwd=tmp_path, check=True)
+    done = subprocess.run([tmp_path / "main"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    said = done.stdout.splitlines()
+    assert said[:2] == ["2 seq 1 9", "1 -1 -1"]
+    assert said[2] == "2 expected sizes to be set first; they are not"
+    assert said[3:5] == ["1", "2 expected batch to be 1 to 9; it is not"]
+    assert said[5:10] == ["0 ", "2", "2", "3 5 8 3", "1"]
+    x = (np.arange(15) * 7 % 20).reshape(3, 5)
+    close(np.array(said[10].split(), float).reshape(3, 5, 8), results_of(f, x)[0])
+
+
+@needs_zig
+@pytest.mark.parametrize(("target", "qemu"), [
+    ("aarch64-linux-gnu", "qemu-aarch64"), ("riscv64-linux-gnu", "qemu-riscv64"),
+])  # fmt: skip
+def test_other_processors(target, qemu, tmp_path):
+    if shutil.which(qemu) is None:
+        pytest.skip(f"no {qemu}")
+    f, graph, _ = exported("convolutions")
+    graph.native(tmp_path / "m.a", target=target)
+    x = jg.rand(7, 2, 8, 8)
+    want = f(x).detach().numpy()
+    sized = HARNESS.replace(
+        "int status = model", "int status = model && jg_NAME_resize(model, 7) == JG_OK"
+    )
+    program = build(tmp_path, "m", target.split("-")[0], x.numpy().nbytes, want.nbytes, sized)
+    done = subprocess.run([qemu, program], input=x.numpy().tobytes(), capture_output=True)
+    assert done.returncode == 0, done.stderr
+    close(np.frombuffer(done.stdout, np.float32).reshape(7, 5), want)
+
+
+@needs_zig
+@needs_node
+def test_wasm(tmp_path):
+    f, graph, _ = exported("convolutions")
+    graph.native(tmp_path / "m.wasm")
+    x = jg.rand(5, 2, 8, 8)
+    said = node(tmp_path, f"""
+        const tell = (f) => {{ try {{ f(); }} catch (e) {{ console.log(`${{e}}`); }} }};
+        const x = new Float32Array({json.dumps(x.numpy().ravel().tolist())});
+        tell(() => model.resize({{}}));
+        tell(() => model.resize({{ batch: 10 }}));
+        for (const batch of [9, 1, 5]) model.resize({{ batch }});
+        console.log(JSON.stringify(model.outputShapes), x.length);
+        tell(() => model.run(new Float32Array(3)));
+        console.log(JSON.stringify(Array.from(model.run(x)[0])));
+    """).splitlines()  # fmt: skip
+    assert said[0] == "TypeError: expected a whole number as size batch"
+    assert said[1] == "RangeError: expected batch to be 1 to 9; it is not"
+    assert said[2] == "[[5,5]] 640" and "of 640 elements" in said[3]
+    close(np.array(json.loads(said[4])).reshape(5, 5), f(x).detach().numpy())
