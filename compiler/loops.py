@@ -643,11 +643,17 @@ def loads(roots: Iterable[Expr]) -> list[Expr]:
 # -- kernels -------------------------------------------------------------------------------------
 @dataclass(frozen=True, eq=False)
 class Store:
-    """array[index] = value, for every point of the loop it stands in."""
+    """array[index] = value, for every point of the loop it stands in.
+
+    With a `combine` (a name in COMBINES, no arg*): array[index] = combine of value over the outer
+    points, in the "columns" order; `index` names every inner axis and no outer one. Such a sum over
+    rows is made while the rows pass by; nothing in the kernel reads it.
+    """
 
     array: Array
     index: tuple[Expr, ...]
     value: Expr
+    combine: str = ""
 
 
 @dataclass(frozen=True, eq=False)

@@ -315,6 +315,7 @@ def _scalar_ops(k: Kernel) -> list[str]:
         return ["multiply-add", *ops]
     if isinstance(k, LoopKernel):
         combines = {r.combine: None for s in k.stages for r in s.reduces}
+        combines |= {t.combine: None for s in k.stages for t in s.stores if t.combine}
         return [*(f"{c}-reduce" for c in combines), *ops]
     define = k.arrays[0].define
     return [type(define).__name__.lower(), *ops]

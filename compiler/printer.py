@@ -132,7 +132,9 @@ def kernel_text(kernel: Kernel) -> str:
             out += [indent + line for line in printed.lines]
             for r in s.reduces:
                 out.append(f"{indent}{r.array.name} = {r.combine} of {printed.text[r.value]}")
-            out += [indent + _store(t.array, t.index, t.value, printed) for t in s.stores]
+            for t in s.stores:
+                over = f"  # {t.combine} over the outer points" if t.combine else ""
+                out.append(indent + _store(t.array, t.index, t.value, printed) + over)
     elif isinstance(kernel, ContractionKernel):
         c = kernel.contraction
         roots = [c.a, c.b, *(e for s in kernel.stores for e in (*s.index, s.value))]

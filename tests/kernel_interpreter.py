@@ -162,6 +162,14 @@ def _run_loop(m: Machine, kernel: LoopKernel) -> None:
             for r in s.reduces
         ]
         for t, v in stores:
+            if t.combine:
+                moved = np.moveaxis(v, range(p), range(-p, 0))
+                inner = grid([int(d) for d in s.inner])
+                at = {p + k: i for k, i in inner.items()}
+                index = [np.broadcast_to(m.evaluate(i, at), moved.shape[: len(s.inner)])
+                         for i in t.index]  # fmt: skip
+                m.memory[t.array][tuple(index)] = combine(t.combine, moved, p)
+                continue
             index = [np.broadcast_to(m.evaluate(substitute(i), g), extents) for i in t.index]
             if t.array in local:
                 lead = [np.broadcast_to(g[k], extents) for k in range(p)]

@@ -75,7 +75,7 @@ class Run:
             address = self.library.address(self.code.key, launch.symbol)
             function = _KERNEL(address)
             total = evaluate(launch.total, sizes)
-            step = grain or launch.grain
+            step = -(-grain // launch.unit) * launch.unit if grain else launch.grain
             starts = list(range(0, total, step))
             for n, begin in enumerate(reversed(starts) if workers > 1 else starts):
                 function(

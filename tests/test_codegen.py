@@ -267,23 +267,25 @@ SHAPES = [
     ((3, 1), (1,)), ((5, 7), (1,)), ((4, 64), (1,)), ((40, 3), (1,)), ((2, 129), (1,)),
     ((7, 1000), (1,)), ((2, 40000), (1,)), ((300000,), (0,)), ((3, 500, 7, 11), (1, 2, 3)),
     ((64, 3, 1000), (0, 2)), ((70001, 3), (0,)), ((300, 400), (0,)), ((5, 8, 40, 33), (0, 1, 2)),
-    ((4, 0), (1,)), ((0, 4), (0,)), ((0, 4), (1,)),
+    ((4, 0), (1,)), ((0, 4), (0,)), ((0, 4), (1,)), ((2, 600, 70), (1,)), ((64, 2048), (0,)),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("shape", "axes"), SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", [dtypes.float32, dtypes.float64, dtypes.int64], ids=str)
 def test_sums(shape: tuple[int, ...], axes: tuple[int, ...], dtype: DType, monkeypatch) -> None:
-    """Near NumPy's sum; the same bits on each level, for any blocks, in one launch or two."""
+    """Near NumPy's sum; the same bits on each level, for any blocks, by rows or by columns."""
     order = "lanes" if len(shape) - 1 in axes else "columns"
     kernel, x, out = reduction(shape, axes, "sum", order, dtype)
     a = (np.random.default_rng(0).standard_normal(shape) * 100).astype(dtype.np)
     results = []
     targets = levels() if dtype is dtypes.float32 else [host()]
-    for target, split in itertools.product(targets, (True, False)):
+    for target, split, rows in itertools.product(targets, (True, False), (True, False)):
         with monkeypatch.context() as m:
             if not split:
                 m.setattr(llvm, "split", lambda program: ([program], []))
+            if not rows:
+                m.setattr(llvm, "launch_columns", lambda program: None)
             run = Run(kernel, target)
         for grain, workers in ((None, 1), (3, 2)):
             got = np.zeros(out.shape, dtype.np)
@@ -474,3 +476,37 @@ def test_scatter(combine: str) -> None:
     run = Run(SpecialKernel([out]))
     assert run({ids: n, src: s, base: start, out: got}, sites=["s"], grain=20) == -1
     assert equal(got, want)
+
+
+@pytest.mark.parametrize("n", [1, 100, 600, 3000])
+@pytest.mark.parametrize("combine", ["sum", "max", "any"])
+def test_sums_over_rows_beside_sums_of_rows(n: int, combine: str) -> None:
+    """One pass over the rows gives both; the bits are those of a kernel of its own."""
+    m = 70
+    dtype = dtypes.bool_ if combine == "any" else dtypes.float32
+    x, out = Array("x", (n, m), dtypes.float32), Array("out", (n, m), dtypes.float32)
+    total, over = Array("s", (), dtypes.float32), Array("over", (m,), dtype)
+    here = (axis(0), axis(1))
+    value = load(x, here) - load(total, ())
+    folded = make("lt", load(x, here), load(total, ())) if combine == "any" else value
+    kernel = LoopKernel(
+        (n,),
+        [
+            Stage((m,), reduces=(Reduce(total, load(x, here), "max"),)),
+            Stage((m,), (Store(out, here, value), Store(over, (axis(1),), folded, combine))),
+        ],
+        [total],
+    )
+    a = data(dtypes.float32, (n, m))
+    want = a - a.max(1, keepdims=True)
+    for workers, grain in ((1, None), (3, 1)):
+        got, sums = np.zeros((n, m), np.float32), np.zeros(m, dtype.np)
+        Run(kernel)({x: a, out: got, over: sums}, grain=grain, workers=workers)
+        assert equal(got, want)
+        if combine == "any":
+            assert equal(sums, (a < a.max(1, keepdims=True)).any(0))
+            continue
+        alone, ax, aout = reduction((n, m), (0,), combine, "columns", dtypes.float32)
+        expected = np.zeros(m, np.float32)
+        Run(alone)({ax: want, aout: expected})
+        assert equal(sums, expected)

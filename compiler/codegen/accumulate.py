@@ -31,7 +31,7 @@ from jitgrad.runtime.errors import InternalError
 
 LANE_BLOCK = 16384
 COLUMN_BLOCK = 256
-_OPS = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "any": "or", "all": "and"}
+OPERATIONS = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "any": "or", "all": "and"}
 _NO_INDEX = 2**63 - 1
 
 
@@ -94,7 +94,7 @@ class Accumulator:
     def join(self, ops: Ops, a: list[ir.Value], b: list[ir.Value]) -> list[ir.Value]:
         """The state of a and then b."""
         if not self.is_arg:
-            return [ops.arithmetic(_OPS[self.combine], self.dtype, [a[0], b[0]])]
+            return [ops.arithmetic(OPERATIONS[self.combine], self.dtype, [a[0], b[0]])]
         (x, i), (y, j) = a, b
         build = ops.builder
         less = ops.compare("lt", self.dtype, [x, y] if self.combine == "argmax" else [y, x])

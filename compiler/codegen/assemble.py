@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import llvmlite.ir as ir
 
@@ -46,7 +46,13 @@ def assemble(parts: list[Part], target: Target, workspace: list[Array]) -> Gener
         fn.finish()
         scratch = max(scratch, fn.scratch_bytes)
         launches.append(
-            Launch(f"kernel_{n}", program.operands.list, program.outer.total, _grain(part))
+            Launch(
+                f"kernel_{n}",
+                program.operands.list,
+                program.outer.total,
+                _grain(part),
+                max(1, program.unit),
+            )  # fmt: skip
         )
     text = str(module)
     key = hashlib.sha256(text.encode()).hexdigest()[:32]
@@ -54,7 +60,7 @@ def assemble(parts: list[Part], target: Target, workspace: list[Array]) -> Gener
     for n, launch in enumerate(launches):
         symbol = f"jg_{key}_{n}"
         text = text.replace(f'@"kernel_{n}"', f'@"{symbol}"')
-        renamed.append(Launch(symbol, launch.operands, launch.total, launch.grain))
+        renamed.append(replace(launch, symbol=symbol))
     return Generated(key, text, renamed, workspace, scratch)
 
 
@@ -63,6 +69,8 @@ def _grain(part: Part) -> int:
     program = part.program
     each = points_cost(program) if part.cost is None else part.cost
     points = max(1, int(_BLOCK_NS / each))
+    if program.unit:
+        return max(1, points // program.unit) * program.unit
     if len(program.outer.axes) > 1:
         row = hint(program.outer.extents[-1])
         if 0 < row < points:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from jitgrad.compiler.codegen import llvm
@@ -84,9 +85,7 @@ def _renamed(
             return values[int(x.name.removeprefix(MARK))]
         return Site(tags[x.tag]) if isinstance(x, Site) else x
 
-    launches = [
-        Launch(n.symbol, [operand(x) for x in n.operands], n.total, n.grain) for n in code.launches
-    ]
+    launches = [replace(n, operands=[operand(x) for x in n.operands]) for n in code.launches]
     return Generated(
         code.key, code.module_text, launches, [new[w] for w in code.workspace], code.scratch
     )
@@ -121,6 +120,7 @@ class _Form:
             self.words.append("stage")
             self._dims(stage.inner)
             for s in stage.stores:
+                self.words.append(s.combine)
                 self._store(s.array, s.index, s.value)
             for r in stage.reduces:
                 self.words += ["reduce", self._number(r.array), r.combine, r.order]

@@ -49,12 +49,14 @@ Operand = Array | Dim | Site | Size
 
 @dataclass(frozen=True)
 class Launch:
-    """One call of `symbol` over [0, total), in blocks of `grain` points."""
+    """One call of `symbol` over [0, total), in blocks of `grain` points; any multiple of `unit`
+    would do as well."""
 
     symbol: str
     operands: list[Operand]
     total: Dim
     grain: int
+    unit: int = 1
 
 
 @dataclass

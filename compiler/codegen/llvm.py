@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from jitgrad.compiler.codegen import nest
 from jitgrad.compiler.codegen.assemble import Part, assemble
+from jitgrad.compiler.codegen.columns import launch_columns, launch_folds
 from jitgrad.compiler.codegen.contraction import generate as generate_contraction
 from jitgrad.compiler.codegen.kernelcode import Generated
 from jitgrad.compiler.codegen.objects import version_key as version_key
@@ -28,6 +29,8 @@ def generate(kernel: Kernel, target: Target) -> Generated:
 
 
 def generate_loops(kernel: LoopKernel, target: Target) -> Generated:
-    """Code for a LoopKernel: one launch, or two for a large reduction to few outputs."""
-    programs, workspace = split(prepare(kernel))
+    """Code for a LoopKernel: one launch, or more for sums over columns (columns.py) and for a
+    large reduction to few outputs (split.py)."""
+    program = prepare(kernel)
+    programs, workspace = launch_folds(program) or launch_columns(program) or split(program)
     return assemble([Part(p, nest.emit) for p in programs], target, workspace)

@@ -68,6 +68,8 @@ class Nest:
 
     # -- choice --------------------------------------------------------------------------------
     def inner_mode(self) -> bool:
+        if self.program.unit:
+            return True
         steps = [s for s in self.program.steps if s.space.axes]
         if not steps:
             return False

@@ -56,7 +56,7 @@ def lift_offsets(kernel: Kernel) -> tuple[Kernel, list[int], dict[Array, Array]]
         stages = [
             Stage(
                 s.inner,
-                tuple(Store(t.array, t.index, new(t.value)) for t in s.stores),
+                tuple(replace(t, value=new(t.value)) for t in s.stores),
                 tuple(Reduce(r.array, new(r.value), r.combine, r.order) for r in s.reduces),
             )
             for s in kernel.stages

@@ -38,11 +38,13 @@ _FREE = {"const", "axis", "size", "load", "bitcast"}
 
 @dataclass(frozen=True)
 class FlatStore:
-    """array[offset] = value, array being an operand's stand-in or a row buffer."""
+    """array[offset] = value, array being an operand's stand-in or a row buffer; `combine` as in
+    loops.Store (columns.py turns such stores into others)."""
 
     array: Array
     offset: Expr
     value: Expr
+    combine: str = ""
 
 
 @dataclass
@@ -69,6 +71,8 @@ class Program:
     buffers: {row buffer: elements}. column_limit: levels of blocks that a sum in the columns order
     has. flat_lanes: the lanes order without blocks. block_axis: for the first of two
     launches, the outer axis that numbers the blocks of the (only) reduction. scalar: no lanes.
+    unit: where not 0, one outer point after the other with lanes along each stage's last axis, and
+    blocks of work are multiples of so many points.
     """
 
     outer: Space
@@ -80,6 +84,7 @@ class Program:
     flat_lanes: bool = False
     block_axis: int | None = None
     scalar: bool = False
+    unit: int = 0
 
     def exprs(self) -> list[Expr]:
         return [e for s in self.steps for e in s.roots()]
@@ -164,7 +169,7 @@ def prepare(kernel: LoopKernel) -> Program:
             value = flatten(store.value)
             target = local[store.array] if store.array in local else operands.array(store.array)
             offset = flatten(offset_of(store.array, store.index))
-            stores.append(FlatStore(target, offset, value))
+            stores.append(FlatStore(target, offset, value, store.combine))
         reduces = [replace(r, value=flatten(r.value)) for r in stage.reduces]
         inner = Space([p + j for j in range(len(stage.inner))], list(stage.inner))
         steps.append(Step(inner, stores, reduces))
@@ -190,10 +195,8 @@ def _collapse(program: Program) -> None:
     extents = dict(zip(program.outer.axes, program.outer.extents, strict=True))
     for step in program.steps:
         lanes = any(not r.order.startswith("columns") for r in step.reduces)
-        columns = any(r.order.startswith("columns") for r in step.reduces)
         inner = dict(zip(step.space.axes, step.space.extents, strict=True))
         fixed = 1 if lanes and step.space.axes else 0
-        del columns
         space, mine = collapse(step.space, step.roots(), {**extents, **inner}, fixed)
         inner = dict(zip(space.axes, space.extents, strict=True))
         s = Simplifier({**extents, **inner})
@@ -203,7 +206,9 @@ def _collapse(program: Program) -> None:
             return s.simplify(rewrite(e, lambda x: mapping.get(x)))
 
         step.space = space
-        step.stores = [FlatStore(t.array, renew(t.offset), renew(t.value)) for t in step.stores]
+        step.stores = [
+            replace(t, offset=renew(t.offset), value=renew(t.value)) for t in step.stores
+        ]
         step.reduces = [replace(r, value=renew(r.value)) for r in step.reduces]
 
 

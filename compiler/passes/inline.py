@@ -40,6 +40,7 @@ from jitgrad.compiler.symbolic import Dim, hint
 MAX_WEIGHT = 2000  # a body past this stays a kernel of its own
 CHEAP = 12  # work per element that costs less than a trip through memory
 HEAVY = 100  # more work per element than this is done in memory order, not in that of a column sum
+NARROW = 8  # an array so many times smaller than another costs nothing beside it to read
 _NO_PLACE = {"check", "select", "min", "max", "load"}  # in an index: its place is not affine
 
 
@@ -117,7 +118,8 @@ def _still_read(
 @dataclass(frozen=True)
 class _Summary:
     """A pointwise body with what was substituted into it, added up without walking it again
-    (shared work counts twice). epilogue: it could be computed in a contraction's epilogue."""
+    (shared work counts twice). reads: loads of arrays about as large as itself. epilogue: it could
+    be computed in a contraction's epilogue."""
 
     work: int
     reads: int
@@ -129,8 +131,9 @@ def _summarise(array: Array, virtual: dict[Array, _Summary]) -> _Summary:
     work, reads, epilogue = weight(own), 0, False
     for e in loads(own):
         below = virtual.get(e.attr)
+        narrow = hint(e.attr.numel) * NARROW <= hint(array.numel)
         work += below.work if below else 0
-        reads += below.reads if below else 1
+        reads += 0 if narrow else below.reads if below else 1
         here = e.attr.shape == array.shape and _identity(e.args, array)
         is_contraction = isinstance(e.attr.define, Contraction)
         epilogue |= here and (below.epilogue if below else is_contraction)

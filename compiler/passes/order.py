@@ -130,6 +130,8 @@ def reads_where_it_writes(kernel: Kernel, source: Array, target: Array) -> bool:
     if writing is None:
         return False
     stages = kernel.stages
+    if any(t.array is target and t.combine for t in stages[writing].stores):
+        return False
     if any(e.attr is source for s in stages[writing + 1 :] for e in loads(_stage_roots(s))):
         return False
     earlier = [e for s in stages[:writing] for e in _stage_roots(s)]
