@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from jitgrad.promotion import cast
 from jitgrad.runtime import dtypes
+from jitgrad.runtime.arguments import CAUGHT, complete, locates
 from jitgrad.runtime.dtypes import DType
-from jitgrad.runtime.userline import LOCATED, add_line, locates
 from jitgrad.state import state
 from jitgrad.tensor import Tensor
 
@@ -80,8 +80,8 @@ def _decorator(choose: Callable[[Casting, list[Tensor]], DType | None]) -> Any:
                 if settings is None or settings.lower is None:
                     return function(*args, **kwargs)
                 return _run(function, choose, settings, args, kwargs)
-            except LOCATED as error:
-                add_line(error)
+            except CAUGHT as error:
+                complete(error, function, args, kwargs)
                 raise
 
         autocasting.uncast = function  # type: ignore[attr-defined]

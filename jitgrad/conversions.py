@@ -13,7 +13,7 @@ import numpy as np
 from jitgrad import creation
 from jitgrad.device import device as Device
 from jitgrad.functions import shape
-from jitgrad.functions.args import as_shape
+from jitgrad.functions.args import as_shape, expect_tensor
 from jitgrad.levels import examples_like
 from jitgrad.promotion import cast
 from jitgrad.runtime import dtypes
@@ -43,6 +43,8 @@ def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """To a dtype and/or device: x.to(dtype), x.to(device), x.to(device, dtype), x.to(other), each
     with non_blocking and copy after. Itself if nothing changes (a copy with copy=True)."""
     dtype, copy = kwargs.get("dtype"), kwargs.get("copy", False)
+    if dtype is not None and not isinstance(dtype, DType):
+        raise TypeError(f"to(): expected a dtype as dtype; got {type(dtype).__name__}")
     if kwargs.get("device") is not None:
         Device(kwargs["device"])
     flags = []
@@ -56,9 +58,8 @@ def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         elif isinstance(arg, bool):
             flags.append(arg)
         elif arg is not None:
-            raise TypeError(
-                f"to(): expected a dtype, a device or a tensor; got {type(arg).__name__}"
-            )
+            kind = RuntimeError if isinstance(arg, int) else TypeError  # the number of a device
+            raise kind(f"to(): expected a dtype, a device or a tensor; got {type(arg).__name__}")
     if len(flags) > 1:
         copy = flags[1]
     if dtype is not None and dtype is not self._type.dtype:
@@ -86,7 +87,8 @@ def _typed_dtype(spec: Any) -> DType:
         return defaults.dtype
     if isinstance(spec, TensorTypeMeta):
         return spec.dtype
-    raise ValueError(f"invalid type: {spec!r}; expected a dtype or a name such as torch.LongTensor")
+    kind = ValueError if isinstance(spec, (str, type)) else TypeError
+    raise kind(f"invalid type: {spec!r}; expected a dtype or a name such as torch.LongTensor")
 
 
 def conversion(name: str, dtype: DType) -> Callable[..., Tensor]:
@@ -102,6 +104,7 @@ def conversion(name: str, dtype: DType) -> Callable[..., Tensor]:
 
 def type_as(self: Tensor, other: Tensor) -> Tensor:
     """Converted to other's dtype."""
+    expect_tensor("type_as", other)
     return cast(self, other.dtype)
 
 

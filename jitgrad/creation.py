@@ -130,7 +130,8 @@ def _to_array(data: Any, dtype: DType | None) -> np.ndarray[Any, Any]:
     if array.dtype == object or array.dtype.kind in "USMm":
         if array.dtype == object and _all_ints(data):
             raise RuntimeError(f"Overflow when unpacking long; got {_short(data)}")
-        raise TypeError(
+        kind = RuntimeError if data is None or isinstance(data, dict) else TypeError
+        raise kind(
             f"[tensor] expected numbers, sequences of numbers, or an array; got "
             f"{type(data).__name__}: {_short(data)}"
         )
@@ -679,7 +680,7 @@ def bernoulli(
     Raises RuntimeError for a probability outside [0, 1].
     """
     if input.dtype.category < Category.FLOAT and p is None:
-        raise RuntimeError(
+        raise NotImplementedError(
             f"[bernoulli] expected probabilities of a floating dtype; got {input._type}"
         )
     chance: Any = p

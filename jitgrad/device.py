@@ -14,6 +14,8 @@ class device(str):
     __slots__ = ()
 
     def __new__(cls, spec: Any = "cpu", index: int | None = None) -> device:
+        if not isinstance(spec, (str, int)) or isinstance(spec, bool):
+            raise TypeError(f"[device] expected a str such as 'cpu'; got {type(spec).__name__}")
         text = str.__str__(spec) if isinstance(spec, str) else str(spec)
         kind, _, number = text.partition(":")
         if kind == "cuda":

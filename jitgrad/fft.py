@@ -8,6 +8,7 @@ from typing import Any
 from jitgrad.functions import fourier
 from jitgrad.missing import missing
 from jitgrad.public import with_out
+from jitgrad.runtime.arguments import located
 
 _FUNCTIONS: tuple[Callable[..., Any], ...] = (
     fourier.fft, fourier.fft2, fourier.fftfreq, fourier.fftn, fourier.hfft, fourier.hfft2,
@@ -18,8 +19,8 @@ _FUNCTIONS: tuple[Callable[..., Any], ...] = (
 
 _ALL: dict[str, Callable[..., Any]] = {
     **{function.__name__: with_out(function) for function in _FUNCTIONS},
-    "fftshift": fourier.fftshift,
-    "ifftshift": fourier.ifftshift,
+    "fftshift": located(fourier.fftshift),
+    "ifftshift": located(fourier.ifftshift),
 }
 globals().update(_ALL)
 __all__ = sorted(_ALL)

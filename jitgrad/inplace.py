@@ -21,7 +21,7 @@ from jitgrad.dispatch import apply, assign
 from jitgrad.functions import scatters, select, shape
 from jitgrad.functions.args import as_shape
 from jitgrad.promotion import can_cast, cast, constant
-from jitgrad.runtime.userline import LOCATED, add_line, locates
+from jitgrad.runtime.arguments import CAUGHT, complete, locates
 from jitgrad.state import bump_epoch, state
 from jitgrad.storage import Storage
 from jitgrad.tensor import Tensor, root_of, wrap_array
@@ -62,8 +62,8 @@ def in_place(function: Callable[..., Any], name: str) -> Callable[..., Tensor]:
                 args = tuple([before if a is self else a for a in args])
                 return store(self, function(before, *args, **kwargs), name)
             return store(self, function(self, *args, **kwargs), name)
-        except LOCATED as error:
-            add_line(error)
+        except CAUGHT as error:
+            complete(error, function, (self, *args), kwargs)
             raise
 
     method.__name__ = method.__qualname__ = name

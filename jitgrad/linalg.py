@@ -10,6 +10,7 @@ from jitgrad.functions.linalg import matmul
 from jitgrad.functions.reduce import vector_norm
 from jitgrad.missing import missing
 from jitgrad.public import with_out
+from jitgrad.runtime.arguments import located
 from jitgrad.runtime.errors import LinAlgError
 
 _FUNCTIONS: tuple[Callable[..., Any], ...] = (
@@ -26,8 +27,8 @@ _FUNCTIONS: tuple[Callable[..., Any], ...] = (
 
 _ALL: dict[str, Any] = {
     **{function.__name__: with_out(function) for function in _FUNCTIONS},
-    "diagonal": matrix_norms.diagonal,
-    "vander": matrix_norms.vander,
+    "diagonal": located(matrix_norms.diagonal),
+    "vander": located(matrix_norms.vander),
     "LinAlgError": LinAlgError,
 }
 globals().update(_ALL)

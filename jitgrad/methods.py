@@ -33,8 +33,9 @@ from jitgrad.functions import (
 from jitgrad.functions.args import numpy_names
 from jitgrad.inplace import in_place, view_in_place
 from jitgrad.promotion import NUMBERS, constant
+from jitgrad.runtime.arguments import located
 from jitgrad.runtime.dtypes import Category
-from jitgrad.runtime.userline import LOCATED, add_line, located
+from jitgrad.runtime.userline import LOCATED, add_line
 from jitgrad.tensor import Tensor
 
 _tensor: Any = Tensor  # the class, to attach to
@@ -330,6 +331,8 @@ def _attach_properties() -> None:
 
 
 def _adjoint(self: Tensor) -> Tensor:
+    if self.ndim not in (0, 2):
+        raise RuntimeError(f"[Tensor.H] expected a matrix; got {self._type}; use .mH")
     return complex_numbers.conj(FUNCTIONS["t"](self))
 
 

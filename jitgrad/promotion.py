@@ -37,6 +37,11 @@ def _number_dtype(value: Any) -> DType:
         return dtypes.int64
     if isinstance(value, (float, HostScalar, np.floating)):
         return defaults.dtype
+    if not isinstance(value, NUMBERS):
+        raise TypeError(
+            f"expected a Tensor or a number; got {type(value).__name__} "
+            f"{value!r:.60}; convert it with jitgrad.tensor(...)"
+        )
     return dtypes.complex128 if defaults.dtype is dtypes.float64 else dtypes.complex64
 
 
@@ -70,6 +75,9 @@ def _combine(high: DType | None, low: DType | None) -> Any:
 
 def promote_types(a: DType, b: DType) -> DType:
     """The dtype that tensors (with dimensions) of two dtypes are converted to."""
+    for x in (a, b):
+        if not isinstance(x, DType):
+            raise TypeError(f"promote_types(): expected dtypes; got {type(x).__name__}")
     return dtypes.promote(a, b)
 
 

@@ -20,7 +20,8 @@ from jitgrad.functions.args import numpy_names
 from jitgrad.functions.elementwise import records_in
 from jitgrad.methods import FUNCTIONS
 from jitgrad.promotion import can_cast, cast
-from jitgrad.runtime.userline import LOCATED, add_line, located, locates, warn
+from jitgrad.runtime.arguments import CAUGHT, complete, located, locates
+from jitgrad.runtime.userline import warn
 from jitgrad.state import state
 from jitgrad.storage import Storage, TypedStorage
 from jitgrad.tensor import Tensor
@@ -40,8 +41,8 @@ def with_out(function: Callable[..., Any]) -> Callable[..., Any]:
             if out is None:
                 return function(*args, **kwargs)
             return _into(as_given(function), out, args, kwargs)
-        except LOCATED as error:
-            add_line(error)
+        except CAUGHT as error:
+            complete(error, function, args, kwargs)
             raise
 
     vars(wrapper)["takes_out"] = True  # tests/stubs.py
@@ -181,13 +182,15 @@ def collect() -> dict[str, Any]:
         if hasattr(Tensor, name):
             names[name + "_copy"] = with_out(_copying(_method(name), name + "_copy"))
     for own in (arrange.block_diag, arrange.cartesian_prod, arrange.combinations, arrange.vander,
-                arrange.tril_indices, arrange.triu_indices):  # fmt: skip
-        names[own.__name__] = own
+                arrange.tril_indices, arrange.triu_indices, shape.atleast_1d, shape.atleast_2d,
+                shape.atleast_3d, shape.broadcast_tensors, shape.meshgrid, linalg.einsum,
+                creation.rand_like, creation.randn_like, creation.randint_like):  # fmt: skip
+        names[own.__name__] = located(own)
     names["alias_copy"] = with_out(_copying(shape.alias, "alias_copy"))
     for name in _ALSO_METHODS:
         if hasattr(Tensor, name):
             names.setdefault(name, _method(name))
-    names["constant_pad_nd"] = shape.pad_constant
+    names["constant_pad_nd"] = located(shape.pad_constant)
     names["empty_permuted"] = creation.empty_permuted
     names["is_storage"] = is_storage
     names.update(conversions.TENSOR_TYPES)

@@ -621,11 +621,17 @@ class Tensor(TensorMethods):
 
     def __int__(self) -> int:
         data = self._array("int")
-        return int(data.item() if data.size == 1 else self.item())
+        return int(data.item() if data.size == 1 else self._no_number())
 
     def __float__(self) -> float:
         data = self._array("float")
-        return float(data.item() if data.size == 1 else self.item())
+        return float(data.item() if data.size == 1 else self._no_number())
+
+    def _no_number(self) -> Any:
+        raise ValueError(
+            "only one element tensors can be converted to Python scalars; got "
+            f"{self._type}; index one element first"
+        )
 
     def __complex__(self) -> complex:
         return complex(self.item())

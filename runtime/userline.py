@@ -1,7 +1,7 @@
 """The user's source line: the innermost frame that is in no file of jitgrad.
 
 Owns what is asked of it: the line itself, warnings that point at it (`warn`), and errors that name
-it (`with_line`, `add_line`, `located`). Cheap enough for every op on the tape: a frame is
+it (`with_line`, `add_line`). Cheap enough for every op on the tape: a frame is
 recognised by its file's name, looked up in a dict that is filled the first time a file is met.
 """
 
@@ -10,12 +10,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import warnings
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from sys import _getframe
 from types import CodeType, FrameType, TracebackType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -145,27 +144,3 @@ def add_line(error: Exception) -> None:
         line = line or user_line(3)
         if line:
             error.args = (f"{text} (at {line})",)
-
-
-def located(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, whose errors name the user's line. Functions that have a wrapper for another
-    reason (out=, autocast, NumPy's names) catch there instead, which costs nothing; they say so by
-    an attribute, `locates`, and are given back as they are."""
-    if getattr(function, "locates", False):
-        return function
-
-    @functools.wraps(function)
-    def locating(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return function(*args, **kwargs)
-        except LOCATED as error:
-            add_line(error)
-            raise
-
-    return locates(locating)
-
-
-def locates(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Marks a function that ends the text of its errors itself."""
-    function.locates = True  # type: ignore[attr-defined]
-    return function

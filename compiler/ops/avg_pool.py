@@ -249,7 +249,7 @@ def check_average(record: Op, x: TensorType, divisor_override: int | None) -> No
     record.expect(
         x.dtype.is_floating_point,
         f"expected a floating dtype; got {x}; convert it with .to(dtype)",
-        TypeError,
+        NotImplementedError,
     )
     record.expect(divisor_override != 0, "divisor must be not zero; got divisor_override=0")
 

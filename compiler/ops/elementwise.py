@@ -355,6 +355,13 @@ class BitwiseNot(Unary):
     differentiable = False
     numpy = np.invert
 
+    def check_dtype(self, dtype: DType) -> None:
+        self.expect(  # the operator ~ in Python: another type of error than its kin
+            dtype.category <= dtypes.Category.INT,
+            f"expected an integer or bool dtype; got {dtype}; convert with .to(dtype)",
+            TypeError,
+        )
+
     def samples(self) -> Iterable[Sample]:
         return examples.unary(ints=True, floats=False)
 

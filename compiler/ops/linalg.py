@@ -309,7 +309,7 @@ def check_multiply(record: Op, a: TensorType, b: TensorType, complex_too: bool =
         a.dtype is not dtypes.bool_ and (complex_too or not a.dtype.is_complex),
         f"expected a {'' if complex_too else 'real '}number dtype; got {a} and {b}; convert them "
         "with .to(dtype)",
-        TypeError,
+        NotImplementedError,
     )
 
 

@@ -33,7 +33,7 @@ def check_sum(record: Op, base: TensorType) -> None:
     record.expect(
         base.dtype is not dtypes.bool_,
         f"expected a number dtype to add up; got {base}; convert it with .to(dtype)",
-        TypeError,
+        NotImplementedError,
     )
 
 

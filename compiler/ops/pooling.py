@@ -74,7 +74,7 @@ class Pool(Op):
         self.expect(
             x.dtype is not dtypes.bool_ and not x.dtype.is_complex,
             f"expected a real number dtype; got {x}; convert it with .to(dtype)",
-            TypeError,
+            NotImplementedError,
         )
         self.expect(
             all(v > 0 for v in (*kernel, *stride, *dilation)),

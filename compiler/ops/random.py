@@ -188,7 +188,9 @@ class Random(Op):
         return 8 * outs[0].numel
 
     def check_dtype(self, dtype: DType) -> None:
-        self.expect(dtype.is_floating_point, f"expected a floating dtype; got {dtype}", TypeError)
+        self.expect(
+            dtype.is_floating_point, f"expected a floating dtype; got {dtype}", NotImplementedError
+        )
 
     def per_block(self, dtype: DType) -> int:
         return 2 if dtype is dtypes.float64 else 4

@@ -426,11 +426,13 @@ class Elementwise(Op):
         if dtype.is_complex and self.complex_too:
             return
         if self.promotes == "float" and not dtype.is_floating_point:
-            raise TypeError(
+            raise NotImplementedError(
                 f"[{self.name}] expected a floating dtype; got {dtype}; convert with .to(dtype)"
             )
         if self.promotes == "int" and dtype.category > dtypes.Category.INT:
-            raise TypeError(f"[{self.name}] expected an integer or bool dtype; got {dtype}")
+            raise NotImplementedError(
+                f"[{self.name}] expected an integer or bool dtype; got {dtype}"
+            )
         if dtype.is_complex:
             raise NotImplementedError(  # a RuntimeError, too
                 f'[{self.name}] "{self.name}" is not defined for complex dtypes; got {dtype}; use '

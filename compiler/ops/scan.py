@@ -209,7 +209,9 @@ class _RunningExtreme(AlongAxis):
         (x,) = types
         self.check_axis(x, attrs["axis"])
         self.expect(
-            x.dtype is not dtypes.bool_, f"expected a number; got {x}; use .to(dtype)", TypeError
+            x.dtype is not dtypes.bool_,
+            f"expected a number; got {x}; use .to(dtype)",
+            NotImplementedError,
         )
         return x
 

@@ -40,7 +40,7 @@ def _check_float(record: Op, x: TensorType) -> None:
     record.expect(
         x.dtype.is_floating_point,
         f"expected a floating dtype; got {x}; convert with .to(dtype)",
-        TypeError,
+        NotImplementedError,
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.compiler.symbolic import Sym
 from jitgrad.dispatch import apply
-from jitgrad.runtime.userline import LOCATED, add_line, locates
+from jitgrad.runtime.arguments import CAUGHT, complete, locates
 from jitgrad.tensor import Tensor
 
 Dims = "int | Sequence[int] | None"
@@ -38,8 +38,8 @@ def numpy_names(function: Callable[..., Any]) -> Callable[..., Any]:
                     kwargs[ours] = kwargs.pop(theirs)
         try:
             return function(*args, **kwargs)
-        except LOCATED as error:
-            add_line(error)
+        except CAUGHT as error:
+            complete(error, function, args, kwargs)
             raise
 
     vars(renamed)["numpy_names"] = True  # tests/stubs.py

@@ -104,14 +104,14 @@ def matrix(name: str, x: Any, square: bool = False) -> Tensor:
 
 
 def factored(name: str, x: Tensor) -> None:
-    """Raises RuntimeError for a dtype that matrices are not factored in."""
+    """Raises NotImplementedError for a dtype that matrices are not factored in."""
     if x.dtype.category < Category.FLOAT:
-        raise RuntimeError(
+        raise NotImplementedError(
             f"{name}: Expected a floating point or complex tensor as input. Got {x._type}; convert "
             "it first, e.g. with .double()"
         )
     if x.dtype.itemsize == 2:
-        raise RuntimeError(
+        raise NotImplementedError(
             f"{name}: Low precision dtypes not supported. Got {x._type}; convert it first, e.g. "
             "with .float()"
         )

@@ -32,7 +32,7 @@ def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -
     expect_tensor("cosine_similarity", x1), expect_tensor("cosine_similarity", x2)
     dtype = promote_types(x1.dtype, x2.dtype)
     if not dtype.is_floating_point:
-        raise RuntimeError(
+        raise NotImplementedError(
             f"[cosine_similarity] expected common dtype to be floating point; got {dtype}; convert "
             "with .float()"
         )
@@ -50,7 +50,9 @@ def _unit(x: Tensor, dim: int, eps: float) -> Tensor:
 def _expect_floating(name: str, *tensors: Tensor) -> None:
     for x in tensors:
         if not expect_tensor(name, x).dtype.is_floating_point:
-            raise RuntimeError(f"[{name}] expected a floating dtype; got {x._type}; use .float()")
+            raise NotImplementedError(
+                f"[{name}] expected a floating dtype; got {x._type}; use .float()"
+            )
 
 
 @wide

@@ -77,29 +77,55 @@ _add, _sub, _mul, _div = OPS["add"], OPS["sub"], OPS["mul"], OPS["div"]
 _where = OPS["where"]
 
 
-def _scaled(name: str, other: Any, alpha: Any) -> Any:
+def _scaled(name: str, input: Any, other: Any, alpha: Any) -> Any:
+    """other * alpha, in the dtype of the sum."""
+    if isinstance(alpha, Tensor) and alpha.ndim or isinstance(alpha, str) or alpha is None:
+        raise TypeError(f"[{name}] expected a number as alpha; got {type(alpha).__name__}")
     if _is_one(alpha) and not isinstance(alpha, bool):
         return other
-    dtype = other.dtype if isinstance(other, Tensor) else None
-    if dtype is not None and dtype.category < Category.FLOAT and isinstance(alpha, float):
+    expect_operands(name, (input, other, alpha))
+    dtype = result_type(input, other)
+    kind = alpha.dtype.category if isinstance(alpha, Tensor) else result_type(alpha).category
+    if (
+        (kind is Category.BOOL or dtype.category < Category.FLOAT)
+        and kind > dtype.category
+        or (kind is Category.COMPLEX and not dtype.is_complex)
+        or (kind is Category.BOOL and dtype is not dtypes.bool_)
+    ):
         raise RuntimeError(
-            f"[{name}] For integral input tensors, argument alpha must not be a floating point "
-            f"number; got alpha={alpha}"
+            f"[{name}] For operands of {dtype.name}, argument alpha must not be a "
+            f"{_KINDS[kind]}; got alpha={alpha}"
         )
-    return elementwise(_mul, other, alpha) if isinstance(other, Tensor) else other * alpha
+    return elementwise(_mul, to_operand(other, dtype), alpha)
+
+
+_KINDS = {
+    Category.BOOL: "bool", Category.INT: "integer", Category.FLOAT: "floating point number",
+    Category.COMPLEX: "complex number",
+}  # fmt: skip
+
+
+def _no_bools(input: Any, other: Any) -> None:
+    for x in (input, other):
+        if isinstance(x, Tensor) and x._type.dtype is dtypes.bool_ or x is True or x is False:
+            raise RuntimeError(
+                "[sub] expected numbers; got bools; use logical_xor (^), ~ for a mask, or convert "
+                "with .to(dtype)"
+            )
 
 
 def add(input: Any, other: Any, *, alpha: Any = 1) -> Tensor:
     """input + alpha * other; shapes broadcast, dtypes promote."""
     if type(alpha) is not int or alpha != 1:
-        other = _scaled("add", other, alpha)
+        other = _scaled("add", input, other, alpha)
     return elementwise(_add, input, other)
 
 
 def sub(input: Any, other: Any, *, alpha: Any = 1) -> Tensor:
     """input - alpha * other; shapes broadcast, dtypes promote. Raises TypeError for bools."""
     if type(alpha) is not int or alpha != 1:
-        other = _scaled("sub", other, alpha)
+        other = _scaled("sub", input, other, alpha)
+    _no_bools(input, other)
     return elementwise(_sub, input, other)
 
 
@@ -166,9 +192,11 @@ _POWERS: dict[float, Callable[[Tensor], Tensor]] = {
 
 
 def float_power(input: Any, exponent: Any) -> Tensor:
-    """input ** exponent in float64."""
-    a = cast(input, dtypes.float64) if isinstance(input, Tensor) else float(input)
-    b = cast(exponent, dtypes.float64) if isinstance(exponent, Tensor) else float(exponent)
+    """input ** exponent in float64, or complex128."""
+    is_complex = result_type(input, exponent).is_complex
+    dtype, plain = (dtypes.complex128, complex) if is_complex else (dtypes.float64, float)
+    a = cast(input, dtype) if isinstance(input, Tensor) else plain(input)
+    b = cast(exponent, dtype) if isinstance(exponent, Tensor) else plain(exponent)
     return pow(a, b)
 
 
@@ -288,6 +316,8 @@ def round(input: Tensor, *, decimals: int = 0) -> Tensor:
     """To the nearest integer, ties to even; or to so many decimals."""
     if decimals == 0:
         return generated["round"](input)
+    if input.dtype.category < Category.FLOAT:
+        raise NotImplementedError(f"[round] expected floating numbers; got {input._type}")
     scale = 10.0 ** abs(decimals)
     if decimals > 0:
         return generated["round"](input * scale) / scale
@@ -314,7 +344,8 @@ def lerp(input: Tensor, end: Tensor, weight: Any) -> Tensor:
 
 def addcmul(input: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Any = 1) -> Tensor:
     """input + value * tensor1 * tensor2."""
-    product = tensor1 * tensor2
+    dtype = result_type(input, tensor1, tensor2)
+    product = to_operand(tensor1, dtype) * to_operand(tensor2, dtype)
     return input + (product if _is_one(value) else value * product)
 
 
@@ -325,6 +356,8 @@ def addcdiv(input: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Any = 1) 
             "Integer division with addcdiv is no longer supported; convert the operands to "
             "floating point first"
         )
+    dtype = result_type(input, tensor1, tensor2)
+    tensor1, tensor2 = to_operand(tensor1, dtype), to_operand(tensor2, dtype)
     quotient = tensor1 / tensor2 if _is_one(value) else value * tensor1 / tensor2
     return input + quotient
 
@@ -342,9 +375,16 @@ def hypot(input: Tensor, other: Any) -> Tensor:
     return high * generated["sqrt"](1 + ratio * ratio)
 
 
+def _expect_floats(name: str, input: Any, other: Any) -> DType:
+    dtype = result_type(input, other)
+    if dtype.category < Category.FLOAT:
+        raise NotImplementedError(f"[{name}] expected floating numbers; got {dtype}; use .float()")
+    return dtype
+
+
 def logaddexp(input: Tensor, other: Any) -> Tensor:
-    """log(exp(input) + exp(other)), stable."""
-    dtype = floating(result_type(input, other))
+    """log(exp(input) + exp(other)), stable. Raises NotImplementedError for integers."""
+    dtype = _expect_floats("logaddexp", input, other)
     a, b = to_operand(input, dtype), to_operand(other, dtype)
     high = generated["maximum"](a, b)
     finite = where(generated["isinf"](high), 0.0, high)
@@ -353,8 +393,8 @@ def logaddexp(input: Tensor, other: Any) -> Tensor:
 
 
 def logaddexp2(input: Tensor, other: Any) -> Tensor:
-    """log2(2**input + 2**other), stable."""
-    dtype = floating(result_type(input, other))
+    """log2(2**input + 2**other), stable. Raises NotImplementedError for integers."""
+    dtype = _expect_floats("logaddexp2", input, other)
     a, b = to_operand(input, dtype), to_operand(other, dtype)
     high = generated["maximum"](a, b)
     finite = where(generated["isinf"](high), 0.0, high)
@@ -384,6 +424,9 @@ def nan_to_num(
     """input with NaN and the infinities replaced (by the largest finite numbers by default)."""
     if input.dtype.category < Category.FLOAT:
         return apply(OPS["clone"], (input,), {})
+    if input.dtype.is_complex:
+        parts = [nan_to_num(x, nan, posinf, neginf) for x in (input.real, input.imag)]
+        return apply(OPS["complex"], tuple(parts), {})
     high, low = float_limits(input.dtype)
     out = where(generated["isnan"](input), 0.0 if nan is None else nan, input)
     out = where(input == math.inf, high if posinf is None else posinf, out)
@@ -430,13 +473,20 @@ def rad2deg(input: Tensor) -> Tensor:
     return input * (180 / math.pi)
 
 
+def _real_only(name: str, input: Tensor) -> None:
+    if input.dtype.is_complex:
+        raise RuntimeError(f"[{name}] expected real numbers; got {input._type}; use its real part")
+
+
 def isposinf(input: Tensor) -> Tensor:
-    """Whether each element is +infinity."""
+    """Whether each element is +infinity. Raises RuntimeError for complex numbers."""
+    _real_only("isposinf", input)
     return input == math.inf
 
 
 def isneginf(input: Tensor) -> Tensor:
-    """Whether each element is -infinity."""
+    """Whether each element is -infinity. Raises RuntimeError for complex numbers."""
+    _real_only("isneginf", input)
     return input == -math.inf
 
 

@@ -10,6 +10,7 @@ from jitgrad.casting import exempt, lower, wide
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.compiler.symbolic import prod as dims_product
 from jitgrad.dispatch import apply
+from jitgrad.functions.args import expect_tensor
 from jitgrad.functions.complex_numbers import conj
 from jitgrad.promotion import cast
 from jitgrad.tensor import Tensor
@@ -132,7 +133,18 @@ def outer(input: Tensor, vec2: Tensor) -> Tensor:
 ger = outer
 
 
-def _blend(base: Tensor, product: Tensor, beta: Any, alpha: Any) -> Tensor:
+def _blend(name: str, base: Tensor, product: Tensor, beta: Any, alpha: Any) -> Tensor:
+    expect_tensor(name, base)
+    if name != "addr" and base.dtype is not product.dtype:
+        raise RuntimeError(
+            f"[{name}] expected input of the matrices' dtype; got {base._type} and the product "
+            f"{product._type}; convert one with .to(dtype)"
+        )
+    for key, x in (("beta", beta), ("alpha", alpha)):
+        if isinstance(x, Tensor) and x.ndim or isinstance(x, str) or x is None:
+            raise TypeError(f"[{name}] expected a number as {key}; got {type(x).__name__}")
+        if isinstance(x, complex) and not product.dtype.is_complex:
+            raise RuntimeError(f"[{name}] expected a real number as {key}; got {x}")
     if alpha != 1:
         product = product * alpha
     if beta == 0:
@@ -143,17 +155,17 @@ def _blend(base: Tensor, product: Tensor, beta: Any, alpha: Any) -> Tensor:
 @lower
 def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
     """beta * input + alpha * (mat1 @ mat2)."""
-    return _blend(input, mm(mat1, mat2), beta, alpha)
+    return _blend("addmm", input, mm(mat1, mat2), beta, alpha)
 
 
 def addmv(input: Tensor, mat: Tensor, vec: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
     """beta * input + alpha * (mat @ vec)."""
-    return _blend(input, mv(mat, vec), beta, alpha)
+    return _blend("addmv", input, mv(mat, vec), beta, alpha)
 
 
 def addr(input: Tensor, vec1: Tensor, vec2: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
     """beta * input + alpha * outer(vec1, vec2)."""
-    return _blend(input, outer(vec1, vec2), beta, alpha)
+    return _blend("addr", input, outer(vec1, vec2), beta, alpha)
 
 
 @lower
@@ -161,7 +173,7 @@ def baddbmm(
     input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Any = 1, alpha: Any = 1
 ) -> Tensor:
     """beta * input + alpha * bmm(batch1, batch2)."""
-    return _blend(input, bmm(batch1, batch2), beta, alpha)
+    return _blend("baddbmm", input, bmm(batch1, batch2), beta, alpha)
 
 
 @lower
@@ -170,7 +182,7 @@ def addbmm(
 ) -> Tensor:
     """beta * input + alpha * the sum of bmm(batch1, batch2) over the batch."""
     total = bmm(batch1, batch2).sum(0)
-    return _blend(input, cast(total, batch1.dtype), beta, alpha)
+    return _blend("addbmm", input, cast(total, batch1.dtype), beta, alpha)
 
 
 def tensordot(a: Tensor, b: Tensor, dims: Any = 2) -> Tensor:
@@ -213,7 +225,11 @@ def kron(input: Tensor, other: Tensor) -> Tensor:
 
 
 def cross(input: Tensor, other: Tensor, dim: int = -1) -> Tensor:
-    """The vector product along a dim of size 3."""
+    """The vector product along a dim of size 3. Raises RuntimeError for dtypes that differ."""
+    if input.dtype is not other.dtype:
+        raise RuntimeError(
+            f"linalg.cross: expected operands of one dtype; got {input._type} and {other._type}"
+        )
     if input.shape[dim] != 3 or other.shape[dim] != 3:
         raise RuntimeError(
             f"linalg.cross: inputs dimension {dim} must have length 3; got {input._type} and "

@@ -61,7 +61,7 @@ def matrix_norm(
 
 def _converted(name: str, x: Tensor, dtype: DType | None) -> Tensor:
     if x.dtype.category < Category.FLOAT:
-        raise RuntimeError(
+        raise NotImplementedError(
             f"{name}: Expected a floating point or complex tensor as input. Got {x._type}"
         )
     if dtype is None:

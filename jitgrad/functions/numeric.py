@@ -71,6 +71,9 @@ def isin(
     """Where elements are among the test elements (where they are not, with invert)."""
     if not isinstance(elements, Tensor) and not isinstance(test_elements, Tensor):
         raise TypeError("isin(): expected a Tensor as elements or as test_elements; got numbers")
+    for x in (elements, test_elements):
+        if isinstance(x, Tensor) and x.dtype in (dtypes.bool_, dtypes.complex64, dtypes.complex128):
+            raise RuntimeError(f"Unsupported input type encountered for isin(): {x._type}")
     dtype = result_type(elements, test_elements)
     a = cast(elements, dtype) if isinstance(elements, Tensor) else constant(elements, dtype)
     if isinstance(test_elements, Tensor):
@@ -144,6 +147,8 @@ def cumulative_trapezoid(
 def _trapezoids(name: str, y: Tensor, x: Tensor | None, dx: Any, dim: int) -> Tensor:
     if x is not None and dx is not None:
         raise TypeError(f"{name}(): expected x or dx, not both")
+    if y.dtype is dtypes.bool_ or (x is not None and x.dtype is dtypes.bool_):
+        raise RuntimeError(f"{name}: expected numbers as y and x; got bools; use .float()")
     axis = one_axis(name, y.ndim, dim)
     size = y.shape[axis]
     if size == 0:

@@ -10,7 +10,7 @@ from typing import Any
 
 from jitgrad.casting import wide
 from jitgrad.compiler.ops.record import OPS
-from jitgrad.compiler.symbolic import Sym
+from jitgrad.compiler.symbolic import Sym, is_static
 from jitgrad.compiler.symbolic import prod as dims_product
 from jitgrad.dispatch import apply
 from jitgrad.functions.args import all_axes, one_axis
@@ -175,6 +175,11 @@ def aminmax(input: Tensor, *, dim: int | None = None, keepdim: bool = False) -> 
 def _extreme(name: str, input: Tensor, dim: Any, keepdim: bool) -> Any:
     whole, best = ("amax", "argmax") if name == "max" else ("amin", "argmin")
     if dim is None:
+        if is_static(input._type.shape) and 0 in input._type.shape:
+            raise RuntimeError(
+                f"{name}(): Expected reduction dim to be specified for input.numel() == 0; got "
+                f"{input._type}; pass dim"
+            )
         return _reduce(whole, input, tuple(range(input.ndim)), False)
     if isinstance(dim, Tensor):
         return input.maximum(dim) if name == "max" else input.minimum(dim)
@@ -210,6 +215,8 @@ def argmin(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Tens
 
 
 def _arg(name: str, input: Tensor, dim: int | None, keepdim: bool) -> Tensor:
+    if input.dtype is dtypes.bool_:
+        raise NotImplementedError(f"{name}(): does not support bool input; use .int()")
     axes = tuple(range(input.ndim)) if dim is None else (one_axis(name, input.ndim, dim),)
     return _reduce(name, input, axes if input.ndim else (), keepdim)
 
@@ -243,7 +250,11 @@ def nansum(
 def nanmean(
     input: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: DType | None = None
 ) -> Tensor:
-    """The mean of what is not NaN."""
+    """The mean of what is not NaN. Raises RuntimeError for integers."""
+    if input.dtype.category < Category.FLOAT:
+        raise RuntimeError(
+            f"nanmean(): expected input of a floating point or complex dtype; got {input._type}"
+        )
     total = nansum(input, dim, keepdim, dtype=dtype)
     return total / sum(~input.isnan(), dim, keepdim)
 
@@ -399,6 +410,8 @@ def norm(
                 f"{x._type} and dim {dim}"
             )
         return nuclear_norm(x, (0, 1) if dim is None else dim, keepdim)
+    if isinstance(p, str) and p != "fro":
+        raise RuntimeError(f"[norm] expected p to be a number, 'fro' or 'nuc'; got {p!r}")
     return vector_norm(input, 2 if p in ("fro", None) else p, dim, keepdim, dtype=dtype)
 
 

@@ -134,7 +134,8 @@ def masked_scatter(input: Tensor, mask: Tensor, source: Tensor) -> Tensor:
 def put(input: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
     """input with source's elements at positions of the flattened input (or added there).
 
-    Raises RuntimeError for another dtype or number of elements, IndexError out of range.
+    Raises RuntimeError for another dtype; IndexError for another number of elements, and out of
+    range.
     """
     if source.dtype is not input.dtype:
         raise RuntimeError(
@@ -142,7 +143,7 @@ def put(input: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) 
             f"and source {source._type}"
         )
     if index.numel() != source.numel():
-        raise RuntimeError(
+        raise IndexError(
             "put_(): Expected source and index to have the same number of elements; got "
             f"{source._type} and {index._type}"
         )

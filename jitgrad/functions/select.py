@@ -142,9 +142,9 @@ def scatter_add(input: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
 def index_select(input: Tensor, dim: int, index: Tensor) -> Tensor:
     """The slices of input along dim that the 1-d index names."""
     axis = one_axis("index_select", input.ndim, dim)
-    index = as_index("index_select", index)
     if index.ndim > 1:
         raise IndexError(f"index_select(): Index is supposed to be a vector; got {index._type}")
+    index = as_index("index_select", index)
     size = input._type.shape[axis] if input.ndim else 1
     index = expect_positions("index_select", index.reshape(-1), axis, size)
     if not input.ndim:
@@ -186,6 +186,17 @@ def index_copy(input: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor
         raise RuntimeError(
             f"index_copy_(): self ({input._type}) and source ({source._type}) expected to have "
             "the same dtype"
+        )
+    if input.ndim and not source.ndim:
+        if index.numel() != 1:
+            raise IndexError(
+                f"index_copy_(): When source is scalar, index should have one element (got "
+                f"{index._type}); make source a slice for each index"
+            )
+        source = source.expand(tuple([1] * input.ndim))
+    elif source.ndim != input.ndim and input.ndim:
+        raise IndexError(
+            f"index_copy_(): expected source of input's rank; got {source._type} for {input._type}"
         )
     return _put_along("index_copy", input, dim, index, source, False)
 
@@ -259,6 +270,8 @@ def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
     if num_classes == -1:
         if tensor.numel() == 0:
             raise RuntimeError("Can not infer total number of classes from empty tensor.")
+        text = "[one_hot] Class values must be non-negative; got {value}"
+        tensor = expect_range(tensor, 0, None, RuntimeError, text)
         num_classes = int(tensor.max()) + 1
     else:
         text = "[one_hot] Class values must be non-negative and smaller than num_classes"

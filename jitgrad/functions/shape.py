@@ -185,7 +185,8 @@ def movedim(input: Tensor, source: Any, destination: Any) -> Tensor:
     sources = [source] if isinstance(source, int) else list(source)
     places = [destination] if isinstance(destination, int) else list(destination)
     if len(sources) != len(places):
-        raise RuntimeError(
+        kind = TypeError if isinstance(source, int) is not isinstance(destination, int) else None
+        raise (kind or RuntimeError)(
             f"movedim: Invalid source or destination dims: {source} and {destination} should "
             "contain the same number of dims"
         )
@@ -536,6 +537,8 @@ def cat(tensors: Sequence[Tensor], dim: int = 0, *, axis: int | None = None) -> 
     if any(x.ndim == 0 for x in kept):
         raise RuntimeError("zero-dimensional tensor (at position 0) cannot be concatenated")
     dtype = result_type(*parts)
+    if kept[0].ndim == 1 and _is_zero(kept[0]._type.shape[0]):  # all are: the dim is not looked at
+        return clone(cast(kept[0], dtype))
     where = one_axis("cat", kept[0].ndim, dim if axis is None else axis)
     if len(kept) == 1:
         return clone(cast(kept[0], dtype))
@@ -563,19 +566,19 @@ def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     return cat([unsqueeze(x, axis) for x in parts], axis)
 
 
-def atleast_1d(*tensors: Any) -> Any:
+def atleast_1d(*tensors: Tensor) -> Any:
     """Views of at least 1 dim, of one tensor or of each of several."""
     return _at_least(tensors, lambda x: x.reshape(1) if x.ndim == 0 else x)
 
 
-def atleast_2d(*tensors: Any) -> Any:
+def atleast_2d(*tensors: Tensor) -> Any:
     """Views of at least 2 dims, of one tensor or of each of several."""
     return _at_least(
         tensors, lambda x: x.reshape(1, 1) if x.ndim == 0 else x[None] if x.ndim == 1 else x
     )
 
 
-def atleast_3d(*tensors: Any) -> Any:
+def atleast_3d(*tensors: Tensor) -> Any:
     """Views of at least 3 dims, of one tensor or of each of several."""
 
     def grow(x: Tensor) -> Tensor:
@@ -766,14 +769,25 @@ def diag(input: Tensor, diagonal: int = 0) -> Tensor:
     return clone(diagonal_view(input, diagonal))
 
 
-def meshgrid(*tensors: Any, indexing: str = "ij") -> tuple[Tensor, ...]:
+def meshgrid(*tensors: Tensor, indexing: str = "ij") -> tuple[Tensor, ...]:
     """Coordinate grids of vectors."""
     if len(tensors) == 1 and isinstance(tensors[0], (tuple, list)):
         tensors = tuple(tensors[0])
     if indexing not in ("ij", "xy"):
         raise RuntimeError(
-            'torch.meshgrid: indexing must be one of "xy" or "ij", but received: ' + indexing
+            'torch.meshgrid: indexing must be one of "xy" or "ij", but received: ' + str(indexing)
         )
+    if not tensors:
+        raise RuntimeError("meshgrid expects a non-empty list of Tensors")
+    for x in tensors:
+        if not isinstance(x, Tensor):
+            raise TypeError(f"[meshgrid] expected Tensors; got {type(x).__name__}")
+        if x.ndim > 1:
+            raise RuntimeError(f"[meshgrid] expected 0-d and 1-d tensors; got {x._type}")
+        if x.dtype is not tensors[0].dtype:
+            raise RuntimeError(
+                f"[meshgrid] expected tensors of one dtype; got {tensors[0]._type} and {x._type}"
+            )
     parts = [x.reshape(-1) for x in tensors]
     swap = indexing == "xy" and len(parts) > 1
     if swap:

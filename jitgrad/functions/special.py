@@ -12,6 +12,7 @@ from typing import Any
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.functions.elementwise import generated, where
 from jitgrad.promotion import cast, elementwise, expect_operands, floating, result_type, to_operand
+from jitgrad.runtime import dtypes
 from jitgrad.tensor import Tensor
 
 
@@ -36,6 +37,8 @@ def mvlgamma(input: Tensor, p: int) -> Tensor:
     p (p - 1) / 4 log(pi) + the sum of lgamma(x - j / 2), j = 0 ... p - 1."""
     if p < 1:
         raise RuntimeError(f"mvlgamma: p has to be greater than or equal to 1; got {p}")
+    if input.dtype is dtypes.bool_:
+        raise RuntimeError("[mvlgamma] expected numbers; got bools; use .float()")
     x = _float(input)
     total = generated["lgamma"](x)
     for j in range(1, p):

@@ -60,6 +60,8 @@ def nanmedian(input: Tensor, dim: int | None = None, keepdim: bool = False) -> A
 
 
 def _median(name: str, input: Tensor, dim: int | None, keepdim: bool, skip: bool) -> Any:
+    if input.dtype is dtypes.bool_ or input.dtype.is_complex:
+        raise NotImplementedError(f"[{name}] expected real numbers; got {input._type}")
     if dim is None:
         flat = input.reshape(-1)
         if flat.shape[0] == 0:
@@ -209,7 +211,9 @@ def histc(input: Tensor, bins: int = 100, min: Any = 0, max: Any = 0) -> Tensor:
     if bins <= 0:
         raise RuntimeError(f"torch.histc(): bins must be > 0, but got {bins}")
     if not input.is_floating_point():
-        raise RuntimeError(f"[histc] expected a floating tensor; got {input._type}; use .float()")
+        raise NotImplementedError(
+            f"[histc] expected a floating tensor; got {input._type}; use .float()"
+        )
     if not isinstance(min, Tensor) and not isinstance(max, Tensor) and min > max:
         raise RuntimeError(f"torch.histc: max must be larger than min; got min={min}, max={max}")
     x = input.detach().reshape(-1)
@@ -244,7 +248,7 @@ def histogram(
     weight: what each element counts; density: counts over their sum and the widths of the parts.
     """
     if not input.is_floating_point():
-        raise RuntimeError(f"[histogram] expected a floating tensor; got {input._type}")
+        raise NotImplementedError(f"[histogram] expected a floating tensor; got {input._type}")
     x = input.detach().reshape(-1)
     edges, place, inside = _buckets("histogram", x, bins, range)
     counts = cast(inside, x.dtype)
@@ -320,9 +324,8 @@ def bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -
     """How often each integer from 0 on occurs in a vector, or the sum of weights there (in their
     dtype if floating, else float64). Under jit Python looks at the largest."""
     if input.dtype.category is not Category.INT or input.ndim != 1:
-        raise RuntimeError(
-            f"bincount only supports 1-d non-negative integral inputs; got {input._type}"
-        )
+        kind = RuntimeError if input.dtype.category is Category.INT else NotImplementedError
+        raise kind(f"bincount only supports 1-d non-negative integral inputs; got {input._type}")
     if state.recorder is not None and state.lazy is None and not state.levels:
         return _counted(input, weights, minlength)
     array = input._array("bincount")
@@ -443,6 +446,8 @@ def cov(
             f"cov(): expected input to have two or fewer dimensions but got an input with "
             f"{input.ndim} dimensions"
         )
+    if input.dtype is dtypes.bool_:
+        raise RuntimeError("cov(): bool dtype is not supported for input; use .float()")
     x = input.reshape(1, -1) if input.ndim < 2 else input
     x = cast(x, floating(x.dtype))
     count = x.shape[1]

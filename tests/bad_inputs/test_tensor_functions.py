@@ -27,7 +27,7 @@ ROWS = [
     (lambda: t.trapezoid(X, t.ones(4)), RuntimeError, ["trapezoid", "4", "3"]),
     (lambda: t.gradient(V[:1]), RuntimeError, ["at least edge_order+1", "1"]),
     (lambda: V.renorm(2, 0, 1.0), RuntimeError, ["renorm", "2 dimensions", "1"]),
-    (lambda: X.put(I, V[:2]), RuntimeError, ["same number of elements", "[2]", "[3]"]),
+    (lambda: X.put(I, V[:2]), IndexError, ["same number of elements", "[2]", "[3]"]),
     (lambda: t.searchsorted(X, t.ones(3, 3)), RuntimeError, ["first N-1", "[2, 3]", "[3, 3]"]),
     (lambda: X.repeat_interleave(I, 0), RuntimeError, ["same size", "3", "2"]),
     (lambda: X.resize_(-1), RuntimeError, ["[resize_]", "-1"]),
@@ -38,7 +38,7 @@ ROWS = [
     (lambda: I.histc(), RuntimeError, ["[histc]", "int64", ".float()"]),
     (lambda: V.bincount(), RuntimeError, ["bincount", "float32"]),
     (lambda: t.frexp(I), RuntimeError, ["frexp", "floating", "int64"]),
-    (lambda: t.gcd(V, V), TypeError, ["[gcd]", "float32"]),
+    (lambda: t.gcd(V, V), NotImplementedError, ["[gcd]", "float32"]),
     (lambda: t.nextafter(I, I), NotImplementedError, ["[nextafter]", "int64", ".float()"]),
     (lambda: I.logcumsumexp(0), NotImplementedError, ["logcumsumexp", "int64", ".float()"]),
     (lambda: V.scatter_reduce(0, I, I, "sum"), RuntimeError, ["dtype", "float32", "int64"]),
@@ -99,3 +99,36 @@ def test_error(code, error, words):
     for word in words:
         assert word in str(caught.value), str(caught.value)
     assert all(a.equal(b) for a, b in zip(before, (X, V, I), strict=True))
+
+
+WRONG_TYPES = [
+    (lambda: t.flip("a", (0,)), "[flip] expected a Tensor as input; got str"),
+    (lambda: X.unsqueeze("a"), "[unsqueeze] expected an int as dim; got str"),
+    (lambda: X.unsqueeze(1.5), "[unsqueeze] expected an int as dim; got float"),
+    (lambda: t.dist(V, V, "a"), "[dist] expected a number as p; got str"),
+    (lambda: t.stack([V, 1]), "[stack] expected a tuple of Tensors as tensors; got list with int"),
+    (lambda: t.atleast_2d(V, "a"), "[atleast_2d] expected a Tensor as tensors; got str"),
+    (lambda: t.fft.fft(V, norm=1), "[fft] expected a str as norm; got int"),
+    (lambda: X.sum(dtype="a"), "[sum] expected a dtype as dtype; got str"),
+    (lambda: t.linalg.multi_dot([X, 2]), "got list with int as element 1"),
+    (lambda: V.clamp(V, [1.0]), "expected a Tensor or a number; got list [1.0]"),
+]
+
+
+@pytest.mark.parametrize(("act", "text"), WRONG_TYPES)
+def test_argument_of_a_wrong_python_type(act, text):
+    with pytest.raises(TypeError) as caught:
+        act()
+    assert text in str(caught.value)
+    assert "test_tensor_functions.py:" in str(caught.value)
+
+
+def test_attribute_errors_of_other_causes_stay():
+    class Strange(t.nn.Module):
+        def forward(self, x):
+            return x.nothing_like_this
+
+    with pytest.raises(AttributeError, match="nothing_like_this"):
+        Strange()(X)
+    with pytest.raises(AttributeError, match="nothing_like_this"):
+        t.func.vmap(lambda x: x.nothing_like_this)(X)

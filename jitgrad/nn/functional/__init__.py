@@ -151,7 +151,7 @@ from jitgrad.nn.functional.with_indices import (
     max_pool2d_with_indices,
     max_pool3d_with_indices,
 )
-from jitgrad.runtime.userline import located
+from jitgrad.runtime.arguments import located
 
 __getattr__ = missing(__name__)
 

@@ -61,8 +61,6 @@ def _checked(n: int, op: str, input: Tensor, output_size: Sizes, batch_only: boo
         )
     spatial = input.shape[input.dim() - n :]
     sizes: list[Any] = list(output_size) if several else [output_size] * n  # type: ignore[arg-type]
-    if len(sizes) == 1:
-        sizes = sizes * n
     if len(sizes) != n:
         raise RuntimeError(f"[{op}] expected output_size of {n} sizes; got {output_size}")
     try:

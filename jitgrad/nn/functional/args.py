@@ -6,6 +6,7 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
+from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import DType
 from jitgrad.tensor import Tensor
 
@@ -45,9 +46,9 @@ def expect_tensors(op: str, **tensors: Any) -> None:
 
 
 def expect_floating(op: str, name: str, x: Tensor) -> None:
-    """Raises RuntimeError unless x is of a floating dtype."""
+    """Raises NotImplementedError unless x is of a floating dtype."""
     if not x.is_floating_point():
-        raise RuntimeError(
+        raise NotImplementedError(
             f"[{op}] expected {name} of a floating dtype; got {x.dtype} {tuple(x.shape)}; convert "
             "it with .float()"
         )
@@ -61,6 +62,13 @@ def expect_dtype(op: str, dtype: DType, **tensors: Tensor | None) -> None:
                 f"[{op}] expected {name} of input's dtype {dtype}; got {x.dtype} "
                 f"{tuple(x.shape)}; convert one with .to(dtype)"
             )
+
+
+def expect_same_or_wide(op: str, dtype: DType, **tensors: Tensor | None) -> None:
+    """expect_dtype, where tensors beside a 16-bit input may be of float32."""
+    for name, x in tensors.items():
+        if x is not None and not (dtype.itemsize == 2 and x.dtype is dtypes.float32):
+            expect_dtype(op, dtype, **{name: x})
 
 
 def expect_shape(op: str, shape: Sequence[int], **tensors: Tensor | None) -> None:

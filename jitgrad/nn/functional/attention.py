@@ -43,6 +43,8 @@ def scaled_dot_product_attention(
     """
     name = "scaled_dot_product_attention"
     expect_tensors(name, query=query, key=key, value=value)
+    if not 0.0 <= dropout_p <= 1.0:
+        raise RuntimeError(f"[{name}] expected dropout_p from 0 to 1; got {dropout_p}")
     _expect_attention(name, query, key, value)
     if enable_gqa:
         key, value = (_repeat_heads(name, x, query) for x in (key, value))

@@ -143,7 +143,9 @@ def _pad_by_name(
     if padding == "valid":
         return x, (0,) * n
     if padding != "same":
-        raise ValueError(f"[{op}] expected padding to be ints, 'valid' or 'same'; got {padding!r}")
+        raise RuntimeError(
+            f"[{op}] expected padding to be ints, 'valid' or 'same'; got {padding!r}"
+        )
     if any(s != 1 for s in stride):
         raise RuntimeError(
             f"[{op}] padding='same' is not supported for strided convolutions; got stride "

@@ -23,7 +23,7 @@ from jitgrad.nn.functional.reduction import (
     reduce_loss,
     reduce_weighted,
 )
-from jitgrad.promotion import constant
+from jitgrad.promotion import constant, promote_types
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.userline import warn
 from jitgrad.tensor import Tensor
@@ -38,6 +38,14 @@ def _difference(op: str, input: Tensor, target: Tensor) -> Tensor:
             f"[{op}] input has the shape {tuple(input.shape)} and target {tuple(target.shape)}: "
             "they are broadcast, which is likely not what is meant; make them equal"
         )
+    if not (input.is_floating_point() or target.is_floating_point()):
+        raise NotImplementedError(
+            f"[{op}] expected input or target of a floating dtype; got {input._type} and "
+            f"{target._type}; convert them with .float()"
+        )
+    if dtypes.bool_ in (input.dtype, target.dtype):  # which the operator - refuses
+        dtype = promote_types(input.dtype, target.dtype)
+        return input.to(dtype) - target.to(dtype)
     return input - target
 
 

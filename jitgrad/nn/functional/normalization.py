@@ -11,7 +11,12 @@ from collections.abc import Sequence
 import jitgrad.functions as ops
 from jitgrad.autograd.modes import no_grad
 from jitgrad.info import finfo
-from jitgrad.nn.functional.args import expect_floating, expect_shape, expect_tensors
+from jitgrad.nn.functional.args import (
+    expect_floating,
+    expect_same_or_wide,
+    expect_shape,
+    expect_tensors,
+)
 from jitgrad.nn.functional.padding import pad
 from jitgrad.runtime import dtypes
 from jitgrad.tensor import Tensor
@@ -56,8 +61,8 @@ def batch_norm(
 
     Training uses the batch's mean and biased variance over all dims but C, and moves the running
     ones, unbiased, in place: r = (1 - momentum) * r + momentum * new. Else the running ones are
-    used. Raises ValueError for fewer than 2 dims, one value per channel when training, or missing
-    statistics; RuntimeError for dtypes or shapes that do not fit.
+    used. Raises ValueError for fewer than 2 dims, one value per channel when training, or one of
+    the statistics alone; RuntimeError for missing ones, and for dtypes or shapes that do not fit.
     """
     expect_tensors("batch_norm", input=input)
     if input.dim() < 2:
@@ -70,6 +75,13 @@ def batch_norm(
     dims = (0, *range(2, input.dim()))
     shape = (1, -1) + (1,) * (input.dim() - 2)
     x = _wide(input)
+    expect_same_or_wide("batch_norm", input.dtype, weight=weight, bias=bias)
+    if (running_mean is None) != (running_var is None) and training:
+        raise ValueError(
+            "[batch_norm] expected both of running_mean and running_var, or neither; got one"
+        )
+    if eps < 0:
+        raise ValueError(f"[batch_norm] expected eps of at least 0; got {eps}")
     if training:
         count = math.prod(input.shape[d] for d in dims)
         if count == 1:
@@ -86,7 +98,7 @@ def batch_norm(
                     running.copy_(_wide(running) * (1 - momentum) + new * momentum)
     else:
         if running_mean is None or running_var is None:
-            raise ValueError(
+            raise RuntimeError(
                 "[batch_norm] expected running_mean and running_var when not training; got None"
             )
         centred = x - running_mean.reshape(shape)
@@ -126,6 +138,7 @@ def _expect_last_dims(
             f"{shape}; got {tuple(input.shape)}"
         )
     expect_shape(op, shape, **affine)
+    expect_same_or_wide(op, input.dtype, **affine)
 
 
 def group_norm(
@@ -147,6 +160,7 @@ def group_norm(
         )
     n, channels = input.shape[:2]
     expect_shape(op, (channels,), weight=weight, bias=bias)
+    expect_same_or_wide(op, input.dtype, weight=weight, bias=bias)
     if n * (channels // num_groups) * math.prod(input.shape[2:]) == 1:
         raise ValueError(
             f"[{op}] Expected more than 1 value per channel when training, got input size "

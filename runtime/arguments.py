@@ -1,0 +1,143 @@
+"""Errors of calls of public functions: the user's line, and arguments of a wrong Python type.
+
+Owns `located`, which wraps a function, and `complete`, what every wrapper of a public function
+calls where it catches an error: it looks at the function's annotations then, so that calls that
+work pay nothing. What is annotated `Any` is not looked at.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import numbers
+from collections.abc import Callable
+from typing import Any
+
+from jitgrad.runtime.userline import LOCATED, add_line
+
+CAUGHT = (*LOCATED, AttributeError)
+"""The kinds of error that may come of an argument of a wrong type."""
+
+
+def located(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, whose errors name the user's line. Functions that have a wrapper for another
+    reason (out=, autocast, NumPy's names) catch there instead, which costs nothing; they say so by
+    an attribute, `locates`, and are given back as they are."""
+    if getattr(function, "locates", False):
+        return function
+
+    @functools.wraps(function)
+    def locating(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except CAUGHT as error:
+            complete(error, function, args, kwargs)
+            raise
+
+    return locates(locating)
+
+
+def locates(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Marks a function that ends the text of its errors itself."""
+    function.locates = True  # type: ignore[attr-defined]
+    return function
+
+
+def complete(
+    error: Exception, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Ends an error's text with the user's line (userline.add_line). Raises TypeError in its place
+    when an argument is not of the Python type that the function's annotations say."""
+    if isinstance(error, TypeError) and any(mark in str(error) for mark in _OURS):
+        add_line(error)
+        return
+    found = wrong_argument(function, args, kwargs)
+    if found is not None:
+        mistake = TypeError(found)
+        mistake.__traceback__ = error.__traceback__
+        add_line(mistake)
+        raise mistake from error
+    if not isinstance(error, AttributeError):
+        add_line(error)
+
+
+def wrong_argument(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> str | None:
+    """The text about the first argument that is of a wrong Python type; None if there is none."""
+    inner = inspect.unwrap(function)
+    code = getattr(inner, "__code__", None)
+    if code is None:
+        return None
+    count = code.co_argcount
+    given = [*zip(code.co_varnames[:count], args, strict=False), *kwargs.items()]
+    if code.co_flags & inspect.CO_VARARGS:
+        name = code.co_varnames[count + code.co_kwonlyargcount]
+        rest = args[count:]
+        if len(rest) == 1 and isinstance(rest[0], (tuple, list)):
+            rest = tuple(rest[0])
+        given += [(name, value) for value in rest]
+    for name, value in given:
+        annotation = inner.__annotations__.get(name)
+        if isinstance(annotation, str):
+            wanted = annotation.removesuffix(" | None")
+            fits = _FITS.get(wanted)
+            if fits is None or (value is None and wanted != annotation) or fits(value):
+                continue
+            if value is None and name in _optional(inner):
+                continue
+            return (
+                f"[{function.__name__}] expected {_NAMES[wanted]} as {name}; got "
+                f"{type(value).__name__}{_advice(wanted, value)}"
+            )
+    return None
+
+
+def _optional(function: Any) -> tuple[str, ...]:
+    """The arguments whose default is None."""
+    signature = inspect.signature(function)
+    return tuple(n for n, p in signature.parameters.items() if p.default is None)
+
+
+def _is_tensor(x: Any) -> bool:
+    return any(c.__name__ == "Tensor" and hasattr(c, "backward") for c in type(x).__mro__)
+
+
+def _is_int(x: Any) -> bool:
+    """An integer of whatever kind: a size, a NumPy integer, a tensor of one integer."""
+    if _is_tensor(x):
+        return bool(x.numel() == 1 and not x.is_floating_point() and not x.is_complex())
+    return hasattr(type(x), "__index__")
+
+
+def _is_number(x: Any) -> bool:
+    if _is_tensor(x):
+        return bool(x.numel() == 1)
+    return isinstance(x, numbers.Number) or hasattr(type(x), "__float__")
+
+
+_FITS: dict[str, Callable[[Any], bool]] = {
+    "Tensor": _is_tensor,
+    "int": _is_int,
+    "float": _is_number,
+    "bool": lambda x: isinstance(x, (bool, numbers.Number)) or hasattr(type(x), "dtype"),
+    "str": lambda x: isinstance(x, str),
+    "Sequence[Tensor]": lambda x: isinstance(x, (tuple, list)) and all(map(_is_tensor, x)),
+    "DType": lambda x: type(x).__name__ == "DType",
+}
+_OURS = ("[", "()", "expected ", " must be ")
+"""What tells our texts from Python's own, such as 'str' object cannot be interpreted as an integer.
+"""
+_NAMES = {
+    "Tensor": "a Tensor", "int": "an int", "float": "a number", "bool": "a bool", "str": "a str",
+    "DType": "a dtype", "Sequence[Tensor]": "a tuple of Tensors",
+}  # fmt: skip
+
+
+def _advice(wanted: str, value: Any) -> str:
+    if wanted == "Sequence[Tensor]" and isinstance(value, (tuple, list)):
+        index, first = next((i, x) for i, x in enumerate(value) if not _is_tensor(x))
+        return f" with {type(first).__name__} as element {index}"
+    if wanted == "Tensor" and not isinstance(value, str) and value is not None:
+        return "; convert it with jitgrad.tensor(...)"
+    return ""
