@@ -1,4 +1,4 @@
-"""Static archives (`.a`): one object file and the index of its symbols, as `ar rcs` makes them.
+"""Static archives (`.a`): object files and the index of their symbols, as `ar rcs` makes them.
 
 Owns the System V format, which GNU ld, gold, lld and mold read: the magic, then members, each with
 a header of 60 bytes in ASCII. The first member, "/", is the index: a count, the offset of the
@@ -13,21 +13,28 @@ from collections.abc import Sequence
 MAGIC = b"!<arch>\n"
 
 
-def archive(name: str, data: bytes, symbols: Sequence[str]) -> bytes:
-    """An archive of one member."""
-    label = f"{name}/"
-    long_names = b""
-    if len(label) > 16:
-        long_names, label = f"{name}/\n".encode(), "/0"
+def archive(members: Sequence[tuple[str, bytes, Sequence[str]]]) -> bytes:
+    """An archive of members: the name, the content and the symbols of each."""
+    long_names, labels = b"", []
+    for name, _, _ in members:
+        label = f"{name}/"
+        if len(label) > 16:
+            label = f"/{len(long_names)}"
+            long_names += f"{name}/\n".encode()
+        labels.append(label)
+    symbols = [s for _, _, given in members for s in given]
     texts = b"".join(s.encode() + b"\0" for s in symbols)
-    index_size = 4 + 4 * len(symbols) + len(texts)
-    first = len(MAGIC) + 60 + _even(index_size)
-    first += 60 + _even(len(long_names)) if long_names else 0
-    index = struct.pack(f">I{len(symbols)}I", len(symbols), *[first] * len(symbols)) + texts
+    at = len(MAGIC) + 60 + _even(4 + 4 * len(symbols) + len(texts))
+    at += 60 + _even(len(long_names)) if long_names else 0
+    offsets = []
+    for _, data, given in members:
+        offsets += [at] * len(given)
+        at += 60 + _even(len(data))
+    index = struct.pack(f">I{len(symbols)}I", len(symbols), *offsets) + texts
     parts = [MAGIC, _member("/", index)]
     if long_names:
         parts.append(_member("//", long_names))
-    parts.append(_member(label, data))
+    parts += [_member(label, m[1]) for label, m in zip(labels, members, strict=True)]
     return b"".join(parts)
 
 

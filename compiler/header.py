@@ -47,9 +47,7 @@ def c_header(model: Model, filename: str, built: str) -> str:
    Arrays are dense and row-major, aligned as their element type is. Outputs must overlap neither
    the inputs nor each other.
 
-       jg_{name} *model = jg_{name}_create(1);
-       if (!model) {{ puts(jg_{name}_status()); return 1; }}
-{_first_sizes(model)}\
+{_first_lines(model, built)}{_first_sizes(model)}\
        if (jg_{name}_run(model, inputs, outputs) != JG_OK) puts(jg_{name}_last_error(model));
        jg_{name}_destroy(model);
 
@@ -86,11 +84,7 @@ enum {{ JG_{upper}_INPUTS = {len(inputs)}, JG_{upper}_OUTPUTS = {len(outputs)} }
 {_port_enums(upper, model)}
 typedef struct jg_{name} jg_{name};
 
-/* A new instance that runs on up to `threads` threads, the caller's among them (less than 1 counts
-   as 1). NULL when this processor lacks a feature that the code needs (see jg_{name}_status), or
-   when there is no memory. */
-jg_{name} *jg_{name}_create(int threads);
-
+{_creation(model, built)}
 /* Ends the threads and frees the memory. NULL is allowed; a call must not be running. */
 void jg_{name}_destroy(jg_{name} *model);
 
@@ -127,6 +121,56 @@ const int64_t *jg_{name}_output_dims(int i);
 #endif
 #endif /* {guard} */
 """
+
+
+def _maps(built: str) -> bool:
+    """Whether the file has create_from: an object file may be for a system without files."""
+    return not built.endswith(".o")
+
+
+def _first_lines(model: Model, built: str) -> str:
+    name = model.name
+    if not model.side:
+        return (
+            f"       jg_{name} *model = jg_{name}_create(1);\n"
+            f"       if (!model) {{ puts(jg_{name}_status()); return 1; }}\n"
+        )
+    made = f'create_from(1, "{_comment(model.weights_file)}", &why)'
+    if not _maps(built):
+        made = f"create_with(1, weights, JG_{name.upper()}_WEIGHTS_SIZE, &why)"
+    return (
+        "       const char *why;\n"
+        f"       jg_{name} *model = jg_{name}_{made};\n"
+        "       if (!model) { puts(why); return 1; }\n"
+    )
+
+
+def _creation(model: Model, built: str) -> str:
+    """The functions that make instances."""
+    name = model.name
+    if not model.side:
+        return f"""\
+/* A new instance that runs on up to `threads` threads, the caller's among them (less than 1 counts
+   as 1). NULL when this processor lacks a feature that the code needs (see jg_{name}_status), or
+   when there is no memory. */
+jg_{name} *jg_{name}_create(int threads);
+"""
+    from_file = f"""
+/* The same, of the file's path: it is mapped, and given back by destroy. */
+jg_{name} *jg_{name}_create_from(int threads, const char *path, const char **why);
+"""
+    return f"""\
+/* A new instance that runs on up to `threads` threads, the caller's among them (less than 1 counts
+   as 1). The weights are what this file holds, mapped or read by the caller, aligned to 16 bytes:
+       {_comment(model.weights_file)}
+   They must stay as they are until destroy; instances may share them. That
+   they are this library's, and all of them, is checked; their content is not.
+   NULL when they are not, when this processor lacks a feature that the code needs, or when there is
+   no memory; *why is then the reason (why may be NULL). */
+#define JG_{name.upper()}_WEIGHTS_SIZE INT64_C({fmt.WEIGHTS_HEAD + model.weights_bytes})
+jg_{name} *jg_{name}_create_with(
+        int threads, const void *weights, int64_t nbytes, const char **why);
+{from_file if _maps(built) else ""}"""
 
 
 def _sizes(model: Model) -> str:

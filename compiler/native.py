@@ -1,7 +1,8 @@
 """A graph as a native library: one object file, a C header, and the shared library linked of them.
 
 Owns the way from a Graph and its state to files. Code is the pipeline's, the C interface is
-`codegen/capi.py`'s, the header `header.py`'s, linking `link.py`'s, the seal `artifact_format.py`'s.
+`codegen/capi.py`'s, the header `header.py`'s, weights `weights.py`'s, linking `link.py`'s, the seal
+`artifact_format.py`'s.
 """
 
 from __future__ import annotations
@@ -11,9 +12,8 @@ import json
 import os
 import re
 import secrets
-import struct
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from jitgrad.compiler.archive import archive
-from jitgrad.compiler.codegen import capi, features, levels, pool
+from jitgrad.compiler.codegen import capi, features, levels, mapping, pool
 from jitgrad.compiler.codegen.cross import compile_for
 from jitgrad.compiler.codegen.interface import Size
 from jitgrad.compiler.codegen.target import Target, llvm_binding, targets_of
@@ -35,11 +35,11 @@ from jitgrad.compiler.pipeline import Options, stages_of
 from jitgrad.compiler.python_loader import python_loader
 from jitgrad.compiler.size_limits import conditions, planned_at_most, with_limits
 from jitgrad.compiler.wasm_loader import wasm_loader
+from jitgrad.compiler.weights import Packed, fill_section, pack, write_weights
 from jitgrad.runtime import artifact_format as fmt
-from jitgrad.runtime.errors import CompileError, InternalError
+from jitgrad.runtime.errors import CompileError
 
 _WEIGHTS_LIMIT = 2**31 - 2**24  # position-independent code reaches 2 GiB
-_ALIGN = 128
 _TEXT_LIMIT = 2**26  # weights that go through LLVM as text
 _APPLE_PROVIDES = frozenset({"bzero", "__bzero", "memset_pattern16"})
 _WASM_PROVIDES = frozenset({"__heap_base", "__stack_pointer", "__indirect_function_table",
@@ -52,11 +52,21 @@ _SUFFIXES = (".so", ".dylib", ".o", ".a", ".wasm")
 @dataclass(frozen=True)
 class NativeFiles:
     """What `write_native` wrote. `library` is None when an object file or an archive (`object`) was
-    asked for; `header` is the JavaScript loader for WebAssembly."""
+    asked for; `header` is the JavaScript loader for WebAssembly; `weights` their file, if any."""
 
     object: Path | None
     header: Path
     library: Path | None
+    weights: Path | None = None
+
+
+@dataclass
+class _Built:
+    """An object, what its header tells of, and one more object: what maps the weights' file."""
+
+    code: bytes
+    model: capi.Model
+    mapping: bytes = b""
 
 
 def write_native(
@@ -67,6 +77,7 @@ def write_native(
     name: str | None = None,
     output_names: Sequence[str] = (),
     target: Target | str | None = None,
+    weights: str | os.PathLike[str] | None = None,
     creator: str = "jitgrad",
 ) -> NativeFiles:
     """Writes `path` and what goes with it.
@@ -74,7 +85,8 @@ def write_native(
     By its suffix: .so or .dylib, a shared library, with a Python module that loads it; .o, an
     object file; .a, a static archive; each with a C header beside it. .wasm, a WebAssembly module,
     with a JavaScript loader (.js).
-    target: for another machine than this; see `codegen/target.py`, target_of.
+    target: for another machine than this; see `codegen/target.py`, target_of. weights: a file that
+    the weights go to, in the place of the library.
 
     graph: pure; its inputs of kind "state" take their values from `state`, by name. Symbolic dims
     have a largest size (a guard of its env), which memory is made for. name: the C functions are
@@ -107,20 +119,54 @@ def write_native(
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", symbol):
         raise ValueError(f"[native] expected name to be a C identifier; got {name!r}")
     header_path = path.with_suffix(".h")
-    code, model = build_object(graph, state, symbol, output_names, targets, creator)
+    if weights is None:
+        built = _build(graph, state, symbol, output_names, targets, creator, path.suffix)
+        return _write(path, header_path, built, made, None)
+    side = Path(weights)
+    if side.suffix in (*_SUFFIXES, ".h", ".py", ".js") or side.is_dir():
+        raise ValueError(
+            f'[native] expected weights to be the path of a file such as "{stem}.weights"; got '
+            f"{str(side)!r}"
+        )
+    temporary = _temporary(side)
 
-    def write_header(built: Path) -> None:
+    def store(packed: Packed) -> bytes:
+        try:
+            return write_weights(packed, temporary)
+        except OSError as error:
+            raise _unwritable(side, error) from None
+
+    try:
+        built = _build(
+            graph, state, symbol, output_names, targets, creator, path.suffix, side.name, store
+        )
+        os.replace(temporary, side)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return _write(path, header_path, built, made, side)
+
+
+def _write(
+    path: Path, header_path: Path, built: _Built, made: Target, side: Path | None
+) -> NativeFiles:
+    """The files of an object that is compiled."""
+    code, model = built.code, built.model
+    symbol = model.name
+
+    def write_header(file: Path) -> None:
         if made.is_wasm:  # one that is linked by hand has no digest
-            digest = hashlib.sha256(path.read_bytes()).hexdigest() if built == path else ""
+            digest = hashlib.sha256(path.read_bytes()).hexdigest() if file == path else ""
             _replace(path.with_suffix(".js"), wasm_loader(model, digest).encode())
         else:
-            _replace(header_path, c_header(model, header_path.name, built.name).encode())
+            _replace(header_path, c_header(model, header_path.name, file.name).encode())
 
     if path.suffix in (".o", ".a"):
-        symbols = _symbols(model, made)
-        _replace(path, code if path.suffix == ".o" else archive(f"{symbol}.o", code, symbols))
+        members = [(f"{symbol}.o", code, capi.public_symbols(model, made.is_wasm))]
+        if built.mapping:
+            members.append((f"{symbol}_map.o", built.mapping, [mapping.symbol(model)]))
+        _replace(path, code if path.suffix == ".o" else archive(members))
         write_header(path)
-        return NativeFiles(path, header_path, None)
+        return NativeFiles(path, header_path, None, side)
     with tempfile.TemporaryDirectory(prefix="jitgrad-") as folder:
         linked = Path(folder) / path.name
         unlinked = Path(folder) / f"{path.stem}.o"
@@ -140,7 +186,7 @@ def write_native(
         text = python_loader(model, module, path.name)
         _replace(path.with_name(f"{module}.py"), text.encode())
     write_header(path)
-    return NativeFiles(None, path.with_suffix(".js") if made.is_wasm else header_path, path)
+    return NativeFiles(None, path.with_suffix(".js") if made.is_wasm else header_path, path, side)
 
 
 def build_object(
@@ -151,37 +197,86 @@ def build_object(
     target: Target | Sequence[Target],
     creator: str,
 ) -> tuple[bytes, capi.Model]:
-    """The object file, and what its header tells of. Several targets are levels of one processor
-    family, the lowest first: the object holds code for each, and chooses when it runs."""
+    """The object file, weights in it, and what its header tells of. Several targets are levels of
+    one processor family, the lowest first: the object holds code for each, and chooses when it
+    runs."""
+    targets = [target] if isinstance(target, Target) else list(target)
+    built = _build(graph, state, name, output_names, targets, creator, ".o")
+    return built.code, built.model
+
+
+def _build(
+    graph: Graph,
+    state: Mapping[str, np.ndarray[Any, Any]],
+    name: str,
+    output_names: Sequence[str],
+    targets: list[Target],
+    creator: str,
+    suffix: str,
+    weights_file: str = "",
+    store: Callable[[Packed], bytes] | None = None,
+) -> _Built:
+    """store: writes the weights to `weights_file` and gives the digest; None: they go into the
+    object. suffix: of the file that the object is for, as to how such a file is mapped."""
     _check_graph(graph)
     if graph.env.hints:
         graph = with_limits(graph)
-    targets = [target] if isinstance(target, Target) else list(target)
     lowest = targets[0]
     runtime = pool.emit_runtime(lowest.triple, threads=not lowest.is_wasm)
     modules = [capi.private_names(str(runtime))]
-    if len(targets) == 1:
-        model, weights, texts = _part(graph, state, name, output_names, lowest, creator)
-        modules = [capi.emit_text(model, lowest), *modules, *texts]
+    content = digest = b""
+    parts: list[tuple[capi.Model, list[str]]] = []
+    for number, t in enumerate(targets):
+        label = name if len(targets) == 1 else levels.part_name(name, number)
+        part, packed, texts = _part(graph, state, label, output_names, t, creator)
+        if store is None:
+            content = _content(packed, lowest)
+            part.weights = b"" if lowest.is_elf else content
+        else:
+            digest = digest or store(packed)
+            part.side, part.weights_file = digest, weights_file
+            more = {"weights_file": weights_file, "weights_digest": digest.hex()}
+            part.metadata = json.dumps({**json.loads(part.metadata), **more})
+        parts.append((part, texts))
+    model = parts[0][0]
+    if len(parts) == 1:
+        modules = [capi.emit_text(model, lowest), *modules, *parts[0][1]]
     else:
-        for number, t in enumerate(targets):
-            label = levels.part_name(name, number)
-            part, weights, texts = _part(graph, state, label, output_names, t, creator)
+        for number, ((part, texts), t) in enumerate(zip(parts, targets, strict=True)):
             texts = [levels.marked(x, t) for x in (capi.emit_text(part, t, number), *texts)]
             # Levels may share kernels' names: they become internal here.
-            shown = {*_symbols(part, lowest), "jg.weights"}
+            shown = {*capi.public_symbols(part, lowest.is_wasm), "jg.weights"}
             modules.append(_joined(texts, shown))
-            model = part if number == 0 else model
         model = replace(model, name=name)
         cpus = ", ".join(t.cpu for t in targets)
         model.version = model.version.replace(lowest.cpu, cpus)
         model.metadata = json.dumps({**json.loads(model.metadata), "name": name, "cpu": cpus})
         modules.insert(0, str(levels.emit_choice(model, len(targets), lowest)))
-    keep = {*_symbols(model, lowest), fmt.DESCRIPTOR}
-    code = compile_for(_joined(modules, keep), lowest, _provided(lowest))
-    if weights and lowest.is_elf:
-        code = _fill_section(code, capi.WEIGHTS_SECTION, weights)
-    return code, model
+    keep = {*capi.public_symbols(model, lowest.is_wasm), fmt.DESCRIPTOR}
+    may_call, apart = _provided(lowest), b""
+    if digest and suffix != ".o" and not lowest.is_wasm:
+        mapper, symbol = str(mapping.emit_mapping(model, lowest)), mapping.symbol(model)
+        if suffix == ".a":
+            known = mapping.SYMBOLS | {f"jg_{name}_create_with"}
+            apart = compile_for(_joined([mapper], {symbol}), lowest, known)
+        else:
+            modules.append(mapper)
+            keep, may_call = keep | {symbol}, may_call | mapping.SYMBOLS
+    code = compile_for(_joined(modules, keep), lowest, may_call)
+    if content and lowest.is_elf:
+        code = fill_section(code, capi.WEIGHTS_SECTION, content)
+    return _Built(code, model, apart)
+
+
+def _content(packed: Packed, target: Target) -> bytes:
+    """The weights that go into an object."""
+    limit = _WEIGHTS_LIMIT if target.is_elf else _TEXT_LIMIT
+    if packed.nbytes > limit:
+        raise CompileError(
+            f"[native] expected at most {limit} bytes of weights in a library; got "
+            f"{packed.nbytes}; give them a file of their own (weights=...)"
+        )
+    return packed.content()
 
 
 def _part(
@@ -191,7 +286,7 @@ def _part(
     output_names: Sequence[str],
     target: Target,
     creator: str,
-) -> tuple[capi.Model, bytes, list[str]]:
+) -> tuple[capi.Model, Packed, list[str]]:
     """A model for one target: its description, its weights, the texts of its kernels' modules."""
     needed = features.required_features(target)
     with graph.env.deciding_by_form():
@@ -199,7 +294,8 @@ def _part(
         if graph.env.hints:
             stages = planned_at_most(stages)
         image, syms = assemble(stages)
-    offsets, weights = _pack_state(simple, state, _WEIGHTS_LIMIT if target.is_elf else _TEXT_LIMIT)
+    packed = pack(simple, state)
+    offsets = packed.offsets
     ports = [
         capi.Port(i.name, i.value.type.dtype.name, tuple(i.value.type.shape),
                   i.value.type.dtype.itemsize)
@@ -213,7 +309,7 @@ def _part(
         port = capi.Port(label, v.type.dtype.name, tuple(v.type.shape), v.type.dtype.itemsize)
         outputs.append((image.n_inputs + k, port))
     model = capi.Model(
-        name, image, inputs, outputs, offsets, len(weights),
+        name, image, inputs, outputs, offsets, packed.nbytes,
         faults=[_fault_text(site.node) for site in stages.program.sites],
         features=[(f, _missing_text(f)) for f in needed],
         version=f"{creator}, format {fmt.FORMAT_VERSION}, for {target.triple} ({target.cpu})",
@@ -225,12 +321,10 @@ def _part(
     if simple.writes:
         model.own = [ports[slot] for slot in offsets]
     moved = sum(p.numel * p.itemsize for _, p in (*inputs, *outputs))
-    moved += len(weights) + image.arena_bytes
+    moved += packed.nbytes + image.arena_bytes
     model.metadata = _metadata(model, needed, target, creator, moved)
-    if not target.is_elf:
-        model.weights = weights
     kernels = {g.key: g.module_text for g in stages.all_generated() if g.module_text}
-    return model, weights, list(kernels.values())
+    return model, packed, list(kernels.values())
 
 
 def _provided(target: Target) -> frozenset[str]:
@@ -260,46 +354,9 @@ def _check_graph(graph: Graph) -> None:
             raise CompileError(f"[native] {v.type.dtype} has no C form; convert it first")
 
 
-def _symbols(model: capi.Model, target: Target) -> list[str]:
-    return capi.public_symbols(
-        model.name, target.is_wasm, stateful=bool(model.own), sized=bool(model.sizes)
-    )
-
-
-def _ints(shape: Sequence[Any]) -> tuple[int, ...]:
-    return tuple(int(d) for d in shape)
-
-
 def _identifier(text: str) -> str:
     cleaned = re.sub(r"[^A-Za-z0-9_]", "_", text)
     return cleaned if cleaned and not cleaned[0].isdigit() else f"m{cleaned}"
-
-
-def _pack_state(
-    graph: Graph, state: Mapping[str, np.ndarray[Any, Any]], limit: int
-) -> tuple[dict[int, int], bytes]:
-    """{slot: offset} of the state that the graph reads, and the bytes."""
-    used = {v for node in graph.nodes for v in node.inputs} | set(graph.outputs)
-    used |= {graph.inputs[w.input].value for w in graph.writes}
-    offsets: dict[int, int] = {}
-    parts: list[bytes] = []
-    size = 0
-    for slot, item in enumerate(graph.inputs):
-        if item.kind != "state" or item.value not in used:
-            continue
-        array = np.ascontiguousarray(state[item.name]).reshape(_ints(item.value.type.shape))
-        if array.dtype != item.value.type.dtype.np:
-            raise InternalError(f"state {item.name}: {array.dtype}, not {item.value.type}")
-        offsets[slot] = size
-        data = array.tobytes()
-        padding = -len(data) % _ALIGN if data else _ALIGN  # something to point at
-        parts += [data, bytes(padding)]
-        size += len(data) + padding
-    if size > limit:
-        raise CompileError(
-            f"[native] expected at most {limit} bytes of weights in a library; got {size}"
-        )
-    return offsets, b"".join(parts)
 
 
 def _fault_text(node: Node) -> str:
@@ -359,27 +416,14 @@ def _joined(modules: list[str], keep: set[str]) -> str:
     return str(whole)
 
 
-def _fill_section(data: bytes, name: str, content: bytes) -> bytes:
-    """An ELF64 object with the (equally long) content of one section replaced."""
-    if data[:6] != b"\x7fELF\x02\x01":
-        raise CompileError("[native] weights go into ELF objects only; this target makes no ELF")
-    start = struct.unpack_from("<Q", data, 40)[0]
-    size, count, strings = struct.unpack_from("<HHH", data, 58)
-    sections = [struct.unpack_from("<IIQQQQ", data, start + k * size) for k in range(count)]
-    names = sections[strings][4]
-    for entry in sections:
-        at = names + entry[0]
-        if data[at : data.index(b"\0", at)] == name.encode():
-            offset, length = entry[4], entry[5]
-            if length != len(content):
-                raise InternalError(f"section {name} has {length} bytes, not {len(content)}")
-            return b"".join([data[:offset], content, data[offset + length :]])
-    raise InternalError(f"the object has no section {name}")
+def _temporary(path: Path) -> Path:
+    """A new name in the same folder, to be renamed."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}")
 
 
 def _replace(path: Path, content: bytes, mode: int = 0o666) -> None:
     """Writes a file in one step: a reader, or a program that has it mapped, sees old or new."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    temporary = _temporary(path)
     try:
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         try:
@@ -390,8 +434,12 @@ def _replace(path: Path, content: bytes, mode: int = 0o666) -> None:
             temporary.unlink(missing_ok=True)
             raise
     except OSError as error:
-        raise type(error)(
-            error.errno,
-            f"[native] expected a folder that can be written; {str(path)!r} cannot be: "
-            f"{error.strerror}; choose another folder",
-        ) from None
+        raise _unwritable(path, error) from None
+
+
+def _unwritable(path: Path, error: OSError) -> OSError:
+    return type(error)(
+        error.errno,
+        f"[native] expected a folder that can be written; {str(path)!r} cannot be: "
+        f"{error.strerror}; choose another folder",
+    )

@@ -24,6 +24,7 @@ for an extension module; from another folder it works, with load("path/to/@LIBRA
 """
 
 import ctypes
+import mmap
 import os
 import threading
 
@@ -35,17 +36,21 @@ STATES = @STATES@
 SIZES = @SIZES@
 _PREFIX = "jg_@NAME@_"
 _LIBRARY = "@LIBRARY@"
+_WEIGHTS = @WEIGHTS@
 _FAULT, _BAD_ARGUMENT = @FAULT@, @BAD_ARGUMENT@
 
 
-def load(path=None, threads=1):
-    """The model of a library; default: the one beside this file. threads: for each call.
+def load(path=None, threads=1, weights=None):
+    """The model of a library; default: the one beside this file. threads: for each call. weights:
+    their file, of a library that keeps them in one; default: the one beside the library.
 
-    Raises OSError when the library cannot be opened, RuntimeError when the processor lacks what its
-    code needs.
+    Raises OSError when a file cannot be opened, RuntimeError when the processor lacks what the code
+    needs, or the file of weights is another library's or truncated.
     """
-    here = os.path.dirname(os.path.abspath(__file__))
-    return Model(path or os.path.join(here, _LIBRARY), threads)
+    path = path or os.path.join(os.path.dirname(os.path.abspath(__file__)), _LIBRARY)
+    if _WEIGHTS and weights is None:
+        weights = os.path.join(os.path.dirname(os.path.abspath(path)), _WEIGHTS)
+    return Model(path, threads, weights)
 
 
 def _dtype(name):
@@ -56,9 +61,18 @@ class Model:
     """Call it with one array for each of INPUTS, of that dtype and shape. A size that has a name
     may be any in its range of SIZES. Thread-safe."""
 
-    def __init__(self, path, threads):
+    def __init__(self, path, threads, weights=None):
         library = ctypes.CDLL(os.path.abspath(path))
-        self._create = self._function(library, "create", ctypes.c_void_p, ctypes.c_int)
+        self._weights = None
+        if _WEIGHTS:
+            with open(weights, "rb") as file:
+                self._weights = np.frombuffer(
+                    mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+            self._create = self._function(
+                library, "create_with", ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p,
+                ctypes.c_int64, ctypes.POINTER(ctypes.c_char_p))
+        else:
+            self._create = self._function(library, "create", ctypes.c_void_p, ctypes.c_int)
         self._destroy = self._function(library, "destroy", None, ctypes.c_void_p)
         self._run = self._function(library, "run", ctypes.c_int, *[ctypes.c_void_p] * 3)
         self._error = self._function(library, "last_error", ctypes.c_char_p, ctypes.c_void_p)
@@ -86,9 +100,15 @@ class Model:
         return function
 
     def _new(self):
-        instance = self._create(self._threads)
-        if not instance:
-            raise MemoryError("no memory for an instance")
+        if self._weights is None:
+            instance = self._create(self._threads)
+            if not instance:
+                raise MemoryError("no memory for an instance")
+        else:
+            why, given = ctypes.c_char_p(), self._weights
+            instance = self._create(self._threads, given.ctypes.data, given.nbytes, why)
+            if not instance:
+                raise RuntimeError(why.value.decode())
         return instance
 
     def __del__(self):
@@ -177,6 +197,7 @@ def python_loader(model: Model, module: str, library: str) -> str:
 
     fill = {
         "VERSION": model.version, "MODULE": module, "LIBRARY": library, "NAME": model.name,
+        "WEIGHTS": repr(model.weights_file or None),
         "INPUTS": describe([p for _, p in model.inputs]),
         "OUTPUTS": describe([p for _, p in model.outputs]), "STATES": describe(model.own),
         "SIZES": repr({s.name: (s.low, s.high) for s in model.sizes}),

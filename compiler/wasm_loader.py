@@ -18,6 +18,33 @@ _ARRAYS = {
 }  # fmt: skip
 
 
+_WEIGHTS = """\
+  weights = new Uint8Array(await bytesOf(weights, @FILE@));
+  if (subtle) {  // the digest of the digests of pieces
+    const found = [];
+    for (let at = @HEAD@; at < weights.length; at += @PIECE@) {
+      const piece = weights.subarray(at, Math.min(at + @PIECE@, weights.length));
+      found.push(...new Uint8Array(await subtle.digest("SHA-256", piece)));
+    }
+    const all = new Uint8Array(await subtle.digest("SHA-256", new Uint8Array(found)));
+    if (Array.from(all, (b) => b.toString(16).padStart(2, "0")).join("") !== "@DIGEST@") {
+      throw new Error("expected the weights that this module was written with; got others");
+    }
+  }
+"""
+_CREATE = """\
+    this.instance = this.call("create", 1);
+    if (!this.instance) throw new Error("no memory for an instance");
+"""
+_CREATE_WITH = """\
+    const place = this.allocate(weights.length);
+    new Uint8Array(exports.memory.buffer, place, weights.length).set(weights);
+    const why = this.allocate(4);
+    this.instance = this.call("create_with", 1, place, BigInt(weights.length), why);
+    const text = new Uint32Array(exports.memory.buffer, why, 1)[0];
+    if (!this.instance) throw new Error(this.text(text));
+    this.weights = [place, why];
+"""
 _RESIZE = """
   // Sets the sizes that may differ, by name; results then have the shapes `outputShapes`.
   resize(given) {
@@ -55,13 +82,22 @@ def wasm_loader(model: Model, digest: str) -> str:
         resizing = _RESIZE
         example = "//     model.resize({ " + ", ".join(f"{s.name}: {s.low}" for s in model.sizes)
         example += " });  // sizes that may differ; their arrays are as large as they say\n"
+    side, weights, create = "", "", _CREATE
+    files = f'fetch("{model.name}.wasm")'
+    if model.side:
+        side, weights, create = ", weights", _WEIGHTS, _CREATE_WITH
+        weights = weights.replace("@FILE@", json.dumps(model.weights_file))
+        weights = weights.replace("@DIGEST@", model.side.hex())
+        weights = weights.replace("@HEAD@", str(fmt.WEIGHTS_HEAD))
+        weights = weights.replace("@PIECE@", str(fmt.PIECE))
+        files += f", fetch({json.dumps(model.weights_file)})"
     dtypes = {p.dtype for _, p in (*model.inputs, *model.outputs)}
     arrays = ", ".join(f"{d}: {_ARRAYS[d]}" for d in sorted(dtypes))
     return f"""\
 // {model.version}
 //
 //     import {{ load }} from "./{model.name}.js";
-//     const model = await load(fetch("{model.name}.wasm"));  // or its bytes
+//     const model = await load({files});  // or bytes
 {example}//     const [y] = model.run(new Float32Array(...));
 //
 // Inputs and results are typed arrays, dense and row-major (float16 and bfloat16 as their bits).
@@ -72,12 +108,17 @@ export const inputs = {describe(model.inputs)};
 export const outputs = {describe(model.outputs)};
 export const sizes = {json.dumps(sizes)};
 
-export async function load(source) {{
+async function bytesOf(source, name) {{
   source = await source;
   if (typeof Response !== "undefined" && source instanceof Response) {{
-    if (!source.ok) throw new Error(`expected {model.name}.wasm; got status ${{source.status}}`);
+    if (!source.ok) throw new Error(`expected ${{name}}; got status ${{source.status}}`);
     source = await source.arrayBuffer();
   }}
+  return source;
+}}
+
+export async function load(source{side}) {{
+  source = await bytesOf(source, "{model.name}.wasm");
   let subtle = globalThis.crypto?.subtle;  // pages have it in secure contexts only
   if (!subtle && globalThis.process?.versions?.node) {{
     subtle = (await import("node:crypto")).webcrypto.subtle;
@@ -90,17 +131,15 @@ export async function load(source) {{
     }}
   }}
   const made = await WebAssembly.instantiate(source, {{}});
-  return new Model(made.instance.exports);
+{weights}  return new Model(made.instance.exports{side});
 }}
 
 export class Model {{
-  constructor(exports) {{
+  constructor(exports{side}) {{
     this.exports = exports;
     this.inputs = inputs;
     this.outputs = outputs;
-    this.instance = this.call("create", 1);
-    if (!this.instance) throw new Error("no memory for an instance");
-    const ports = [...inputs, ...outputs];
+{create}    const ports = [...inputs, ...outputs];
     this.places = ports.map((p) => this.allocate(p.size * arrays[p.dtype].BYTES_PER_ELEMENT));
     this.counts = ports.map((p) => p.size);
     this.table = this.allocate(4 * ports.length);
@@ -153,7 +192,8 @@ export class Model {{
   // Gives the memory of this instance back to the module.
   destroy() {{
     this.call("destroy", this.instance);
-    for (const place of [...this.places, this.table]) this.call("free", place);
+    const more = this.weights ?? [];
+    for (const place of [...this.places, this.table, ...more]) this.call("free", place);
     this.instance = 0;
   }}
 }}

@@ -111,6 +111,7 @@ class Exported:
         *,
         name: str | None = None,
         target: str | None = None,
+        weights: str | os.PathLike[str] | None = None,
     ) -> NativeFiles:
         """Writes native code, by the path's suffix, that needs neither Python nor LLVM.
 
@@ -125,6 +126,8 @@ class Exported:
                 when it starts; a system: "x86_64-linux-gnu", "aarch64-linux-gnu",
                 "riscv64-linux-gnu", "aarch64-macos", "x86_64-macos", "wasm32", with a processor
                 after a colon if need be ("aarch64-linux-gnu:neoverse-n1").
+            weights: a file that the weights go to ("libm.weights"), which programs map into
+                memory: for models of 2 GB and more. Default: they are in the library.
 
         Raises ValueError for a path or target that will not do; CompileError where there is no
         linker: then the object file is there, and the message says how to link it.
@@ -138,6 +141,7 @@ class Exported:
             name=name,
             output_names=self.output_names,
             target=target,
+            weights=weights,
             creator=_creator(),
         )
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import mmap
 import os
 import platform
 import struct
@@ -59,10 +60,21 @@ class Port:
         return f"{self.name}: {self.dtype}[{', '.join(map(str, self.shape))}]"
 
 
-def load(path: str | os.PathLike[str], *, threads: int | None = None) -> Model:
+def load(
+    path: str | os.PathLike[str],
+    *,
+    threads: int | None = None,
+    weights: str | os.PathLike[str] | None = None,
+    verify: bool = True,
+) -> Model:
     """Loads a library that `jitgrad.export(...).native("lib.so")` wrote.
 
     threads: how many threads a call may use, at least 1; None: as many as the process may.
+    weights: the file of a library that keeps its weights in one; default: in the library's folder,
+    under the name that it was written with. It is mapped, not read. verify: whether its checksum is
+    computed, for which all of it is read; its size, and that it is this library's, are checked
+    anyway.
+
     Needs neither the compiler nor the model's source. Raises FileNotFoundError or
     IsADirectoryError for a path that is no file; ArtifactError when the file is no such library,
     is altered, truncated, of another format version, for another machine, or needs processor
@@ -75,7 +87,9 @@ def load(path: str | os.PathLike[str], *, threads: int | None = None) -> Model:
     _check_elf(data, path)
     digest = fmt.check_seal(data, path)
     library = _open(path, digest, data)
-    return Model(path, _functions(library, path), count)
+    functions = _functions(library, path)
+    functions.weights = _weights(functions.info, path, weights, verify)
+    return Model(path, functions, count)
 
 
 class Model:
@@ -449,17 +463,39 @@ def _thread_count(count: int | None) -> int:
 
 
 # -- the file ------------------------------------------------------------------------------------
-def _read(path: str) -> bytes:
+def _read(path: str, what: str = "library file") -> bytes | mmap.mmap:
+    """What a file holds, mapped: only what is looked at is read."""
     try:
         with open(path, "rb") as file:
-            return file.read()
+            if not os.fstat(file.fileno()).st_size:
+                return b""
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
         raise type(error)(
-            error.errno, f"[load] expected a library file that can be read; {error.strerror}", path
+            error.errno, f"[load] expected a {what} that can be read; {error.strerror}", path
         ) from None
 
 
-def _check_elf(data: bytes, path: str) -> None:
+def _weights(
+    info: Mapping[str, Any], library: str, given: str | os.PathLike[str] | None, verify: bool
+) -> Any:
+    """The file of weights, mapped; None for a library that has them."""
+    if "weights_file" not in info:
+        if given is not None:
+            raise ArtifactError(
+                f"[load] expected no weights: {library!r} holds its own; got {os.fspath(given)!r}"
+            )
+        return None
+    if given is None:
+        given = os.path.join(os.path.dirname(library), os.path.basename(info["weights_file"]))
+    path = os.path.abspath(os.fspath(given))
+    data = _read(path, "file of weights")
+    digest, nbytes = bytes.fromhex(info["weights_digest"]), int(info["weights_bytes"])
+    fmt.check_weights(data, path, digest, nbytes, verify)
+    return np.frombuffer(data, np.uint8)
+
+
+def _check_elf(data: bytes | mmap.mmap, path: str) -> None:
     """Raises ArtifactError unless the file is an ELF shared library for this machine."""
     if data[:4] != b"\x7fELF" or len(data) < 64:
         raise ArtifactError(
@@ -491,7 +527,7 @@ _opened: dict[str, bytes] = {}
 """{path: digest} of the libraries in this process."""
 
 
-def _open(path: str, digest: bytes, data: bytes) -> ctypes.CDLL:
+def _open(path: str, digest: bytes, data: bytes | mmap.mmap) -> ctypes.CDLL:
     """Opens a verified file. The system finds open libraries by path, so a path that now has other
     content than when it was first opened is opened through a copy."""
     with _lock:
@@ -521,7 +557,10 @@ class _Functions:
         if not isinstance(info["name"], str):
             raise TypeError("name is no text")
         int(info["threads"]), int(info["arena_bytes"]), int(info["bytes_moved"])
-        self.create = ctypes.CFUNCTYPE(_Address, ctypes.c_int)(words[fmt.DESC_CREATE])
+        self.weights: NDArray[Any] | None = None  # those of a file, with its head
+        make = _Address, ctypes.c_int, _Address, ctypes.c_int64, _Address
+        self._create_with = ctypes.CFUNCTYPE(*make)(words[fmt.DESC_CREATE_WITH])
+        self._create = ctypes.CFUNCTYPE(_Address, ctypes.c_int)(words[fmt.DESC_CREATE])
         self.destroy = ctypes.CFUNCTYPE(None, _Address)(words[fmt.DESC_DESTROY])
         run = ctypes.CFUNCTYPE(ctypes.c_int, _Address, _Address, _Address)
         self.run = run(words[fmt.DESC_RUN])
@@ -539,6 +578,13 @@ class _Functions:
         if self.states:
             self.get_state = exchange((f"jg_{info['name']}_get_state", owner))
             self.set_state = exchange((f"jg_{info['name']}_set_state", owner))
+
+    def create(self, threads: int) -> int | None:
+        """The address of a new instance; None where there is no memory."""
+        if self.weights is None:
+            return self._create(threads)
+        place, nbytes = buffers.address(self.weights), self.weights.nbytes
+        return self._create_with(threads, place, nbytes, None)
 
 
 def _ports(rows: Any) -> tuple[Port, ...]:

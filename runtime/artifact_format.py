@@ -1,17 +1,25 @@
-"""What a library made by export and its loader agree on: the descriptor, status codes, the seal.
+"""What a library made by export and its loader agree on: the descriptor, status codes, the seal,
+the file of weights.
 
-Owns numbers, and the seal that is appended to a finished library. `compiler/codegen/capi.py` emits
-what is described here, `runtime/artifact.py` reads it. Opens no library.
+Owns numbers, the seal that is appended to a finished library, and the head of a file of weights.
+`compiler/codegen/capi.py` emits what is described here, `runtime/artifact.py` reads it. Opens no
+library.
 
 The seal is the last 64 bytes of the file: 8 bytes magic, the number of bytes before it (u64, little
-endian), SHA-256 of those bytes and of the 16 before it, 16 zero bytes. Loaders of ELF ignore what
-follows the last section. It guards against damage; it is no signature.
+endian), SHA-256 of the digest (`digest_of`) of those bytes and of the 16 before it, 16 zero bytes.
+Loaders of ELF ignore what follows the last section. It guards against damage; it is no signature.
+
+A file of weights begins with 128 bytes: 8 bytes magic, a version (u64), the number of bytes that
+follow (u64), their digest (32), zeros. A library knows the digest of its own.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import struct
+import threading
+from typing import Any
 
 from jitgrad.runtime.errors import ArtifactError
 
@@ -25,8 +33,9 @@ DESCRIPTOR_MAGIC = b"JGMODEL\0"
     DESC_STATUS, DESC_CREATE, DESC_DESTROY, DESC_RUN, DESC_LAST_ERROR,  # functions
     DESC_PY_CALL,  # for CPython: jg_py_call with self's words as artifact.py fills them
     DESC_SET_SIZES, DESC_OUTPUT_SHAPE,  # functions, of models with symbolic sizes; else 0
-) = range(11)  # fmt: skip
-DESC_WORDS = 11
+    DESC_CREATE_WITH,  # a function, of models with a file of weights (then CREATE is 0); else 0
+) = range(12)  # fmt: skip
+DESC_WORDS = 12
 
 # What run returns.
 OK, FAULT, BAD_ARGUMENT, BUSY = 0, 1, 2, 3
@@ -37,27 +46,64 @@ DTYPE_CODES = {
     "bfloat16": 7, "float32": 8, "float64": 9, "uint32": 10, "uint64": 11,
 }  # fmt: skip
 
-SEAL_MAGIC = b"JGSEAL01"
+SEAL_MAGIC = b"JGSEAL02"
 SEAL_BYTES = 64
 _HEAD = struct.Struct("<8sQ")
+
+WEIGHTS_MAGIC = b"JGWEIGHT"
+WEIGHTS_VERSION = 1
+WEIGHTS_HEAD = 128
+_WEIGHTS = struct.Struct("<8sQQ32s")
+
+PIECE = 2**22
+_HASHERS = 4
+
+
+def digest_of(data: Any) -> bytes:
+    """SHA-256 of the SHA-256s of the data's pieces of 4 MiB, which threads share among them."""
+    view = memoryview(data)
+    starts = range(0, len(view), PIECE)
+    found = [b""] * len(starts)
+    available = getattr(os, "sched_getaffinity", None)
+    processors = len(available(0)) if available is not None else os.cpu_count() or 1
+    count = max(1, min(len(starts), processors, _HASHERS))
+
+    def work(first: int) -> None:
+        for k in range(first, len(starts), count):
+            found[k] = hashlib.sha256(view[starts[k] : starts[k] + PIECE]).digest()
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(1, count)]
+    for t in threads:
+        t.start()
+    work(0)
+    for t in threads:
+        t.join()
+    return hashlib.sha256(b"".join(found)).digest()
 
 
 def sealed(content: bytes) -> bytes:
     """The content with its seal appended."""
     head = _HEAD.pack(SEAL_MAGIC, len(content))
-    digest = hashlib.sha256(content)
-    digest.update(head)
-    return b"".join([content, head, digest.digest(), bytes(16)])
+    return b"".join([content, head, _sealing(content, head), bytes(16)])
 
 
-def check_seal(data: bytes, path: str) -> bytes:
-    """The digest of a sealed file's content.
+def _sealing(content: Any, head: bytes) -> bytes:
+    return hashlib.sha256(digest_of(content) + head).digest()
+
+
+def check_seal(data: Any, path: str) -> bytes:
+    """The digest in a sealed file (bytes, or what they are mapped in).
 
     Raises ArtifactError when there is no seal, or when it does not fit: the file was truncated,
     extended, stripped or altered.
     """
     start = len(data) - SEAL_BYTES
-    seal = data[start:] if start >= 0 else b""
+    seal = bytes(data[start:]) if start >= 0 else b""
+    if seal[:6] == SEAL_MAGIC[:6] and seal[:8] != SEAL_MAGIC:
+        raise ArtifactError(
+            f"[load] expected a library with a seal {SEAL_MAGIC.decode()}; that of {path!r} is of "
+            "another version of jitgrad; export it again"
+        )
     if seal[:8] != SEAL_MAGIC:
         raise ArtifactError(
             f"[load] expected a library made by jitgrad.export(...).native; {path!r} "
@@ -65,11 +111,46 @@ def check_seal(data: bytes, path: str) -> bytes:
             "extended or stripped; export it again"
         )
     _, length = _HEAD.unpack_from(seal)
-    digest = hashlib.sha256(memoryview(data)[:start])
-    digest.update(seal[: _HEAD.size])
-    if length != start or digest.digest() != seal[16:48] or any(seal[48:]):
+    with memoryview(data) as view:
+        found = _sealing(view[:start], seal[: _HEAD.size])
+    if length != start or found != seal[16:48] or any(seal[48:]):
         raise ArtifactError(
             f"[load] the content of {path!r} ({len(data)} bytes) does not match its SHA-256 seal: "
             "the file was altered or damaged; copy or export it again"
         )
-    return digest.digest()
+    return found
+
+
+def weights_head(nbytes: int, digest: bytes) -> bytes:
+    """The first bytes of a file of weights."""
+    return _WEIGHTS.pack(WEIGHTS_MAGIC, WEIGHTS_VERSION, nbytes, digest).ljust(WEIGHTS_HEAD, b"\0")
+
+
+def check_weights(data: Any, path: str, digest: bytes, nbytes: int, verify: bool) -> None:
+    """Checks a file of weights (what it is mapped in) for a library that wants these.
+
+    Raises ArtifactError when it is none, of another version, of another library, truncated,
+    extended, or (where `verify`) when its content was altered.
+    """
+    head = bytes(data[:WEIGHTS_HEAD])
+    what = f"[load] expected the file of weights that the library was made with; {path!r} "
+    if len(head) < WEIGHTS_HEAD or head[:8] != WEIGHTS_MAGIC:
+        raise ArtifactError(f"{what}({len(data)} bytes) is none; copy or export it again")
+    _, version, length, theirs = _WEIGHTS.unpack_from(head)
+    if version != WEIGHTS_VERSION:
+        raise ArtifactError(f"{what}has version {version}, not {WEIGHTS_VERSION}; export it again")
+    if theirs != digest or length != nbytes or any(head[_WEIGHTS.size :]):
+        raise ArtifactError(f"{what}belongs to another library; export both again")
+    if len(data) != WEIGHTS_HEAD + nbytes:
+        raise ArtifactError(
+            f"{what}has {len(data)} bytes, not {WEIGHTS_HEAD + nbytes}: it was truncated or "
+            "extended; copy or export it again"
+        )
+    if verify:
+        with memoryview(data) as view, view[WEIGHTS_HEAD:] as content:
+            found = digest_of(content)
+        if found != digest:
+            raise ArtifactError(
+                f"[load] the content of {path!r} ({len(data)} bytes) does not match its SHA-256: "
+                "the file was altered or damaged; copy or export it again"
+            )

@@ -292,7 +292,7 @@ def test_archives_link(name, tmp_path):
 
 
 def test_the_format_of_archives():
-    data = archive("m.o", b"abc", ["f", "gg"])
+    data = archive([("m.o", b"abc", ["f", "gg"])])
     assert data.startswith(b"!<arch>\n/ ")
     index = data[8 + 60 :]
     count, first, second = struct.unpack_from(">III", index)

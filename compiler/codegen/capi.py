@@ -6,12 +6,14 @@ mean that it shares with the Python loader is in `runtime/artifact_format.py`; t
 with it is `compiler/header.py`.
 
 An instance is one block from malloc, in i64 words: what malloc gave, the last error's text, whether
-it is in use, the pool, the level (levels.py), whether sizes are set, Ctx, the error cell, the sizes
-and the results' shapes (sizes.py), the pointer table; then, 128-byte aligned, the arena and the
-scratch of each thread.
+it is in use, the pool, the level (levels.py), whether sizes are set, the file of weights (two
+words, mapping.py), Ctx, the error cell, the sizes and the results' shapes (sizes.py), the pointer
+table; then, 128-byte aligned, the arena and the scratch of each thread.
 """
 
 from __future__ import annotations
+
+import struct
 
 import llvmlite.ir as ir
 
@@ -19,6 +21,7 @@ from jitgrad.compiler.codegen.features import baseline, emit_check
 from jitgrad.compiler.codegen.interface import Interface, reference
 from jitgrad.compiler.codegen.interface import Model as Model
 from jitgrad.compiler.codegen.interface import Port as Port
+from jitgrad.compiler.codegen.mapping import MAPPED, RELEASE
 from jitgrad.compiler.codegen.sizes import emit_sizes
 from jitgrad.compiler.codegen.target import Target
 from jitgrad.compiler.codegen.wasm_memory import emit_allocator
@@ -30,6 +33,8 @@ from jitgrad.compiler.codegen.words import (
     add_to,
     atomic,
     const,
+    define,
+    function_at,
     get,
     get_pointer,
     put,
@@ -44,22 +49,29 @@ from jitgrad.runtime import artifact_format as fmt
 _RAW, _ERROR, _BUSY, _POOL, _SIZED, _CTX = 0, 1, 2, 3, 5, 8
 _CELL = _CTX + abi.CTX_WORDS
 _LINE = 128
+_WEIGHTS_ALIGN = 16  # what malloc gives
 
 WEIGHTS_SECTION = ".jg_weights"
 _KERNEL = ir.FunctionType(VOID, [PTR, PTR, PTR, I64, I64, I64])
 
 
-def public_symbols(
-    name: str, wasm: bool = False, stateful: bool = False, sized: bool = False
-) -> list[str]:
+def public_symbols(model: Model, wasm: bool = False) -> list[str]:
     """The functions that a library exports; `header.py` declares the same."""
+    name = model.name
     ports = [f"{k}_{w}" for k in ("input", "output") for w in ("name", "dtype", "rank", "dims")]
-    functions = ["create", "destroy", "run", "last_error", "status", "version"]
+    functions = [
+        "create_with" if model.side else "create",
+        "destroy",
+        "run",
+        "last_error",
+        "status",
+        "version",
+    ]
     functions += ["alloc", "free"] if wasm else []
-    if sized:
+    if model.sizes:
         functions += ["set_sizes", "set_shapes", "output_shape", "n_sizes"]
         ports += ["size_name", "size_min", "size_max"]
-    if stateful:
+    if model.own:
         functions += ["n_states", "get_state", "set_state"]
         ports += [f"state_{w}" for w in ("name", "dtype", "rank", "dims")]
     return [f"jg_{name}_{f}" for f in [*functions, "n_inputs", "n_outputs", *ports]]
@@ -107,7 +119,7 @@ class Emitter(Interface):
         else:
             self.malloc, self.free = declare("malloc", PTR, [I64]), declare("free", VOID, [PTR])
         self.weights: ir.GlobalVariable | None = None
-        if model.weights_bytes:
+        if model.weights_bytes and not model.side:
             # Zeros here, filled in an ELF object: as text they would take four times the bytes.
             # Nothing may be folded from them: see emit_text.
             data = None if target.is_elf else bytearray(model.weights)
@@ -127,7 +139,7 @@ class Emitter(Interface):
     def emit(self) -> ir.Module:
         made = {
             "status": self._emit_status(),
-            "create": self._emit_create(),
+            **self._emit_creates(),
             "destroy": self._emit_destroy(),
             "run": self._emit_run(),
             "last_error": self._emit_last_error(),
@@ -171,15 +183,79 @@ class Emitter(Interface):
         b.ret(b.select(there, reference(self.text("ready")), missing))
         return function
 
-    def _emit_create(self) -> ir.Function:
-        """Features first, in code for any processor; then memory, its words, threads."""
-        model, image = self.model, self.model.image
-        function, b = self.public("create", PTR, [I32])
-        baseline(function, self.target)
-        null = ir.Constant(PTR, None)
+    def _emit_creates(self) -> dict[str, ir.Function]:
+        if self.model.side:
+            return {"create_with": self._emit_create_with()}
+        return {"create": self._emit_create()}
+
+    def _refuse_processor(self, b: ir.IRBuilder, why: ir.Value | None = None) -> None:
+        """Returns null where the processor lacks what the code needs."""
         missing = b.call(self.module.get_global("jg.missing"), [])
         with b.if_then(b.icmp_unsigned("!=", b.ptrtoint(missing, I64), const(0)), likely=False):
-            b.ret(null)
+            if why is not None:
+                _tell(b, why, missing)
+            b.ret(ir.Constant(PTR, None))
+
+    def _emit_create(self) -> ir.Function:
+        """Features first, in code for any processor; then an instance with the own weights."""
+        make = self._emit_make()
+        function, b = self.public("create", PTR, [I32])
+        baseline(function, self.target)
+        self._refuse_processor(b)
+        own = ir.Constant(PTR, None) if self.weights is None else reference(self.weights)
+        b.ret(b.call(make, [function.args[0], own]))
+        return function
+
+    def _emit_create_with(self) -> ir.Function:
+        """ptr create_with(threads, weights, bytes, why): weights that the caller has in memory."""
+        model = self.model
+        make = self._emit_make()
+        function, b = self.public("create_with", PTR, [I32, PTR, I64, PTR])
+        baseline(function, self.target)
+        threads, weights, nbytes, why = function.args
+        _tell(b, why, reference(self.text("")))
+        self._refuse_processor(b, why)
+
+        def refuse_if(condition: ir.Value, text: str) -> None:
+            with b.if_then(condition, likely=False):
+                _tell(b, why, reference(self.text(text)))
+                b.ret(ir.Constant(PTR, None))
+
+        address = b.ptrtoint(weights, I64)
+        refuse_if(b.icmp_unsigned("==", address, const(0)), "expected the weights; got NULL")
+        off = b.and_(address, const(_WEIGHTS_ALIGN - 1))
+        aligned = f"expected the weights to be aligned to {_WEIGHTS_ALIGN} bytes; they are not"
+        refuse_if(b.icmp_unsigned("!=", off, const(0)), aligned)
+        want = fmt.WEIGHTS_HEAD + model.weights_bytes
+        refuse_if(
+            b.icmp_unsigned("!=", nbytes, const(want)),
+            f"expected {want} bytes of weights; got another number: the file is truncated, or "
+            "another model's",
+        )
+        head = fmt.weights_head(model.weights_bytes, model.side)
+        words = reference(self.words(list(struct.unpack("<16q", head)), "head"))
+        i = variable(b, 0)
+        with while_loop(b, lambda: b.icmp_signed("<", b.load(i, typ=I64), const(16))):
+            n = b.load(i, typ=I64)
+            refuse_if(
+                b.icmp_signed("!=", get(b, weights, n), get(b, words, n)),
+                "expected the weights that this library was made with; got others",
+            )
+            add_to(b, i, 1)
+        content = b.gep(weights, [const(fmt.WEIGHTS_HEAD)], source_etype=ir.IntType(8))
+        made = b.call(make, [threads, content])
+        no_memory = b.icmp_unsigned("==", b.ptrtoint(made, I64), const(0))
+        refuse_if(no_memory, "there is no memory for an instance")
+        b.ret(made)
+        return function
+
+    def _emit_make(self) -> ir.Function:
+        """ptr make(threads, weights): memory, its words, threads."""
+        model, image = self.model, self.model.image
+        function, b = define(self.module, "jg.make", PTR, [I32, PTR])
+        baseline(function, self.target)
+        weights = function.args[1]
+        null = ir.Constant(PTR, None)
         asked = b.sext(function.args[0], I64)
         few = b.icmp_signed("<", asked, const(1))
         limit = const(model.useful_threads)
@@ -211,12 +287,11 @@ class Emitter(Interface):
         put(b, me, _CTX + abi.CTX_TABLE, reference(self.table))
         put(b, me, _CELL, const(abi.NO_ERROR))
         if model.state:
-            assert self.weights is not None
-            address = b.ptrtoint(reference(self.weights), I64)
+            address = b.ptrtoint(weights, I64)
             if own:
                 address = b.add(start, const(header))
                 to = b.inttoptr(address, PTR)
-                b.call(self._memcpy(), [to, reference(self.weights), const(model.weights_bytes)])
+                b.call(self._memcpy(), [to, weights, const(model.weights_bytes)])
             for slot, offset in model.state.items():
                 put(b, me, self.bufs + slot, b.add(address, const(offset)))
         for slot, offset in image.arena.items():
@@ -236,6 +311,12 @@ class Emitter(Interface):
             b.ret_void()
         if self.model.useful_threads > 1:
             b.call(self.pool_destroy, [get_pointer(b, me, _POOL)])
+        if self.model.side:
+            release = get(b, me, RELEASE)
+            with b.if_then(b.icmp_unsigned("!=", release, const(0))):
+                nbytes = const(fmt.WEIGHTS_HEAD + self.model.weights_bytes)
+                kind = ir.FunctionType(VOID, [PTR, I64])
+                b.call(function_at(b, release, kind), [get_pointer(b, me, MAPPED), nbytes])
         b.call(self.free, [get_pointer(b, me, _RAW)])
         b.ret_void()
         return function
@@ -398,6 +479,12 @@ class Emitter(Interface):
                 b.ret(otherwise)
             where = b.gep(table, [b.zext(index, I64)], source_etype=element)
             b.ret(b.load(where, typ=element))
+
+
+def _tell(b: ir.IRBuilder, why: ir.Value, text: ir.Value) -> None:
+    """*why = text, where why is not null."""
+    with b.if_then(b.icmp_unsigned("!=", b.ptrtoint(why, I64), const(0))):
+        b.store(text, why)
 
 
 def _round_up(nbytes: int) -> int:

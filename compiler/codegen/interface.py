@@ -67,6 +67,8 @@ class Model:
         features: (feature, text when it is missing) that the code needs.
         metadata: JSON text for the loader. version: one line for people.
         weights: the bytes, where an object of the target cannot be filled later.
+        side: the digest of the file that the weights are in, b"" where the library has them;
+            weights_file: what it is called.
         sizes: the symbolic dims. conditions: what else must hold of them. syms: what kernels read,
         in the order of the instance's words.
     """
@@ -83,6 +85,8 @@ class Model:
     version: str = ""
     weights: bytes = b""
     own: list[Port] = field(default_factory=list)
+    side: bytes = b""
+    weights_file: str = ""
     sizes: list[Size] = field(default_factory=list)
     conditions: list[Guard] = field(default_factory=list)
     syms: list[Sym] = field(default_factory=list)
@@ -173,7 +177,7 @@ class Interface:
         magic = int.from_bytes(fmt.DESCRIPTOR_MAGIC, "little")
         row = [const(magic), const(fmt.FORMAT_VERSION), self.text(self.model.metadata)]
         order = ("status", "create", "destroy", "run", "last_error", "py_call", "set_sizes",
-                 "output_shape")  # fmt: skip
+                 "output_shape", "create_with")  # fmt: skip
         row += [functions.get(name, ir.Constant(PTR, None)) for name in order]
         assert len(row) == fmt.DESC_WORDS
         value = ir.Constant(

@@ -53,7 +53,7 @@ class _Choice(Interface):
         null, bad = ir.Constant(PTR, None), ir.Constant(I32, fmt.BAD_ARGUMENT)
         made = {
             "status": self._of_first("status", PTR, []),
-            "create": self._create(),
+            **self._creates(),
             "destroy": self._by_instance("destroy", VOID, [PTR], None),
             "run": self._by_instance("run", I32, [PTR, PTR, PTR], bad),
             "last_error": self._by_instance("last_error", PTR, [PTR], null),
@@ -89,12 +89,17 @@ class _Choice(Interface):
         b.ret(b.call(self._part(0, name, result, params), function.args))
         return function
 
-    def _create(self) -> ir.Function:
+    def _creates(self) -> dict[str, ir.Function]:
+        if self.model.side:
+            return {"create_with": self._create("create_with", [I32, PTR, I64, PTR])}
+        return {"create": self._create("create", [I32])}
+
+    def _create(self, name: str, params: list[ir.Type]) -> ir.Function:
         """The best part that can make an instance: each looks at the processor first."""
-        function, b = self.public("create", PTR, [I32])
+        function, b = self.public(name, PTR, params)
         baseline(function, self.target)
         for part in reversed(range(self.count)):
-            made = b.call(self._part(part, "create", PTR, [I32]), function.args)
+            made = b.call(self._part(part, name, PTR, params), function.args)
             with b.if_then(b.icmp_unsigned("!=", b.ptrtoint(made, I64), const(0))):
                 put(b, made, _PART, const(part))
                 b.ret(made)

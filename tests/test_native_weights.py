@@ -1,0 +1,315 @@
+"""Libraries whose weights lie in a file beside them, mapped by loader, library or caller."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+from test_native_targets import HARNESS, build, close, needs_node, needs_x86, needs_zig
+from test_python_loader import bare
+
+import jitgrad as jg
+from jitgrad import nn
+from jitgrad.compiler import link, native
+from jitgrad.compiler.graph_tensor import OPS
+from jitgrad.compiler.ir import Graph
+from jitgrad.compiler.types import TensorType
+from jitgrad.runtime import artifact_format, dtypes, load
+from jitgrad.runtime.errors import ArtifactError, CompileError
+
+pytestmark = pytest.mark.skipif(link.find_linker() is None, reason="no linker on this machine")
+needs_cc = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+
+
+def network():
+    jg.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 4)).eval()
+
+
+@pytest.fixture(scope="module")
+def x():
+    return jg.rand(3, 6)
+
+
+@pytest.fixture(scope="module")
+def want(x):
+    return network()(x).detach().numpy()
+
+
+def write(folder, x, file="libm.so", **options):
+    return jg.export(network(), x).native(folder / file, weights=folder / "m.weights", **options)
+
+
+# -- from Python ---------------------------------------------------------------------------------
+def test_results(tmp_path, x, want):
+    files = write(tmp_path, x)
+    assert files.weights == tmp_path / "m.weights"
+    model = load(tmp_path / "libm.so", threads=2)
+    close(model(x.numpy()), want)
+    content = (tmp_path / "m.weights").read_bytes()
+    for p in network().parameters():
+        assert p.detach().numpy().tobytes() in content
+        assert p.detach().numpy().tobytes() not in (tmp_path / "libm.so").read_bytes()
+
+
+def test_the_file_is_found_beside_the_library_or_where_it_is_said(tmp_path, x, want, monkeypatch):
+    write(tmp_path, x)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "m.weights").rename(tmp_path / "other" / "w.bin")
+    with pytest.raises(FileNotFoundError, match="file of weights that can be read"):
+        load(tmp_path / "libm.so")
+    model = load(tmp_path / "libm.so", weights=tmp_path / "other" / "w.bin")
+    close(model(x.numpy()), want)
+    jg.export(network(), x).native(tmp_path / "libown.so")
+    with pytest.raises(ArtifactError, match="holds its own"):
+        load(tmp_path / "libown.so", weights=tmp_path / "other" / "w.bin")
+
+
+def test_damaged_weights(tmp_path, x, want):
+    write(tmp_path, x)
+    good = (tmp_path / "m.weights").read_bytes()
+
+    def refused(data, match, **options):
+        (tmp_path / "m.weights").write_bytes(data)
+        with pytest.raises(ArtifactError, match=match):
+            load(tmp_path / "libm.so", **options)
+
+    for options in ({}, {"verify": False}):
+        refused(good[:-1], "truncated or extended", **options)
+        refused(good + b"\0", "truncated or extended", **options)
+        refused(good[:64], "is none", **options)
+        refused(b"", "is none", **options)
+        refused(b"X" + good[1:], "is none", **options)
+        refused(good[:8] + b"\2" + good[9:], "has version 2, not 1", **options)
+        refused(good[:30] + bytes([good[30] ^ 1]) + good[31:], "another library", **options)
+        refused(good[:120] + b"\1" + good[121:], "another library", **options)
+    altered = good[:200] + bytes([good[200] ^ 1]) + good[201:]
+    refused(altered, "does not match its SHA-256")
+    load(tmp_path / "libm.so", verify=False)
+    (tmp_path / "m.weights").write_bytes(good)
+    close(load(tmp_path / "libm.so")(x.numpy()), want)
+
+
+def test_the_digest_depends_on_every_byte_and_not_on_threads(monkeypatch):
+    data = bytearray(np.random.default_rng(0).bytes(3 * artifact_format.PIECE + 5))
+    digest = artifact_format.digest_of(data)
+    monkeypatch.setattr(artifact_format, "_HASHERS", 1)
+    assert artifact_format.digest_of(data) == digest
+    for at in (0, artifact_format.PIECE, len(data) - 1):
+        data[at] ^= 1
+        assert artifact_format.digest_of(data) != digest
+        data[at] ^= 1
+    assert artifact_format.digest_of(data[:-1]) != digest
+
+
+def test_state_of_a_training_step(tmp_path):
+    total = jg.zeros(3)
+    exported = jg.export(lambda x: total.add_(x) * 1, jg.rand(3))
+    exported.native(tmp_path / "libm.so", weights=tmp_path / "m.weights")
+    model = load(tmp_path / "libm.so")
+    one = np.ones(3, np.float32)
+    model(one)
+    assert (model(one) == 2).all() and (load(tmp_path / "libm.so")(one) == 1).all()
+
+
+def test_a_model_without_weights(tmp_path):
+    jg.export(lambda x: x + 1, jg.rand(3)).native(tmp_path / "libm.so", weights=tmp_path / "w.bin")
+    assert (load(tmp_path / "libm.so")(np.ones(3, np.float32)) == 2).all()
+    assert (tmp_path / "w.bin").stat().st_size == 128
+
+
+@needs_x86
+def test_portable(tmp_path, x, want):
+    write(tmp_path, x, target="portable")
+    close(load(tmp_path / "libm.so")(x.numpy()), want)
+
+
+def test_limits_and_names(tmp_path, x, monkeypatch):
+    monkeypatch.setattr(native, "_WEIGHTS_LIMIT", 100)
+    with pytest.raises(CompileError, match=r"a file of their own \(weights=...\)"):
+        jg.export(network(), x).native(tmp_path / "libm.so")
+    write(tmp_path, x)
+    with pytest.raises(ValueError, match="weights to be the path of a file"):
+        jg.export(network(), x).native(tmp_path / "libn.so", weights=tmp_path / "libn.so")
+    with pytest.raises(OSError, match=r"folder that can be written; .*none/w.bin"):
+        jg.export(network(), x).native(tmp_path / "libn.so", weights=tmp_path / "none" / "w.bin")
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "libm.h", "libm.py", "libm.so", "m.weights",
+    ]  # fmt: skip
+
+
+@pytest.mark.long
+def test_more_than_two_gigabytes(tmp_path):
+    g = Graph(name="large")
+    table = g.add_input(TensorType((2**29 + 2**25, 1), dtypes.float32), "state", "table")
+    index = g.add_input(TensorType((2,), dtypes.int64), "arg", "index")
+    g.outputs = [g.add(OPS["index"], table, index, dims=(0,))]
+    state = np.zeros((2**29 + 2**25, 1), np.float32)
+    state[-1] = 7
+    native.write_native(g, {"table": state}, tmp_path / "libm.so", weights=tmp_path / "m.weights")
+    model = load(tmp_path / "libm.so", verify=False)
+    assert model(np.array([0, len(state) - 1])).ravel().tolist() == [0, 7]
+
+
+def test_the_python_module_beside_it(tmp_path, x, want):
+    write(tmp_path, x)
+    np.savez(tmp_path / "d.npz", x.numpy(), want)
+    said = bare(tmp_path, """
+        x, want = np.load("d.npz").values()
+        model = libm.load(threads=2)
+        assert np.allclose(model(x), want, atol=1e-6)
+        data = open("m.weights", "rb").read()
+        open("short", "wb").write(data[:-1])
+        open("other", "wb").write(data[:24] + bytes(32) + data[56:])
+        for bad in ("short", "other", "none"):
+            try:
+                libm.load(weights=bad)
+            except (RuntimeError, OSError) as error:
+                print(type(error).__name__, error)
+    """).splitlines()  # fmt: skip
+    assert said[0].startswith("RuntimeError expected") and "truncated" in said[0]
+    assert said[1].startswith("RuntimeError expected the weights that this library was made with")
+    assert said[2].startswith("FileNotFoundError")
+
+
+# -- from C --------------------------------------------------------------------------------------
+PROGRAM = r"""
+#include <stdio.h>
+#include <stdlib.h>
+#include "libm.h"
+static jg_m *from_memory(const char *path, int shift, int64_t less) {
+    static char memory[2 * JG_M_WEIGHTS_SIZE + 64];
+    const char *why = NULL;
+    char *start = memory + (16 - (int64_t)memory % 16) % 16 + shift;
+    FILE *file = fopen(path, "rb");
+    if (!file || fread(start, 1, JG_M_WEIGHTS_SIZE, file) < 128) exit(9);
+    fclose(file);
+    jg_m *model = jg_m_create_with(1, start, JG_M_WEIGHTS_SIZE - less, &why);
+    puts(why);
+    return model;
+}
+int main(int argc, char **argv) {
+    static const float x[] = {NUMBERS};
+    static float y[JG_M_OUTPUT0_SIZE], z[JG_M_OUTPUT0_SIZE];
+    const char *why = "?";
+    if (argc < 4) return 8;
+    jg_m *model = jg_m_create_from(2, argv[1], &why);
+    if (!model) { puts(why); return 1; }
+    puts(why);
+    jg_m *second = jg_m_create_from(1, argv[1], NULL);
+    jg_m *third = from_memory(argv[1], 0, 0);
+    if (jg_m_call(model, x, y) || !second || jg_m_call(third, x, z)) return 2;
+    for (int i = 0; i < JG_M_OUTPUT0_SIZE; i++) if (y[i] != z[i]) return 3;
+    jg_m_destroy(model);
+    if (jg_m_call(second, x, y)) return 4;
+    for (int i = 0; i < JG_M_OUTPUT0_SIZE; i++) printf("%.9g ", y[i]);
+    jg_m_destroy(second);
+    jg_m_destroy(third);
+    puts("");
+    for (int i = 2; i < argc; i++) {
+        if (jg_m_create_from(1, argv[i], &why)) return 5;
+        puts(why);
+    }
+    if (jg_m_create_from(1, NULL, &why) || jg_m_create_from(1, "none", NULL)) return 6;
+    puts(why);
+    if (from_memory(argv[1], 8, 0) || from_memory(argv[1], 0, 1)) return 7;
+    if (jg_m_create_with(1, NULL, 0, &why)) return 10;
+    puts(why);
+    return 0;
+}
+"""
+
+
+@needs_cc
+@pytest.mark.parametrize("file", ["libm.so", "libm.a"])
+def test_from_c(file, tmp_path, x, want):
+    write(tmp_path, x, file)
+    numbers = ", ".join(map(repr, x.numpy().ravel().tolist()))
+    (tmp_path / "main.c").write_text(PROGRAM.replace("NUMBERS", numbers))
+    command = ["cc", "-Wall", "-Wextra", "-Werror", "-pedantic", "main.c", file, "-pthread",
+               "-Wl,-rpath,$ORIGIN", "-o", "main"]  # fmt: skip
+    subprocess.run(command, cwd=tmp_path, check=True)
+    data = (tmp_path / "m.weights").read_bytes()
+    (tmp_path / "short").write_bytes(data[:-3])
+    (tmp_path / "other").write_bytes(data[:24] + bytes(32) + data[56:])
+    (tmp_path / "empty").write_bytes(b"")
+    command = ["./main", "m.weights", "none", "short", "other", "empty", "."]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, (done.returncode, done.stdout)
+    said = done.stdout.splitlines()
+    assert said[:2] == ["", ""]
+    close(np.array(said[2].split(), float).reshape(want.shape), want)
+    for line, text in zip(said[3:], [
+        "can be opened", "truncated", "the weights that this library", "is empty", "", "got NULL",
+        "aligned to 16 bytes", "another number", "expected the weights; got NULL",
+    ], strict=True):  # fmt: skip
+        assert text in line
+
+
+def test_an_object_file_asks_for_no_files(tmp_path, x):
+    """A board has no mmap: objects take a pointer only."""
+    write(tmp_path, x, "m.o")
+    text = (tmp_path / "m.h").read_text()
+    assert "create_with(" in text and "create_from" not in text
+    assert b"mmap" not in (tmp_path / "m.o").read_bytes()
+    write(tmp_path, x, "libm.a")
+    assert "create_from(" in (tmp_path / "libm.h").read_text()
+
+
+@needs_zig
+@pytest.mark.parametrize(("target", "qemu"), [
+    ("aarch64-linux-gnu", "qemu-aarch64"), ("riscv64-linux-gnu", "qemu-riscv64"),
+])  # fmt: skip
+def test_other_processors(target, qemu, tmp_path, x, want):
+    """The weights stand in the program, the model comes from an archive; nothing maps a file."""
+    if shutil.which(qemu) is None:
+        pytest.skip(f"no {qemu}")
+    write(tmp_path, x, "m.a", target=target)
+    content = ", ".join(map(str, (tmp_path / "m.weights").read_bytes()))
+    given = HARNESS.replace(
+        "jg_NAME_create(1)", "jg_NAME_create_with(1, weights, sizeof weights, 0)"
+    )
+    given = given.replace(
+        "static char heap",
+        "static const unsigned char weights[] __attribute__((aligned(16))) = {"
+        f"{content}}};\nstatic char heap",
+    )
+    program = build(tmp_path, "m", target.split("-")[0], x.numpy().nbytes, want.nbytes, given)
+    done = subprocess.run([qemu, program], input=x.numpy().tobytes(), capture_output=True)
+    assert done.returncode == 0, done.stderr
+    close(np.frombuffer(done.stdout, np.float32).reshape(want.shape), want)
+
+
+@needs_zig
+@needs_node
+def test_wasm(tmp_path, x, want):
+    write(tmp_path, x, "m.wasm")
+    (tmp_path / "m.js").rename(tmp_path / "m.mjs")
+    (tmp_path / "t.mjs").write_text(f"""
+        import {{ readFileSync }} from "node:fs";
+        import {{ load }} from "./m.mjs";
+        const weights = readFileSync("m.weights"), code = readFileSync("m.wasm");
+        const model = await load(code, weights);
+        const x = new Float32Array({json.dumps(x.numpy().ravel().tolist())});
+        console.log(JSON.stringify(Array.from(model.run(x)[0])));
+        model.destroy();
+        const tell = async (w) => {{
+            try {{ await load(code, w); }} catch (e) {{ console.log(`${{e}}`); }}
+        }};
+        await tell(undefined);
+        await tell(weights.subarray(0, weights.length - 1));
+        weights[300] ^= 1;
+        await tell(weights);
+        weights[300] ^= 1;
+        weights[1] ^= 1;
+        await tell(weights);
+    """)
+    command = ["node", "t.mjs"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.splitlines()
+    close(np.array(json.loads(said[0])).reshape(want.shape), want)
+    assert len(said) == 5 and all("expected the weights" in line for line in said[1:])
