@@ -34,7 +34,7 @@ class Packed:
     def pieces(self) -> Iterator[Any]:
         """The bytes, in pieces: arrays are not copied."""
         for array in self.arrays:
-            yield memoryview(array.reshape(-1).view(np.uint8))
+            yield array.reshape(-1).view(np.uint8).data
             yield bytes(_gap(array))
 
     def content(self) -> bytes:
