@@ -29,8 +29,9 @@ test: $(INSTALLED)
 test-long: $(INSTALLED)
 	$(PY) -m pytest -q -m long --ignore=tests/parity
 
+# Beside the rivals that are installed. Hours with torch.compile: --skip torch.compile leaves it out.
 bench: $(INSTALLED)
-	@set -e; for script in benchmarks/[!_]*.py; do echo "== $$script"; $(PY) $$script; done
+	$(PY) benchmarks/table.py --processes $(BENCH_FLAGS)
 
 # mypy reads an installed copy, where compiler/ and runtime/ have their import names. build/ goes
 # first: setuptools would put modules deleted since into the copy.

@@ -1,9 +1,10 @@
 """Interleaved benchmarks: each contender in its own process, timed in turn, compared by medians.
 
 Owns processes and numbers; what is measured is in the scripts. A contender is Python source that
-defines `step()` (and may define `check()`, whose numbers must agree between contenders). Machines
-are shared and noisy, so rounds are interleaved and ratios are of medians. NumPy runs with
-OPENBLAS_CORETYPE and OPENBLAS_L2_SIZE unset, since they pin an older kernel.
+defines `step()` (and may define `check()`, whose numbers must agree between contenders). `THREADS`
+in it is the number of threads; a process may use as many CPUs. Machines are shared and noisy, so
+rounds are interleaved and ratios are of medians. NumPy runs with OPENBLAS_CORETYPE and
+OPENBLAS_L2_SIZE unset, since they pin an older kernel.
 """
 
 from __future__ import annotations
@@ -16,17 +17,26 @@ import sys
 from dataclasses import dataclass, field
 
 _WORKER = """
-import json, sys, time
+import json, os, sys, time, traceback
+answers, sys.stdout = sys.stdout, sys.stderr
 source = json.loads(sys.stdin.readline())
 scope = {"__name__": "contender"}
+if hasattr(os, "sched_setaffinity"):
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:THREADS])
+def say(x):
+    print(json.dumps(x), file=answers, flush=True)
 try:
     exec(compile(source, "contender", "exec"), scope)
+    step = scope["step"]
+    values = scope["check"]() if "check" in scope else None
+    step()
 except ImportError as error:
-    print(json.dumps({"missing": str(error)}), flush=True)
+    say({"missing": str(error)})
     sys.exit(0)
-step = scope["step"]
-values = scope["check"]() if "check" in scope else None
-step()
+except Exception as error:
+    traceback.print_exc()
+    say({"failed": f"{type(error).__name__}: {error}".split("\\n")[0]})
+    sys.exit(0)
 n, spent = 1, 0.0
 while True:
     t = time.perf_counter()
@@ -37,12 +47,12 @@ while True:
         break
     n *= 2
 n = max(1, int(n * SECONDS / max(spent, 1e-9)))
-print(json.dumps({"ready": n, "check": values}), flush=True)
+say({"ready": n, "check": values})
 for line in sys.stdin:
     t = time.perf_counter()
     for _ in range(n):
         step()
-    print(json.dumps((time.perf_counter() - t) / n), flush=True)
+    say((time.perf_counter() - t) / n)
 """
 
 
@@ -57,10 +67,11 @@ class Contender:
 
 @dataclass
 class Result:
-    """Seconds of each round of one contender."""
+    """Seconds of each round of one contender; or none, and why it was left out."""
 
     name: str
     seconds: list[float]
+    reason: str = ""
 
     @property
     def median(self) -> float:
@@ -74,13 +85,13 @@ def _start(contender: Contender, seconds: float, threads: int) -> subprocess.Pop
                  "JITGRAD_NUM_THREADS"):  # fmt: skip
         env[name] = str(threads)
     env |= contender.env
-    worker = _WORKER.replace("SECONDS", repr(seconds))
+    worker = _WORKER.replace("SECONDS", repr(seconds)).replace("THREADS", str(threads))
     process = subprocess.Popen(
         [sys.executable, "-c", worker], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         env=env,
     )  # fmt: skip
     assert process.stdin is not None
-    process.stdin.write(json.dumps(contender.source) + "\n")
+    process.stdin.write(json.dumps(contender.source.replace("THREADS", str(threads))) + "\n")
     process.stdin.flush()
     return process
 
@@ -103,8 +114,8 @@ def compare(
 ) -> dict[str, Result]:
     """Runs the contenders in turn; prints medians and ratios to the first; returns results.
 
-    Contenders whose packages are missing are left out. Raises AssertionError when their `check()`
-    numbers disagree.
+    Contenders whose packages are missing are left out, and so are those that fail and those whose
+    `check()` numbers differ from the first contender's: these results have no seconds, and say why.
     """
     running: list[tuple[Contender, subprocess.Popen[str]]] = []
     results: dict[str, Result] = {}
@@ -114,18 +125,18 @@ def compare(
         process = _start(c, seconds, threads)
         answer = _ask(process)
         assert isinstance(answer, dict)
-        if "missing" in answer:
-            print(f"  {c.name:28} skipped: {answer['missing']}")
-            continue
-        if answer["check"] is not None:
-            if expected is None:
-                expected = answer["check"]
-            worst = max(
-                abs(a - b) / max(1e-6, abs(a))
-                for a, b in zip(expected, answer["check"], strict=True)
-            )
+        reason = answer.get("missing") or answer.get("failed", "")
+        if not reason and answer["check"] is not None:
+            expected = answer["check"] if expected is None else expected
+            worst = _apart(expected, answer["check"])
             if not worst <= rtol:
-                raise AssertionError(f"{c.name} computes something else: off by {worst:.2e}")
+                reason = f"computes something else: off by {worst:.2e}"
+                _stop(process)
+        if reason:
+            print(f"  {c.name:28} left out: {reason}", flush=True)
+            if "missing" not in answer:
+                results[c.name] = Result(c.name, [], reason)
+            continue
         running.append((c, process))
         results[c.name] = Result(c.name, [])
     for _ in range(rounds):
@@ -137,16 +148,29 @@ def compare(
             assert isinstance(answer, float)
             results[c.name].seconds.append(answer)
     for _, process in running:
-        assert process.stdin is not None
-        process.stdin.close()
-        process.wait()
-    first = next(iter(results.values())).median
-    for r in results.values():
-        print(f"  {r.name:28} {_time(r.median):>10}   {r.median / first:6.2f} x")
+        _stop(process)
+    timed = [r for r in results.values() if r.seconds]
+    first = timed[0].median if timed else 0.0
+    for r in timed:
+        print(f"  {r.name:28} {in_units(r.median):>10}   {r.median / first:6.2f} x")
     return results
 
 
-def _time(seconds: float) -> str:
+def _apart(expected: list[float], values: list[float]) -> float:
+    """The largest difference, relative to the value where that is more than the typical one."""
+    typical = statistics.fmean(abs(a) for a in expected) or 1.0
+    pairs = zip(expected, values, strict=True)
+    return max((abs(a - b) / max(typical, abs(a)) for a, b in pairs), default=0.0)
+
+
+def _stop(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    process.stdin.close()
+    process.wait()
+
+
+def in_units(seconds: float) -> str:
+    """A time as people read it."""
     for unit, scale in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
         if seconds * scale >= 1 or unit == "us":
             return f"{seconds * scale:.3g} {unit}"
