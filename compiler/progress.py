@@ -27,6 +27,7 @@ class Progress:
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.wanted = is_shown()
         self.start = time.perf_counter()
         self.shown = False
 
@@ -36,7 +37,7 @@ class Progress:
 
     def at(self, what: str) -> None:
         """The compile has come to this step."""
-        if self.seconds < LONG or not is_shown():
+        if not self.wanted or self.seconds < LONG:
             return
         self.shown = True
         line = f"[compile] {self.name}: {what} ({self.seconds:.0f} s)"
@@ -53,7 +54,7 @@ class Progress:
 
     def done(self, text: str) -> None:
         """The compile is over; `text` says what came of it."""
-        if self.seconds < LONG or not is_shown():
+        if not self.wanted or self.seconds < LONG:
             return
         line = f"[compile] {self.name}: {text}, in {self.seconds:.1f} s"
         print(f"\r{line}\x1b[K" if self.shown and sys.stderr.isatty() else line, file=sys.stderr)

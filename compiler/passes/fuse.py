@@ -26,7 +26,7 @@ from itertools import islice
 from jitgrad.compiler.cost import nbytes, weight
 from jitgrad.compiler.loops import Array, Contraction, Expr, Pointwise, Reduction, loads
 from jitgrad.compiler.passes.inline import HEAVY, Bodies, axis_extents, sums_columns
-from jitgrad.compiler.passes.reach import must_follow
+from jitgrad.compiler.passes.reach import Precedence
 from jitgrad.compiler.symbolic import Dim, Sym, hint, prod, same
 
 ROW_BYTES = 256 * 1024  # a row that later stages read again should stay in a core's cache
@@ -53,7 +53,6 @@ class Group:
     outer: list[Dim]
     inner: list[Dim]
     members: list[Member] = field(default_factory=list)
-    after: set[Group] = field(default_factory=set)  # groups that must run before, directly
     loaded: dict[Array, list[tuple[object, ...]]] = field(default_factory=dict)
     weight: int = 0
     index: dict[Array, Member] = field(default_factory=dict)
@@ -72,11 +71,11 @@ def fuse(bodies: Bodies) -> list[Group]:
     readers: dict[Array, dict[Group, None]] = {}
     order: dict[Group, int] = {}
     sorts: dict[object, Group] = {}  # both outputs of a sort come from one kernel
-    groups: list[Group] = []
+    groups: Precedence[Group] = Precedence()
     for array in bodies.arrays:
         exprs = bodies.exprs[array]
         reads = list({e.attr: None for e in loads(exprs)})
-        producers = {home[x] for x in reads if x in home}
+        producers = list({home[x]: None for x in reads if x in home})
         sort_key = getattr(array.define, "key", None)
         candidates: dict[Group, int] = {}
         for x in reads:
@@ -91,39 +90,38 @@ def fuse(bodies: Bodies) -> list[Group]:
         else:
             ranked = sorted(candidates, key=lambda g: (-candidates[g], -order[g]))
             for g in ranked[:8]:
-                if must_follow(producers - {g}, g, lambda p: p.after):
+                if groups.must_follow([p for p in producers if p is not g], g):
                     continue  # joining would make a cycle
                 if _join(g, array, exprs):
                     joined = g
                     break
         if joined is None:
             joined = _start(array, exprs)
-            order[joined] = len(groups)
-            groups.append(joined)
+            order[joined] = len(order)
             if sort_key is not None:
                 sorts[sort_key] = joined
-        joined.after |= producers - {joined}
+        groups.add(joined, [p for p in producers if p is not joined])
         joined.weight += weight(exprs)
         home[array] = joined
         for x in reads:
             readers.setdefault(x, {})[joined] = None
-    return _topological(groups)
+    return _topological(order, groups)
 
 
-def _topological(groups: list[Group]) -> list[Group]:
+def _topological(order: dict[Group, int], groups: Precedence[Group]) -> list[Group]:
     """Joining can put a group before one it needs; order again, keeping the given order."""
     done: set[Group] = set()
     out: list[Group] = []
-    place = {g: k for k, g in enumerate(groups)}
-    for root in groups:
+    for root in order:
         stack = [root]
         while stack:
             g = stack[-1]
-            waiting = [p for p in g.after if p not in done]
             if g in done:
                 stack.pop()
-            elif waiting:
-                stack.extend(sorted(waiting, key=place.__getitem__))
+                continue
+            waiting = [p for p in groups.before[g] if p not in done]
+            if waiting:
+                stack.extend(sorted(waiting, key=order.__getitem__))
             else:
                 done.add(g)
                 out.append(g)

@@ -144,30 +144,51 @@ def live_arrays(program: Program) -> list[Array]:
     """Arrays that some result or check needs, in order."""
     live: set[Array] = set()
     stack = list(program.roots)
+    joint: dict[object, list[Array]] = {}  # the outputs that are made together
+    for a in program.arrays:
+        if isinstance(a.define, JOINT):
+            joint.setdefault(a.define.key, []).append(a)
     while stack:
         a = stack.pop()
         if a not in live:
             live.add(a)
             stack.extend(e.attr for e in loads(definition_exprs(a)))
-            if isinstance(a.define, JOINT):  # all outputs of a sort or call are made together
-                stack.extend(
-                    b
-                    for b in program.arrays
-                    if isinstance(b.define, JOINT) and b.define.key is a.define.key
-                )
+            if isinstance(a.define, JOINT):
+                stack.extend(joint[a.define.key])
     return [a for a in program.arrays if a in live]
 
 
-def _readers(arrays: list[Array]) -> dict[Array, list[tuple[Array, int]]]:
-    """For each array, its readers and in how many ways each indexes it."""
-    readers: dict[Array, list[tuple[Array, int]]] = {a: [] for a in arrays}
+@dataclass
+class _Reader:
+    """An array that reads another one: in how many ways it indexes it, which dims of it by an
+    index that has a check, and whether it has the same shape and reads at its own point only."""
+
+    array: Array
+    ways: int = 0
+    checked: frozenset[int] = frozenset()
+    at_own_point: bool = True
+
+
+def _readers(arrays: list[Array]) -> dict[Array, list[_Reader]]:
+    """For each array, its readers."""
+    readers: dict[Array, list[_Reader]] = {a: [] for a in arrays}
     for a in arrays:
-        count: dict[Array, int] = {}
+        found: dict[Array, _Reader] = {}
         for e in loads(definition_exprs(a)):
-            count[e.attr] = count.get(e.attr, 0) + 1
-        for x, n in count.items():
-            if x in readers:
-                readers[x].append((a, n))
+            if e.attr not in readers:
+                continue
+            reader = found.get(e.attr)
+            if reader is None:
+                reader = found[e.attr] = _Reader(a)
+                readers[e.attr].append(reader)
+            reader.ways += 1
+            same_space = e.attr.shape == a.shape
+            reader.at_own_point &= same_space and _identity(e.args, a)
+            reader.checked |= {
+                k
+                for k, index in enumerate(e.args)
+                if index.args and any(p.op == "check" for p in postorder([index]))
+            }
     return readers
 
 
@@ -196,24 +217,24 @@ def _at(body: Expr, index: tuple[Expr, ...], extents: dict[int, Dim]) -> Expr:
     return Simplifier(extents).simplify(moved)
 
 
-def _goes_inline(
-    array: Array, body: Expr, summary: _Summary, readers: list[tuple[Array, int]]
-) -> bool:
+def _goes_inline(array: Array, body: Expr, summary: _Summary, readers: list[_Reader]) -> bool:
     if summary.work > MAX_WEIGHT or _drops_check(array, body, readers):
         return False
     if _plain_load(array, body):
         return True
-    if any(isinstance(r.define, Contraction) for r, _ in readers):
+    if any(isinstance(r.array.define, Contraction) for r in readers):
         return False
     if summary.work <= 1 and summary.reads <= 1:
         return True
-    if summary.epilogue and not all(_same_space(array, r) for r, _ in readers):
+    if summary.epilogue and not all(
+        isinstance(r.array.define, Pointwise) and r.at_own_point for r in readers
+    ):
         return False
-    if any(isinstance(r.define, Sort) for r, _ in readers):
+    if any(isinstance(r.array.define, Sort) for r in readers):
         return False
-    if summary.work > HEAVY and any(sums_columns(r) for r, _ in readers):
+    if summary.work > HEAVY and any(sums_columns(r.array) for r in readers):
         return False
-    factor = sum(points(r) * n for r, n in readers) / max(1, hint(array.numel))
+    factor = sum(points(r.array) * r.ways for r in readers) / max(1, hint(array.numel))
     if len(readers) == 1 and factor <= 1.0:
         return True
     return summary.work * factor <= CHEAP and summary.reads <= 1
@@ -225,28 +246,10 @@ def sums_columns(array: Array) -> bool:
     return isinstance(d, Reduction) and d.order.startswith("columns")
 
 
-def _drops_check(array: Array, body: Expr, readers: list[tuple[Array, int]]) -> bool:
+def _drops_check(array: Array, body: Expr, readers: list[_Reader]) -> bool:
     """Whether substitution would lose the check of an index: the body does not use that axis."""
-    used = {e.attr for e in postorder([body]) if e.op == "axis"}
-    unused = [k for k in range(array.ndim) if k not in used]
-    return bool(unused) and any(
-        p.op == "check"
-        for r, _ in readers
-        for e in loads(definition_exprs(r))
-        if e.attr is array
-        for p in postorder([e.args[k] for k in unused])
-    )
-
-
-def _same_space(array: Array, reader: Array) -> bool:
-    """Whether a pointwise reader of the array's own shape reads it at its own point."""
-    return (
-        isinstance(reader.define, Pointwise)
-        and reader.shape == array.shape
-        and all(
-            _identity(e.args, reader) for e in loads(definition_exprs(reader)) if e.attr is array
-        )
-    )
+    checked = frozenset[int]().union(*(r.checked for r in readers))
+    return bool(checked) and not checked <= {e.attr for e in postorder([body]) if e.op == "axis"}
 
 
 def _identity(index: tuple[Expr, ...], array: Array) -> bool:

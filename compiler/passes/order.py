@@ -11,7 +11,9 @@ depends on it. Otherwise the value goes to memory of its own and is copied at th
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 
 from jitgrad.compiler.cost import nbytes
 from jitgrad.compiler.host_call import call_of
@@ -33,7 +35,7 @@ from jitgrad.compiler.loops import (
     postorder,
 )
 from jitgrad.compiler.lower import Program, may_flag
-from jitgrad.compiler.passes.reach import must_follow
+from jitgrad.compiler.passes.reach import Precedence
 
 
 @dataclass
@@ -57,25 +59,35 @@ def order(kernels: list[Kernel], program: Program) -> Schedule:
     for k in kernels:
         for a in reads[k]:
             readers.setdefault(a, []).append(k)
-    before: dict[Kernel, set[Kernel]] = {
-        k: {maker[a] for a in reads[k] if a in maker} for k in kernels
-    }
+    precedence: Precedence[Kernel] = Precedence()
+    for k in kernels:
+        precedence.add(k, [maker[a] for a in reads[k] if a in maker])
     faulty = [k for k in kernels if can_fault(k)]
     home: dict[Array, Array] = {}
+    taken: set[Array] = set()  # the values of home
+    times = Counter(program.results)
     copies: list[tuple[Array, Array]] = []
     for i, position in program.writes:
         target, value = program.inputs[i], program.results[position]
         if value is target:
             continue
         writer = maker.get(value)
-        if writer is not None and _in_place(
-            writer, value, target, program, readers, before, faulty, home
+        first = [r for r in readers.get(target, []) if r is not writer]
+        first += [f for f in faulty if f is not writer]
+        if (
+            writer is not None
+            and times[value] == 1
+            and not times[target]
+            and target not in taken
+            and _in_place(writer, value, target)
+            and not precedence.must_follow(first, writer)
         ):
             home[value] = target
-            before[writer] |= {r for r in readers.get(target, []) if r is not writer}
-            before[writer] |= {f for f in faulty if f is not writer}
+            taken.add(target)
+            precedence.add(writer, first)
         else:
             copies.append((value, target))
+    before = {k: set(precedence.before[k]) for k in kernels}
     linear = _schedule(kernels, before, reads, program)
     writers = {maker[a] for a in home}
     waves = _waves(linear, before, reads, home)
@@ -92,26 +104,13 @@ def can_fault(kernel: Kernel) -> bool:
     return any(e.op == "check" for e in postorder(kernel_exprs(kernel)))
 
 
-def _in_place(
-    k: Kernel,
-    value: Array,
-    target: Array,
-    program: Program,
-    readers: dict[Array, list[Kernel]],
-    before: dict[Kernel, set[Kernel]],
-    faulty: list[Kernel],
-    home: dict[Array, Array],
-) -> bool:
-    if program.results.count(value) > 1 or target in home.values():
-        return False
-    if target.strides is not None or target in program.results or can_fault(k):
+def _in_place(k: Kernel, value: Array, target: Array) -> bool:
+    """Whether the kernel itself can store the value in the target's memory."""
+    if target.strides is not None or can_fault(k):
         return False
     if nbytes(value) != nbytes(target) or value.dtype is not target.dtype:
         return False
-    if not reads_where_it_writes(k, target, value):
-        return False
-    must_precede = [r for r in readers.get(target, []) if r is not k] + faulty
-    return not must_follow(must_precede, k, before.__getitem__)
+    return reads_where_it_writes(k, target, value)
 
 
 def reads_where_it_writes(kernel: Kernel, source: Array, target: Array) -> bool:
@@ -172,24 +171,35 @@ def _schedule(
         for a in reads[k]:
             left[a] = left.get(a, 0) + 1
     age = {k: n for n, k in enumerate(kernels)}
-    ready = [k for k in kernels if not waiting[k]]
+    size = {a: nbytes(a) for k in kernels for a in (*reads[k], *kernel_writes(k)) if a not in fixed}
+    growth = {k: sum(size.get(a, 0) for a in kernel_writes(k)) for k in kernels}  # made - freed
+    last: dict[Array, list[Kernel]] = {a: [] for a in left if a in size}
+    for k in kernels:
+        for a in reads[k]:
+            if a in last:
+                last[a].append(k)
+                growth[k] -= size[a] if left[a] == 1 else 0
+    ready = [(growth[k], age[k], k) for k in kernels if not waiting[k]]
+    heapify(ready)
+    done: set[Kernel] = set()
     out: list[Kernel] = []
     while ready:
-
-        def gain(k: Kernel) -> tuple[int, int]:
-            freed = sum(nbytes(a) for a in reads[k] if left[a] == 1 and a not in fixed)
-            made = sum(nbytes(a) for a in kernel_writes(k) if a not in fixed)
-            return made - freed, age[k]
-
-        k = min(ready, key=gain)
-        ready.remove(k)
+        stated, _, k = heappop(ready)
+        if k in done or stated != growth[k]:
+            continue  # another entry says what it would free now
+        done.add(k)
         out.append(k)
         for a in reads[k]:
             left[a] -= 1
+            if left[a] == 1 and a in last:
+                n = next(n for n in last[a] if n not in done)
+                growth[n] -= size[a]
+                if not waiting[n]:
+                    heappush(ready, (growth[n], age[n], n))
         for n in after[k]:
             waiting[n].discard(k)
             if not waiting[n]:
-                ready.append(n)
+                heappush(ready, (growth[n], age[n], n))
     return out
 
 
@@ -201,17 +211,23 @@ def _waves(
 ) -> list[list[Kernel]]:
     """Neighbours that do not depend on each other share a wave (single-launch loop kernels)."""
     waves: list[list[Kernel]] = []
+    inside: set[Kernel] = set()  # of the last wave
+    read: set[Array] = set()  # by the last wave
     for k in linear:
         last = waves[-1] if waves else []
+        joins = False
         if last and isinstance(k, LoopKernel) and isinstance(last[0], LoopKernel):
-            independent = not any(p in before[k] for p in last)
             writes = {home[a] for a in kernel_writes(k) if a in home}
-            clash = any(reads[p] & writes for p in last)
             writers = [any(a in home for a in kernel_writes(p)) for p in (last[0], k)]
-            if independent and not clash and writers[0] == writers[1]:
-                last.append(k)
-                continue
-        waves.append([k])
+            independent = before[k].isdisjoint(inside) and read.isdisjoint(writes)
+            joins = independent and writers[0] == writers[1]
+        if joins:
+            last.append(k)
+        else:
+            waves.append([k])
+            inside, read = set(), set()
+        inside.add(k)
+        read |= reads[k]
     return waves
 
 
