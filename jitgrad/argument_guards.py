@@ -76,22 +76,9 @@ class ArgumentGuard:
         for i in symbols.shapes if symbols is not None else ():
             cls, type_, *rest = self.facts[i] or ()
             self.facts[i] = (cls, symbols.pattern(i, type_), *rest)  # type: ignore[union-attr]
-        storages = [id(x._storage) for x in leaves if isinstance(x, Tensor)]
-        self.distinct = len(set(storages)) == len(storages)
-        self.groups = [
-            next(
-                (j for j in range(i) if shares(leaves[j], x)),
-                i,
-            )
-            for i, x in enumerate(leaves)
-        ]
-        self.chains = [
-            x._chain if isinstance(x, Tensor) and not self.distinct else None for x in leaves
-        ]
-        self.same = {
-            (i, j) for i, x in enumerate(leaves) for j in range(i) if shares(leaves[j], x)
-            and leaves[j] is x
-        }  # fmt: skip
+        self.groups, self.same = groups_of(leaves)
+        distinct = self.groups == [*range(len(leaves))]
+        self.chains = [x._chain if isinstance(x, Tensor) and not distinct else None for x in leaves]
         # Tensors and containers of a recorded call are not kept alive by its guards.
         self.leaves = [None if isinstance(x, Tensor) else x for x in leaves]
         self.contents = {i: Contents(x) for i, x in enumerate(leaves) if isinstance(x, np.ndarray)}
@@ -149,6 +136,7 @@ class ArgumentGuard:
         """What differs, as text; "" when nothing does."""
         if structure != self.structure:
             return f"structure of the arguments: {self.structure} -> {structure}"
+        groups, same_tensors = groups_of(leaves)
         for i, x in enumerate(leaves):
             old, new = self.facts[i], leaf_facts(x)
             if i in self.lifted and type(x) is float:
@@ -170,19 +158,30 @@ class ArgumentGuard:
             for what, a, b in zip(FACTS, old, new, strict=False):
                 if a != b:
                     return f"{what} of {names[i]}: {a} -> {b}"
-            group = next((j for j in range(i) if shares(leaves[j], x)), i)
-            now = {(i, j) for j in range(i) if leaves[j] is x and isinstance(x, Tensor)}
-            if now != {pair for pair in self.same if pair[0] == i}:
+            if any(pair[0] == i for pair in same_tensors ^ self.same):
                 return f"{names[i]}: which arguments are the same tensor has changed"
-            if group != self.groups[i] or (
+            if groups[i] != self.groups[i] or (
                 self.chains[i] is not None and x._chain != self.chains[i]
             ):
                 return f"{names[i]}: which arguments share memory has changed"
         return self.symbols.broken(leaves) if self.symbols is not None else ""
 
 
-def shares(a: Any, b: Any) -> bool:
-    return isinstance(a, Tensor) and isinstance(b, Tensor) and a._storage is b._storage
+def groups_of(leaves: Sequence[Any]) -> tuple[list[int], set[tuple[int, int]]]:
+    """For each argument, the first tensor on its storage (itself where it is none); and the pairs
+    (later, earlier) of arguments that are one tensor."""
+    first: dict[int, int] = {}
+    groups, same_tensors = [], set()
+    places: dict[int, list[int]] = {}
+    for i, x in enumerate(leaves):
+        if not isinstance(x, Tensor):
+            groups.append(i)
+            continue
+        groups.append(first.setdefault(id(x._storage), i))
+        earlier = places.setdefault(id(x), [])
+        same_tensors |= {(i, j) for j in earlier}
+        earlier.append(i)
+    return groups, same_tensors
 
 
 def same_scalar(a: Any, b: Any) -> bool:

@@ -25,6 +25,7 @@ from jitgrad.pytree import Structure, children_of, rebuild
 from jitgrad.replay_support import (
     MISS,
     chain_at,
+    clash,
     has_layout,
     leaf,
     make_alias,
@@ -59,6 +60,9 @@ from jitgrad.state import defaults, epoch, state
 from jitgrad.tensor import Tensor, intern_type, wrap, wrap_array
 from jitgrad.tree import Divergence
 
+FEW = 3
+"""Up to so many, things are compared pair by pair."""
+
 
 class Writer:
     """Writes the source of `call`."""
@@ -82,7 +86,7 @@ class Writer:
             "leaf": leaf, "wrap": wrap, "wrap_array": wrap_array, "set_slot": set_slot,
             "rebuild": rebuild,
             "array": np.array, "float64": np.float64, "int64": np.int64, "run": spec.first_run,
-            "overlap": overlap, "touches": touches, "spans": ([], []),
+            "overlap": overlap, "clash": clash, "touches": touches, "spans": ([], []),
             "children_of": children_of, "is_not": is_not, "keep": keep, "attach": attach,
             "spent": spent,
             "CompiledNode": CompiledNode, "overwritten": overwritten, "Divergence": Divergence,
@@ -133,22 +137,25 @@ class Writer:
         else:
             self.miss_if("kwargs")
         tensors = [i for i, facts in enumerate(self.guard.facts) if facts is not None]
-        if self.guard.distinct:
-            for n, i in enumerate(tensors):
-                for j in tensors[:n]:
+        groups = self.guard.groups
+        self._on_storages_of_their_own([i for i in tensors if groups[i] == i])
+        for i in tensors:
+            if self.guard.chains[i] is not None:
+                self.miss_if(f"a{i}._chain != {self.constant(self.guard.chains[i])}")
+            if groups[i] != i:
+                self.miss_if(f"a{i}._storage is not a{groups[i]}._storage")
+                for j in tensors[: tensors.index(i)]:
+                    if groups[j] == groups[i]:
+                        self.miss_if(f"(a{i} is a{j}) is not {(i, j) in self.guard.same}")
+
+    def _on_storages_of_their_own(self, arguments: list[int]) -> None:
+        if len(arguments) <= FEW:
+            for n, i in enumerate(arguments):
+                for j in arguments[:n]:
                     self.miss_if(f"a{i}._storage is a{j}._storage")
         else:
-            for i in tensors:
-                group = self.guard.groups[i]
-                chain = self.guard.chains[i]
-                if chain is not None:
-                    self.miss_if(f"a{i}._chain != {self.constant(chain)}")
-                for j in tensors:
-                    if j < i:
-                        op = "is not" if self.guard.groups[j] == group else "is"
-                        self.miss_if(f"a{i}._storage {op} a{j}._storage")
-                        if self.guard.groups[j] == group:
-                            self.miss_if(f"(a{i} is a{j}) is not {(i, j) in self.guard.same}")
+            storages = ", ".join(f"a{i}._storage" for i in arguments)
+            self.miss_if(f"len({{{storages}}}) != {len(arguments)}")
 
     def _keys(self) -> None:
         """Users' attributes of arguments; arguments that containers are asked for by identity."""
@@ -519,6 +526,11 @@ class Writer:
         arrays = {i: self._array(i, places[i]) for i in {*passed, *held}}
         read = [f"i{item.number}" for item in self.watch.by_contents()]
         read += [f"a{i}" for i in self.guard.contents]
+        if len(passed) > FEW:  # of what is captured it is known to hold
+            mine = ", ".join(arrays.get(i) or self._array(i, places[i]) for i in sorted(written))
+            rest = ", ".join([arrays[i] for i in sorted({*passed, *held} - written)] + read)
+            self.miss_if(f"clash(({mine},), ({rest}{',' if rest else ''}))")
+            return
         for i in passed:
             others = {*passed, *held} if i in written else written - held
             rest = ", ".join(

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
+
 import numpy as np
 import pytest
 
 import jitgrad as jg
+from jitgrad.compiler import index, loops
 from jitgrad.compiler.codegen import llvm
 from jitgrad.compiler.options import Options
+from jitgrad.compiler.passes import inline, order, reach
 from jitgrad.compiler.pipeline import stages_of
 
 
@@ -60,3 +65,121 @@ def test_long_chains_compile():
 
     graph = recorded(loop, jg.randn(4, 4), jg.eye(4))
     assert len(graph.nodes) == 3000
+
+
+def chain(n):
+    def run(x):
+        for i in range(n):
+            x = x * 1.01 if i % 2 else x + 0.1
+        return x
+
+    return run, (jg.ones(8),)
+
+
+def unrolled(n):
+    w = (jg.randn(4, 4) * 0.3).requires_grad_()
+
+    def step(x):
+        w.grad = None
+        h = x
+        for _ in range(n):
+            h = (h @ w).tanh()
+        h.sum().backward()
+        return w.grad
+
+    return step, (jg.randn(4, 4),)
+
+
+def towers(n):
+    """Values that are made side by side, then added up one after the other."""
+    w = jg.randn(4, 4)
+
+    def run(x):
+        parts = [(x + i) @ w for i in range(n)]
+        total = parts[0]
+        for part in parts[1:]:
+            total = total * part
+        return total
+
+    return run, (jg.randn(4, 4),)
+
+
+def slices(n):
+    def run(x):
+        return sum(x[i : i + 1] * 2 for i in range(n))
+
+    return run, (jg.randn(n),)
+
+
+def updates(n):
+    def run(*parameters):
+        for p in parameters:
+            p.mul_(0.5)
+
+    return run, [jg.randn(3) for _ in range(n)]
+
+
+@pytest.mark.parametrize("make", [chain, unrolled, towers, slices, updates])
+def test_passes_look_at_each_thing_a_few_times(make, monkeypatch):
+    """From n steps to 4 n: what orders groups and kernels, and what walks expressions, looks at
+    4 times as much."""
+    looked: Counter[str] = Counter()
+    relations: list[reach.Precedence] = []
+    real_walk, real_start = loops.postorder, reach.Precedence.__init__
+
+    def walk(roots):
+        found = real_walk(roots)
+        looked["expressions"] += len(found)
+        return found
+
+    def start(self):
+        real_start(self)
+        relations.append(self)
+
+    for module in (loops, inline, index, order):
+        monkeypatch.setattr(module, "postorder", walk)
+    monkeypatch.setattr(reach.Precedence, "__init__", start)
+    counts = []
+    for n in (60, 240):
+        looked.clear()
+        relations.clear()
+        compiled = jg.jit(make(n)[0], fallback="error")
+        compiled(*make(n)[1])
+        specialisation = compiled.specialisations[0]
+        looked["visits"] = sum(r.visits for r in relations)
+        looked["source"] = len(specialisation.source.splitlines())
+        looked["nodes"] = len(specialisation.trace.graph.nodes)
+        counts.append(dict(looked))
+    assert counts[1]["visits"]
+    for what, few in counts[0].items():
+        assert counts[1][what] <= 4.6 * few + 100, (what, counts)
+
+
+def test_precedence_answers_as_a_search_does():
+    """On random relations without cycles, with questions between additions."""
+    r = random.Random(0)
+    for _ in range(30):
+        relation: reach.Precedence[int] = reach.Precedence()
+        before: dict[int, set[int]] = {}
+
+        def search(starts, target, before=before):
+            seen, stack = set(), list(starts)
+            while stack:
+                x = stack.pop()
+                if x not in seen:
+                    seen.add(x)
+                    stack += before[x]
+            return target in seen
+
+        for x in range(40):
+            before[x] = set(r.sample(range(x), min(x, r.randrange(3))))
+            relation.add(x, before[x])
+            for _ in range(6):
+                starts = r.sample(range(x + 1), min(x + 1, r.randrange(1, 4)))
+                target = r.randrange(x + 1)
+                found = relation.must_follow(starts, target)
+                assert found == search(starts, target)
+                if not found and r.random() < 0.5:  # target may wait for them all
+                    relation.add(target, starts)
+                    before[target] |= set(starts)
+        assert all(relation.level[p] < relation.level[x] for x in before for p in before[x])

@@ -202,15 +202,19 @@ def _expand(root: Expr, array: Array, virtual: dict[Array, Expr]) -> Expr:
             return None
         found = memo.setdefault(e.attr, {})
         if e.args not in found:
-            found[e.args] = _at(virtual[e.attr], e.args, extents)
+            found[e.args] = _at(virtual[e.attr], e.args, e.attr, extents)
         return found[e.args]
 
     return rewrite(Simplifier(extents).simplify(root), leaf)
 
 
-def _at(body: Expr, index: tuple[Expr, ...], extents: dict[int, Dim]) -> Expr:
-    """A virtual array's body at an index; nothing to do when the index is the identity."""
-    if all(i.op == "axis" and i.attr == k for k, i in enumerate(index)):
+def _at(body: Expr, index: tuple[Expr, ...], array: Array, extents: dict[int, Dim]) -> Expr:
+    """A virtual array's body at an index; nothing to do when the index is the identity. (Bodies
+    are simplified, so that the axis of a dim of size 1 is in none.)"""
+    if all(
+        (i.op == "axis" and i.attr == k) or (i.op == "const" and array.shape[k] == 1)
+        for k, i in enumerate(index)
+    ):
         return body
     replace = dict(enumerate(index))
     moved = rewrite(body, lambda e: replace[e.attr] if e.op == "axis" else None)

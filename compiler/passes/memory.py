@@ -71,6 +71,7 @@ def plan_memory(
     last: dict[Array, int] = {}
     made_by: dict[Array, Kernel] = {}
     readers_in: dict[tuple[Array, int], int] = {}
+    reads = {k: kernel_reads(k) for wave in schedule.waves for k in wave}
     for n, wave in enumerate(schedule.waves):
         for k in wave:
             writes = kernel_writes(k)
@@ -79,14 +80,15 @@ def plan_memory(
                     first.setdefault(a, n)
                     last[a] = max(last.get(a, n), n)
                     made_by.setdefault(a, k)
-            for a in kernel_reads(k):
+            for a in reads[k]:
                 if a in first and a not in writes:
                     last[a] = n
                     readers_in[a, n] = readers_in.get((a, n), 0) + 1
     block_of: dict[Array, Block] = {}
     blocks: list[Block] = []
     for a in first:
-        taken = _take_over(a, made_by[a], first[a], last, readers_in, block_of, size_of)
+        k = made_by[a]
+        taken = _take_over(a, k, reads[k], first[a], last, readers_in, block_of, size_of)
         if taken is not None:
             taken.arrays.append(a)
             taken.end = max(taken.end, last[a])
@@ -119,6 +121,7 @@ def _aligned(n: int) -> int:
 def _take_over(
     a: Array,
     kernel: Kernel,
+    reads: list[Array],
     wave: int,
     last: Mapping[Array, int],
     readers_in: Mapping[tuple[Array, int], int],
@@ -129,7 +132,7 @@ def _take_over(
     writes = kernel_writes(kernel)
     if a not in writes:
         return None
-    for x in kernel_reads(kernel):
+    for x in reads:
         block = block_of.get(x)
         if block is None or x in writes or block.arrays[-1] is not x:
             continue

@@ -87,16 +87,16 @@ def check(text: str, calls: int = CALLS, effects: bool = False) -> Outcome:
             graphs = [p.graph for p in found.segmented.segments.programs if p.graph is not None]
             outcome.ops |= {n.op.name for graph in graphs for n in graph.nodes}
         outcome.raised = eager[-1].error is not None
-        _compare(text, eager, fast, outcome, calls)
+        _compare(text, eager, fast, outcome, calls, effects)
     return outcome
 
 
 def _compare(
-    text: str, eager: list[Picture], fast: list[Picture], outcome: Outcome, calls: int
+    text: str, eager: list[Picture], fast: list[Picture], outcome: Outcome, calls: int, dense: bool
 ) -> None:
     noise_runs: list[list[Picture]] | None = None
     for k, (a, b) in enumerate(zip(eager, fast, strict=False)):
-        found = differences(a, b, outcome.exact)
+        found = differences(a, b, outcome.exact, dense)
         for path, what in found:
             if path and not outcome.exact:
                 if noise_runs is None:
