@@ -594,8 +594,11 @@ class Recorder(Looks):
 
     def _check_writes(self) -> None:
         written = [e for e in self.entries if self._now(e) is not e.value]
-        others = [e for e in self.entries if self._now(e) is e.value]
-        if not clash([e.array for e in written], [e.array for e in others]):
+        arrays: tuple[list[Any], list[Any]] = [], []  # written, others; without data, none
+        for e in self.entries:
+            if e.array is not None:
+                arrays[self._now(e) is e.value].append(e.array)
+        if not clash(*arrays):
             written = []  # nothing to look for, pair by pair
         for e in self.entries:
             x = e.tensor  # None where the function made it, of a NumPy array
