@@ -381,6 +381,10 @@ class Contraction:
 
     Every output axis is in exactly one of batch, m, n (tuples of axis numbers; may be empty): `a`
     does not depend on the n axes, nor `b` on the m axes.
+
+    winograd: a 3x3 convolution with stride 1 (batch (), m (channel), n (image, height, width), k
+    (channels, 3, 3); b depends on height + k1 and width + k2, and may be read for tiles of 4 x 4
+    results up to the end of the last one) whose sums are those of Winograd's algorithm.
     """
 
     batch: tuple[int, ...]
@@ -390,6 +394,7 @@ class Contraction:
     a: Expr
     b: Expr
     acc: DType
+    winograd: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -496,9 +501,10 @@ class Builder:
         a: Expr,
         b: Expr,
         acc: DType,
+        winograd: bool = False,
     ) -> Array:
         """acc is the accumulator's dtype; the result is rounded once to `dtype`."""
-        define = Contraction(tuple(batch), tuple(m), tuple(n), tuple(k), a, b, acc)
+        define = Contraction(tuple(batch), tuple(m), tuple(n), tuple(k), a, b, acc, winograd)
         return self._array(shape, dtype, define)
 
     def scan(

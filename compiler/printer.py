@@ -96,7 +96,8 @@ def _definition(a: Array, texts: list[str]) -> str:
     if isinstance(d, Reduction):
         return f"{d.combine} over {list(d.extents)} ({d.order}) of {texts[0]}"
     if isinstance(d, Contraction):
-        return f"contraction over {list(d.k)} m={d.m} n={d.n} of {texts[0]} * {texts[1]}"
+        how = " by Winograd" if d.winograd else ""
+        return f"contraction{how} over {list(d.k)} m={d.m} n={d.n} of {texts[0]} * {texts[1]}"
     if isinstance(d, Scan):
         return f"scan {d.combine} along {d.along} of {texts[0]}"
     if isinstance(d, Scatter):
@@ -141,7 +142,7 @@ def kernel_text(kernel: Kernel) -> str:
         printed = _Expressions(roots)
         out.append(
             f"contraction {head}: {_shape(kernel.array)}, batch {c.batch} m {c.m} n {c.n} "
-            f"k {list(c.k)}{where}"
+            f"k {list(c.k)}{' by Winograd' if c.winograd else ''}{where}"
         )
         out += ["  " + line for line in printed.lines]
         out.append(f"  {kernel.array.name} = sum of {printed.text[c.a]} * {printed.text[c.b]}")

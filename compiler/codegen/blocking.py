@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from jitgrad.compiler.codegen.access import operand_access, separate
 from jitgrad.compiler.codegen.microkernel import Tile, choose_tile
 from jitgrad.compiler.codegen.target import Target
-from jitgrad.compiler.loops import ContractionKernel, Expr
-from jitgrad.compiler.symbolic import Dim, Sym, hint, prod, smax, smin
+from jitgrad.compiler.loops import ContractionKernel, Expr, kernel_reads, kernel_writes
+from jitgrad.compiler.symbolic import Dim, Func, Sym, hint, prod, smax, smin
 
 DEPTH = 256  # the most k of a block
 _ROUND = 16  # blocks of k are multiples of this, so that runs of neighbours are not torn
@@ -173,3 +173,24 @@ def _swap(kernel: ContractionKernel, m: Group, n: Group, extents: Mapping[int, D
     if hint(m_size) < 4 <= hint(n_size):
         return False
     return score > 0
+
+
+def named_dims(kernel: ContractionKernel) -> dict[str, Sym]:
+    """The Sym of each named dim that the kernel's arrays mention."""
+    c = kernel.contraction
+    dims: list[Dim] = [*kernel.array.shape, *c.k]
+    for array in [*kernel_reads(kernel), *kernel_writes(kernel)]:
+        dims += [*array.shape, *(array.strides or ())]
+    found: dict[str, Sym] = {}
+    stack: list[Dim] = dims
+    while stack:
+        d = stack.pop()
+        if not isinstance(d, Sym):
+            continue
+        for monomial in d.terms:
+            for atom in monomial:
+                if isinstance(atom, Func):
+                    stack += [atom.a, atom.b]
+                elif atom not in found:
+                    found[atom] = Sym({(atom,): 1}, d.env)
+    return dict(sorted(found.items()))

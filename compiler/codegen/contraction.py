@@ -14,21 +14,20 @@ High-Performance Matrix Multiplication", ACM TOMS 34(3), 2008.
 
 from __future__ import annotations
 
-import hashlib
-
 import llvmlite.ir as ir
 
-from jitgrad.compiler.codegen.blocking import _ROUND, DEPTH, ceildiv, plan_blocks
+from jitgrad.compiler.codegen import winograd
+from jitgrad.compiler.codegen.blocking import _ROUND, DEPTH, ceildiv, named_dims, plan_blocks
 from jitgrad.compiler.codegen.code import Code, Int, size_of, storage_type
 from jitgrad.compiler.codegen.emit import Ops
 from jitgrad.compiler.codegen.epilogue import Epilogue
-from jitgrad.compiler.codegen.frame import Frame
-from jitgrad.compiler.codegen.kernelcode import Generated, Launch
+from jitgrad.compiler.codegen.frame import Frame, link
+from jitgrad.compiler.codegen.kernelcode import Generated
 from jitgrad.compiler.codegen.microkernel import emit_micro, emit_row, prefetch
 from jitgrad.compiler.codegen.packing import Source, edge_panel, pack
 from jitgrad.compiler.codegen.target import Target
-from jitgrad.compiler.loops import Array, ContractionKernel, kernel_reads, kernel_writes
-from jitgrad.compiler.symbolic import Dim, Func, Sym, hint
+from jitgrad.compiler.loops import Array, ContractionKernel
+from jitgrad.compiler.symbolic import Dim, hint
 
 _PACK_GRAIN = 1 << 15  # elements of B that a thread packs at least
 _REDUCE_GRAIN = 1 << 12  # results that a thread sums at least
@@ -37,6 +36,8 @@ _GROUP = 8  # panels of B that are packed together
 
 def generate(kernel: ContractionKernel, target: Target) -> Generated:
     """Code of a contraction for a target. Raises InternalError for an expression that it lacks."""
+    if kernel.contraction.winograd:
+        return winograd.generate(kernel, target)
     return _Engine(kernel, target).generate()
 
 
@@ -79,18 +80,8 @@ class _Engine:
             self._reduce(frame)
             grain = max(1, _REDUCE_GRAIN // (p.block_rows * p.block_cols))
             frames.append((frame, "reduce", p.count * p.row_blocks * p.col_blocks, grain))
-        scratch = -(-max(f.scratch_bytes for f, *_ in frames) // 128) * 128
-        for f, *_ in frames:
-            f.finish(scratch)
-        text = str(self.module)
-        key = hashlib.sha256((text + self.target.cpu + self.target.features).encode()).hexdigest()
-        key = key[:32]
-        launches = []
-        for f, symbol, total, grain in frames:
-            text = text.replace(f'@"{symbol}"', f'@"k{key}_{symbol}"')
-            launches.append(Launch(f"k{key}_{symbol}", f.operands, total, grain))
         workspace = [w for w in (self.b_panels, self.partials) if w is not None]
-        return Generated(key, text, launches, workspace, scratch)
+        return link(self.module, self.target, frames, workspace)
 
     def _frame(self, symbol: str) -> Frame:
         return Frame(self.module, symbol, self.names)
@@ -331,24 +322,3 @@ class _Engine:
     def _vector(self) -> ir.Type:
         width = self.plan.tile.width
         return ir.VectorType(self.element, width) if width > 1 else self.element
-
-
-def named_dims(kernel: ContractionKernel) -> dict[str, Sym]:
-    """The Sym of each named dim that the kernel's arrays mention."""
-    c = kernel.contraction
-    dims: list[Dim] = [*kernel.array.shape, *c.k]
-    for array in [*kernel_reads(kernel), *kernel_writes(kernel)]:
-        dims += [*array.shape, *(array.strides or ())]
-    found: dict[str, Sym] = {}
-    stack: list[Dim] = dims
-    while stack:
-        d = stack.pop()
-        if not isinstance(d, Sym):
-            continue
-        for monomial in d.terms:
-            for atom in monomial:
-                if isinstance(atom, Func):
-                    stack += [atom.a, atom.b]
-                elif atom not in found:
-                    found[atom] = Sym({(atom,): 1}, d.env)
-    return dict(sorted(found.items()))

@@ -1,8 +1,8 @@
 """The epilogue of a contraction: from a tile of accumulators to memory.
 
 Owns `Epilogue.emit`: for one tile, rounds the accumulators to the result's dtype, evaluates the
-stores' expressions, and stores them. Whole vectors are used for the columns of a full tile where
-every store, and every load that depends on the column, lies contiguous along it; else elements.
+stores' expressions, and stores them. Vectors are used for as many columns as fill them, where every
+store, and every load that depends on the column, lies contiguous along it; else elements.
 """
 
 from __future__ import annotations
@@ -107,11 +107,12 @@ class Epilogue:
         if self.width == 1:
             self._elements(tile, row, rows, col, cols)
             return
-        with code.b.if_else(code.equal(cols, self.tile.nr)) as (full, part):
-            with full, code.loop(0, rows) as i, code.loop(0, self.tile.nr, self.width) as j:
+        whole = code.mul(code.div(cols, self.width), self.width)
+        with code.loop(0, rows) as i:
+            with code.loop(0, whole, self.width) as j:
                 self._at(tile, row, i, col, j, self.width)
-            with part:
-                self._elements(tile, row, rows, col, cols)
+            with code.loop(whole, cols) as j:
+                self._at(tile, row, i, col, j, 1)
 
     def _elements(self, tile: ir.Value, row: Int, rows: Int, col: Int, cols: Int) -> None:
         code = self.frame.code

@@ -7,6 +7,7 @@ the worker's scratch. `Positions` gives the offsets of an access part along its 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -15,8 +16,9 @@ import llvmlite.ir as ir
 from jitgrad.compiler import loops
 from jitgrad.compiler.codegen.access import Part
 from jitgrad.compiler.codegen.code import I64, PTR, VOID, Code, Int, size_of
-from jitgrad.compiler.codegen.kernelcode import Operand, Site, Size
+from jitgrad.compiler.codegen.kernelcode import Generated, Launch, Operand, Site, Size
 from jitgrad.compiler.codegen.offsets import MARK
+from jitgrad.compiler.codegen.target import Target
 from jitgrad.compiler.loops import Array, Expr, postorder
 from jitgrad.compiler.symbolic import Dim, Sym
 from jitgrad.runtime import abi
@@ -168,6 +170,28 @@ class Frame:
                 axes[a] = self.code.rem(flat, extent)
                 flat = self.code.div(flat, extent)
         return axes
+
+
+def link(
+    module: ir.Module,
+    target: Target,
+    frames: Sequence[tuple[Frame, str, Dim, int]],
+    workspace: list[Array],
+) -> Generated:
+    """The code of a kernel whose launches are the functions of a module, in order.
+
+    frames: each with its symbol, the size of its parallel space, and its grain.
+    """
+    scratch = -(-max(f.scratch_bytes for f, *_ in frames) // 128) * 128
+    for f, *_ in frames:
+        f.finish(scratch)
+    text = str(module)
+    key = hashlib.sha256((text + target.cpu + target.features).encode()).hexdigest()[:32]
+    launches = []
+    for f, symbol, total, grain in frames:
+        text = text.replace(f'@"{symbol}"', f'@"k{key}_{symbol}"')
+        launches.append(Launch(f"k{key}_{symbol}", f.operands, total, grain))
+    return Generated(key, text, launches, workspace, scratch)
 
 
 class Positions:

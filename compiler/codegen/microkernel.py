@@ -71,6 +71,15 @@ _TILES = {
 _WORTH = {(4, 3): 0.97, (5, 2): 0.93, (3, 4): 0.95, (2, 5): 0.85, (1, 8): 0.5}
 
 
+def candidates(target: Target, acc: DType) -> list[Tile]:
+    """The tiles of the target for products of many sizes, the best first. With AVX-512 one fits
+    them all: an element of A is an operand in memory there, so one vector of B is enough."""
+    width = max(1, target.vector_bytes // acc.itemsize)
+    if target.vector_bytes == 64:
+        return [Tile(16, 1, width)]
+    return [Tile(mr, nv, width) for mr, nv in _TILES[vector_registers(target)] if mr > 3]
+
+
 def choose_tile(target: Target, acc: DType, rows: int, cols: int) -> Tile:
     """The tile that wastes least of its work on a rows x cols result (free to differ)."""
     width = max(1, target.vector_bytes // acc.itemsize)

@@ -174,7 +174,7 @@ def _copied_pieces(source: Source, width: int) -> list[int]:
     if source.access is None:
         return []
     if source.access.parts[1].is_unit:
-        return _pieces(width, source.max_vector)
+        return in_powers(width, source.max_vector)
     along = math.gcd(source.vector_along(1, source.max_vector), width)
     return [along] * (width // along) if along > 1 else []
 
@@ -191,7 +191,7 @@ def _full_panel(source: Source, panel: ir.Value, x: Int, width: int, depth: Int)
             code.store(source.element_at(code.add(x, i), k), row, i, element)
 
 
-def _pieces(width: int, largest: int) -> list[int]:
+def in_powers(width: int, largest: int) -> list[int]:
     """width as a sum of powers of two, none over `largest`, falling."""
     out = []
     while width:
@@ -230,7 +230,7 @@ def _transpose(source: Source, panel: ir.Value, x: Int, width: int, depth: Int, 
         with code.loop(0, whole, block) as first:
             _transpose_rows(source, panel, x, width, depth, block, first, block)
     done = whole
-    for piece in _pieces(width - whole, block):
+    for piece in in_powers(width - whole, block):
         _transpose_rows(source, panel, x, width, depth, block, done, piece)
         done += piece
 

@@ -37,6 +37,7 @@ from jitgrad.compiler.ops.conv_geometry import (
     unfold_batch,
 )
 from jitgrad.compiler.ops.conv_phases import by_phase, has_phases
+from jitgrad.compiler.ops.conv_tiles import has_tiles, tiled_input
 from jitgrad.compiler.ops.examples import integers, strided, uniform
 from jitgrad.compiler.ops.linalg import check_multiply, compute_dtype
 from jitgrad.compiler.ops.movement import align_batch
@@ -125,8 +126,13 @@ class Conv(ConvByWeight):
     ) -> Array:
         kernel = w.shape[2:]
         sizes = conv_sizes(x.shape[2:], kernel, stride, padding, dilation)
-        xp = padded_input(b, x, padding)
-        g = Grouped(groups, (x.shape[0], w.shape[0], *sizes), split=1)
+        full = (x.shape[0], w.shape[0], *sizes)
+        by_tiles = has_tiles(full, w.shape[1], kernel, stride, dilation, groups, x.dtype)
+        if by_tiles:
+            xp = tiled_input(b, x, padding, sizes)
+        else:
+            xp = padded_input(b, x, padding)
+        g = Grouped(groups, full, split=1)
         n, o, *p = g.index
         c, *k = b.axes(1 + len(kernel), start=g.rank)
         at = [i * s + j * d for i, s, j, d in zip(p, stride, k, dilation, strict=True)]
@@ -141,6 +147,7 @@ class Conv(ConvByWeight):
             a=load(w, (o, c, *k)).cast(acc),
             b=load(xp, (n, g.channel(c, w.shape[1]), *at)).cast(acc),
             acc=acc,
+            winograd=by_tiles,
         )
         return g.join(b, out)
 
@@ -268,8 +275,13 @@ class ConvInputGrad(ConvByWeight):
             n + r - lo - span(q, s)
             for n, r, lo, q, s in zip(shape, reach, low, y.shape[2:], stride, strict=True)
         ]
-        yd = padded(b, y, (0, 0, *low), (0, 0, *high), (1, 1, *stride), 0)
-        g = Grouped(groups, (y.shape[0], w.shape[1] * groups, *shape), split=1)
+        full = (y.shape[0], w.shape[1] * groups, *shape)
+        by_tiles = has_tiles(full, w.shape[0], kernel, stride, dilation, groups, y.dtype)
+        if by_tiles:
+            yd = tiled_input(b, y, low, shape)
+        else:
+            yd = padded(b, y, (0, 0, *low), (0, 0, *high), (1, 1, *stride), 0)
+        g = Grouped(groups, full, split=1)
         n, _, *h = g.index
         o, *k = b.axes(1 + len(kernel), start=g.rank)
         per_group = w.shape[0] // groups
@@ -286,6 +298,7 @@ class ConvInputGrad(ConvByWeight):
             a=load(w, (g.channel(o, per_group), g.within, *reversed_k)).cast(acc),
             b=load(yd, (n, g.channel(o, per_group), *at)).cast(acc),
             acc=acc,
+            winograd=by_tiles,
         )
         return g.join(b, out)
 
