@@ -1,4 +1,4 @@
-"""Winograd's algorithm: against float64, at all edges; which convolutions take it; bits; epilogues."""
+"""Winograd's algorithm: against float64, at all edges; which convolutions; bits; epilogues."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ TYPICAL, WORST = 2e-6, 1.5e-5
 
 def kernel_of(
     x: Array, w: Array, height: int, width: int, flipped: bool = False,
-    epilogue: Callable[[Expr, tuple[Expr, ...]], Expr] | None = None, cast: bool = False,
+    epilogue: Callable[[Expr, tuple[Expr, ...]], Expr] | None = None,
 ) -> ContractionKernel:  # fmt: skip
-    """conv(x, w) of height x width results; `flipped`: by w turned, as an input gradient reads it."""
+    """conv(x, w) of height x width results; `flipped`: by w turned, as in an input gradient."""
     b = Builder()
     ax = b.axes(7)
     n, o, h, v, c, i, j = ax

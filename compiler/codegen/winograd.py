@@ -1,19 +1,19 @@
-"""Winograd's algorithm for 3x3 convolutions with stride 1: F(4x4, 3x3), on the engine's micro-kernel.
+"""Winograd's algorithm for 3x3 convolutions without stride: F(4x4, 3x3), on the micro-kernel.
 
 Owns `generate` for contractions that are marked `winograd` (their record decides, by shapes alone).
 A tile of 4 x 4 results takes 36 products a channel instead of 144. Two launches:
 
     filter  U = G g G^T of each pair of channels, packed, [36][panels][C][mr]
-    blocks  for each block of rows of tiles: V = B^T d B of each channel, packed, [36][panels][C][nr];
-            36 products U V by the micro-kernel; Y = A^T M A; then the epilogue, row by row of tiles
+    blocks  for some rows of tiles: V = B^T d B of each channel, packed, [36][panels][C][nr]; the 36
+            products U V by the micro-kernel; Y = A^T M A; then the epilogue, row by row of tiles
 
-The matrices are Toom and Cook's for the points 0, +-3/4, +-3/2 and infinity. The powers are exact in
-binary, and the error is about twice that of summing the products: 2 to 10 times smaller than that
-of the usual points 0, +-1, +-2. A NaN or an infinity spreads over its tile.
+The matrices are Toom and Cook's for the points 0, +-3/4, +-3/2 and infinity. The powers are exact
+in binary, and the error is about twice that of summing the products directly, several times less
+than with the usual points 0, +-1, +-2. A NaN or an infinity spreads over its tile.
 
-Source: Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", CVPR 2016; on the choice
-of points: Barabasz et al., "Error Analysis and Improving the Accuracy of Winograd Convolution for
-Deep Neural Networks", ACM TOMS 46(4), 2020.
+Source: Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", CVPR 2016; on the
+choice of points: Barabasz et al., "Error Analysis and Improving the Accuracy of Winograd
+Convolution for Deep Neural Networks", ACM TOMS 46(4), 2020.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def generate(kernel: ContractionKernel, target: Target) -> Generated:
 
 @dataclass(frozen=True)
 class _Blocks:
-    """tile: the micro-kernel's; rows: rows of tiles of a block; parts: blocks of output channels."""
+    """tile: of the micro-kernel; rows: of tiles in a block; parts: blocks of output channels."""
 
     tile: Tile
     rows: int

@@ -1,4 +1,4 @@
-"""Which convolutions are summed by Winograd's algorithm, and the operand that it reads. Owns no record.
+"""Which convolutions are summed by Winograd's algorithm, and what it reads. Owns no record.
 
 A convolution of 3 x 3 without stride is cut into tiles of 4 x 4 results (the algorithm is
 `codegen/winograd.py`'s). It is chosen by shapes alone, so that the bits of a result do not depend
@@ -43,8 +43,9 @@ def has_tiles(
     if any(s != 1 for s in (*stride, *dilation)):
         return False
     images, outputs, height, width = out
-    fixed = [outputs, inputs, height, width]
-    if any(isinstance(d, Sym) for d in fixed) or 0 in fixed:
+    if isinstance(outputs, Sym) or isinstance(inputs, Sym):
+        return False
+    if isinstance(height, Sym) or isinstance(width, Sym):
         return False
     if outputs < _CHANNELS or inputs < _CHANNELS:
         return False
