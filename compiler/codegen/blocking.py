@@ -29,6 +29,7 @@ _SPLIT_RESULTS = 1 << 16  # results times splits stay below this
 _MAX_SPLITS = 16
 _TASK_WORK = 1 << 18  # multiply-adds that are worth a task of their own
 _TASKS = 8  # tasks that large products have at least
+_PANELS = 4  # panels of A that a block of rows has at least
 _COLS = 1024  # the most columns of a block of a shared B
 _ROW_COLS = 2048  # the most columns of one row, whose sums stay in L1
 
@@ -125,6 +126,10 @@ def plan_blocks(kernel: ContractionKernel, target: Target) -> Plan:
     row_blocks = -(-hm // most_rows)
     if row_blocks > 1:
         row_blocks = -(-row_blocks // 2) * 2  # so that two or four threads get equal shares
+    wanted = min(_TASKS, max(1, hm * hn * hk * hc // _TASK_WORK))
+    others = max(1, hc * hint(splits))
+    if hm >= hn:  # rather short blocks of rows than to pack A for each of several blocks of columns
+        row_blocks = max(row_blocks, min(-(-wanted // others), hm // (_PANELS * tile.mr)))
     block_rows = _even(hm, row_blocks, tile.mr)
     one_row_block = isinstance(M, int) and block_rows >= M
     most_cols = _COLS
@@ -135,8 +140,7 @@ def plan_blocks(kernel: ContractionKernel, target: Target) -> Plan:
     elif one_row_block:
         most_cols = max(tile.nr, target.l2 // 3 // (depth_cap * nbytes))
     col_blocks = -(-hn // most_cols)
-    wanted = min(_TASKS, max(1, hm * hn * hk * hc // _TASK_WORK))
-    have = max(1, hc * hint(splits) * row_blocks)
+    have = others * max(1, row_blocks)
     if have * col_blocks < wanted:
         col_blocks = -(-wanted // have)
     block_cols = _even(hn, col_blocks, tile.nr)

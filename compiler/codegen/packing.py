@@ -140,15 +140,22 @@ def pack(source: Source, panels: ir.Value, width: int, count: Int, depth: Int, s
         return code.at(panels, code.mul(code.div(x, width), stride), element)
 
     pieces = _copied_pieces(source, width)
-    if pieces:
+    block = _block_along_k(source)
+    if pieces or (source.access is not None and block == 1):
         # A few rows of k at a time, so that each is read in one long run over the panels.
         with code.loop(0, depth, _ROWS) as k:
             stop = code.min(code.add(k, _ROWS), depth)
             with code.loop(0, whole, width) as x:
-                _copy(source, panel_at(x), x, width, k, stop, pieces)
+                if pieces:
+                    _copy(source, panel_at(x), x, width, k, stop, pieces)
+                else:
+                    _gather(source, panel_at(x), x, width, k, stop)
     else:
         with code.loop(0, whole, width) as x:
-            _full_panel(source, panel_at(x), x, width, depth)
+            if block > 1:
+                _transpose(source, panel_at(x), x, width, depth, block)
+            else:
+                _evaluate(source, panel_at(x), x, width, depth)
     rest = code.sub(count, whole)
     if isinstance(rest, int) and rest == 0:
         return
@@ -179,16 +186,36 @@ def _copied_pieces(source: Source, width: int) -> list[int]:
     return [along] * (width // along) if along > 1 else []
 
 
-def _full_panel(source: Source, panel: ir.Value, x: Int, width: int, depth: Int) -> None:
+def _block_along_k(source: Source) -> int:
+    """How many neighbours along k are transposed together; 1 where they do not lie together."""
+    return source.vector_along(2, max(1, _BLOCK_BYTES // size_of(storage_type(source.acc))))
+
+
+def _evaluate(source: Source, panel: ir.Value, x: Int, width: int, depth: Int) -> None:
+    """Element by element."""
     code, element = source.frame.code, storage_type(source.acc)
-    along_k = source.vector_along(2, max(1, _BLOCK_BYTES // size_of(element)))
-    if along_k > 1:
-        _transpose(source, panel, x, width, depth, along_k)
-        return
     with code.loop(0, depth) as k:
         row = code.at(panel, code.mul(k, width), element)
         with code.loop(0, width) as i:
             code.store(source.element_at(code.add(x, i), k), row, i, element)
+
+
+def _gather(source: Source, panel: ir.Value, x: Int, width: int, k_start: Int, k_stop: Int) -> None:
+    """Loads of single elements."""
+    code, element = source.frame.code, storage_type(source.acc)
+    positions = source.x
+    if positions.table is None and isinstance(positions.stride, int):
+        # one address, from which all others are a fixed distance away
+        start, distances = positions.at(x), [positions.stride * i for i in range(width)]
+        places: list[tuple[Int, int]] = [(start, d) for d in distances]
+    else:
+        places = [(positions.at(code.add(x, i)), 0) for i in range(width)]
+    with code.loop(k_start, k_stop) as k:
+        k_offset = source.k.at(k)
+        row = code.at(panel, code.mul(k, width), element)
+        for i, (place, distance) in enumerate(places):
+            at = code.add(code.add(place, k_offset), distance)
+            code.store(source.read(at), row, i, element)
 
 
 def in_powers(width: int, largest: int) -> list[int]:
