@@ -5,7 +5,7 @@ INSTALLED := .venv/.installed
 # make demo SHORT=1: a run of seconds. SHORT=0 is the same as leaving it out.
 DEMO_FLAGS := $(if $(filter-out 0,$(SHORT)),--short)
 
-.PHONY: setup demo test test-long bench lint clean
+.PHONY: setup demo test test-cuda test-long bench lint clean
 
 setup: $(INSTALLED)
 
@@ -25,6 +25,11 @@ demo: $(INSTALLED)
 
 test: $(INSTALLED)
 	$(PY) -m pytest -q -n 2 -m "not long" --ignore=tests/parity
+	$(MAKE) --no-print-directory test-cuda
+
+# The GPU back end on Numba's CUDA simulator, which is a process's choice when it imports numba.
+test-cuda: $(INSTALLED)
+	JITGRAD_CUDA=sim $(PY) -m pytest -q -n 2 -m "not long" tests/cuda
 
 test-long: $(INSTALLED)
 	$(PY) -m pytest -q -m long --ignore=tests/parity

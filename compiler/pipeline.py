@@ -14,10 +14,12 @@ from contextlib import contextmanager
 from dataclasses import asdict
 
 from jitgrad.compiler.codegen import canonical, host_runtime
+from jitgrad.compiler.codegen.cuda.target import CudaTarget
 from jitgrad.compiler.codegen.objects import Library
 from jitgrad.compiler.codegen.target import Target, host
 from jitgrad.compiler.compiled import WITHOUT_CODE, Compiled
 from jitgrad.compiler.cost import nbytes
+from jitgrad.compiler.cuda_compiled import CudaCompiled
 from jitgrad.compiler.graph_cache import (
     Loaded,
     find_compiled,
@@ -26,7 +28,8 @@ from jitgrad.compiler.graph_cache import (
     remember,
     sites_of,
 )
-from jitgrad.compiler.ir import Graph
+from jitgrad.compiler.host_call import call_of
+from jitgrad.compiler.ir import Graph, Node
 from jitgrad.compiler.launch_rows import assemble, replanner
 from jitgrad.compiler.loops import Kernel, kernel_reads, kernel_writes
 from jitgrad.compiler.lower import lower
@@ -44,6 +47,8 @@ from jitgrad.compiler.progress import Progress
 from jitgrad.compiler.report import Report
 from jitgrad.compiler.stages import Stages
 from jitgrad.compiler.verify import verify
+from jitgrad.runtime.cuda.device import Device
+from jitgrad.runtime.errors import CompileError
 from jitgrad.runtime.knobs import knobs
 
 GRAPH_PASSES: list[Callable[[Graph], Graph]] = [simplify]
@@ -122,6 +127,47 @@ def _compile(graph: Graph, options: Options) -> Compiled:
     return Compiled(graph, loaded, lambda: sites, report, syms, replan, stages)
 
 
+def compile_cuda(
+    graph: Graph, target: CudaTarget, device: Device, options: Options
+) -> CudaCompiled:
+    """Compiles a graph for a GPU and loads it there. Raises CompileError as `compile_graph` does,
+    and for what has no kernel on GPUs."""
+    with graph.env.deciding_by_form():
+        report = Report(nodes=len(graph.nodes), bytes_before=_bytes_before(graph))
+        run = _Runner(report, graph.name)
+        run.dump("graph", lambda: str(graph))
+        for p in GRAPH_PASSES:
+            with run.step(p.__name__):
+                graph = p(graph)
+            if knobs.verify:
+                verify(graph, p.__name__)
+        report.nodes_simplified = len(graph.nodes)
+        stages = to_stages(graph, options, target, run)
+        for kernel in stages.kernels:
+            _expect_gpu_kernel(kernel, stages)
+        report.kernels = len(stages.kernels)
+        report.bytes_after = sum(map(_bytes_moved, stages.kernels))
+        plan = stages.plan
+        report.peak, report.lower_bound, report.total = plan.peak, plan.lower_bound, plan.total
+        report.waves = len(stages.schedule.waves)
+        with run.step("load"):
+            return CudaCompiled(graph, stages, sites_of(graph), report, target, device)
+
+
+def _expect_gpu_kernel(kernel: Kernel, stages: Stages) -> None:
+    """Raises CompileError for a kernel that only the CPU runs: a call of a record's reference, or
+    control flow."""
+    call = call_of(kernel)
+    if call is None and kernel not in stages.nested:
+        return
+    node: Node = call.node if call is not None else stages.nested[kernel].node
+    where = f" (at {node.line})" if node.line else ""
+    raise CompileError(
+        f"[{node.op.name}] expected an op with a GPU kernel; this one runs on the CPU only{where}; "
+        "move its operands with .cpu()"
+    )
+
+
 def stages_of(graph: Graph, options: Options) -> tuple[Graph, Stages]:
     """The simplified graph and all its levels, for export: nothing is cached or loaded.
 
@@ -133,7 +179,7 @@ def stages_of(graph: Graph, options: Options) -> tuple[Graph, Stages]:
 
 
 def to_stages(
-    graph: Graph, options: Options, target: Target, run: _Runner, path: str = ""
+    graph: Graph, options: Options, target: Target | CudaTarget, run: _Runner, path: str = ""
 ) -> Stages:
     """Everything up to code generation and the memory plan, of a simplified graph.
 
@@ -156,7 +202,7 @@ def to_stages(
     run.dump("fused", lambda: "\n\n".join(map(kernel_text, ordered)))
 
     def compile_part(inner: Graph, where: str) -> Stages:
-        return to_stages(inner, Options(target=target), target, run, path + where)
+        return to_stages(inner, Options(), target, run, path + where)
 
     nested = {k: nest(k, compile_part) for k in ordered if is_nested(k)}
     with run.step("generate"):

@@ -169,6 +169,14 @@ TABLE = [
         None,
         "Threads for compiled code. Default: the processors that this process may use.",
     ),
+    Knob(
+        "cuda",
+        one_of("auto", "sim", "off"),
+        "auto",
+        "auto: GPUs are those of NVIDIA's driver. sim: there is one device, Numba's CUDA "
+        "simulator, slow and for tests (NUMBA_ENABLE_CUDASIM=1 is set when the first kernel runs). "
+        "off: none.",
+    ),
     Knob("cpu", TEXT, None, "Compile for this CPU (LLVM's name, as in -mcpu), not for the host's."),
     Knob("opt", one_of("0", "1", "2", "3"), "2", "LLVM's optimization level."),
 ]

@@ -33,6 +33,7 @@ HEAVY = frozenset(
         "mpi4py",
         "networkx",
         "numba",
+        "numba_cuda",
         "onnx",
         "onnxruntime",
         "prometheus_client",

@@ -15,6 +15,8 @@ from dataclasses import replace
 from typing import Any
 
 from jitgrad.compiler.codegen import llvm
+from jitgrad.compiler.codegen.cuda import generate as cuda
+from jitgrad.compiler.codegen.cuda.target import CudaTarget
 from jitgrad.compiler.codegen.kernelcode import Generated, Launch, Operand, Site, Size
 from jitgrad.compiler.codegen.offsets import MARK, lift_offsets
 from jitgrad.compiler.codegen.target import Target
@@ -40,8 +42,18 @@ _lock = threading.Lock()
 _kept: OrderedDict[Hashable, tuple[Generated, list[Array], list[Any]]] = OrderedDict()
 
 
-def generate(kernel: Kernel, target: Target, path: str = "") -> Generated:
-    """As llvm.generate, from the table where an equal kernel was generated before. A call into
+def _fresh(kernel: Kernel, target: Target | CudaTarget) -> Generated:
+    if isinstance(target, CudaTarget):
+        return cuda.generate(kernel, target)
+    return llvm.generate(kernel, target)
+
+
+def _version(target: Target | CudaTarget) -> str:
+    return cuda.version_key(target) if isinstance(target, CudaTarget) else llvm.version_key(target)
+
+
+def generate(kernel: Kernel, target: Target | CudaTarget, path: str = "") -> Generated:
+    """As the target's own, from the table where an equal kernel was generated before. A call into
     Python is a row of the launch table without code of its own; its symbol is the number of its
     node behind the path of the node's graph (nested.py)."""
     call = call_of(kernel)
@@ -49,14 +61,14 @@ def generate(kernel: Kernel, target: Target, path: str = "") -> Generated:
         words: list[Operand] = [*operands_of(kernel), Site(call.site)]  # type: ignore[arg-type]
         return Generated(HOST, "", [Launch(f"{path}{call.number}", words, 1, 1)])
     if _Form(kernel).symbolic:
-        return llvm.generate(kernel, target)
+        return _fresh(kernel, target)
     lifted, values, own = lift_offsets(kernel)
     form = _Form(lifted)
-    key = (tuple(form.words), llvm.version_key(target))
+    key = (tuple(form.words), _version(target))
     with _lock:
         found = _kept.get(key)
     if found is None:
-        found = llvm.generate(lifted, target), form.arrays, form.sites
+        found = _fresh(lifted, target), form.arrays, form.sites
         with _lock:
             _kept[key] = found
             while len(_kept) > _MAX_KEPT:
@@ -86,9 +98,7 @@ def _renamed(
         return Site(tags[x.tag]) if isinstance(x, Site) else x
 
     launches = [replace(n, operands=[operand(x) for x in n.operands]) for n in code.launches]
-    return Generated(
-        code.key, code.module_text, launches, [new[w] for w in code.workspace], code.scratch
-    )
+    return replace(code, launches=launches, workspace=[new[w] for w in code.workspace])
 
 
 class _Form:

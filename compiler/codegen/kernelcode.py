@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from typing import Any
 
 from jitgrad.compiler.loops import Array
 from jitgrad.compiler.symbolic import Dim
@@ -70,6 +71,7 @@ class Generated:
         workspace: temporary arrays among the operands that the memory plan must provide.
         scratch: bytes for each worker.
         may_call: symbols from outside that this code may need (none for kernels).
+        shapes: of GPU code: how each function is launched (codegen/cuda/generate.py).
     """
 
     key: str
@@ -78,3 +80,4 @@ class Generated:
     workspace: list[Array] = field(default_factory=list)
     scratch: int = 0
     may_call: frozenset[str] = frozenset()
+    shapes: dict[str, Any] = field(default_factory=dict)

@@ -141,8 +141,9 @@ def kernel_dims(kernel: LoopKernel) -> list[Dim]:
     return dims
 
 
-def prepare(kernel: LoopKernel) -> Program:
-    """The program of a kernel. Raises CompileError for complex dtypes."""
+def prepare(kernel: LoopKernel, math: bool = False) -> Program:
+    """The program of a kernel; with `math`, math functions stay as they are. Raises CompileError
+    for complex dtypes."""
     operands = Operands()
     p = len(kernel.outer)
     outer = dict(enumerate(kernel.outer))
@@ -162,7 +163,7 @@ def prepare(kernel: LoopKernel) -> Program:
         s = Simplifier(extents)
 
         def flatten(e: Expr, s: Simplifier = s) -> Expr:
-            return flatten_loads(e, operands, local, s)
+            return flatten_loads(e, operands, local, s, math)
 
         stores = []
         for store in stage.stores:

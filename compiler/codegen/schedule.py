@@ -54,9 +54,14 @@ class Operands:
 
 
 def flatten_loads(
-    root: Expr, operands: Operands, local: Mapping[Array, Array], simplifier: Simplifier
+    root: Expr,
+    operands: Operands,
+    local: Mapping[Array, Array],
+    simplifier: Simplifier,
+    math: bool = False,
 ) -> Expr:
-    """root with math expanded, indices simplified and every load by element offset."""
+    """root with math expanded (unless `math`: the back end has functions for it), indices
+    simplified and every load by element offset."""
 
     def leaf(e: Expr) -> Expr | None:
         if e.op != "load":
@@ -67,7 +72,7 @@ def flatten_loads(
         flat = local[array] if array in local else operands.array(array)
         return loops.load(flat, (offset_of(array, e.args),))
 
-    return simplifier.simplify(rewrite(expand(root), leaf))
+    return simplifier.simplify(rewrite(root if math else expand(root), leaf))
 
 
 def offset_of(array: Array, index: Iterable[Expr]) -> Expr:

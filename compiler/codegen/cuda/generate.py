@@ -1,0 +1,111 @@
+"""A kernel of the loop language as Python source for Numba CUDA: `generate`.
+
+Owns the dispatch by kind of kernel and what a launch needs to know (`Shape`). A module is one
+function, or two where a reduction or a contraction is split, each readable by itself; the functions
+that they call are those of `device.py`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jitgrad.compiler.codegen.cuda import nest, special
+from jitgrad.compiler.codegen.cuda.contraction import contraction
+from jitgrad.compiler.codegen.cuda.target import CudaTarget
+from jitgrad.compiler.codegen.cuda.writer import KernelWriter
+from jitgrad.compiler.codegen.kernelcode import Generated, Launch
+from jitgrad.compiler.codegen.program import prepare
+from jitgrad.compiler.codegen.split import split
+from jitgrad.compiler.loops import (
+    ContractionKernel,
+    Kernel,
+    LoopKernel,
+    Scan,
+    Scatter,
+    Sort,
+    Stage,
+    Store,
+    axis,
+)
+from jitgrad.compiler.symbolic import Dim
+from jitgrad.runtime.errors import InternalError
+
+VERSION = 1
+
+Part = tuple[KernelWriter, Dim, int]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How a kernel function is launched.
+
+    Attributes:
+        kinds: of its parameters: "*" and the dtype of an array's elements, "int64" for a number of
+            the launch, "size" for one of the call.
+        sites: whether the cell for faults is its last argument.
+        threads: of a block. max_blocks: of a launch.
+        shared: bytes of shared memory.
+    """
+
+    kinds: tuple[str, ...]
+    sites: bool
+    threads: int
+    max_blocks: int
+    shared: int
+
+
+def version_key(target: CudaTarget) -> str:
+    """What generated code depends on besides the kernel."""
+    return f"cuda{VERSION}|{target}"
+
+
+def generate(kernel: Kernel, target: CudaTarget) -> Generated:
+    """Source for a kernel. Raises CompileError for what is not compiled (complex arithmetic)."""
+    return _assemble(_parts(kernel, target))
+
+
+def _parts(kernel: Kernel, target: CudaTarget) -> list[Part]:
+    symbol = "kernel"
+    if isinstance(kernel, ContractionKernel):
+        return contraction(kernel, symbol, target)
+    if isinstance(kernel, LoopKernel):
+        return _loops(kernel, target)
+    array = kernel.arrays[0]
+    define = array.define
+    if isinstance(define, Scan):
+        return [special.scan(array, define, symbol, target)]
+    if isinstance(define, Scatter):
+        identity = tuple(axis(k) for k in range(array.ndim))
+        copy = LoopKernel(array.shape, [Stage((), (Store(array, identity, define.base),))])
+        return [*_loops(copy, target), special.scatter(array, define, "points", target)]
+    if isinstance(define, Sort):
+        return [special.sort(kernel.arrays, symbol, target)]
+    raise InternalError(f"{array} is no special kernel's")
+
+
+def _loops(kernel: LoopKernel, target: CudaTarget) -> list[Part]:
+    programs, workspace = split(prepare(kernel, math=True))
+    names = ["kernel"] if len(programs) == 1 else ["blocks", "whole"]
+    parts = [nest.emit(p, n, target) for p, n in zip(programs, names, strict=True)]
+    parts[0][0].workspace += workspace
+    return parts
+
+
+def _assemble(parts: Sequence[Part]) -> Generated:
+    text = "\n\n".join(w.source() for w, _, _ in parts)
+    key = hashlib.sha256(text.encode()).hexdigest()[:16]
+    launches, shapes, workspace = [], {}, []
+    for w, total, grain in parts:
+        symbol = f"{w.symbol}_{key}"
+        text = text.replace(f"def {w.symbol}(", f"@cuda.jit\ndef {symbol}(")
+        operands = list(w.operands.list)
+        launches.append(Launch(symbol, operands, total, grain))
+        kinds = tuple(kind for _, kind in w.parameters())
+        sites = w.has_sites
+        shapes[symbol] = Shape(
+            kinds[: len(kinds) - sites], sites, w.threads, w.max_blocks, w.shared_bytes
+        )
+        workspace += [a for a in w.workspace if a not in workspace]
+    return Generated(key, text, launches, workspace, 0, frozenset(), shapes)

@@ -1,0 +1,266 @@
+"""The functions of `device.py` for Numba's simulator, where a GPU thread is a thread of Python.
+
+Warps exchange values through shared memory here, and libdevice is NumPy and math. `namespace` binds
+the functions to a kernel's globals, since the simulator swaps the name `cuda` there while it runs.
+"""
+
+from __future__ import annotations
+
+import math
+import types
+from typing import Any
+
+import numpy as np
+
+inf, nan = math.inf, math.nan
+NO_INDEX = np.int64(2**63 - 1)
+cuda: Any = None  # the simulator's, in the kernel's globals
+
+
+def _integer(kind: Any) -> Any:
+    bits = np.dtype(kind).itemsize * 8
+
+    def convert(x: Any) -> Any:
+        if type(x) is int:
+            x &= (1 << bits) - 1
+            unsigned = np.dtype(kind).kind == "u"
+            return kind(x if unsigned or x < 1 << (bits - 1) else x - (1 << bits))
+        return kind(x)
+
+    return convert
+
+
+u8, i8, i16, i32, i64 = map(_integer, (np.uint8, np.int8, np.int16, np.int32, np.int64))
+u16, u32, u64 = map(_integer, (np.uint16, np.uint32, np.uint64))
+f16, f32, f64, c64, c128 = np.float16, np.float32, np.float64, np.complex64, np.complex128
+
+
+# -- halves ----------------------------------------------------------------------------------------
+def round_f16(x):
+    return f32(f16(x))
+
+
+round_f16_f64 = round_f16
+
+
+def bits_of_f16(x):
+    return f16(x).view(np.int16)
+
+
+def f16_of_bits(x):
+    return f32(x.view(np.float16))
+
+
+def to_bf16(x):
+    bits = int(f32(x).view(np.uint32))
+    if x != x:
+        return np.uint16((bits | 0x400000) >> 16)
+    return np.uint16(((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16) & 0xFFFF)
+
+
+def from_bf16(x):
+    return np.uint32(int(x) << 16).view(np.float32)
+
+
+def round_bf16(x):
+    return from_bf16(to_bf16(x))
+
+
+def round_bf16_f64(x):
+    return from_bf16(to_bf16(f32(x)))
+
+
+bits_of_bf16, bf16_of_bits = to_bf16, from_bf16
+
+
+# -- numbers ---------------------------------------------------------------------------------------
+def minimum(x, y):
+    if x != x:
+        return x
+    return x if x < y else y
+
+
+def maximum(x, y):
+    if x != x:
+        return x
+    return x if x > y else y
+
+
+def sigmoid(x):
+    one = type(x)(1)
+    e = np.exp(-abs(x))
+    return (one if x >= 0 else e) / (one + e)
+
+
+sigmoidf = sigmoid
+
+
+def float_to_i32(x):
+    wide = float(x)
+    return np.int32(int(wide)) if -2147483649.0 < wide < 2147483648.0 else np.int32(-(2**31))
+
+
+def float_to_i64(x):
+    wide = float(x)
+    return np.int64(int(wide)) if -(2.0**63) <= wide < 2.0**63 else np.int64(-(2**63))
+
+
+def float_to_u64(x):
+    wide = float(x)
+    if wide < 2.0**63:
+        return u64(int(float_to_i64(wide)))
+    return u64(int(float_to_i64(wide - 2.0**63))) ^ np.uint64(1 << 63)
+
+
+def floordiv(a, b):
+    return a if b == 0 else a // b
+
+
+def mod(a, b):
+    return a if b == 0 else a % b
+
+
+def div_trunc(a, b):
+    if b == 0:
+        return a
+    quotient = a // b
+    return quotient + type(a)(1) if a % b != 0 and (a < 0) != (b < 0) else quotient
+
+
+def clamp(index, extent):
+    return max(min(index, extent - 1), 0)
+
+
+def flag(error, site):
+    error[0] = min(error[0], site)
+
+
+def argmax_takes(y, j, x, i):
+    if y != y:
+        return x == x or j < i
+    return y > x or (y == x and j < i)
+
+
+def argmin_takes(y, j, x, i):
+    if y != y:
+        return x == x or j < i
+    return y < x or (y == x and j < i)
+
+
+# -- blocks ----------------------------------------------------------------------------------------
+def gathered(value, shared, threads):
+    """The values of all threads, in all of them."""
+    shared[cuda.threadIdx.x] = value
+    cuda.syncthreads()
+    found = [shared[k] for k in range(threads)]
+    cuda.syncthreads()
+    return found
+
+
+def combined(value, shared, threads, combine):
+    first, *rest = gathered(value, shared, threads)
+    for x in rest:
+        first = combine(first, x)
+    return first
+
+
+def block_sum(value, shared, threads):
+    return combined(value, shared, threads, lambda x, y: x + y)
+
+
+def block_prod(value, shared, threads):
+    return combined(value, shared, threads, lambda x, y: x * y)
+
+
+def block_max(value, shared, threads):
+    return combined(value, shared, threads, maximum)
+
+
+def block_min(value, shared, threads):
+    return combined(value, shared, threads, minimum)
+
+
+def block_any(value, shared, threads):
+    return combined(value, shared, threads, lambda x, y: x | y)
+
+
+def block_all(value, shared, threads):
+    return combined(value, shared, threads, lambda x, y: x & y)
+
+
+warps_sum, warps_prod, warps_max, warps_min = block_sum, block_prod, block_max, block_min
+
+
+def best(value, index, values, indices, threads, takes):
+    pairs = zip(gathered(value, values, threads), gathered(index, indices, threads), strict=True)
+    x, i = next(pairs)
+    for y, j in pairs:
+        if takes(y, j, x, i):
+            x, i = y, j
+    return i
+
+
+def block_argmax(value, index, values, indices, threads):
+    return best(value, index, values, indices, threads, argmax_takes)
+
+
+def block_argmin(value, index, values, indices, threads):
+    return best(value, index, values, indices, threads, argmin_takes)
+
+
+# -- libdevice -------------------------------------------------------------------------------------
+def _erfcx(x: float) -> float:
+    """exp(x^2) erfc(x); above 3 by its continued fraction."""
+    if not x >= 3.0:
+        try:
+            return math.exp(x * x) * math.erfc(x)
+        except OverflowError:
+            return inf
+    if x == inf:
+        return 0.0
+    below = x
+    for k in range(80, 0, -1):
+        below = x + k / 2 / below
+    return 1.0 / math.sqrt(math.pi) / below
+
+
+def _pow(x: Any, y: Any) -> Any:
+    """Of arrays: NumPy's power of scalars takes (-inf) ** 0.5 for a square root."""
+    return np.power(np.array([x]), np.array([y]))[0]
+
+
+_MATH: dict[str, Any] = {
+    "exp": np.exp, "exp2": np.exp2, "expm1": np.expm1, "log": np.log, "log2": np.log2,
+    "log10": np.log10, "log1p": np.log1p, "sin": np.sin, "cos": np.cos, "tan": np.tan,
+    "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "atan2": np.arctan2,
+    "sinh": np.sinh, "cosh": np.cosh, "tanh": np.tanh, "asinh": np.arcsinh, "acosh": np.arccosh,
+    "atanh": np.arctanh, "pow": _pow, "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc,
+    "rint": np.rint, "copysign": np.copysign,
+    "erf": lambda x: type(x)(math.erf(x)), "erfc": lambda x: type(x)(math.erfc(x)),
+    "erfcx": lambda x: type(x)(_erfcx(float(x))),
+    "rsqrt": lambda x: type(x)(1) / np.sqrt(x),
+}  # fmt: skip
+
+
+def _fma(x: Any, y: Any, z: Any) -> Any:
+    return type(x)(np.longdouble(x) * np.longdouble(y) + np.longdouble(z))
+
+
+libdevice = types.SimpleNamespace(
+    **_MATH,
+    **{f"{name}f": f for name, f in _MATH.items()},
+    fma=_fma, fmaf=_fma, fsqrt_rn=np.sqrt, dsqrt_rn=np.sqrt,
+)  # fmt: skip
+
+
+def namespace(simulator: Any) -> dict[str, Any]:
+    """Globals for a kernel: these functions, and `cuda`, the simulator's module."""
+    found: dict[str, Any] = {"np": np, "cuda": simulator, "libdevice": libdevice}
+    for name, value in globals().items():
+        if isinstance(value, types.FunctionType) and value.__module__ == __name__:
+            value = types.FunctionType(
+                value.__code__, found, value.__name__, value.__defaults__, value.__closure__
+            )
+        if not name.startswith("_") and name not in ("cuda", "namespace", "libdevice"):
+            found.setdefault(name, value)
+    return found

@@ -1,0 +1,61 @@
+"""What GPU code is generated for: the architecture, and the sizes of blocks and tiles.
+
+Owns `CudaTarget`. Kernels for Numba's simulator are the same source with smaller sizes, as there a
+thread of the GPU is a thread of Python.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from jitgrad.runtime.errors import CompileError
+
+_OLDEST = 75
+
+
+@dataclass(frozen=True)
+class CudaTarget:
+    """A GPU to generate code for.
+
+    Attributes:
+        arch: "sm_90", say; "sim" is Numba's simulator.
+        threads: the threads of a block, at most; a power of two.
+        tile: rows, columns and depth of a contraction's tile, and the rows and columns of it that a
+            thread has; (rows / its rows) * (columns / its columns) are the threads of its blocks.
+        shared_bytes: of shared memory that a block may use.
+        max_blocks: blocks of one launch, at most; they take further work in turn.
+    """
+
+    arch: str = "sm_80"
+    threads: int = 256
+    tile: tuple[int, int, int, int, int] = (64, 64, 16, 4, 4)
+    shared_bytes: int = 48 * 1024
+    max_blocks: int = 65535
+
+    @property
+    def simulated(self) -> bool:
+        return self.arch == "sim"
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        """The compute capability: (9, 0) of "sm_90"."""
+        number = int(self.arch.removeprefix("sm_"))
+        return number // 10, number % 10
+
+
+SIMULATOR = CudaTarget("sim", threads=4, tile=(8, 4, 4, 4, 2), shared_bytes=4096, max_blocks=2)
+
+
+def gpu_target(arch: str) -> CudaTarget:
+    """The target called "sm_90", say.
+
+    Raises CompileError for a name that is none, or of a GPU older than sm_75.
+    """
+    if arch == "sim":
+        return SIMULATOR
+    if not re.fullmatch(r"sm_\d{2,3}", arch) or int(arch[3:]) < _OLDEST:
+        raise CompileError(
+            f"[cuda] expected an architecture from sm_{_OLDEST} on, such as 'sm_90'; got {arch!r}"
+        )
+    return CudaTarget(arch)

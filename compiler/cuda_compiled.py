@@ -1,0 +1,184 @@
+"""CudaCompiled: a graph's GPU code, ready to be called with arrays on a device.
+
+The GPU's counterpart of compiled.py: the same image of launch rows (launch_rows.py), run by this
+file instead of the native launch table. Launches are asynchronous; a graph that may flag a fault
+waits at its commit point, so that state is not written after one. It checks no dtypes or shapes:
+jit's guards have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jitgrad.compiler.codegen.cuda.generate import Shape
+from jitgrad.compiler.codegen.cuda.load import loader
+from jitgrad.compiler.codegen.cuda.target import CudaTarget
+from jitgrad.compiler.compiled import _find_dims
+from jitgrad.compiler.interpret import first_fault, unknown_fault
+from jitgrad.compiler.ir import Graph, Node
+from jitgrad.compiler.launch_rows import assemble, replanner
+from jitgrad.compiler.stages import Stages
+from jitgrad.compiler.symbolic import evaluate
+from jitgrad.runtime import abi
+from jitgrad.runtime.buffers import address
+from jitgrad.runtime.cuda import arrays as device_arrays
+from jitgrad.runtime.cuda.arrays import DeviceArray
+from jitgrad.runtime.cuda.device import Device, current_stream
+from jitgrad.runtime.errors import InternalError
+
+_ALIGNMENT = 256
+
+
+class CudaCompiled:
+    """A compiled graph. `run(arrays)` returns the fresh results: graph outputs, then rebinds.
+
+    Attributes: `graph`, `image`, `report`, `stages`, `target`, `device`.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        stages: Stages,
+        sites: Sequence[Node],
+        report: Any,
+        target: CudaTarget,
+        device: Device,
+    ) -> None:
+        self.graph, self.stages, self.report = graph, stages, report
+        self.target, self.device, self._sites = target, device, sites
+        self.image, syms = assemble(stages)
+        self.syms = tuple(syms)
+        self._replan = replanner(stages) if syms else None
+        writes, first = len(graph.writes), len(graph.outputs)
+        values = graph.results()
+        self._results = [v.type for v in (*values[:first], *values[first + writes :])]
+        self._where = _find_dims(graph)
+        texts: dict[str, str] = {}
+        self.shapes: dict[str, Shape] = {}
+        for code in stages.all_generated():
+            self.shapes.update(code.shapes)
+            texts.update(dict.fromkeys(code.shapes, code.module_text))
+        self.texts = texts
+        code_of = loader(texts, self.shapes, target)
+        self._functions = []
+        for _, symbol in self.image.kernels:
+            function = device.functions.get(symbol)
+            if function is None:
+                function = device.driver.load(device.index, code_of, symbol)
+                device.functions[symbol] = function
+            self._functions.append((function, self.shapes[symbol]))
+        self._plans: dict[tuple[int, ...], tuple[dict[int, int], int]] = {}
+        self._may_flag = bool(sites) and any(shape.sites for shape in self.shapes.values())
+
+    # -- calls -------------------------------------------------------------------------------------
+    def run(
+        self, arrays: Sequence[Any], dims: tuple[int, ...] | None = None,
+        results: list[Any] | None = None,
+    ) -> list[Any]:  # fmt: skip
+        """Runs on device arrays for the graph's inputs, in order. Raises what eager code would have
+        raised for a bad element; then no input has been written."""
+        named: Mapping[str, int] = {}
+        sizes: tuple[int, ...] = ()
+        if self.syms:
+            if dims is None:
+                dims = self.dims_of(arrays)
+            named = dict(zip(self.graph.env.hints, dims, strict=False))
+            sizes = tuple(evaluate(s, named) for s in self.syms)
+        if results is None:
+            results = [
+                device_arrays.new(
+                    tuple(evaluate(d, named) for d in t.shape), t.dtype.np, self.device,
+                    self.graph.name,
+                )
+                for t in self._results
+            ]  # fmt: skip
+        self._launch([*arrays, *results], sizes, named)
+        return results
+
+    _call = run
+
+    def dims_of(self, arrays: Sequence[Any]) -> tuple[int, ...]:
+        """The values of the symbolic dims that the arrays show."""
+        hidden = [name for name in self.graph.env.hints if name not in self._where]
+        if hidden:
+            raise InternalError(f"no input shows the dims {hidden} by themselves")
+        places = [self._where[name] for name in self.graph.env.hints]
+        return tuple([arrays[i].shape[k] for i, k in places])
+
+    def _plan(self, sizes: tuple[int, ...], named: Mapping[str, int]) -> tuple[dict[int, int], int]:
+        found = self._plans.get(sizes)
+        if found is None:
+            if self._replan is None:
+                found = self.image.arena, self.image.arena_bytes
+            else:
+                offsets = dict(self._replan(named))
+                found = offsets, offsets.pop(-1)
+            self._plans[sizes] = found
+        return found
+
+    def _launch(self, arrays: list[Any], sizes: tuple[int, ...], named: Mapping[str, int]) -> None:
+        image, device = self.image, self.device
+        stream = current_stream(device.index)
+        offsets, nbytes = self._plan(sizes, named)
+        slots = {k: address(x) for k, x in enumerate(arrays)}
+        arena: Any = None
+        cell: Any = None
+        if nbytes:
+            arena = device_arrays.new(
+                (nbytes + _ALIGNMENT,), np.dtype(np.uint8), device, f"arena of {self.graph.name}"
+            )
+            base = address(arena) + _ALIGNMENT - 1 & -_ALIGNMENT
+            slots.update({slot: base + offset for slot, offset in offsets.items()})
+        if self._may_flag:
+            cell = device_arrays.to_device(np.array([abi.NO_ERROR], np.int64), device, "fault cell")
+        checked = cell is None
+        for number, args, total, grain, _ in image.launches[: image.n_main]:
+            if number < 0:
+                self._check(cell, arrays, named)
+                checked = True
+                continue
+            function, shape = self._functions[number]
+            points = total if total >= 0 else sizes[-total - 1]
+            if not points:
+                continue
+            words = [
+                (kind, slots[a] if kind[0] == "*" else sizes[a] if kind == "size" else a)
+                for kind, a in zip(shape.kinds, args, strict=True)
+            ]
+            if shape.sites:
+                words.append(("*int64", address(cell)))
+            grid = min(-(-points // grain), shape.max_blocks)
+            device.driver.launch(device.index, function, grid, shape.threads, stream, words)
+        if not checked:
+            self._check(cell, arrays, named)
+
+    def _check(self, cell: Any, arrays: list[Any], named: Mapping[str, int]) -> None:
+        """Waits, and raises the user's error where a kernel flagged a fault."""
+        if cell is None:
+            return
+        site = int(device_arrays.to_host(cell)[0])
+        if site == abi.NO_ERROR:
+            return
+        hosts = [self._host(x) for x in arrays[: self.image.n_inputs]]
+        found = first_fault(self.graph, hosts, named)
+        raise unknown_fault(self._sites[site]) if found is None else found
+
+    def _host(self, x: Any) -> np.ndarray[Any, Any]:
+        return host_copy(x)
+
+    def __repr__(self) -> str:
+        r = self.report
+        return f"<CudaCompiled {self.graph.name}: {r.nodes} nodes, {r.kernels} kernels>"
+
+
+def host_copy(x: DeviceArray) -> np.ndarray[Any, Any]:
+    """A host array with the elements of a device array of any strides."""
+    if not x.size or device_arrays.dense(x):
+        return device_arrays.to_host(x)
+    flat, start = device_arrays.span(x)
+    whole = device_arrays.to_host(flat)  # type: ignore[arg-type]
+    view = np.lib.stride_tricks.as_strided(whole[start:], x.shape, x.strides)
+    return np.ascontiguousarray(view)

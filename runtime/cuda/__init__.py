@@ -1,0 +1,1 @@
+"""GPUs: drivers, memory, streams and events. Owns no kernels: those come compiled."""

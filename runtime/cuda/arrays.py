@@ -1,0 +1,162 @@
+"""Arrays in a device's memory: shape, strides, dtype and address, without access to the elements.
+
+A `DeviceArray` is an ndarray whose address is a device's (addresses of devices and of the host
+never overlap), so that views are made as of any other array. The elements are not the host's to
+read: what would read them raises InternalError. `to_device` and `to_host` copy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from jitgrad.runtime.buffers import address as address_of
+from jitgrad.runtime.buffers import empty_array
+from jitgrad.runtime.cuda import device as devices
+from jitgrad.runtime.errors import InternalError
+
+
+class _Memory:
+    """Memory of a device's allocator; freed with the last array on it."""
+
+    __slots__ = ("__array_interface__", "__weakref__", "address", "device", "stream")
+
+    def __init__(self, nbytes: int, device: devices.Device, tag: str) -> None:
+        self.device, self.stream = device, devices.current_stream(device.index)
+        self.address = device.allocator.allocate(nbytes, self.stream, tag)
+        self.__array_interface__ = {
+            "data": (self.address, False), "shape": (nbytes,), "typestr": "|u1", "version": 3,
+        }  # fmt: skip
+
+    def __del__(self) -> None:
+        with suppress(Exception):  # the interpreter is going down, or the driver was changed
+            self.device.allocator.free(self.address)
+
+
+class DeviceArray(np.ndarray[Any, Any]):
+    """An ndarray on a device. `device_index` says on which."""
+
+    device_index: int
+    memory: _Memory | None
+
+    def __array_finalize__(self, parent: Any) -> None:
+        self.device_index = getattr(parent, "device_index", -1)
+        self.memory = getattr(parent, "memory", None)
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
+        raise InternalError(
+            f"the elements of an array on cuda:{self.device_index} were to be read by the host; it "
+            "must be copied first"
+        )
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, **kwargs: Any) -> Any:
+        return self._refuse()
+
+    def __array_function__(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+        if func in _MOVES:
+            return super().__array_function__(func, *args, **kwargs)
+        return self._refuse()
+
+    item = tolist = tobytes = astype = copy = fill = dot = sum = max = min = any = all = _refuse  # type: ignore[assignment]
+    __float__ = __int__ = __bool__ = __index__ = __complex__ = __setitem__ = _refuse  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"<DeviceArray cuda:{self.device_index} {self.dtype}{list(self.shape)}>"
+
+    __str__ = __repr__
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DeviceArray:
+        return duplicate(self)
+
+    def __reduce__(self) -> Any:
+        return self._refuse()
+
+
+_MOVES = {
+    np.broadcast_to, np.transpose, np.swapaxes, np.moveaxis, np.expand_dims, np.squeeze,
+    np.lib.stride_tricks.as_strided, np.shape, np.ndim, np.may_share_memory, np.shares_memory,
+    np.reshape, np.ravel, np.diagonal,
+}  # fmt: skip
+"""Functions of NumPy that only make views."""
+
+
+def new(
+    shape: Sequence[int], dtype: np.dtype[Any], device: devices.Device, tag: str = ""
+) -> DeviceArray:
+    """An array of uninitialised device memory, dense row-major."""
+    shape = tuple(shape)
+    nbytes = math.prod(shape) * dtype.itemsize
+    memory = _Memory(max(nbytes, 1), device, tag or f"{dtype}{list(shape)}")
+    flat = np.asarray(memory)
+    made = np.ndarray.__new__(DeviceArray, shape, dtype, flat)
+    made.device_index, made.memory = device.index, memory
+    return made
+
+
+def on_device(x: Any) -> bool:
+    return isinstance(x, DeviceArray)
+
+
+def device_of(x: DeviceArray) -> devices.Device:
+    return devices.device(x.device_index)
+
+
+def dense(x: np.ndarray[Any, Any]) -> bool:
+    return bool(x.flags.c_contiguous)
+
+
+def to_device(x: np.ndarray[Any, Any], device: devices.Device, tag: str = "") -> DeviceArray:
+    """A copy of a host array, made on the current stream."""
+    source = np.ascontiguousarray(x)
+    made = new(x.shape, x.dtype, device, tag)
+    if x.size:
+        stream = devices.current_stream(device.index)
+        device.driver.copy_in(
+            device.index, address_of(made), address_of(source), source.nbytes, stream
+        )
+    return made
+
+
+def to_host(x: DeviceArray) -> np.ndarray[Any, Any]:
+    """A copy of a dense device array, after all work on the current stream."""
+    if not dense(x):
+        raise InternalError(f"expected a dense array to copy to the host; got {x.strides}")
+    made = empty_array(x.shape, x.dtype)
+    if x.size:
+        device = device_of(x)
+        stream = devices.current_stream(device.index)
+        device.driver.copy_out(device.index, address_of(made), address_of(x), x.nbytes, stream)
+        device.driver.synchronize_stream(device.index, stream)
+    return made
+
+
+def duplicate(x: DeviceArray) -> DeviceArray:
+    """A copy of a dense array on its device."""
+    if not dense(x):
+        raise InternalError(f"expected a dense array to copy; got {x.strides}")
+    device = device_of(x)
+    made = new(x.shape, x.dtype, device)
+    if x.size:
+        stream = devices.current_stream(device.index)
+        device.driver.copy_within(device.index, address_of(made), address_of(x), x.nbytes, stream)
+    return made
+
+
+def span(x: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], int]:
+    """The dense flat array of all memory from an array's first element to its last, and where its
+    element (0, ..., 0) is in it: for copies of arrays that are no dense ones."""
+    low = high = 0
+    for size, stride in zip(x.shape, x.strides, strict=True):
+        reach = (size - 1) * stride
+        low, high = (low + reach, high) if reach < 0 else (low, high + reach)
+    count = (high - low) // x.itemsize + 1
+    start = tuple(
+        size - 1 if stride < 0 else 0 for size, stride in zip(x.shape, x.strides, strict=True)
+    )
+    first = x[tuple(slice(k, k + 1) for k in start)]
+    flat = np.lib.stride_tricks.as_strided(first.reshape(-1)[:1], (count,), (x.itemsize,))
+    return flat, -low // x.itemsize

@@ -1,0 +1,155 @@
+"""Devices: the driver in use, each device's allocator, current devices and streams.
+
+`driver()` finds NVIDIA's driver, or what JITGRAD_CUDA=sim asks for: the simulator. Without either
+there are no devices, and `require` says why. Current devices and streams belong to a thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from jitgrad.runtime.cuda.allocator import Allocator
+from jitgrad.runtime.cuda.driver import CudaError, Driver, Properties
+from jitgrad.runtime.cuda.library import find_library
+from jitgrad.runtime.cuda.simulator import SimulatedDriver
+from jitgrad.runtime.knobs import knobs
+
+
+class Device:
+    """One device: its memory, and functions loaded on it. `initialized` once something used it."""
+
+    def __init__(self, driver: Driver, index: int) -> None:
+        self.driver, self.index = driver, index
+        self.properties: Properties = driver.properties(index)
+        self.allocator = Allocator(driver, index)
+        self.functions: dict[Any, Any] = {}
+        self._error: int | None = None
+
+    def synchronize(self) -> None:
+        self.driver.synchronize(self.index)
+
+    def __repr__(self) -> str:
+        return f"<cuda:{self.index} {self.properties.name}>"
+
+
+class _Thread(threading.local):
+    device = 0
+
+    def __init__(self) -> None:
+        self.streams: dict[int, int] = {}
+
+
+_local = _Thread()
+_lock = threading.Lock()
+_driver: Driver | None = None
+_reason = ""
+_looked = False
+_devices: dict[int, Device] = {}
+
+
+def driver() -> Driver | None:
+    """The driver; None where there is none (`reason` says why)."""
+    global _driver, _reason, _looked
+    with _lock:
+        if not _looked:
+            _looked = True
+            if knobs.cuda == "sim":
+                _driver = SimulatedDriver()
+            elif knobs.cuda == "off":
+                _reason = "JITGRAD_CUDA=off"
+            else:
+                _driver, _reason = find_library()
+    return _driver
+
+
+def use_driver(new: Driver | None, reason: str = "") -> None:
+    """Puts another driver in place, for tests; forgets all devices."""
+    global _driver, _reason, _looked
+    with _lock:
+        _driver, _reason, _looked = new, reason, True
+        _devices.clear()
+        _local.device = 0
+        _local.streams = {}
+
+
+def reason() -> str:
+    """Why there is no driver."""
+    driver()
+    return _reason
+
+
+def count() -> int:
+    """The number of devices."""
+    found = driver()
+    return 0 if found is None else found.device_count()
+
+
+def require(what: str) -> Driver:
+    """The driver. Raises RuntimeError where there is no device."""
+    found = driver()
+    if found is None or not found.device_count():
+        raise RuntimeError(
+            f"[{what}] expected a CUDA device; there is none: {_reason or 'no device is visible'}; "
+            "ask cuda.is_available() first, or use device='cpu'"
+        )
+    return found
+
+
+def device(index: int | None = None, what: str = "cuda") -> Device:
+    """The device of a number (None: the current one). Raises RuntimeError where there is none."""
+    found = _devices.get(_local.device if index is None else index)
+    if found is not None:
+        return found
+    here = require(what)
+    number = _local.device if index is None else index
+    if not 0 <= number < here.device_count():
+        raise RuntimeError(
+            f"[{what}] expected a device below {here.device_count()}; got cuda:{number} (CUDA "
+            "error: invalid device ordinal)"
+        )
+    with _lock:
+        return _devices.setdefault(number, Device(here, number))
+
+
+def current() -> int:
+    """The number of the thread's current device."""
+    return _local.device
+
+
+def set_current(index: int) -> None:
+    device(index)
+    _local.device = index
+
+
+def initialized() -> bool:
+    """Whether any device has been used."""
+    return bool(_devices)
+
+
+def current_stream(index: int) -> int:
+    """The thread's current stream on a device; 0 is the default stream."""
+    return _local.streams.get(index, 0)
+
+
+def set_stream(index: int, stream: int) -> None:
+    _local.streams[index] = stream
+
+
+@contextmanager
+def on_stream(index: int, stream: int) -> Iterator[None]:
+    """Work of this thread on the device goes to a stream."""
+    before = current_stream(index)
+    set_stream(index, stream)
+    try:
+        yield
+    finally:
+        set_stream(index, before)
+
+
+__all__ = [
+    "CudaError", "Device", "count", "current", "current_stream", "device", "driver", "initialized",
+    "on_stream", "reason", "require", "set_current", "set_stream", "use_driver",
+]  # fmt: skip

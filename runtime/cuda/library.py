@@ -1,0 +1,241 @@
+"""NVIDIA's driver through ctypes: `find_library`, and `LibraryDriver`, a `Driver`.
+
+Owns the calls of libcuda and the meaning of their error numbers. Nothing is called before the
+first device is asked for.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Sequence
+from ctypes import byref, c_char_p, c_float, c_int, c_size_t, c_uint, c_void_p
+from typing import Any
+
+from jitgrad.runtime.cuda.driver import CudaError, DeviceMemoryError, Properties
+
+_NAMES = ("libcuda.so.1", "libcuda.so") if sys.platform != "win32" else ("nvcuda.dll",)
+_OLDEST = 12000
+_OUT_OF_MEMORY, _NOT_READY = 2, 600
+_ATTRIBUTES = {
+    "multi_processor_count": 16, "major": 75, "minor": 76, "L2_cache_size": 38,
+    "max_threads_per_multi_processor": 39, "shared_memory_per_block": 8,
+    "regs_per_multiprocessor": 82, "warp_size": 10,
+}  # fmt: skip
+
+
+def find_library() -> tuple[LibraryDriver | None, str]:
+    """The driver, or None and why there is none."""
+    for name in _NAMES:
+        try:
+            library = ctypes.CDLL(name)
+            break
+        except OSError:
+            continue
+    else:
+        return None, f"NVIDIA's driver ({_NAMES[0]}) is not installed"
+    try:
+        found = LibraryDriver(library)
+    except CudaError as error:
+        return None, str(error)
+    return found, ""
+
+
+class LibraryDriver:
+    """libcuda. Every device's primary context is used, as PyTorch and CuPy do."""
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+        self._contexts: dict[int, c_void_p] = {}
+        self._modules: dict[tuple[int, str], c_void_p] = {}
+        self._call("cuInit", c_uint(0))
+        version = c_int()
+        self._call("cuDriverGetVersion", byref(version))
+        if version.value < _OLDEST:
+            raise CudaError(
+                f"[cuda] expected a driver for CUDA {_OLDEST // 1000} or newer; it is for CUDA "
+                f"{version.value // 1000}.{version.value % 1000 // 10}; update NVIDIA's driver"
+            )
+
+    def _call(self, name: str, *args: Any) -> None:
+        result = getattr(self._library, name)(*args)
+        if result == 0:
+            return
+        text = c_char_p()
+        self._library.cuGetErrorString(result, byref(text))
+        message = (text.value or b"unknown error").decode()
+        kind = DeviceMemoryError if result == _OUT_OF_MEMORY else CudaError
+        raise kind(f"[cuda] CUDA error: {message} ({name}, {result})")
+
+    def _on(self, device: int) -> None:
+        """Makes a device the driver's current one in this thread."""
+        context = self._contexts.get(device)
+        if context is None:
+            handle = c_int()
+            self._call("cuDeviceGet", byref(handle), c_int(device))
+            context = c_void_p()
+            self._call("cuDevicePrimaryCtxRetain", byref(context), handle)
+            self._contexts[device] = context
+        self._call("cuCtxSetCurrent", context)
+
+    def device_count(self) -> int:
+        count = c_int()
+        self._call("cuDeviceGetCount", byref(count))
+        return count.value
+
+    def properties(self, device: int) -> Properties:
+        handle = c_int()
+        self._call("cuDeviceGet", byref(handle), c_int(device))
+        name = ctypes.create_string_buffer(256)
+        self._call("cuDeviceGetName", name, c_int(256), handle)
+        total = c_size_t()
+        self._call("cuDeviceTotalMem_v2", byref(total), handle)
+        found = {}
+        for attribute, number in _ATTRIBUTES.items():
+            value = c_int()
+            self._call("cuDeviceGetAttribute", byref(value), c_int(number), handle)
+            found[attribute] = value.value
+        return Properties(name.value.decode(), total_memory=total.value, **found)
+
+    def memory_info(self, device: int) -> tuple[int, int]:
+        self._on(device)
+        free, total = c_size_t(), c_size_t()
+        self._call("cuMemGetInfo_v2", byref(free), byref(total))
+        return free.value, total.value
+
+    # -- memory ------------------------------------------------------------------------------------
+    def allocate(self, device: int, nbytes: int) -> int:
+        self._on(device)
+        address = c_void_p()
+        self._call("cuMemAlloc_v2", byref(address), c_size_t(nbytes))
+        return address.value or 0
+
+    def release(self, device: int, address: int) -> None:
+        self._on(device)
+        self._call("cuMemFree_v2", c_void_p(address))
+
+    def copy_in(self, device: int, to: int, host: int, nbytes: int, stream: int) -> None:
+        self._on(device)
+        self._call(
+            "cuMemcpyHtoDAsync_v2", c_void_p(to), c_void_p(host), c_size_t(nbytes), c_void_p(stream)
+        )
+
+    def copy_out(self, device: int, host: int, of: int, nbytes: int, stream: int) -> None:
+        self._on(device)
+        self._call(
+            "cuMemcpyDtoHAsync_v2", c_void_p(host), c_void_p(of), c_size_t(nbytes), c_void_p(stream)
+        )
+
+    def copy_within(self, device: int, to: int, of: int, nbytes: int, stream: int) -> None:
+        self._on(device)
+        self._call(
+            "cuMemcpyDtoDAsync_v2", c_void_p(to), c_void_p(of), c_size_t(nbytes), c_void_p(stream)
+        )
+
+    def fill(self, device: int, to: int, byte: int, nbytes: int, stream: int) -> None:
+        self._on(device)
+        self._call(
+            "cuMemsetD8Async",
+            c_void_p(to),
+            ctypes.c_ubyte(byte),
+            c_size_t(nbytes),
+            c_void_p(stream),
+        )
+
+    def pin(self, address: int, nbytes: int) -> None:
+        self._on(0)
+        self._call("cuMemHostRegister_v2", c_void_p(address), c_size_t(nbytes), c_uint(1))
+
+    def unpin(self, address: int) -> None:
+        self._on(0)
+        self._call("cuMemHostUnregister", c_void_p(address))
+
+    # -- streams and events ------------------------------------------------------------------------
+    def new_stream(self, device: int, priority: int) -> int:
+        self._on(device)
+        stream = c_void_p()
+        self._call("cuStreamCreateWithPriority", byref(stream), c_uint(1), c_int(priority))
+        return stream.value or 0
+
+    def release_stream(self, device: int, stream: int) -> None:
+        self._on(device)
+        self._call("cuStreamDestroy_v2", c_void_p(stream))
+
+    def synchronize_stream(self, device: int, stream: int) -> None:
+        self._on(device)
+        self._call("cuStreamSynchronize", c_void_p(stream))
+
+    def stream_done(self, device: int, stream: int) -> bool:
+        self._on(device)
+        return self._ready("cuStreamQuery", c_void_p(stream))
+
+    def _ready(self, name: str, handle: c_void_p) -> bool:
+        result = getattr(self._library, name)(handle)
+        if result == _NOT_READY:
+            return False
+        if result:
+            self._call(name, handle)
+        return True
+
+    def synchronize(self, device: int) -> None:
+        self._on(device)
+        self._call("cuCtxSynchronize")
+
+    def new_event(self, device: int, timing: bool) -> int:
+        self._on(device)
+        event = c_void_p()
+        self._call("cuEventCreate", byref(event), c_uint(0 if timing else 2))
+        return event.value or 0
+
+    def release_event(self, device: int, event: int) -> None:
+        self._on(device)
+        self._call("cuEventDestroy_v2", c_void_p(event))
+
+    def record(self, device: int, event: int, stream: int) -> None:
+        self._on(device)
+        self._call("cuEventRecord", c_void_p(event), c_void_p(stream))
+
+    def event_done(self, device: int, event: int) -> bool:
+        self._on(device)
+        return self._ready("cuEventQuery", c_void_p(event))
+
+    def wait(self, device: int, stream: int, event: int) -> None:
+        self._on(device)
+        self._call("cuStreamWaitEvent", c_void_p(stream), c_void_p(event), c_uint(0))
+
+    def synchronize_event(self, device: int, event: int) -> None:
+        self._on(device)
+        self._call("cuEventSynchronize", c_void_p(event))
+
+    def elapsed(self, device: int, start: int, end: int) -> float:
+        self._on(device)
+        milliseconds = c_float()
+        self._call("cuEventElapsedTime", byref(milliseconds), c_void_p(start), c_void_p(end))
+        return milliseconds.value
+
+    # -- kernels -----------------------------------------------------------------------------------
+    def load(self, device: int, code: Any, symbol: str) -> Any:
+        """`code` gives the PTX of a kernel and the name of its entry: code(symbol)."""
+        self._on(device)
+        text, entry = code(symbol)
+        module = self._modules.get((device, symbol))
+        if module is None:
+            module = c_void_p()
+            self._call("cuModuleLoadData", byref(module), c_char_p(text.encode()))
+            self._modules[device, symbol] = module
+        function = c_void_p()
+        self._call("cuModuleGetFunction", byref(function), module, c_char_p(entry.encode()))
+        return function
+
+    def launch(
+        self, device: int, function: Any, grid: int, block: int, stream: int,
+        args: Sequence[tuple[str, int]],
+    ) -> None:  # fmt: skip
+        self._on(device)
+        words = (ctypes.c_uint64 * len(args))(*[word & 2**64 - 1 for _, word in args])
+        start = ctypes.addressof(words)
+        pointers = (c_void_p * len(args))(*[start + 8 * k for k in range(len(args))])
+        self._call(
+            "cuLaunchKernel", function, c_uint(grid), c_uint(1), c_uint(1), c_uint(block),
+            c_uint(1), c_uint(1), c_uint(0), c_void_p(stream), pointers, None,
+        )  # fmt: skip

@@ -1,0 +1,217 @@
+"""A driver whose device is this machine's memory: for tests, and for Numba's CUDA simulator.
+
+Work is done at once, unless `lazy`: then each stream keeps what it was given in order, until it is
+synchronised or waited for, as a GPU that is slow would. `capacity` bytes can be allocated. With
+`memory=False` addresses have nothing behind them (for the allocator's tests).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from jitgrad.runtime.buffers import address as address_of
+from jitgrad.runtime.buffers import empty
+from jitgrad.runtime.cuda.driver import CudaError, DeviceMemoryError, Properties
+
+_FIRST = 1 << 40  # addresses without memory start here
+_ALIGNMENT = 512
+
+
+class SimulatedDriver:
+    """See the module. `lazy`, `capacity` and `memory` may be set before the first use."""
+
+    def __init__(
+        self, capacity: int = 8 << 30, *, memory: bool = True, lazy: bool = False, devices: int = 1
+    ) -> None:
+        self.capacity, self.memory, self.lazy, self.devices = capacity, memory, lazy, devices
+        self.used = [0] * devices
+        self._held: dict[int, tuple[int, int, Any]] = {}  # address -> device, bytes, memory
+        self._next = _FIRST
+        self._handles = 0
+        self._queues: dict[int, deque[Callable[[], bool]]] = {}
+        self._recorded: dict[int, tuple[bool, float]] = {}
+        self._stream_device: dict[int, int] = {}
+        self.launches = 0
+
+    def device_count(self) -> int:
+        return self.devices
+
+    def properties(self, device: int) -> Properties:
+        self._check(device)
+        return Properties("Numba's CUDA simulator", 8, 0, self.capacity, 1, simulated=True)
+
+    def _check(self, device: int) -> None:
+        if not 0 <= device < self.devices:
+            raise CudaError(
+                f"[cuda] expected a device below {self.devices}; got {device} (invalid device "
+                "ordinal)"
+            )
+
+    def memory_info(self, device: int) -> tuple[int, int]:
+        return self.capacity - self.used[device], self.capacity
+
+    # -- memory ------------------------------------------------------------------------------------
+    def allocate(self, device: int, nbytes: int) -> int:
+        self._check(device)
+        if self.used[device] + nbytes > self.capacity:
+            raise DeviceMemoryError(f"[cuda] no {nbytes} bytes of memory are left")
+        held: Any = None
+        if self.memory:
+            held = empty(nbytes + _ALIGNMENT)
+            place = address_of(held) + _ALIGNMENT - 1 & -_ALIGNMENT
+        else:
+            place = self._next
+            self._next += nbytes + _ALIGNMENT - 1 & -_ALIGNMENT
+        self._held[place] = (device, nbytes, held)
+        self.used[device] += nbytes
+        return place
+
+    def release(self, device: int, address: int) -> None:
+        self.synchronize(device)
+        _, nbytes, _ = self._held.pop(address)
+        self.used[device] -= nbytes
+
+    def _do(self, stream: int, work: Callable[[], object]) -> None:
+        if not self.lazy:
+            work()
+            return
+
+        def one() -> bool:
+            work()
+            return True
+
+        self._queues.setdefault(stream, deque()).append(one)
+
+    def copy_in(self, device: int, to: int, host: int, nbytes: int, stream: int) -> None:
+        if self.lazy:  # the caller may write its memory again
+            kept = ctypes.create_string_buffer(ctypes.string_at(host, nbytes), nbytes)
+            self._do(stream, lambda: ctypes.memmove(to, kept, nbytes))
+        else:
+            ctypes.memmove(to, host, nbytes)
+
+    def copy_out(self, device: int, host: int, of: int, nbytes: int, stream: int) -> None:
+        self._do(stream, lambda: ctypes.memmove(host, of, nbytes))
+
+    def copy_within(self, device: int, to: int, of: int, nbytes: int, stream: int) -> None:
+        self._do(stream, lambda: ctypes.memmove(to, of, nbytes))
+
+    def fill(self, device: int, to: int, byte: int, nbytes: int, stream: int) -> None:
+        self._do(stream, lambda: ctypes.memset(to, byte, nbytes))
+
+    def pin(self, address: int, nbytes: int) -> None:
+        pass
+
+    def unpin(self, address: int) -> None:
+        pass
+
+    # -- streams and events ------------------------------------------------------------------------
+    def _handle(self) -> int:
+        self._handles += 1
+        return self._handles
+
+    def new_stream(self, device: int, priority: int) -> int:
+        self._check(device)
+        stream = self._handle()
+        self._stream_device[stream] = device
+        return stream
+
+    def release_stream(self, device: int, stream: int) -> None:
+        self.synchronize_stream(device, stream)
+
+    def run(self, stream: int, steps: int | None = None) -> None:
+        """Does the next `steps` pieces of a stream's work, or as much as waits for nothing."""
+        queue = self._queues.get(stream)
+        while queue and (steps is None or steps > 0):
+            if not queue[0]():
+                return
+            queue.popleft()
+            steps = None if steps is None else steps - 1
+
+    def synchronize_stream(self, device: int, stream: int) -> None:
+        queue = self._queues.get(stream)
+        while queue:
+            before = len(queue)
+            self.run(stream)
+            if len(queue) == before:  # it waits for an event of another stream
+                for other in list(self._queues):
+                    if other != stream:
+                        self.run(other, 1)
+
+    def stream_done(self, device: int, stream: int) -> bool:
+        return not self._queues.get(stream)
+
+    def synchronize(self, device: int) -> None:
+        for stream in list(self._queues):
+            self.synchronize_stream(device, stream)
+
+    def new_event(self, device: int, timing: bool) -> int:
+        event = self._handle()
+        self._recorded[event] = (True, 0.0)
+        return event
+
+    def release_event(self, device: int, event: int) -> None:
+        self._recorded.pop(event, None)
+
+    def record(self, device: int, event: int, stream: int) -> None:
+        self._recorded[event] = (False, 0.0)
+
+        def done() -> None:
+            if event in self._recorded:
+                self._recorded[event] = (True, time.perf_counter())
+
+        self._do(stream, done)
+
+    def event_done(self, device: int, event: int) -> bool:
+        return self._recorded[event][0]
+
+    def wait(self, device: int, stream: int, event: int) -> None:
+        if self.lazy:
+            queue = self._queues.setdefault(stream, deque())
+            queue.append(lambda: self._recorded.get(event, (True, 0.0))[0])
+
+    def synchronize_event(self, device: int, event: int) -> None:
+        while not self._recorded[event][0]:
+            for stream in list(self._queues):
+                self.run(stream, 1)
+
+    def elapsed(self, device: int, start: int, end: int) -> float:
+        for event in (start, end):
+            self.synchronize_event(device, event)
+        return (self._recorded[end][1] - self._recorded[start][1]) * 1e3
+
+    # -- kernels -----------------------------------------------------------------------------------
+    def load(self, device: int, code: Any, symbol: str) -> Any:
+        """`code` is what makes the kernel of a name callable: code(symbol)[grid, block](*args)."""
+        return code(symbol)
+
+    def launch(
+        self, device: int, function: Any, grid: int, block: int, stream: int,
+        args: Sequence[tuple[str, int]],
+    ) -> None:  # fmt: skip
+        self.launches += 1
+        values = [self._argument(kind, word) for kind, word in args]
+        self._do(stream, lambda: function[grid, block](*values))
+
+    def _argument(self, kind: str, word: int) -> Any:
+        """A number, or the elements from an address to the end of what was allocated there."""
+        if not kind.startswith("*"):
+            return word
+        dtype = np.dtype(kind[1:])
+        end = self._end(word)
+        count = (end - word) // dtype.itemsize
+        if not count:
+            return np.empty(1, dtype)
+        memory = (ctypes.c_char * (count * dtype.itemsize)).from_address(word)
+        return np.frombuffer(memory, dtype)
+
+    def _end(self, address: int) -> int:
+        for start, (_, nbytes, _) in self._held.items():
+            if start <= address < start + nbytes:
+                return start + nbytes
+        raise CudaError(f"[cuda] no device memory at address {address:#x}")
