@@ -224,6 +224,7 @@ class Knobs(threading.local):
     cache_dir: str | None
     cache_size: int
     num_threads: int | None
+    cuda: str
     cpu: str | None
     opt: str
 

@@ -375,7 +375,8 @@ class Allocator:
             return [self._describe(s) for _, s in sorted(self._segments.items())]
 
     def _describe(self, segment: Segment) -> dict[str, Any]:
-        blocks, block = [], segment.first
+        blocks: list[dict[str, Any]] = []
+        block = segment.first
         while block is not None:
             state = "active_allocated" if block.used and not block.waiting else "inactive"
             if block.waiting:
@@ -391,8 +392,8 @@ class Allocator:
         return {
             "device": self.device, "address": segment.address, "total_size": segment.nbytes,
             "stream": segment.stream, "segment_type": "small" if segment.small else "large",
-            "allocated_size": sum(int(b["size"]) for b in allocated),
-            "active_size": sum(int(b["size"]) for b in active), "blocks": blocks,
+            "allocated_size": sum(b["size"] for b in allocated),
+            "active_size": sum(b["size"] for b in active), "blocks": blocks,
         }  # fmt: skip
 
     def check(self) -> None:

@@ -61,15 +61,15 @@ class DeviceArray(np.ndarray[Any, Any]):
             return super().__array_function__(func, *args, **kwargs)
         return self._refuse()
 
-    item = tolist = tobytes = astype = copy = fill = dot = sum = max = min = any = all = _refuse  # type: ignore[assignment]
-    __float__ = __int__ = __bool__ = __index__ = __complex__ = __setitem__ = _refuse  # type: ignore[assignment]
+    item = tolist = tobytes = astype = copy = fill = dot = sum = max = min = any = all = _refuse
+    __float__ = __int__ = __bool__ = __index__ = __complex__ = __setitem__ = _refuse
 
     def __repr__(self) -> str:
         return f"<DeviceArray cuda:{self.device_index} {self.dtype}{list(self.shape)}>"
 
     __str__ = __repr__
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> DeviceArray:
+    def __deepcopy__(self, memo: dict[int, Any] | None) -> DeviceArray:
         return duplicate(self)
 
     def __reduce__(self) -> Any:

@@ -90,7 +90,7 @@ class LibraryDriver:
         self._call("cuDeviceGetName", name, c_int(256), handle)
         total = c_size_t()
         self._call("cuDeviceTotalMem_v2", byref(total), handle)
-        found = {}
+        found: dict[str, Any] = {}
         for attribute, number in _ATTRIBUTES.items():
             value = c_int()
             self._call("cuDeviceGetAttribute", byref(value), c_int(number), handle)

@@ -207,8 +207,8 @@ class SimulatedDriver:
         count = (end - word) // dtype.itemsize
         if not count:
             return np.empty(1, dtype)
-        memory = (ctypes.c_char * (count * dtype.itemsize)).from_address(word)
-        return np.frombuffer(memory, dtype)
+        memory: Any = (ctypes.c_char * (count * dtype.itemsize)).from_address(word)
+        return np.ndarray((count,), dtype, memory)
 
     def _end(self, address: int) -> int:
         for start, (_, nbytes, _) in self._held.items():

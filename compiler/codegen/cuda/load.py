@@ -6,7 +6,6 @@ Owns compilation to PTX by Numba (`to_ptx`), which needs no GPU, and kernels of 
 
 from __future__ import annotations
 
-import importlib
 import json
 import linecache
 import os
@@ -16,11 +15,13 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import sha256
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
+from jitgrad.compiler.codegen.cuda import simulated
 from jitgrad.compiler.codegen.cuda.generate import Shape, version_key
 from jitgrad.compiler.codegen.cuda.target import CudaTarget
 from jitgrad.runtime import cache
@@ -37,10 +38,6 @@ def python_source(text: str) -> str:
     return f"{_HEADER}from numba import cuda\n\n\n{text}"
 
 
-def _import(name: str) -> Any:
-    return importlib.import_module(f"jitgrad.compiler.codegen.cuda.{name}")
-
-
 def _run(text: str, symbol: str, names: dict[str, Any]) -> Any:
     """The plain function `symbol` of a kernel's source."""
     file = f"<jitgrad kernel {symbol}>"
@@ -55,7 +52,7 @@ def simulated_kernel(text: str, symbol: str) -> Any:
     """A kernel of the simulator: `kernel[grid, block](*args)` runs it on arrays in host memory."""
     with _lock:
         module = _simulator()
-        names = _import("simulated").namespace(module)
+        names = simulated.namespace(module)
         inner = _run(text, symbol, names)
         names["quiet"], names["inner"] = np.errstate, inner
         # NumPy's warnings are set for each thread, and each GPU thread is one.
@@ -66,11 +63,13 @@ def simulated_kernel(text: str, symbol: str) -> Any:
 class _Simulated:
     def __init__(self, kernel: Any) -> None:
         self._kernel = kernel
-        self._array = importlib.import_module("numba.cuda.simulator.cudadrv.devicearray")
+        from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray
+
+        self._wrap = FakeCUDAArray
 
     def __getitem__(self, configuration: tuple[int, int]) -> Callable[..., None]:
         def run(*args: Any) -> None:
-            wrap = self._array.FakeCUDAArray
+            wrap = self._wrap
             with _lock:  # the simulator runs one kernel at a time
                 # Its main thread looks at the others in a loop: it must let them run soon.
                 interval = sys.getswitchinterval()
@@ -143,9 +142,7 @@ def _numba_version() -> str:
 
 
 def _sources() -> str:
-    file = _import("target").__file__.replace("target.py", "device.py")
-    with open(file, "rb") as f:
-        return sha256(f.read()).hexdigest()
+    return sha256(Path(__file__).with_name("device.py").read_bytes()).hexdigest()
 
 
 def _compile(text: str, symbol: str, shape: Shape, target: CudaTarget) -> str:
@@ -160,7 +157,9 @@ def _compile(text: str, symbol: str, shape: Shape, target: CudaTarget) -> str:
     from numba.cuda.cudadrv import nvvm
 
     with _lock:
-        names = dict(vars(_import("device")))
+        from jitgrad.compiler.codegen.cuda import device
+
+        names = dict(vars(device))
         names["np"] = np
         function = _run(text, symbol, names)
         words = [_numba_type(kind, types) for kind in shape.kinds]
