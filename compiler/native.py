@@ -161,10 +161,11 @@ def _write(
             _replace(header_path, c_header(model, header_path.name, file.name).encode())
 
     if path.suffix in (".o", ".a"):
-        members = [(f"{symbol}.o", code, capi.public_symbols(model, made.is_wasm))]
+        members = [(f"{symbol}.o", _sealed(code, made), capi.public_symbols(model, made.is_wasm))]
         if built.mapping:
-            members.append((f"{symbol}_map.o", built.mapping, [mapping.symbol(model)]))
-        _replace(path, code if path.suffix == ".o" else archive(members))
+            more = _sealed(built.mapping, made)
+            members.append((f"{symbol}_map.o", more, [mapping.symbol(model)]))
+        _replace(path, members[0][1] if path.suffix == ".o" else archive(members))
         write_header(path)
         return NativeFiles(path, header_path, None, side)
     with tempfile.TemporaryDirectory(prefix="jitgrad-") as folder:
@@ -175,18 +176,22 @@ def _write(
             link_shared(unlinked, linked, path.name, made)
         except CompileError as error:
             kept = path.with_suffix(".o")
-            _replace(kept, code)
+            _replace(kept, _sealed(code, made))
             write_header(kept)
             message = str(error).replace(str(unlinked), str(kept))
             raise CompileError(message) from None
-        content = linked.read_bytes()
-        _replace(path, fmt.sealed(content) if made.is_elf else content, 0o777)
+        _replace(path, _sealed(linked.read_bytes(), made), 0o777)
     module = _identifier(path.stem)
     if not made.is_wasm:
         text = python_loader(model, module, path.name)
         _replace(path.with_name(f"{module}.py"), text.encode())
     write_header(path)
     return NativeFiles(None, path.with_suffix(".js") if made.is_wasm else header_path, path, side)
+
+
+def _sealed(content: bytes, target: Target) -> bytes:
+    """ELF files, libraries and objects, end with a seal, which linkers and loaders ignore."""
+    return fmt.sealed(content) if target.is_elf else content
 
 
 def build_object(

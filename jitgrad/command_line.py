@@ -1,7 +1,7 @@
 """`jitgrad` and `python -m jitgrad`: what one does with models from a shell.
 
 Owns arguments and printing. Exit status: 0, or 2 with one line on stderr for the user's mistakes.
-Files: `.jgx` (Exported.save) and native libraries (Exported.native).
+Files: `.jgx` (Exported.save), native libraries and objects (Exported.native).
 """
 
 from __future__ import annotations
@@ -22,10 +22,13 @@ from typing import Any
 import numpy as np
 
 import jitgrad
+from jitgrad.compiler.archive import members
 from jitgrad.compiler.codegen.target import host
 from jitgrad.compiler.pipeline import compile_graph
+from jitgrad.dims import Dim
 from jitgrad.doctoring import doctor
 from jitgrad.runtime import dtypes, load
+from jitgrad.runtime.artifact_format import check_seal
 from jitgrad.serve import serve
 from jitgrad.serve.models import load_model
 
@@ -74,6 +77,10 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--input", action="append", default=[], metavar="[NAME=]SHAPE[:DTYPE]",
                    help="an example input: 8x64, or ids=nx128:int64 (a size by name is free in "
                         "each call)")  # fmt: skip
+    p.add_argument("--max", action="append", default=[], metavar="NAME=SIZE",
+                   help="the largest size of that name: a library has memory for it")  # fmt: skip
+    p.add_argument("--target", help="the processor or system that native code is for")
+    p.add_argument("--weights", metavar="FILE", help="a file of their own for a library's weights")
 
     p = command("inspect", _inspect, "Inputs, outputs, sizes, graph and memory plan of a file.")
     p.add_argument("file")
@@ -143,23 +150,37 @@ def _version(package: str) -> str:
 def _export(given: Any) -> None:
     target = _find(given.source)
     inputs, names, dynamic = [], [], []
+    largest = dict(map(_largest, given.max))
     for number, text in enumerate(given.input):
-        name, array, dims = _example(text)
+        name, array, sizes = _example(text)
+        dims = {k: Dim(n, max=largest.get(n)) for k, n in sizes.items()}
         names.append(name or f"input{number}")
         inputs.append(jitgrad.from_numpy(array))
         dynamic.append(dims)
     options: dict[str, Any] = {"names": names} if any("=" in t for t in given.input) else {}
     if any(dynamic):
         options["dynamic_shapes"] = dynamic
+    unknown = [n for n in largest if not any(d.__name__ == n for k in dynamic for d in k.values())]
+    if unknown:
+        raise _Mistake(f"no size of the inputs is called {', '.join(unknown)}")
     exported = jitgrad.export(target, *inputs, **options)
     output = Path(given.output)
+    if output.suffix in (".jgx", ".onnx") and (given.target or given.weights):
+        raise _Mistake(f"--target and --weights are for native code; {output} is none")
     if output.suffix == ".jgx":
         exported.save(output)
     elif output.suffix == ".onnx":
         exported.onnx(output)
     else:
-        exported.native(output)
+        exported.native(output, target=given.target, weights=given.weights)
     print(f"{exported!r}\nwritten to {output}: {output.stat().st_size:,} bytes")
+
+
+def _largest(text: str) -> tuple[str, int]:
+    name, _, size = text.partition("=")
+    if not name.isidentifier() or not size.isdigit():
+        raise _Mistake(f"expected NAME=SIZE, as batch=64; got {text!r}")
+    return name, int(size)
 
 
 def _find(source: str) -> Any:
@@ -209,6 +230,9 @@ def _example(text: str) -> tuple[str, np.ndarray[Any, Any], dict[int, str]]:
 
 # -- inspect -------------------------------------------------------------------------------------
 def _inspect(given: Any) -> None:
+    if Path(given.file).suffix in (".o", ".a"):
+        _inspect_objects(given.file)
+        return
     if Path(given.file).suffix != ".jgx":
         _inspect_library(given.file)
         return
@@ -244,8 +268,22 @@ def _inspect_library(file: str) -> None:
     for kind, ports in (("input", model.inputs), ("output", model.outputs)):
         for port in ports:
             print(f"  {kind:7} {port}")
+    for name, (low, high) in model.sizes.items():
+        print(f"  size    {name}: {low} to {high}")
     for key in ("creator", "triple", "cpu", "features", "kernels", "weights_bytes", "arena_bytes"):
         print(f"  {key:13} {model.info.get(key)}")
+
+
+def _inspect_objects(file: str) -> None:
+    """An object file or an archive of such: what is in it, each with its checksum found right."""
+    data = Path(file).read_bytes()
+    print(f"{file}: {len(data):,} bytes")
+    for name, content in members(data, file) if file.endswith(".a") else [(file, data)]:
+        if content[:4] != b"\x7fELF":
+            print(f"  {name}: {len(content):,} bytes, no ELF file: it has no checksum")
+            continue
+        digest = check_seal(content, name)
+        print(f"  {name}: {len(content):,} bytes, checksum {digest.hex()[:16]}... is right")
 
 
 # -- run, bench ----------------------------------------------------------------------------------

@@ -72,6 +72,32 @@ def test_libraries(folder, capsys):
     assert main(["run", "libnet.so", "--input", "x.npy"]) == 0
 
 
+@pytest.mark.skipif(link.find_linker() is None, reason="no linker on this machine")
+def test_sizes_and_weights_of_a_library(folder, capsys):
+    options = ["--input", "x=nx4", "--max", "n=8", "--weights", "net.weights"]
+    assert main(["export", "net.py:Net", "-o", "libnet.so", *options]) == 0
+    assert main(["inspect", "libnet.so"]) == 0
+    assert "size    n: 1 to 8" in capsys.readouterr().out
+    np.save("x.npy", np.ones((7, 4), np.float32))
+    assert main(["run", "libnet.so", "--input", "x.npy"]) == 0
+    assert "output: float32[7, 3]" in capsys.readouterr().out
+
+
+def test_checksums_of_objects(folder, capsys):
+    for file in ("net.o", "libnet.a"):
+        options = ["--input", "1x4", "--weights", "net.weights"]
+        assert main(["export", "net.py:Net", "-o", file, *options]) == 0
+        capsys.readouterr()
+        assert main(["inspect", file]) == 0
+        assert capsys.readouterr().out.count("is right") == (2 if file == "libnet.a" else 1)
+        data = (folder / file).read_bytes()
+        for damaged in (data[:-9], data[: len(data) // 2], data[:900] + b"!" + data[901:]):
+            (folder / file).write_bytes(damaged)
+            assert main(["inspect", file]) == 2
+            said = capsys.readouterr().err
+            assert "truncated" in said or "altered" in said
+
+
 def test_info_and_the_module_itself(capsys):
     assert main(["info"]) == 0
     assert f"jitgrad      {jg.version.jitgrad}" in capsys.readouterr().out
@@ -92,6 +118,10 @@ def test_info_and_the_module_itself(capsys):
     (["export", "net.py:Net", "-o", "m.jgx", "--input", "2x"], "expected"),
     (["export", "net.py:Net", "-o", "m.jgx", "--input", "2x4:float31"], "no dtype"),
     (["export", "net.py:Net", "-o", "m.jgx", "--input", "2x5"], "the last dims must be equal"),
+    (["export", "net.py:Net", "-o", "m.jgx", "--input", "nx4", "--max", "n"], "NAME=SIZE"),
+    (["export", "net.py:Net", "-o", "m.jgx", "--input", "nx4", "--max", "k=3"], "is called k"),
+    (["export", "net.py:Net", "-o", "m.jgx", "--input", "2x4", "--target", "wasm32"], "native"),
+    (["export", "net.py:Net", "-o", "libm.so", "--input", "nx4"], "a largest size of each"),
     (["export", "net.py:Net", "-o", "m.txt", "--input", "2x4"], "expected a path that ends in"),
 ])  # fmt: skip
 def test_mistakes(folder, capsys, arguments, message):
