@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -28,11 +28,14 @@ from jitgrad.dynamic_shapes import (
     symbolic_inputs,
 )
 from jitgrad.effects import is_module
+from jitgrad.export_names import StateNames, number_node, plain_path
 from jitgrad.exported import Exported, load_exported
+from jitgrad.hostscalar import HostScalar
 from jitgrad.jit import JitFunction
 from jitgrad.pytree import Structure, names_of, tree_map
 from jitgrad.random import get_rng_state, set_rng_state
 from jitgrad.recorder import Entry, Trace, plain_attrs
+from jitgrad.runtime.dtypes import float64
 from jitgrad.runtime.errors import CompileError
 from jitgrad.sources import (
     AliasResult,
@@ -105,7 +108,7 @@ def record(
     step = None if is_module(of) or dynamic_shapes is not None else _traced_step(function, inputs)
     if step is not None:
         labels = _labels(of, inputs, names)
-        return _exported(step, inputs, labels, output_names, _name(of), _paths_in(of))
+        return _exported(step, inputs, labels, output_names, _name(of), StateNames.of_function(of))
     recorded = JitFunction(
         function.__call__ if is_module(function) else function, fallback="error", segments=False
     )
@@ -129,20 +132,6 @@ def record(
         if text.startswith("[export]"):
             raise
         raise CompileError(f"[export] cannot export {_name(of)}: {text}") from error
-
-
-def _paths_in(function: Any) -> dict[int, str]:
-    """What the Modules that a function names call their tensors ("model.0.weight"), by id."""
-    try:
-        found = inspect.getclosurevars(inspect.unwrap(function))
-    except (TypeError, ValueError):  # an object that is called
-        return {}
-    paths: dict[int, str] = {}
-    for name, value in {**found.globals, **found.nonlocals}.items():
-        if is_module(value):
-            for path, x in value.state_dict(keep_vars=True).items():
-                paths.setdefault(id(x), f"{name}.{path}")
-    return paths
 
 
 class _Detaching(JitFunction):
@@ -206,15 +195,15 @@ def _named(
     output_names: Sequence[str] | None,
 ) -> Exported:
     """The trace of a function as Exported, its inputs and state named."""
-    paths: dict[int, str] = {}
     if is_module(function):
         state = function.state_dict(keep_vars=True)
         paths = {id(t): path for path, t in state.items()}
         paths |= {id(m): path for path, m in function.named_modules()}
+        state_names = StateNames(paths)
     else:
-        paths = _paths_in(function)
-    _refuse_effects(trace, function, paths)
-    return _exported(trace, inputs, labels, output_names, _name(function), paths)
+        state_names = StateNames.of_function(function)
+    _refuse_effects(trace, function, state_names)
+    return _exported(trace, inputs, labels, output_names, _name(function), state_names)
 
 
 def _name(function: Any) -> str:
@@ -241,7 +230,7 @@ def _exported(
     names: Sequence[str],
     output_names: Sequence[str] | None,
     name: str,
-    paths: Mapping[int, str],
+    state_names: StateNames,
 ) -> Exported:
     """A pure graph made of a trace: all arguments inputs, captured tensors state."""
     by_argument: dict[int, Entry] = {}
@@ -268,6 +257,18 @@ def _exported(
         state[label] = array
         return graph.add_input(type, "state", label)
 
+    settings: dict[Any, Value] = {}  # numbers that are read, by what recorders know them by
+
+    def host_number(scalar: HostScalar) -> Value:
+        if scalar.expr is not None:
+            return number_node(graph, scalar, host_number)
+        if scalar.name not in settings:
+            array = np.array(scalar.value, np.float64)
+            settings[scalar.name] = add_state(
+                state_names.setting(scalar), array, TensorType((), float64)
+            )
+        return settings[scalar.name]
+
     inputs_of: dict[int, Value] = {}  # entries that are state, by their number
     draws: dict[int, Value] = {}  # the next draw, of each generator
     for number, e in enumerate(trace.entries):
@@ -279,8 +280,11 @@ def _exported(
                 array = np.array(e.source.generator.draws, np.int64)
                 draws[key] = add_state("random.draws", array, e.value.type)
             value = _plus(graph, draws[key], e.source.offset)
+        elif isinstance(e.source, Number):
+            value = host_number(e.source.scalar)
         else:
-            value = add_state(_state_name(e, trace, paths), _state_array(e, name), e.value.type)
+            label = state_names.of(e, trace)
+            value = add_state(label, _state_array(e, name), e.value.type)
             inputs_of[number] = value
         replace[e.value] = source_values[e.source] = value
     for node in trace.graph.nodes:
@@ -300,7 +304,7 @@ def _exported(
             source = result.source
             if isinstance(source, Captured) and source not in source_values:  # returned, never read
                 x = source.item.now
-                label = paths.get(id(x), re.sub(r"\['([\w.]+)'\]", r".\1", source.item.name))
+                label = state_names.paths.get(id(x), plain_path(source.item.name))
                 held = add_state(label, _copy(x), TensorType(tuple(x.shape), x.dtype))
                 source_values[source] = held
             value, chain = source_values[source], ()
@@ -361,9 +365,9 @@ def _paths(structure: Structure, below: bool = False) -> list[tuple[str, ...]]:
     ]
 
 
-def _refuse_effects(trace: Trace, function: Any, paths: Mapping[int, str]) -> None:
+def _refuse_effects(trace: Trace, function: Any, state_names: StateNames) -> None:
     """Raises CompileError where the function does more than return results, naming the state that
-    it changes. paths: what a Module calls its tensors and submodules, by id."""
+    it changes."""
     graph = trace.graph
     if trace.cuts:
         raise CompileError(
@@ -374,13 +378,15 @@ def _refuse_effects(trace: Trace, function: Any, paths: Mapping[int, str]) -> No
     changed: dict[str, str] = {}  # name -> the line that wrote it first
     for w in graph.writes:
         e = trace.entries[w.input]
-        label = _state_name(e, trace, paths)
+        label = state_names.of(e, trace)
         if isinstance(e.source, Arg):
             label = f"its input {label}"
         changed.setdefault(label, w.value.line)
     for owner, key, _ in trace.rebinds:
         holder = None if isinstance(owner, Arg) else owner.item.now
-        prefix = paths.get(id(holder), "" if is_module(holder) else type(holder).__name__)
+        prefix = state_names.paths.get(
+            id(holder), "" if is_module(holder) else type(holder).__name__
+        )
         changed.setdefault(f"{prefix}.{key}" if prefix else str(key), "")
     random = next((n for n in graph.nodes if n.op.random), None)
     if not changed and random is None:
@@ -406,8 +412,6 @@ def _state_array(e: Entry, name: str) -> np.ndarray[Any, Any]:
         return np.array(e.source.array, order="C", copy=True)
     if isinstance(e.source, Captured) and isinstance(e.source.item.now, Tensor):
         return _copy(e.source.item.now)
-    if isinstance(e.source, Number):
-        return np.array(e.source.scalar.value, np.float64)
     if isinstance(e.source, Seed):
         return np.array(e.source.generator._seed, np.int64)
     if isinstance(e.source, Grad) and e.tensor is not None:
@@ -420,20 +424,6 @@ def _state_array(e: Entry, name: str) -> np.ndarray[Any, Any]:
 
 def _copy(x: Tensor) -> np.ndarray[Any, Any]:
     return np.array(x.detach()._array("export"), order="C", copy=True)
-
-
-def _state_name(e: Entry, trace: Trace, paths: Mapping[int, str]) -> str:
-    """A Module's own path for its tensors; else how the function reaches it."""
-    if isinstance(e.source, Seed):
-        return "random.seed"
-    if isinstance(e.source, Number) and e.source.scalar.expr is None:
-        return str(e.source.scalar.name[1])  # a setting of an optimizer's group: "lr"
-    if isinstance(e.source, Captured) and id(e.source.item.now) in paths:
-        return paths[id(e.source.item.now)]
-    if isinstance(e.source, Grad) and id(e.source.owner.item.now) in paths:  # type: ignore[union-attr]
-        return f"{paths[id(e.source.owner.item.now)]}.grad"  # type: ignore[union-attr]
-    name = next(i.name for i in trace.graph.inputs if i.value is e.value)
-    return re.sub(r"\['([\w.]+)'\]", r".\1", name)  # model.0.weight
 
 
 def _unique(name: str, taken: set[str]) -> str:

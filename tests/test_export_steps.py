@@ -4,6 +4,7 @@ from a file, as a library from Python and from C: each gives what the function i
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 
@@ -135,8 +136,8 @@ def test_state_of_a_library(tmp_path):
     assert first != second
     library.set_state(saved)
     assert float(library(x.numpy(), y.numpy())[0]) == first
-    assert "lr" in saved
-    library.set_state({**saved, "lr": np.array(0.0)})  # a schedule, from outside
+    assert "opt.lr" in saved
+    library.set_state({**saved, "opt.lr": np.array(0.0)})  # a schedule, from outside
     frozen = [n for n in saved if n.endswith((".weight", ".bias"))]
     assert "model.0.weight" in frozen
     library(x.numpy(), y.numpy())
@@ -144,11 +145,48 @@ def test_state_of_a_library(tmp_path):
         np.testing.assert_array_equal(library.get_state()[name], saved[name])
     before = library.get_state()
     with pytest.raises(KeyError, match="no state is called .*x"):
-        library.set_state({"lr": np.array(1.0), "x": np.zeros(1)})
-    with pytest.raises(TypeError, match="expected state 'lr'"):
-        library.set_state({"lr": np.zeros((), np.float32)})
+        library.set_state({"opt.lr": np.array(1.0), "x": np.zeros(1)})
+    with pytest.raises(TypeError, match="expected state 'opt.lr'"):
+        library.set_state({"opt.lr": np.zeros((), np.float32)})
     assert all((library.get_state()[k] == before[k]).all() for k in before)
-    assert load(tmp_path / "libstep.so").get_state()["lr"] == 0.5  # instances are apart
+    assert load(tmp_path / "libstep.so").get_state()["opt.lr"] == 0.5  # instances are apart
+
+
+def test_state_is_called_after_what_it_belongs_to():
+    model = nn.Sequential()
+    model.fc = nn.Linear(4, 2)
+    weight = nn.Parameter(jg.rand(4))
+    first, rest = [model.fc.weight], [model.fc.bias, weight]
+    optimizer = jg.optim.Adam([{"params": first, "lr": 0.5}, {"params": rest}], lr=0.1)
+
+    def step(x):
+        optimizer.zero_grad()
+        loss = model(x * weight).square().sum()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    step(jg.rand(3, 4))
+    state = jg.export(step, jg.rand(3, 4)).state
+    kept = [f"{p}.{k}" for p in ("model.fc.weight", "model.fc.bias", "weight")
+            for k in ("step", "exp_avg", "exp_avg_sq")]  # fmt: skip
+    settings = [f"optimizer.{g}.{k}" for g in (0, 1) for k in ("lr", "eps")]
+    assert {*kept, *settings, "model.fc.weight", "model.fc.bias", "weight"} <= set(state)
+    assert (state["optimizer.0.lr"], state["optimizer.1.lr"]) == (0.5, 0.1)
+    assert not [name for name in state if re.search(r"[\[<#]", name)]
+
+
+@pytest.mark.parametrize("optimizer", [jg.optim.AdamW, jg.optim.NAdam, jg.optim.SGD])
+def test_what_follows_from_a_setting_follows_when_it_is_set(optimizer):
+    """1 - lr * weight_decay, say, is computed in the graph."""
+    step, _, opt, x, y = classifier(optimizer, lr=0.01, weight_decay=0.5)
+    step(x, y)
+    exported = jg.export(step, x, y)
+    for rate in (0.3, 0.02):
+        opt.param_groups[0]["lr"] = rate
+        exported.state["opt.lr"][...] = rate
+        for _ in range(2):
+            np.testing.assert_allclose(results(exported(x, y)), results(step(x, y)), rtol=2e-5)
 
 
 @needs_linker
@@ -215,7 +253,7 @@ int main(void) {
     double lr = 0;
     int found = 0;
     for (int i = 0; i < jg_step_n_states(); i++)
-        if (!strcmp(jg_step_state_name(i), "lr")) {
+        if (!strcmp(jg_step_state_name(i), "opt.lr")) {
             if (jg_step_get_state(model, i, &lr) != JG_OK) return 5;
             if (jg_step_state_rank(i) != 0 || jg_step_state_dtype(i) != JG_FLOAT64) return 6;
             found = 1;
