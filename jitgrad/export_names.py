@@ -34,13 +34,16 @@ class StateNames:
 
     @classmethod
     def of_function(cls, function: Any) -> StateNames:
-        """Of the Modules and optimizers that a function reaches by a name of its own."""
+        """Of the Modules, tensors and optimizers that a function reaches by a name of its own."""
         paths: dict[int, str] = {}
         settings: dict[Any, str] = {}
-        for name, value in _named_values(function).items():
+        named = _named_values(function).items()
+        for name, value in sorted(named, key=lambda kv: not is_module(kv[1])):  # Modules first
             if is_module(value):
                 for path, x in value.state_dict(keep_vars=True).items():
                     paths.setdefault(id(x), f"{name}.{path}")
+            if isinstance(value, Tensor):
+                paths.setdefault(id(value), name)
             groups = getattr(value, "param_groups", None)
             if isinstance(groups, list) and all(isinstance(g, dict) for g in groups):
                 for k, group in enumerate(groups):
