@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 
 from jitgrad.compiler.codegen import canonical, host_runtime
 from jitgrad.compiler.codegen.cuda.target import CudaTarget
+from jitgrad.compiler.codegen.kernelcode import Generated
 from jitgrad.compiler.codegen.objects import Library
+from jitgrad.compiler.codegen.spent import collect
 from jitgrad.compiler.codegen.target import Target, host
+from jitgrad.compiler.codegen.workers import Workers
 from jitgrad.compiler.compiled import WITHOUT_CODE, Compiled
 from jitgrad.compiler.cost import nbytes
 from jitgrad.compiler.cuda_compiled import CudaCompiled
@@ -60,6 +63,13 @@ class _Runner:
     def __init__(self, report: Report, name: str = "graph") -> None:
         self.report = report
         self.progress = Progress(name)
+        self.start: Callable[[Generated], None] | None = None
+
+    def compile(self, code: Generated) -> Generated:
+        """Hands code on to LLVM as soon as it is there, if machine code is wanted."""
+        if self.start is not None and code.key not in WITHOUT_CODE:
+            self.start(code)
+        return code
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
@@ -70,6 +80,18 @@ class _Runner:
         self.report.milliseconds[name] = self.report.milliseconds.get(name, 0.0) + spent
         if "compile" in knobs.log:
             print(f"[compile] {name}: {spent:.1f} ms", file=sys.stderr)
+
+    def log_budget(self, spent: Mapping[str, float]) -> None:
+        """Prints where the time went: of each step, and LLVM's by phase, which overlaps them."""
+        if "compile" not in knobs.log:
+            return
+        total = self.report.compile_ms
+        print(f"[compile] {self.progress.name}: {total:.1f} ms, of which", file=sys.stderr)
+        for name, value in self.report.milliseconds.items():
+            share = 100 * value / max(total, 1e-9)
+            print(f"[compile]   {name:<10}{value:9.1f} ms {share:5.1f} %", file=sys.stderr)
+        llvm = ", ".join(f"{name} {value:.1f} ms" for name, value in spent.items())
+        print(f"[compile]   LLVM in all threads: {llvm or 'nothing'}", file=sys.stderr)
 
     def dump(self, what: str, text: Callable[[], str]) -> None:
         if what in knobs.dump:
@@ -104,22 +126,27 @@ def _compile(graph: Graph, options: Options) -> Compiled:
             verify(graph, p.__name__)
     report.nodes_simplified = len(graph.nodes)
     host_runtime.install(target)
-    stages = to_stages(graph, options, target, run)
+    with collect() as spent, Workers(target) as workers:
+        run.start = workers.start
+        stages = to_stages(graph, options, target, run)
+        with run.step("llvm"):
+            workers.finish()
+        with run.step("load"):
+            codes = [g for g in stages.all_generated() if g.key not in WITHOUT_CODE]
+            library = Library.build(codes, target)
     for part, times in stages.steps():
         report.kernels += len(part.kernels)
         report.bytes_after += times * sum(map(_bytes_moved, part.kernels))
     plan = stages.plan
     report.peak, report.lower_bound, report.total = plan.peak, plan.lower_bound, plan.total
     report.waves = len(stages.schedule.waves)
-    with run.step("llvm"):
-        codes = [g for g in stages.all_generated() if g.key not in WITHOUT_CODE]
-        library = Library.build(run.progress.each(codes, "machine code of kernel"), target)
     run.dump("asm", library.assembly)
     with run.step("image"):
         image, syms = assemble(stages)
     sites = sites_of(graph)
     image.n_sites = len(sites)
     report.launches = len(image.launches)
+    run.log_budget(spent)
     image.report = {**asdict(report), "milliseconds": {}}
     run.progress.done(f"{report.nodes} nodes became {report.kernels} kernels")
     loaded = remember(key, image, library) if key else Loaded(image, library)
@@ -207,7 +234,9 @@ def to_stages(
     nested = {k: nest(k, compile_part) for k in ordered if is_nested(k)}
     with run.step("generate"):
         generated = {
-            k: generated_of(nested[k]) if k in nested else canonical.generate(k, target, path)
+            k: generated_of(nested[k])
+            if k in nested
+            else run.compile(canonical.generate(k, target, path))
             for k in run.progress.each(ordered, "code of kernel")
         }
     run.dump("llvm", lambda: "\n".join(g.module_text for g in generated.values()))

@@ -26,8 +26,9 @@ class Stages:
     nested: dict[Kernel, Nested] = field(default_factory=dict)
 
     def all_generated(self) -> Iterator[Generated]:
-        """The code of all kernels, those of bodies too."""
-        yield from self.generated.values()
+        """The code of all kernels and their routines, those of bodies too."""
+        for g in self.generated.values():
+            yield from g.with_routines()
         for n in self.nested.values():
             for part in n.parts.values():
                 yield from part.all_generated()

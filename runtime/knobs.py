@@ -179,6 +179,13 @@ TABLE = [
     ),
     Knob("cpu", TEXT, None, "Compile for this CPU (LLVM's name, as in -mcpu), not for the host's."),
     Knob("opt", one_of("0", "1", "2", "3"), "2", "LLVM's optimization level."),
+    Knob(
+        "compile_threads",
+        POSITIVE,
+        None,
+        "Threads in which LLVM makes machine code. Default: the processors that this process may "
+        "use.",
+    ),
 ]
 
 _BY_NAME = {entry.name: entry for entry in TABLE}
@@ -227,6 +234,7 @@ class Knobs(threading.local):
     cuda: str
     cpu: str | None
     opt: str
+    compile_threads: int | None
 
     def __init__(self) -> None:
         """Runs in each thread at its first read."""

@@ -23,8 +23,15 @@ from jitgrad.compiler.codegen.emit import Ops
 from jitgrad.compiler.codegen.epilogue import Epilogue
 from jitgrad.compiler.codegen.frame import Frame, link
 from jitgrad.compiler.codegen.kernelcode import Generated
-from jitgrad.compiler.codegen.microkernel import emit_micro, emit_row, prefetch
+from jitgrad.compiler.codegen.microkernel import prefetch
 from jitgrad.compiler.codegen.packing import Source, edge_panel, pack
+from jitgrad.compiler.codegen.packing_routine import call_packing, form_of
+from jitgrad.compiler.codegen.routines import (
+    Uses,
+    micro_routine,
+    packing_routine,
+    row_routine,
+)
 from jitgrad.compiler.codegen.target import Target
 from jitgrad.compiler.loops import Array, ContractionKernel
 from jitgrad.compiler.symbolic import Dim, hint
@@ -51,6 +58,7 @@ class _Engine:
         self.names = named_dims(kernel)
         self.module = ir.Module("contraction")
         self.module.triple = target.triple
+        self.uses = Uses(self.module)
         self.split = not (isinstance(self.plan.splits, int) and self.plan.splits == 1)
         p = self.plan
         self.b_panels: Array | None = None
@@ -81,7 +89,18 @@ class _Engine:
             grain = max(1, _REDUCE_GRAIN // (p.block_rows * p.block_cols))
             frames.append((frame, "reduce", p.count * p.row_blocks * p.col_blocks, grain))
         workspace = [w for w in (self.b_panels, self.partials) if w is not None]
-        return link(self.module, self.target, frames, workspace)
+        return link(self.module, self.target, frames, workspace, self.uses.codes)
+
+    def _packed(
+        self, source: Source, panels: ir.Value, width: int, count: Int, depth: Int, stride: Int
+    ) -> None:
+        """As `pack`; by the routine of the operand's form where it has one."""
+        form = form_of(source, width)
+        if form is None:
+            pack(source, panels, width, count, depth, stride)
+            return
+        routine = self.uses(packing_routine(form, self.target))
+        call_packing(source, routine, panels, count, depth, stride)
 
     def _frame(self, symbol: str) -> Frame:
         return Frame(self.module, symbol, self.names)
@@ -129,12 +148,13 @@ class _Engine:
                 depth = code.min(size, code.sub(K, start))
                 source.set_k(start, depth)
                 at = code.mul(start, p.tile.nr)
-                pack(source, code.at(panel, at, self.element), p.tile.nr, cols, depth, stride)
+                here = code.at(panel, at, self.element)
+                self._packed(source, here, p.tile.nr, cols, depth, stride)
 
     # -- launch: blocks ------------------------------------------------------------------------
     def _blocks(self, frame: Frame) -> None:
         p, code, tile = self.plan, frame.code, self.plan.tile
-        micro = emit_micro(self.module, "micro", tile, self.acc, self.ops)
+        micro = self.uses(micro_routine(tile, self.acc, self.target))
         source_a = self._source(frame, "a", p.block_rows, p.depth_cap)
         a_panels = frame.scratch(self.element, p.block_rows * p.depth_cap)
         source_b = b_block = None
@@ -144,7 +164,7 @@ class _Engine:
             b_block = frame.scratch(self.element, packed * p.depth_cap)
         row_kernel = row_sums = None
         if p.direct_b:
-            row_kernel = emit_row(self.module, "row", tile.width, self.acc, self.ops)
+            row_kernel = self.uses(row_routine(tile.width, self.acc, self.target))
             row_sums = frame.scratch(self.element, p.block_cols)
         epilogue = None if self.split else self._epilogue(frame)
         # Tiles outlive their block of k, or are all made at once; else one is enough.
@@ -192,7 +212,7 @@ class _Engine:
                 depth = code.min(size, code.sub(K, start))
                 source_a.set_k(start, depth)
                 a_stride = code.mul(depth, tile.mr)
-                pack(source_a, a_panels, tile.mr, rows, depth, a_stride)
+                self._packed(source_a, a_panels, tile.mr, rows, depth, a_stride)
                 b_stride: Int
                 if source_b is not None:
                     assert b_block is not None
@@ -200,7 +220,7 @@ class _Engine:
                     b_stride = code.mul(depth, tile.nr)
                     b_base = b_block
                     if not p.direct_b:
-                        pack(source_b, b_block, tile.nr, cols, depth, b_stride)
+                        self._packed(source_b, b_block, tile.nr, cols, depth, b_stride)
                 else:
                     assert self.b_panels is not None
                     b_stride = code.mul(K, tile.nr)

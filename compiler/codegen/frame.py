@@ -177,10 +177,12 @@ def link(
     target: Target,
     frames: Sequence[tuple[Frame, str, Dim, int]],
     workspace: list[Array],
+    routines: Sequence[Generated] = (),
 ) -> Generated:
     """The code of a kernel whose launches are the functions of a module, in order.
 
-    frames: each with its symbol, the size of its parallel space, and its grain.
+    frames: each with its symbol, the size of its parallel space, and its grain. routines: the code
+    of the functions that the module calls.
     """
     scratch = -(-max(f.scratch_bytes for f, *_ in frames) // 128) * 128
     for f, *_ in frames:
@@ -191,7 +193,7 @@ def link(
     for f, symbol, total, grain in frames:
         text = text.replace(f'@"{symbol}"', f'@"k{key}_{symbol}"')
         launches.append(Launch(f"k{key}_{symbol}", f.operands, total, grain))
-    return Generated(key, text, launches, workspace, scratch)
+    return Generated(key, text, launches, workspace, scratch, routines=tuple(routines))
 
 
 class Positions:

@@ -22,12 +22,15 @@ barriers. `total` may be symbolic; 0 means that nothing runs.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from jitgrad.compiler.loops import Array
 from jitgrad.compiler.symbolic import Dim
+
+ROUTINE = "jgr_"
+"""What the symbols of routines begin with: functions that kernels share (routines.py)."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,7 @@ class Generated:
         scratch: bytes for each worker.
         may_call: symbols from outside that this code may need (none for kernels).
         shapes: of GPU code: how each function is launched (codegen/cuda/generate.py).
+        routines: the code of the functions that it calls; their keys are their symbols.
     """
 
     key: str
@@ -81,3 +85,9 @@ class Generated:
     scratch: int = 0
     may_call: frozenset[str] = frozenset()
     shapes: dict[str, Any] = field(default_factory=dict)
+    routines: tuple[Generated, ...] = ()
+
+    def with_routines(self) -> Iterator[Generated]:
+        """Its routines, then itself."""
+        yield from self.routines
+        yield self

@@ -7,6 +7,7 @@ is not its business.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import itertools
 import os
@@ -14,11 +15,12 @@ import struct
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
-from jitgrad.compiler.codegen.kernelcode import Generated
+from jitgrad.compiler.codegen.kernelcode import ROUTINE, Generated
+from jitgrad.compiler.codegen.spent import spent
 from jitgrad.compiler.codegen.target import Target, llvm_binding
 from jitgrad.runtime import cache
 from jitgrad.runtime.errors import CompileError
@@ -26,7 +28,7 @@ from jitgrad.runtime.knobs import knobs
 
 # What an object may leave undefined. No libm: math is polynomials (compiler/math.py).
 ALLOWED_UNDEFINED = frozenset({"memcpy", "memset", "memmove"})
-VERSION = 3
+VERSION = 4
 
 _lock = threading.RLock()
 _objects: OrderedDict[str, bytes] = OrderedDict()  # most recent last
@@ -52,12 +54,16 @@ def compile_object(
     """The object file of a module's assembly text; `kernel`: of code that is generated tidy.
 
     Raises CompileError for text that LLVM refuses, or an object with an undefined symbol that is
-    neither in ALLOWED_UNDEFINED nor in `may_call`.
+    no routine's and neither in ALLOWED_UNDEFINED nor in `may_call`.
     """
-    with _lock:
-        machine, module = _optimised(text, target, kernel)
-        data = bytes(machine.emit_object(module))
-    refused = sorted(undefined_symbols(data) - ALLOWED_UNDEFINED - may_call)
+    data = emit_object(optimised(text, target, kernel), target)
+    return checked(data, target, may_call)
+
+
+def checked(data: bytes, target: Target, may_call: frozenset[str]) -> bytes:
+    """An object that calls nothing but what is allowed; see compile_object."""
+    names = {x for x in undefined_symbols(data) if not x.startswith(ROUTINE)}
+    refused = sorted(names - ALLOWED_UNDEFINED - may_call)
     if refused:
         raise CompileError(
             f"the code for {target.cpu} calls {', '.join(refused)}, which nothing provides; "
@@ -68,27 +74,71 @@ def compile_object(
 
 def assembly(text: str, target: Target) -> str:
     """The native assembly of a module's text, for people."""
-    with _lock:
-        machine, module = _optimised(text, target, kernel=True)
-        return str(machine.emit_assembly(module))
+    module = optimised(text, target, kernel=True)
+    return str(_machine(target, threading.get_ident()).emit_assembly(module))
 
 
-def _optimised(text: str, target: Target, kernel: bool) -> tuple[Any, Any]:
+def optimised(text: str, target: Target, kernel: bool) -> Any:
+    """A module of its assembly text, after LLVM's passes; of a context of its own, so that other
+    threads may work on other modules."""
     binding = llvm_binding()
+    thread = threading.get_ident()
+    machine, builder = _machine(target, thread), _pipeline(target, int(knobs.opt), thread)
+    with spent("optimise"):
+        module = None
+        try:
+            module = binding.parse_assembly(text, binding.create_context())
+            module.verify()
+        except RuntimeError as e:
+            if module is not None:
+                module.close()  # before its context, in whatever order both are collected
+            raise CompileError(f"LLVM refuses generated code: {e}") from e
+        module.triple = target.triple
+        module.data_layout = str(machine.target_data)
+        # A double that is narrowed to half needs the whole pipeline: without it x86 calls a
+        # routine.
+        if kernel and knobs.opt != "3" and "half" not in text:
+            _tidy(module, builder)
+        else:
+            builder.getModulePassManager().run(module, builder)
+    return module
+
+
+def emit_object(module: Any, target: Target) -> bytes:
+    """The object file of an optimised module, which is closed.
+
+    llvmlite has one lock for all of LLVM, in which other threads would wait. LLVM needs none where
+    contexts and machines differ, so this goes past it.
+    """
+    machine = _machine(target, threading.get_ident())
+    emit, start, size, dispose = _unlocked()
+    error = ctypes.c_char_p()
+    with spent("emit"):
+        buffer = emit(machine._ptr, module._ptr, 1, ctypes.byref(error))
+    module.close()
+    if not buffer:
+        raise CompileError(f"LLVM makes no object: {(error.value or b'').decode()}")
     try:
-        module = binding.parse_assembly(text)
-        module.verify()
-    except RuntimeError as e:
-        raise CompileError(f"LLVM refuses generated code: {e}") from e
-    machine, builder = _machine(target, int(knobs.opt), threading.get_ident())
-    module.triple = target.triple
-    module.data_layout = str(machine.target_data)
-    # A double that is narrowed to half needs the whole pipeline: without it x86 calls a routine.
-    if kernel and knobs.opt != "3" and "half" not in text:
-        _tidy(module, builder)
-    else:
-        builder.getModulePassManager().run(module, builder)
-    return machine, module
+        return ctypes.string_at(start(buffer), size(buffer))
+    finally:
+        dispose(buffer)
+
+
+@lru_cache(maxsize=1)
+def _unlocked() -> tuple[Any, Any, Any, Any]:
+    """llvmlite's functions that emit an object and read a buffer, without its lock. Only the first
+    lets other Python threads run: it alone takes long."""
+    ffi = llvm_binding().ffi
+    library, short = ctypes.CDLL(ffi.lib._name), ctypes.PyDLL(ffi.lib._name)
+    pointer, integer = ctypes.c_void_p, ctypes.c_int
+    emit = library.LLVMPY_TargetMachineEmitToMemory
+    emit.argtypes, emit.restype = [pointer, pointer, integer, pointer], pointer
+    start, size = short.LLVMPY_GetBufferStart, short.LLVMPY_GetBufferSize
+    start.argtypes, start.restype = [pointer], pointer
+    size.argtypes, size.restype = [pointer], ctypes.c_size_t
+    dispose = short.LLVMPY_DisposeMemoryBuffer
+    dispose.argtypes, dispose.restype = [pointer], None
+    return emit, start, size, dispose
 
 
 def _tidy(module: Any, builder: Any) -> None:
@@ -113,27 +163,41 @@ def _tidy(module: Any, builder: Any) -> None:
 
 
 @lru_cache(maxsize=16)
-def _machine(target: Target, level: int, thread: int) -> tuple[Any, Any]:
+def _machine(target: Target, thread: int) -> Any:
+    return target.machine()
+
+
+@lru_cache(maxsize=16)
+def _pipeline(target: Target, level: int, thread: int) -> Any:
     binding = llvm_binding()
-    machine = target.machine()
     options = binding.create_pipeline_tuning_options(speed_level=level)
     # Loops are vectorised where they are generated; LLVM's own vectorisers find nothing to do.
     options.loop_vectorization = False
     options.slp_vectorization = False
     options.loop_unrolling = False
-    return machine, binding.create_pass_builder(machine, options)
+    return binding.create_pass_builder(_machine(target, thread), options)
 
 
 def object_bytes(code: Generated, target: Target) -> bytes:
     """The object of a kernel, compiled if neither memory nor disk has it."""
-    key = object_key(code.key, target)
-    data = _find(key)
+    data = _find(object_key(code.key, target))
     if data is None:
         # What calls outside is no kernel: the pool, made once for a machine.
         data = compile_object(code.module_text, target, code.may_call, not code.may_call)
-        cache.put(key, data)
-        _remember(key, data)
+        keep_object(code, target, data)
     return data
+
+
+def has_object(code: Generated, target: Target) -> bool:
+    """Whether the object of a kernel is in memory or on disk."""
+    return _find(object_key(code.key, target)) is not None
+
+
+def keep_object(code: Generated, target: Target, data: bytes) -> None:
+    """Keeps an object that was compiled, in memory and on disk."""
+    key = object_key(code.key, target)
+    cache.put(key, data)
+    _remember(key, data)
 
 
 def _find(key: str) -> bytes | None:
@@ -156,15 +220,19 @@ def _remember(key: str, data: bytes) -> None:
 
 
 class _Loaded:
-    """One object in memory; unloaded when nothing refers to it."""
+    """One object in memory, linked to the routines that it calls; unloaded when nothing refers to
+    it."""
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, routines: Mapping[str, _Loaded]) -> None:
         binding = llvm_binding()
         self.nbytes = len(data)
+        self.routines = routines
         self.symbols = defined_symbols(data)
         builder = binding.JITLibraryBuilder().add_object_img(data).add_current_process()
         for symbol in self.symbols:
             builder.export_symbol(symbol)
+        for symbol, loaded in routines.items():
+            builder.import_symbol(symbol, loaded.tracker[symbol])
         self.tracker = builder.link(_jit(os.getpid()), f"jitgrad{next(_names)}")
 
 
@@ -184,21 +252,34 @@ class Library:
 
     @classmethod
     def build(cls, codes: Iterable[Generated], target: Target) -> Library:
-        """Compiles (or finds) and loads kernels."""
+        """Compiles (or finds) and loads kernels, and their routines."""
         library = cls(target)
         for code in codes:
-            if code.key not in library._loaded:
-                library._texts[code.key] = code.module_text
-                library._load(code.key, object_bytes(code, target))
+            for part in code.with_routines():
+                if part.key not in library._loaded:
+                    library._texts[part.key] = part.module_text
+                    library._load(part.key, object_bytes(part, target))
         return library
 
-    def _load(self, key: str, data: bytes) -> None:
+    def _load(self, key: str, data: bytes) -> bool:
+        """Loads an object; False if that of a routine which it calls is not cached."""
         name = object_key(key, self.target)
         with _lock:
             loaded = _loaded.get(name)
             if loaded is None:
-                loaded = _loaded[name] = _Loaded(data)
+                routines = {}
+                for symbol in undefined_symbols(data):
+                    if not symbol.startswith(ROUTINE):
+                        continue
+                    if symbol not in self._loaded:
+                        found = _find(object_key(symbol, self.target))
+                        if found is None or not self._load(symbol, found):
+                            return False
+                    routines[symbol] = self._loaded[symbol]
+                with spent("load"):
+                    loaded = _loaded[name] = _Loaded(data, routines)
         self._loaded[key] = loaded
+        return True
 
     def address(self, key: str, symbol: str) -> int:
         """The address of a kernel function."""
@@ -219,9 +300,8 @@ def load_objects(keys: Iterable[str], target: Target) -> Library | None:
     library = Library(target)
     for key in dict.fromkeys(keys):
         data = _find(object_key(key, target))
-        if data is None:
+        if data is None or not library._load(key, data):
             return None
-        library._load(key, data)
     return library
 
 

@@ -141,7 +141,7 @@ def pack(source: Source, panels: ir.Value, width: int, count: Int, depth: Int, s
 
     pieces = _copied_pieces(source, width)
     block = _block_along_k(source)
-    if pieces or (source.access is not None and block == 1):
+    if pieces or takes_single_elements(source, width):
         # A few rows of k at a time, so that each is read in one long run over the panels.
         with code.loop(0, depth, _ROWS) as k:
             stop = code.min(code.add(k, _ROWS), depth)
@@ -184,6 +184,12 @@ def _copied_pieces(source: Source, width: int) -> list[int]:
         return in_powers(width, source.max_vector)
     along = math.gcd(source.vector_along(1, source.max_vector), width)
     return [along] * (width // along) if along > 1 else []
+
+
+def takes_single_elements(source: Source, width: int) -> bool:
+    """Whether neighbours in memory are neighbours along neither x nor k."""
+    along_none = _block_along_k(source) == 1 and not _copied_pieces(source, width)
+    return source.access is not None and along_none
 
 
 def _block_along_k(source: Source) -> int:

@@ -30,8 +30,9 @@ from jitgrad.compiler.codegen.emit import Ops, constant
 from jitgrad.compiler.codegen.epilogue import Epilogue
 from jitgrad.compiler.codegen.frame import Frame, link
 from jitgrad.compiler.codegen.kernelcode import Generated
-from jitgrad.compiler.codegen.microkernel import Tile, candidates, emit_micro, multiply_add
+from jitgrad.compiler.codegen.microkernel import Tile, candidates, multiply_add
 from jitgrad.compiler.codegen.packing import Source, in_powers, pack
+from jitgrad.compiler.codegen.routines import Uses, micro_routine
 from jitgrad.compiler.codegen.target import Target
 from jitgrad.compiler.codegen.values import Reader, emit
 from jitgrad.compiler.loops import Array, ContractionKernel
@@ -108,6 +109,7 @@ class _Generator:
         self.element = storage_type(F32)
         self.module = ir.Module("winograd")
         self.module.triple = target.triple
+        self.uses = Uses(self.module)
         # From a point to the next; a line more than a round number, so that what is written side by
         # side does not meet in one set of a cache.
         self.filter_step = self.panels * self.C * self.tile.mr + _LINE
@@ -127,7 +129,7 @@ class _Generator:
             (filter_frame, "filter", self.panels * self.C, _FILTER_GRAIN),
             (blocks_frame, "blocks", total, 1),
         ]
-        return link(self.module, self.target, frames, [self.filters])
+        return link(self.module, self.target, frames, [self.filters], self.uses.codes)
 
     # -- launch: filter ------------------------------------------------------------------------
     def _filter(self, frame: Frame) -> None:
@@ -162,7 +164,7 @@ class _Generator:
     # -- launch: blocks ------------------------------------------------------------------------
     def _blocks(self, frame: Frame) -> None:
         code, tile = frame.code, self.tile
-        micro = emit_micro(self.module, "micro", tile, F32, self.ops)
+        micro = self.uses(micro_routine(tile, F32, self.target))
         inputs = frame.scratch(self.element, POINTS * self.input_step)
         products = frame.scratch(self.element, POINTS * self.product_step)
         side = frame.scratch(self.element, POINTS * self.side_step)  # one channel, before and after
