@@ -130,7 +130,7 @@ def _compile(graph: Graph, options: Options) -> Compiled:
         run.start = workers.start
         stages = to_stages(graph, options, target, run)
         with run.step("llvm"):
-            workers.finish()
+            workers.finish(lambda made: run.progress.each(made, "machine code of kernel"))
         with run.step("load"):
             codes = [g for g in stages.all_generated() if g.key not in WITHOUT_CODE]
             library = Library.build(codes, target)

@@ -233,7 +233,7 @@ class _Loaded:
             builder.export_symbol(symbol)
         for symbol, loaded in routines.items():
             builder.import_symbol(symbol, loaded.tracker[symbol])
-        self.tracker = builder.link(_jit(os.getpid()), f"jitgrad{next(_names)}")
+        self.tracker: Any = builder.link(_jit(os.getpid()), f"jitgrad{next(_names)}")
 
 
 @lru_cache(maxsize=1)

@@ -1,5 +1,5 @@
-"""Packing as a routine: the code of `packing.pack` for operands that are loads, shared by all of the
-same `Form`. Where an operand lies, its strides and its tables of offsets are arguments.
+"""Packing as a routine: the code of `packing.pack` for operands that are loads, one for each Form.
+Where an operand lies, its strides and its tables of offsets are arguments.
 
     void pack(ptr memory, i64 x, i64 k, ptr panels, i64 count, i64 depth, i64 stride)
 

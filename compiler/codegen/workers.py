@@ -7,7 +7,8 @@ would wait for Python's lock; making an object is one long call that holds no lo
 from __future__ import annotations
 
 import os
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any
 
@@ -23,6 +24,9 @@ from jitgrad.compiler.codegen.spent import in_this_context
 from jitgrad.compiler.codegen.target import Target
 from jitgrad.runtime.knobs import knobs
 
+_Made = tuple[Generated, Callable[[], bytes]]
+"""A kernel, and what waits for its object."""
+
 
 class Workers:
     """Compiles what it is given to `start`, and is done after `finish`. A context manager."""
@@ -32,7 +36,7 @@ class Workers:
         self._seen: set[str] = set()
         self._first: tuple[Generated, Any] | None = None  # alone, it is not worth a thread
         self._pool: ThreadPoolExecutor | None = None
-        self._waiting: list[tuple[Generated, Future[bytes]]] = []
+        self._waiting: list[_Made] = []
 
     def start(self, code: Generated) -> None:
         """Begins to compile a kernel and its routines, unless there are objects of them."""
@@ -51,14 +55,18 @@ class Workers:
                 self._submit(*first)
             self._submit(part, module)
 
-    def finish(self) -> None:
-        """Waits until all objects are made. Raises CompileError as `compile_object` does."""
+    def finish(self, each: Callable[[Sequence[_Made]], Iterable[_Made]] = iter) -> None:
+        """Waits until all objects are made. Raises CompileError as `compile_object` does.
+
+        each: passes on what is waited for, one after the other.
+        """
         if self._first is not None:
             part, module = self._first
-            self._keep(part, emit_object(module, self.target))
+            self._waiting.append((part, lambda: emit_object(module, self.target)))
             self._first = None
-        for part, made in self._waiting:
-            self._keep(part, made.result())
+        for part, made in each(self._waiting):
+            data = checked(made(), self.target, part.may_call)
+            keep_object(part, self.target, data)
         self._waiting = []
 
     def __enter__(self) -> Workers:
@@ -77,10 +85,7 @@ class Workers:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(_count(), thread_name_prefix="jitgrad-llvm")
         call = in_this_context(emit_object)
-        self._waiting.append((part, self._pool.submit(call, module, self.target)))
-
-    def _keep(self, part: Generated, data: bytes) -> None:
-        keep_object(part, self.target, checked(data, self.target, part.may_call))
+        self._waiting.append((part, self._pool.submit(call, module, self.target).result))
 
 
 def _count() -> int:
