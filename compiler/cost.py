@@ -16,6 +16,7 @@ from jitgrad.compiler.loops import (
     Expr,
     Reduction,
     Scatter,
+    Sort,
     postorder,
 )
 from jitgrad.compiler.symbolic import hint, prod
@@ -49,6 +50,8 @@ def points(array: Array) -> int:
         return n * hint(prod(d.k))
     if isinstance(d, Scatter):
         return n + hint(prod(d.extents))
+    if isinstance(d, Sort):
+        return n // max(1, hint(array.shape[d.along])) * hint(d.extent)
     return n
 
 

@@ -422,11 +422,13 @@ class Scatter:
 
 @dataclass(frozen=True, eq=False)
 class Sort:
-    """Stable sort along output axis `along` of body. Two outputs (values, int64 indices): `part`
-    says which one this array is; the other shares the same `key` object. NaN sorts last
-    (ascending) or first (descending)."""
+    """The first elements of a stable sort along output axis `along` of body, whose extent there is
+    `extent`; as many as the output is long. Two outputs (values, int64 indices): `part` says which
+    one this array is; the other shares the same `key` object. NaN sorts last (ascending) or first
+    (descending)."""
 
     along: int
+    extent: Dim
     body: Expr
     descending: bool
     part: int
@@ -525,11 +527,16 @@ class Builder:
         return self._array(shape, base.dtype, define)
 
     def sort(
-        self, shape: Sequence[Dim], along: int, body: Expr, descending: bool
-    ) -> tuple[Array, Array]:
-        key = object()
-        values = self._array(shape, body.dtype, Sort(along, body, descending, 0, key))
-        indices = self._array(shape, dtypes.int64, Sort(along, body, descending, 1, key))
+        self, shape: Sequence[Dim], along: int, body: Expr, descending: bool,
+        count: Dim | None = None,
+    ) -> tuple[Array, Array]:  # fmt: skip
+        """shape: of body. count: of the first elements that are wanted (None: all)."""
+        key, extent = object(), shape[along]
+        shape = [count if k == along and count is not None else d for k, d in enumerate(shape)]
+        values, indices = (
+            self._array(shape, dtype, Sort(along, extent, body, descending, part, key))
+            for part, dtype in enumerate((body.dtype, dtypes.int64))
+        )
         return values, indices
 
     def call(

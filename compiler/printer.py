@@ -108,7 +108,7 @@ def _definition(a: Array, texts: list[str]) -> str:
     if isinstance(d, Call):
         return f"call {d.node.op.name}({', '.join(texts)}), output {d.part}"
     assert isinstance(d, Sort)
-    return f"sort along {d.along} of {texts[0]}, output {d.part}"
+    return f"sort {d.extent} along {d.along} of {texts[0]}, output {d.part}"
 
 
 def kernel_text(kernel: Kernel) -> str:

@@ -226,7 +226,8 @@ def _special(m: Machine, a: Array) -> np.ndarray:
         found = d.node.op.reference(*(m.memory[e.attr] for e in d.operands), **d.node.attr)
         return np.asarray(found[d.part] if isinstance(found, tuple) else found)
     assert isinstance(d, (Sort, Reduction)) and isinstance(d, Sort)
-    v = np.broadcast_to(m.evaluate(d.body, g), shape)
+    whole = [*shape[: d.along], int(d.extent), *shape[d.along + 1 :]]
+    v = np.broadcast_to(m.evaluate(d.body, grid(whole)), whole)
     if v.dtype.kind == "V":  # NumPy does not know where a bfloat16 NaN sorts
         v = v.astype(np.float32)
     if d.descending:
@@ -236,6 +237,7 @@ def _special(m: Machine, a: Array) -> np.ndarray:
         order = n - 1 - order
     else:
         order = np.argsort(v, axis=d.along, kind="stable")
+    order = np.take(order, range(shape[d.along]), d.along)
     return np.take_along_axis(v, order, d.along) if d.part == 0 else order
 
 

@@ -195,8 +195,11 @@ class Interpreter:
         return out
 
     def sort(self, d: Sort, shape: tuple[int, ...]) -> np.ndarray:
+        wanted = shape[d.along]
+        (extent,) = self.shape((d.extent,))
+        shape = (*shape[: d.along], extent, *shape[d.along + 1 :])
         body = np.moveaxis(self.grid(d.body, shape), d.along, -1)
-        out = np.empty(body.shape, body.dtype if d.part == 0 else np.int64)
+        out = np.empty((*body.shape[:-1], wanted), body.dtype if d.part == 0 else np.int64)
         for row in np.ndindex(*body.shape[:-1]):
             keys = [float(v) if body.dtype.kind not in "iub" else int(v) for v in body[row]]
 
@@ -205,7 +208,7 @@ class Interpreter:
                 return (not nan, -keys[i]) if d.descending else (nan, keys[i])
 
             order = sorted(range(len(keys)), key=lambda i: (key(i)[0], 0 if keys[i] != keys[i]
-                                                            else key(i)[1]))  # fmt: skip
+                                                            else key(i)[1]))[:wanted]  # fmt: skip
             out[row] = body[row][order] if d.part == 0 else order
         return np.moveaxis(out, -1, d.along)
 

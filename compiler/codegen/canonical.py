@@ -153,6 +153,7 @@ class _Form:
             self._dims(d.extents)
         elif isinstance(d, Sort):
             self.words += [d.along, d.descending, d.part]
+            self._dims((d.extent,))
         self.words += [self._root(e) for e in definition_exprs(array)]
 
     def _dims(self, dims: tuple[Any, ...]) -> None:

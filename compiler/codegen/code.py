@@ -35,6 +35,11 @@ def storage_type(dtype: DType) -> ir.Type:
     return _STORAGE[dtype.name]
 
 
+def i64(x: int) -> ir.Constant:
+    """A constant of 64 bits."""
+    return ir.Constant(I64, x)
+
+
 def vector_of(element: ir.Type, width: int) -> ir.Type:
     return element if width == 1 else ir.VectorType(element, width)
 

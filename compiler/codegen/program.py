@@ -223,3 +223,25 @@ def points_cost(program: Program) -> float:
         each = 0.1 * touched + 0.12 * step.cost() + 0.2
         total += each * max(1, hint(step.space.total))
     return max(total, 0.05)
+
+
+def bare_program(
+    outer: Space,
+    extents: dict[int, Dim],
+    stores: list[tuple[Array, Expr, Expr]],
+    kernel_dims: list[Dim],
+) -> Program:
+    """A program of one step whose body is emitted by hand."""
+    operands = Operands()
+    s = Simplifier(extents)
+    pairs = zip(outer.axes, outer.extents, strict=True)
+    wide = [(k, d) for k, d in pairs if not isinstance(d, int) or d != 1]
+    outer = Space([k for k, _ in wide], [d for _, d in wide])
+    flat = []
+    for array, offset, value in stores:
+        value = flatten_loads(value, operands, {}, s)
+        stand_in = operands.array(array)
+        flat.append(FlatStore(stand_in, flatten_loads(offset, operands, {}, s), value))
+    reads = [a for a in operands.list if isinstance(a, Array)]
+    dims = kernel_dims + [d for a in reads for d in (*a.shape, *(a.strides or ()))]
+    return Program(outer, [Step(Space([], []), flat, [])], {}, operands, named_dims(dims))

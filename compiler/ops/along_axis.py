@@ -95,6 +95,11 @@ class Gather(Along):
         self.check(x, index, axis, "input")
         return x.with_shape(index.shape)
 
+    def work(
+        self, types: Sequence[TensorType], outs: Sequence[TensorType], attrs: dict[str, Any]
+    ) -> Any:
+        return 8 * types[1].numel
+
     def reference(self, x: np.ndarray, index: np.ndarray, *, axis: int) -> np.ndarray:
         verify(self, in_dim(x.shape, axis), index)
         return np.asarray(x[along(index, axis)])

@@ -14,6 +14,7 @@ import numpy as np
 from jitgrad.compiler.loops import Array, Builder, load
 from jitgrad.compiler.ops import examples
 from jitgrad.compiler.ops.convert import cast_array, cast_expr
+from jitgrad.compiler.ops.placing import zeros_of
 from jitgrad.compiler.ops.record import (
     OnnxContext,
     Op,
@@ -23,7 +24,7 @@ from jitgrad.compiler.ops.record import (
     op,
     zeros_like,
 )
-from jitgrad.compiler.symbolic import Dim, Sym
+from jitgrad.compiler.symbolic import Dim, Sym, hint
 from jitgrad.compiler.types import TensorType
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import DType
@@ -33,6 +34,13 @@ class AlongAxis(Op):
     """Base: infer and batch of an op with an `axis`."""
 
     complex_too = False
+    effort = 8
+    """What one element costs NumPy, in additions (see Op.work)."""
+
+    def work(
+        self, types: Sequence[TensorType], outs: Sequence[TensorType], attrs: dict[str, Any]
+    ) -> Any:
+        return types[0].numel * self.effort
 
     def check_axis(self, x: TensorType, k: int) -> None:
         self.expect(0 <= k < x.ndim, f"expected axis in [0, {x.ndim}); got {k} for {x}", IndexError)
@@ -321,19 +329,28 @@ def _recurrence(a: Any, b: Any, k: int, direction: int) -> Any:
 
 
 class Sort(AlongAxis):
-    """sort(x; axis, descending) -> (values, int64 indices); stable. NaN counts as the largest."""
+    """sort(x; axis, descending, count) -> (values, int64 indices), the first `count` (None: all) of
+    a stable sort. NaN counts as the largest."""
 
     name = "sort"
     nout = 2
+    effort = 64
     saves = ("out1",)
 
     def infer(self, *types: TensorType, **attrs: Any) -> tuple[TensorType, TensorType]:
         (x,) = types
-        self.check_axis(x, attrs["axis"])
+        k, count = attrs["axis"], attrs.get("count")
+        self.check_axis(x, k)
+        if count is not None:
+            self.expect(
+                isinstance(count, int) and 0 <= count <= hint(x.shape[k]),
+                f"expected count in [0, {x.shape[k]}]; got {count} for {x}",
+            )
+            x = x.with_shape(tuple(count if i == k else d for i, d in enumerate(x.shape)))
         return x, x.with_dtype(dtypes.int64)
 
     def reference(
-        self, x: np.ndarray, axis: int, descending: bool = False
+        self, x: np.ndarray, axis: int, descending: bool = False, count: int | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
         keys = x.astype(np.float32) if is_half(dtypes.from_numpy(x.dtype)) else x
         if descending:  # ascending from the back, read backwards: equal elements keep their order
@@ -341,6 +358,8 @@ class Sort(AlongAxis):
             indices = x.shape[axis] - 1 - np.flip(back, axis)
         else:
             indices = np.argsort(keys, axis=axis, kind="stable")
+        if count is not None:
+            indices = np.moveaxis(np.moveaxis(indices, axis, 0)[:count], 0, axis)
         indices = np.ascontiguousarray(indices, np.int64)
         return np.take_along_axis(x, indices, axis), indices
 
@@ -348,7 +367,7 @@ class Sort(AlongAxis):
         (x,) = operands
         if g[0] is None:
             return (None,)
-        return (op.scatter_add(zeros_like(g[0]), out[1], g[0], axis=attrs["axis"]),)
+        return (op.scatter_add(zeros_of(g[0], x), out[1], g[0], axis=attrs["axis"]),)
 
     def jvp(self, tangents: tuple[Any, ...], out: Any, *operands: Any, **attrs: Any) -> Any:
         (t,) = tangents
@@ -357,11 +376,13 @@ class Sort(AlongAxis):
     def lower(self, b: Builder, *operands: Array, **attrs: Any) -> tuple[Array, Array]:
         (x,) = operands
         value = load(x, b.axes(x.ndim))
-        return b.sort(x.shape, attrs["axis"], value, attrs.get("descending", False))
+        descending, count = attrs.get("descending", False), attrs.get("count")
+        return b.sort(x.shape, attrs["axis"], value, descending, count)
 
     def onnx(self, ctx: OnnxContext, inputs: Sequence[str], **attrs: Any) -> Any:
         t = ctx.type(inputs[0])
-        count = ctx.shape((t.shape[attrs["axis"]],))
+        wanted = attrs.get("count")
+        count = ctx.shape((t.shape[attrs["axis"]] if wanted is None else wanted,))
         x, largest = inputs[0], int(attrs.get("descending", False))
         if t.dtype is dtypes.bool_:
             x = ctx.node("Cast", [x], to=ctx.onnx_dtype(dtypes.uint8))
@@ -377,6 +398,13 @@ class Sort(AlongAxis):
         for k in range(3):
             for descending in (False, True):
                 yield Sample((x,), {"axis": k, "descending": descending})
+            for count in (0, 1, 2):
+                yield Sample((x,), {"axis": k, "descending": False, "count": count}, "first")
+        many = examples.uniform((3, 70))
+        for descending in (False, True):
+            for first in (None, 5, 70):
+                attrs = {"axis": 1, "descending": descending, "count": first}
+                yield Sample((many,), attrs, "many")
         ties = np.array([[2, 1, 2, 1, 0, 2], [3, 3, 3, 1, 1, 0]])
         special = np.array([[np.nan, 1.0, -np.inf, np.nan, np.inf, -0.0, 0.0, 1.0]])
         ordered: list[Any] = [*examples.INTS, np.float64]
@@ -385,8 +413,11 @@ class Sort(AlongAxis):
             for dt in ordered:
                 attrs = {"axis": 1, "descending": descending}
                 yield Sample((ties.astype(dt),), attrs, f"ties {dt}", grad=False)
+                yield Sample((np.tile(ties, 9).astype(dt),), attrs, f"many ties {dt}", grad=False)
             for dt in floats:
                 yield Sample((special.astype(dt),), attrs, f"special {dt}", grad=False)
+                some = {**attrs, "count": 11}
+                yield Sample((np.tile(special, 7).astype(dt),), some, f"many {dt}", grad=False)
         yield Sample((ties > 1,), {"axis": 1, "descending": False}, "bool", grad=False)
         yield Sample((x[:, :0],), {"axis": 1, "descending": False}, "empty axis")
         yield Sample((examples.strided(x[0]),), {"axis": 0, "descending": True}, "strided")

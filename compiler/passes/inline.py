@@ -61,7 +61,10 @@ def axis_extents(array: Array) -> dict[int, Dim]:
         inner = d.extents
     elif isinstance(d, Contraction):
         inner = d.k
-    return dict(enumerate((*array.shape, *inner)))
+    extents = dict(enumerate((*array.shape, *inner)))
+    if isinstance(d, Sort):
+        extents[d.along] = d.extent
+    return extents
 
 
 def inline(program: Program) -> Bodies:

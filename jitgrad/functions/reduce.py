@@ -332,6 +332,12 @@ def msort(input: Tensor) -> Tensor:
     return sort(input, 0).values
 
 
+def sorted_first(x: Tensor, axis: int, descending: bool, count: int) -> Any:
+    """The first `count` (values, indices) of a sort along an axis."""
+    attrs = {"axis": axis, "descending": bool(descending), "count": int(count)}
+    return apply(OPS["sort"], (x,), attrs)
+
+
 def topk(input: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
     """The k largest (or smallest) elements along `dim`, in order, and their indices."""
     axis = one_axis("topk", input.ndim, dim)
@@ -341,10 +347,9 @@ def topk(input: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: boo
             f"[topk] selected index k out of range: expected k in [0, {size}] for {input._type}; "
             f"got {k}"
         )
-    values, indices = sort(input, axis, largest)
     if not input.ndim:
-        return TYPES["topk"](values, indices)
-    return TYPES["topk"](values.narrow(axis, 0, k), indices.narrow(axis, 0, k))
+        return TYPES["topk"](*sort(input, axis, largest))
+    return TYPES["topk"](*sorted_first(input, axis, largest, k))
 
 
 def vector_norm(

@@ -18,7 +18,7 @@ from jitgrad.compiler.ops.record import OPS
 from jitgrad.creation import arange, host_tensor, linspace
 from jitgrad.dispatch import apply
 from jitgrad.functions.args import expect_range, one_axis
-from jitgrad.functions.reduce import argmax, argsort, sort
+from jitgrad.functions.reduce import argmax, argsort, sort, sorted_first
 from jitgrad.functions.select import positions_of, scatter_add, searchsorted
 from jitgrad.promotion import cast, constant, floating
 from jitgrad.return_types import TYPES
@@ -35,9 +35,9 @@ def kthvalue(input: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Any
     size = input.shape[axis] if input.ndim else 1
     if not 1 <= k <= size:
         raise RuntimeError(f"[kthvalue] selected number k out of range for dimension {dim}: {k}")
-    values, indices = sort(input, axis)
     if not input.ndim:
-        return TYPES["kthvalue"](values, indices)
+        return TYPES["kthvalue"](*sort(input, axis))
+    values, indices = sorted_first(input, axis, False, k)
     at = indices.narrow(axis, k - 1, 1)
     return _dropped("kthvalue", values.narrow(axis, k - 1, 1), at, axis, keepdim)
 
@@ -81,15 +81,17 @@ def _median(name: str, input: Tensor, dim: int | None, keepdim: bool, skip: bool
 
 def _median_index(x: Tensor, axis: int, skip: bool) -> Tensor:
     """Where the lower median is along axis (kept): of all but NaN if `skip`, else the first NaN."""
-    order, size = argsort(x, axis), x.shape[axis]
+    half = (x.shape[axis] - 1) // 2
+    if skip and x.is_floating_point():
+        count = (~x.isnan()).sum(axis, True)
+        return argsort(x, axis).gather(axis, ((count - 1) // 2).clamp(min=0))
+    fixed = isinstance(half, int)  # else a count would fix the size
+    order = sorted_first(x, axis, False, half + 1)[1] if fixed else argsort(x, axis)
+    middle = order.narrow(axis, half, 1)
     if not x.is_floating_point():
-        return order.narrow(axis, (size - 1) // 2, 1)
+        return middle
     nan = x.isnan()
-    if skip:
-        count = (~nan).sum(axis, True)
-        return order.gather(axis, ((count - 1) // 2).clamp(min=0))
     first = argmax(nan.to(dtypes.int64), axis, True)
-    middle = order.narrow(axis, (size - 1) // 2, 1)
     return apply(OPS["where"], (nan.any(axis, True), first, middle), {})
 
 
