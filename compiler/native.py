@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from jitgrad.compiler.archive import archive
-from jitgrad.compiler.codegen import capi, features, levels, mapping, pool
+from jitgrad.compiler.codegen import capi, features, levels, mapping, pool, pyinit
 from jitgrad.compiler.codegen.cross import compile_for
 from jitgrad.compiler.codegen.interface import Size
 from jitgrad.compiler.codegen.target import Target, llvm_binding, targets_of
@@ -120,7 +120,7 @@ def write_native(
         raise ValueError(f"[native] expected name to be a C identifier; got {name!r}")
     header_path = path.with_suffix(".h")
     if weights is None:
-        built = _build(graph, state, symbol, output_names, targets, creator, path.suffix)
+        built = _build(graph, state, symbol, output_names, targets, creator, path)
         return _write(path, header_path, built, made, None)
     side = Path(weights)
     if side.suffix in (*_SUFFIXES, ".h", ".py", ".js") or side.is_dir():
@@ -137,9 +137,7 @@ def write_native(
             raise _unwritable(side, error) from None
 
     try:
-        built = _build(
-            graph, state, symbol, output_names, targets, creator, path.suffix, side.name, store
-        )
+        built = _build(graph, state, symbol, output_names, targets, creator, path, side.name, store)
         os.replace(temporary, side)
     finally:
         temporary.unlink(missing_ok=True)
@@ -206,7 +204,7 @@ def build_object(
     one processor family, the lowest first: the object holds code for each, and chooses when it
     runs."""
     targets = [target] if isinstance(target, Target) else list(target)
-    built = _build(graph, state, name, output_names, targets, creator, ".o")
+    built = _build(graph, state, name, output_names, targets, creator, Path("m.o"))
     return built.code, built.model
 
 
@@ -217,12 +215,13 @@ def _build(
     output_names: Sequence[str],
     targets: list[Target],
     creator: str,
-    suffix: str,
+    path: Path,
     weights_file: str = "",
     store: Callable[[Packed], bytes] | None = None,
 ) -> _Built:
     """store: writes the weights to `weights_file` and gives the digest; None: they go into the
-    object. suffix: of the file that the object is for, as to how such a file is mapped."""
+    object. path: the file that the object is for: what maps a file of weights, and what Python runs
+    to import the library, depend on it."""
     _check_graph(graph)
     if graph.env.hints:
         graph = with_limits(graph)
@@ -259,14 +258,17 @@ def _build(
         modules.insert(0, str(levels.emit_choice(model, len(targets), lowest)))
     keep = {*capi.public_symbols(model, lowest.is_wasm), fmt.DESCRIPTOR}
     may_call, apart = _provided(lowest), b""
-    if digest and suffix != ".o" and not lowest.is_wasm:
+    if digest and path.suffix != ".o" and not lowest.is_wasm:
         mapper, symbol = str(mapping.emit_mapping(model, lowest)), mapping.symbol(model)
-        if suffix == ".a":
+        if path.suffix == ".a":
             known = mapping.SYMBOLS | {f"jg_{name}_create_with"}
             apart = compile_for(_joined([mapper], {symbol}), lowest, known)
         else:
             modules.append(mapper)
             keep, may_call = keep | {symbol}, may_call | mapping.SYMBOLS
+    if path.suffix == ".so" and _identifier(path.stem) == path.stem:
+        modules.append(str(pyinit.emit_pyinit(model, lowest, path.stem)))
+        keep, may_call = keep | {pyinit.symbol(path.stem)}, may_call | pyinit.SYMBOLS
     code = compile_for(_joined(modules, keep), lowest, may_call)
     if content and lowest.is_elf:
         code = fill_section(code, capi.WEIGHTS_SECTION, content)

@@ -12,15 +12,11 @@ from jitgrad.runtime import artifact_format as fmt
 _TEMPLATE = '''\
 """@VERSION@
 
-    from importlib import util
-    spec = util.spec_from_file_location("@MODULE@", "path/to/@MODULE@.py")
-    @MODULE@ = util.module_from_spec(spec)
-    spec.loader.exec_module(@MODULE@)
+    import @MODULE@
     model = @MODULE@.load()          # @LIBRARY@, in this file's folder
     y = model(x)                     # NumPy arrays in and out; a tuple of several results
 
-Needs Python and NumPy only. (In the library's own folder `import @MODULE@` would take the library
-for an extension module; from another folder it works, with load("path/to/@LIBRARY@").)
+Needs Python and NumPy only.
 """
 
 import ctypes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -22,20 +23,18 @@ import sys, importlib.abc
 class OnlyNumPy(importlib.abc.MetaPathFinder):  # as if nothing else were installed
     def find_spec(self, name, path=None, target=None):
         top = name.split(".")[0]
-        if top not in sys.stdlib_module_names and top != "numpy":
+        if top not in sys.stdlib_module_names and top not in ("numpy", "libm", "package"):
             raise ImportError(f"{name} is not installed")
 
 sys.meta_path.insert(0, OnlyNumPy())
 import numpy as np
-from importlib import util
-spec = util.spec_from_file_location("libm", FOLDER + "/libm.py")
-libm = util.module_from_spec(spec)
-spec.loader.exec_module(libm)
+import libm
 """
 
 
 def bare(folder: Path, body: str) -> str:
-    code = BARE.replace("FOLDER", repr(str(folder))) + textwrap.dedent(body)
+    """What a program that begins with `import libm` prints, in the library's folder."""
+    code = BARE + textwrap.dedent(body)
     command = [sys.executable, "-W", "error", "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
     assert done.returncode == 0, done.stderr
@@ -97,3 +96,48 @@ def test_state(tmp_path):
         assert model(one)[0] == 8
         assert libm.load()(one)[0] == 1
     """)  # fmt: skip
+
+
+def test_the_import_of_a_library_runs_the_module_beside_it(tmp_path):
+    """Python finds libm.so before libm.py."""
+    exported = jg.export(lambda x: x * 2, jg.rand(3))
+    exported.native(tmp_path / "libm.so")
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("")
+    exported.native(tmp_path / "package" / "libm.so")
+    said = bare(tmp_path, """
+        import importlib, os
+        import package.libm
+        one = np.ones(3, np.float32)
+        assert (libm.load()(one) == 2).all() and (package.libm.load()(one) == 2).all()
+        assert libm.__name__ == "libm" and package.libm.__name__ == "package.libm"
+        assert importlib.reload(libm).INPUTS == [("x", "float32", [3])]
+        os.remove("libm.py")
+        del sys.modules["libm"]
+        try:
+            import libm
+        except ImportError as error:
+            print(error)
+    """)  # fmt: skip
+    assert "libm.so is a compiled model, and its Python module" in said and "copy or export" in said
+
+
+def test_a_process_without_python_loads_the_library(tmp_path):
+    """Symbols of Python are weak."""
+    jg.export(lambda x: x * 2, jg.rand(3)).native(tmp_path / "libm.so")
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler")
+    (tmp_path / "main.c").write_text("""
+        #include "libm.h"
+        extern void *PyInit_libm(void);
+        int main(void) {
+            jg_m *model = jg_m_create(1);
+            float x[3] = {1, 2, 3}, y[3];
+            int bad = !model || jg_m_call(model, x, y) || y[2] != 6 || PyInit_libm();
+            jg_m_destroy(model);
+            return bad;
+        }
+    """)
+    command = ["cc", "-Wall", "-Werror", "main.c", "libm.so", "-Wl,-rpath,$ORIGIN", "-o", "main"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    assert subprocess.run([tmp_path / "main"]).returncode == 0
