@@ -181,6 +181,18 @@ def compile_cuda(
             return CudaCompiled(graph, stages, sites_of(graph), report, target, device)
 
 
+def cuda_stages(graph: Graph, options: Options, target: CudaTarget) -> Stages:
+    """All levels of a graph for a GPU, without one: nothing is compiled further or loaded. Raises
+    CompileError as `compile_cuda` does."""
+    with graph.env.deciding_by_form():
+        for p in GRAPH_PASSES:
+            graph = p(graph)
+        stages = to_stages(graph, options, target, _Runner(Report()))
+    for kernel in stages.kernels:
+        _expect_gpu_kernel(kernel, stages)
+    return stages
+
+
 def _expect_gpu_kernel(kernel: Kernel, stages: Stages) -> None:
     """Raises CompileError for a kernel that only the CPU runs: a call of a record's reference, or
     control flow."""

@@ -6,9 +6,10 @@ tensors, slots and generators is put back), and the object that `jit(f).lower(..
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from jitgrad.compiler.codegen.cuda.target import gpu_target
 from jitgrad.compiler.graph_cache import find_compiled
 from jitgrad.compiler.ir import Graph
 from jitgrad.compiler.printer import kernel_text, plan_text
@@ -197,8 +198,65 @@ class Lowered:
         texts = dict.fromkeys(g.module_text for g in self.stages.generated.values())
         return "\n".join(texts)
 
-    def explain(self) -> str:
-        """What was recorded, and what the compiler makes of it."""
+    def _cuda(self, arch: str) -> Iterator[tuple[str, str, Any]]:
+        """(source of its module, symbol, Shape) of each distinct GPU kernel, backward ones too."""
+        from jitgrad.compiler.pipeline import cuda_stages
+
+        target = gpu_target(arch)
+        graphs = [(self.graph, self.options)]
+        if self.trace.pair is not None:
+            graphs.append((self.trace.pair.backward, pair_options(self.trace)))
+        seen: set[str] = set()
+        for graph, options in graphs:
+            for code in cuda_stages(graph, options, target).all_generated():
+                for symbol, shape in code.shapes.items():
+                    if symbol not in seen:
+                        seen.add(symbol)
+                        yield code.module_text, symbol, shape
+
+    def cuda(self, arch: str = "sm_80") -> str:
+        """The Python source of each distinct GPU kernel, as Numba CUDA compiles it; no GPU needed.
+
+        Raises CompileError where an op has no GPU kernel.
+        """
+        from jitgrad.compiler.codegen.cuda.load import python_source
+
+        return python_source("\n\n".join(dict.fromkeys(text for text, _, _ in self._cuda(arch))))
+
+    def ptx(self, arch: str = "sm_80") -> str:
+        """The PTX of each distinct GPU kernel, a module each; no GPU needed.
+
+        Raises CompileError where an op has no GPU kernel, or numba-cuda or NVVM is not installed.
+        """
+        from jitgrad.compiler.codegen.cuda.load import to_ptx
+
+        target = gpu_target(arch)
+        return "\n".join(to_ptx(*kernel, target)[0] for kernel in self._cuda(arch))
+
+    def resources(self, arch: str = "sm_80") -> list[Any]:
+        """What each distinct GPU kernel takes: registers, shared memory, spills, occupancy.
+
+        Raises CompileError as `ptx` does, and where ptxas is not installed.
+        """
+        return [r for r, _ in self._resources(arch)]
+
+    def _resources(self, arch: str) -> list[tuple[Any, Any]]:
+        from jitgrad.compiler.codegen.cuda.load import to_ptx
+        from jitgrad.compiler.codegen.cuda.resources import assemble
+
+        target = gpu_target(arch)
+        found = []
+        for text, symbol, shape in self._cuda(arch):
+            ptx, entry = to_ptx(text, symbol, shape, target)
+            found.append((assemble(ptx, entry, shape, arch), shape))
+        return found
+
+    def explain(self, arch: str | None = None) -> str:
+        """What was recorded, and what the compiler makes of it.
+
+        arch: a GPU's architecture, "sm_90", say: adds a table of what its kernels take
+        (`resources`) and how many of their loads and stores are coalesced.
+        """
         plan = self.stages.plan
         lines = [
             f"{self.function.name}: {len(self.graph.nodes)} nodes, "
@@ -207,6 +265,10 @@ class Lowered:
         ]
         if self.trace.pair is not None:
             lines.append(f"keeps {self.trace.pair.kept_bytes} bytes for backward")
+        if arch is not None:
+            from jitgrad.compiler.codegen.cuda.resources import table
+
+            lines.append(table(self._resources(arch)))
         return "\n".join([*lines, str(self)])
 
     def compile(self) -> Callable[..., Any]:

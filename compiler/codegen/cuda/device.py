@@ -19,7 +19,7 @@ inf, nan = float("inf"), float("nan")
 NO_INDEX = np.int64(2**63 - 1)
 _ALL = 0xFFFFFFFF
 
-device = cuda.jit(device=True)
+device = cuda.jit(device=True, forceinline=True)
 
 
 # -- halves ----------------------------------------------------------------------------------------

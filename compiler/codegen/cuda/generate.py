@@ -32,7 +32,7 @@ from jitgrad.compiler.loops import (
 from jitgrad.compiler.symbolic import Dim
 from jitgrad.runtime.errors import InternalError
 
-VERSION = 1
+VERSION = 2
 
 Part = tuple[KernelWriter, Dim, int]
 
@@ -47,6 +47,8 @@ class Shape:
         sites: whether the cell for faults is its last argument.
         threads: of a block. max_blocks: of a launch.
         shared: bytes of shared memory.
+        strides: for each load and store of a loop kernel, how far apart in elements neighbouring
+            threads are; None where that is not one number.
     """
 
     kinds: tuple[str, ...]
@@ -54,6 +56,7 @@ class Shape:
     threads: int
     max_blocks: int
     shared: int
+    strides: tuple[int | None, ...] = ()
 
 
 def version_key(target: CudaTarget) -> str:
@@ -105,7 +108,12 @@ def _assemble(parts: Sequence[Part]) -> Generated:
         kinds = tuple(kind for _, kind in w.parameters())
         sites = w.has_sites
         shapes[symbol] = Shape(
-            kinds[: len(kinds) - sites], sites, w.threads, w.max_blocks, w.shared_bytes
+            kinds[: len(kinds) - sites],
+            sites,
+            w.threads,
+            w.max_blocks,
+            w.shared_bytes,
+            tuple(w.strides),
         )
         workspace += [a for a in w.workspace if a not in workspace]
     return Generated(key, text, launches, workspace, 0, frozenset(), shapes)

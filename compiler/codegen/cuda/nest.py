@@ -34,7 +34,7 @@ _LEAST_ROW = 32  # a shorter row is one thread's
 def emit(program: Program, symbol: str, target: CudaTarget) -> tuple[KernelWriter, Dim, int]:
     """The kernel, the number of its outer points, and how many of them a block does at once."""
     nest = _Nest(program, symbol, target)
-    if nest.by_blocks():
+    if nest.blocks:
         nest.emit_blocks()
         return nest.writer, program.outer.total, 1
     nest.emit_threads()
@@ -45,6 +45,7 @@ class _Nest:
     def __init__(self, program: Program, symbol: str, target: CudaTarget) -> None:
         self.program, self.target = program, target
         self.writer = KernelWriter(symbol, program.operands, program.dims, target)
+        self.blocks = self.by_blocks()
 
     # -- choice ----------------------------------------------------------------------------------
     def by_blocks(self) -> bool:
@@ -116,6 +117,7 @@ class _Nest:
     ) -> None:
         """One point of a stage: every value, then reductions and stores."""
         w = self.writer
+        self._note(step)
         roots = [r.value for r in step.reduces] + [s.value for s in step.stores]
         values = scope.values(roots)
         reduced = values[: len(accs)]
@@ -126,6 +128,16 @@ class _Nest:
             a.add(w, state, [value, "m"] if a.is_arg else [value])
         for s, value in zip(step.stores, stored, strict=True):
             scope.store(s.array, s.offset, value)
+
+    def _note(self, step: Step) -> None:
+        """Notes how far apart neighbouring threads' elements are."""
+        space = step.space if self.blocks and step.space.axes else self.program.outer
+        if not space.axes:
+            return
+        thread, s, own = axis(space.axes[-1]), Simplifier({}), self.program.operands.number
+        places = [x.args[0] for x in loops.loads(step.roots()) if x.attr in own]
+        places += [x.offset for x in step.stores if x.array in own]
+        self.writer.strides += [constant_of(coefficient(s.poly(e), thread)) for e in places]
 
     def _stores(self, scope: Scope, step: Step) -> None:
         self._take(scope, step, [], [])

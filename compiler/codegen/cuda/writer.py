@@ -30,6 +30,7 @@ class KernelWriter:
         operands: what its launch must pass, numbered by first appearance.
         threads: of a block. max_blocks: the most blocks of a launch.
         workspace: arrays among the operands that the memory plan must provide.
+        strides: of each load and store, how far apart neighbouring threads' elements are.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class KernelWriter:
         self.symbol, self.operands, self.dims, self.target = symbol, operands, dims, target
         self.threads = target.threads
         self.workspace: list[Array] = []
+        self.strides: list[int | None] = []
         self.max_blocks = target.max_blocks
         self.lines: list[str] = []
         self.shared_bytes = 0

@@ -1,0 +1,112 @@
+"""GPU code without a GPU: source, PTX and what ptxas says of it. Needs the CUDA wheels, else skips
+all but the source and the arithmetic of occupancy."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import numpy as np
+import pytest
+
+import jitgrad as jg
+from jitgrad.compiler.codegen.cuda import resources
+from jitgrad.compiler.codegen.cuda.generate import Shape
+from jitgrad.runtime.errors import CompileError
+from jitgrad.runtime.knobs import knob
+
+
+def _has_nvvm() -> bool:
+    if importlib.util.find_spec("numba_cuda") is None:
+        return False
+    return resources.find_ptxas() is not None and importlib.util.find_spec("nvidia") is not None
+
+
+wheels = pytest.mark.skipif(not _has_nvvm(), reason="needs numba-cuda, NVVM and ptxas")
+
+
+@jg.jit(fallback="error")
+def layer(x: jg.Tensor, w: jg.Tensor) -> jg.Tensor:
+    return jg.softmax(jg.relu(x @ w), -1).sum(0)
+
+
+SPECS = [jg.TensorSpec((64, 48)), jg.TensorSpec((48, 300))]
+
+
+def test_the_source_is_python_with_a_kernel_for_each_function() -> None:
+    text = layer.lower(*SPECS).cuda()
+    compile(text, "kernels.py", "exec")
+    assert text.count("@cuda.jit\ndef ") == text.count("def ") >= 3
+    assert "libdevice.fmaf(" in text and "warps_max(" in text
+
+
+def test_backward_kernels_are_there_too() -> None:
+    x, w = (jg.TensorSpec(s.shape, requires_grad=True) for s in SPECS)
+    assert layer.lower(x, w).cuda().count("def ") > layer.lower(*SPECS).cuda().count("def ")
+
+
+@pytest.mark.parametrize("arch", ["sm_9", "sm_60", "gfx90a", "90"])
+def test_an_unknown_architecture_is_an_error(arch: str) -> None:
+    with pytest.raises(CompileError, match="expected an architecture from sm_75 on"):
+        layer.lower(*SPECS).ptx(arch)
+
+
+def test_an_op_that_only_the_cpu_runs_is_an_error_that_names_it() -> None:
+    f = jg.jit(lambda x: jg.linalg.inv(x) + 1)
+    with pytest.raises(CompileError, match=r"(?s)runs on the CPU only \(at .*test_cuda_ptx.py"):
+        f.lower(jg.TensorSpec((3, 3))).ptx()
+
+
+@wheels
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_ptx_and_its_resources(arch: str) -> None:
+    with knob(cache=False):
+        lowered = layer.lower(*SPECS)
+        text = lowered.ptx(arch)
+    assert f".target {arch}" in text and text.count(".visible .entry") >= 3
+    rows = lowered.resources(arch)
+    assert len(rows) == text.count(".visible .entry")
+    for r in rows:
+        assert r.spills == r.stack == 0 and 0 < r.registers <= 255 and 0 < r.occupancy <= 1
+    assert "coalesced" in lowered.explain(arch) and "100%" in lowered.explain(arch)
+
+
+@wheels
+def test_sums_and_products_are_not_contracted() -> None:
+    """fma would make the bits depend on what is fused; only contractions ask for it."""
+    f = jg.jit(lambda x, y: (x * y + x) * y + y)
+    text = f.lower(*[jg.TensorSpec((1000,))] * 2).ptx()
+    assert "fma.rn" not in text
+    assert text.count("mul.rn.f32") == text.count("add.rn.f32") >= 2
+
+
+@wheels
+def test_every_dtype_compiles() -> None:
+    def f(x: jg.Tensor) -> tuple[jg.Tensor, ...]:
+        return x.amax(-1), x.argmax(-1), x.sum(-1), x.cumsum(-1), x.sort(-1)[1], (x != 0).any(-1)
+
+    for dtype in (jg.float16, jg.bfloat16, jg.float64, jg.uint8, jg.int16, jg.int32, jg.int64):
+        rows = jg.jit(f).lower(jg.TensorSpec((4, 700), dtype)).resources("sm_90")
+        assert rows and not sum(r.spills for r in rows), dtype
+
+
+REPORT = """ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function 'k' for 'sm_90'
+ptxas info    : Function properties for k
+    16 bytes stack frame, 8 bytes spill stores, 12 bytes spill loads
+ptxas info    : Used 40 registers, used 1 barriers, 2048 bytes smem, 16 bytes cmem[0]
+"""
+
+
+def test_the_report_of_ptxas_is_read() -> None:
+    shape = Shape(("*float32",), False, 256, 65535, 2048)
+    r = resources.read_report(REPORT, "k", shape, "sm_90")
+    assert (r.registers, r.shared, r.spills, r.stack) == (40, 2048, 20, 16)
+    assert r.occupancy == 6 * 256 / 2048  # 65536 registers hold 51 warps of 40
+
+
+@pytest.mark.parametrize(
+    ("threads", "registers", "shared", "want"),
+    [(256, 32, 0, 1.0), (256, 64, 0, 0.5), (32, 16, 0, 0.5), (1024, 32, 200 << 10, 0.5)],
+)
+def test_occupancy(threads: int, registers: int, shared: int, want: float) -> None:
+    np.testing.assert_allclose(resources.occupancy("sm_90", threads, registers, shared), want)
