@@ -51,21 +51,28 @@ class Value:
 class Node:
     """An op applied to values. `attrs` are static, hashable, sorted by name.
 
-    `line` is the user's source line ("file.py:12") that recorded it.
+    `line` is the user's source line ("file.py:12") that recorded it. types: of its outputs, where
+    they were inferred already.
     """
 
     __slots__ = ("attrs", "inputs", "line", "op", "outputs")
 
     def __init__(
-        self, op: Op, inputs: Sequence[Value], attrs: dict[str, Any] | Attrs, line: str = ""
+        self,
+        op: Op,
+        inputs: Sequence[Value],
+        attrs: dict[str, Any] | Attrs,
+        line: str = "",
+        types: Sequence[TensorType] | None = None,
     ) -> None:
         self.op = op
         self.inputs = tuple(inputs)
         self.attrs: Attrs = tuple(sorted(dict(attrs).items()))
         self.line = line
-        types = op.infer(*(v.type for v in inputs), **dict(self.attrs))
-        many = types if isinstance(types, tuple) else (types,)
-        self.outputs = tuple(Value(t, self, i, line) for i, t in enumerate(many))
+        if types is None:
+            found = op.infer(*(v.type for v in inputs), **dict(self.attrs))
+            types = found if isinstance(found, tuple) else (found,)
+        self.outputs = tuple(Value(t, self, i, line) for i, t in enumerate(types))
 
     @property
     def attr(self) -> dict[str, Any]:
@@ -132,9 +139,14 @@ class Graph:
         return outputs[0]
 
     def add_node(
-        self, op: Op, inputs: Sequence[Value], attrs: dict[str, Any] | Attrs, line: str = ""
+        self,
+        op: Op,
+        inputs: Sequence[Value],
+        attrs: dict[str, Any] | Attrs,
+        line: str = "",
+        types: Sequence[TensorType] | None = None,
     ) -> tuple[Value, ...]:
-        node = Node(op, inputs, attrs, line)
+        node = Node(op, inputs, attrs, line, types)
         self.nodes.append(node)
         return node.outputs
 

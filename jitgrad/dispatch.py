@@ -54,7 +54,7 @@ from jitgrad.layouts import can_view, ghost, is_dense, layout_of
 from jitgrad.pending import fetch, waits
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.userline import user_frame, user_line, with_line
-from jitgrad.state import abstract_mode, bump_epoch, epoch, recording, state
+from jitgrad.state import abstract_mode, bump_epoch, epoch, recording, state, unwatched
 from jitgrad.storage import LevelStorage, Storage, overlaps_itself
 from jitgrad.tape.node import (
     IdentityNode,
@@ -147,6 +147,7 @@ plans: dict[Any, Plan] = {}
 theirs."""
 _MAX_PLANS = 8192
 _FLOATING = dtypes.Category.FLOAT
+_SIZELESS = frozenset([int, bool, float, str, type(None), dtypes.DType])
 ndarray = np.ndarray
 
 
@@ -164,6 +165,9 @@ def apply(op: Any, operands: tuple[Tensor, ...], attrs: dict[str, Any]) -> Any:
 
     Operands have their final dtypes. Views share their operand's storage.
     """
+    modes = state.__dict__
+    if modes["watcher"] is not None:
+        return unwatched(apply, op, operands, attrs)
     count = len(operands)
     key: Any
     if count == 2:
@@ -173,7 +177,6 @@ def apply(op: Any, operands: tuple[Tensor, ...], attrs: dict[str, Any]) -> Any:
         key = (op, id(operands[0]._type))
     else:
         key = (op, *[id(x._type) for x in operands])
-    modes = state.__dict__
     try:
         if attrs:
             if modes["recorder"] is not None and _has_sizes(attrs):
@@ -340,7 +343,7 @@ def _symbolic(op: Any, types: Sequence[TensorType], attrs: dict[str, Any]) -> An
 
 
 def _has_sizes(attrs: dict[str, Any]) -> bool:
-    return any(map(sizes.has_sizes, attrs.values()))
+    return any(map(sizes.has_sizes, [x for x in attrs.values() if type(x) not in _SIZELESS]))
 
 
 def _owned(result: np.ndarray[Any, Any], operands: tuple[Tensor, ...]) -> np.ndarray[Any, Any]:
@@ -667,7 +670,10 @@ def assign(target: Tensor, value: Tensor) -> None:
             info.version = storage.version - storage.hidden
     recorder = modes["recorder"]
     if recorder is not None:
-        recorder.write(target, value, "" if recorder is modes["lazy"] else user_line())
+        if recorder is modes["lazy"]:
+            recorder.write(target, value, "")
+        else:
+            unwatched(recorder.write, target, value, user_line())
 
 
 def note_write(storage: Storage) -> None:

@@ -631,12 +631,13 @@ def _recording(recorder: Recorder, profile: Profile) -> Iterator[None]:
     if native is not None:
         native.disable()
     gc.disable()  # finalizers of others are no part of the function
+    watcher, state.watcher = state.watcher, profile.function()
     state.recorder = recorder
-    sys.setprofile(profile.function())
+    sys.setprofile(state.watcher)
     try:
         yield
     finally:
-        state.recorder = before
+        state.recorder, state.watcher = before, watcher
         if collects:
             gc.enable()
         sys.setprofile(None if native is not None else outer)

@@ -9,7 +9,6 @@ do; the function has then simply run eagerly. Python state: see watch.py.
 from __future__ import annotations
 
 import gc
-import sys
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -54,7 +53,7 @@ from jitgrad.sources import (
     Source,
     is_array,
 )
-from jitgrad.state import abstract_mode, state
+from jitgrad.state import abstract_mode, state, unwatched
 from jitgrad.storage import Storage
 from jitgrad.tape.node import edge_of, held_by_tape, next_seq
 from jitgrad.tape.views import put_chain
@@ -64,6 +63,7 @@ from jitgrad.values import (
     Entry,
     Finder,
     here,
+    known_types,
     plain_attrs,
     plain_type,
 )
@@ -156,7 +156,8 @@ class Recorder(Looks):
         inputs = [self.value_of(x, line) for x in operands]
         if self.reason:
             return
-        values = self.graph.add_node(op, inputs, plain_attrs(attrs), line)
+        types = known_types(operands, inputs, outputs)
+        values = self.graph.add_node(op, inputs, plain_attrs(attrs), line, types)
         for y, v in zip(outputs, values, strict=True):
             if tuple(v.type.shape) != tuple(y._type.shape) or v.type.dtype is not y._type.dtype:
                 self.give_up(f"{op.name} gave {y._type}, where its types say {v.type}", line)
@@ -314,14 +315,11 @@ class Recorder(Looks):
         self.later.append((where, method))
         self._left[0].extend(objects)
         self._left[1].extend(changes)
-        profile = sys.getprofile()
         state.recorder = None
-        sys.setprofile(None)
         try:
-            getattr(owner, method)()
+            unwatched(getattr(owner, method))
         finally:
             state.recorder = self
-            sys.setprofile(profile)
         return True
 
     def postpone(self) -> None:
@@ -394,7 +392,8 @@ class Recorder(Looks):
         seeds = [wrap(None, y._type) for y in outputs]
         cotangents = [Value(plain_type(y._type), name=f"cotangent{i}")
                       for i, y in enumerate(outputs)]  # fmt: skip
-        self._values.update(zip((s._storage for s in seeds), cotangents, strict=True))
+        for seed, cotangent in zip(seeds, cotangents, strict=True):
+            self._values[seed._storage] = cotangent
         try:
             with recording(), abstract_mode(), without_hooks(e.tensor for e in targets):
                 found = grad(

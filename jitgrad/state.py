@@ -6,6 +6,7 @@ context managers.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,6 +34,8 @@ class State(threading.local):
         backward: the run of the tape that is going on, or None (autograd/engine.py).
         casting: autocast's settings (casting.py), None where they are the defaults.
         casts: casts of parameters that are kept inside autocast contexts; None outside of them.
+        watcher: the profile function (sys.setprofile) that watches the code of a recorded call, or
+            None; it rests while ops are applied, in which no code of the user's runs (dispatch.py).
         levels: the vmaps and forward modes that are being run, innermost last (levels.py).
 
     All are in each thread's __dict__, so that code that reads many gets it once (an attribute of a
@@ -52,6 +55,7 @@ class State(threading.local):
     backward: Any
     casting: Any
     casts: Any
+    watcher: Any
     levels: tuple[Any, ...]
 
     def __init__(self) -> None:  # runs in each thread
@@ -68,6 +72,7 @@ class State(threading.local):
         self.backward = None
         self.casting = None
         self.casts = None
+        self.watcher = None
         self.levels = ()
 
 
@@ -111,6 +116,22 @@ def set_default_dtype(dtype: DType) -> None:
 def get_default_dtype() -> DType:
     """The dtype that Python floats become; float32 unless it was set."""
     return defaults.dtype
+
+
+def unwatched(function: Any, *args: Any) -> Any:
+    """function(*args), not seen by the profile function that watches a recorded call."""
+    modes = state.__dict__
+    watcher = modes["watcher"]
+    watches = watcher is not None and sys.getprofile() is watcher
+    modes["watcher"] = None
+    if watches:
+        sys.setprofile(None)
+    try:
+        return function(*args)
+    finally:
+        modes["watcher"] = watcher
+        if watches:
+            sys.setprofile(watcher)
 
 
 @contextmanager

@@ -6,14 +6,16 @@ added when a storage is first met. It does not listen to dispatch: recorder.py d
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from jitgrad.compiler.graph_tensor import plain_attrs as plain
 from jitgrad.compiler.ir import Graph, Value
+from jitgrad.compiler.symbolic import is_static
 from jitgrad.compiler.types import TensorType
 from jitgrad.facts import layout
 from jitgrad.hostscalar import is_lifted
@@ -89,6 +91,36 @@ class Entry:
         self.tensor = self.storage = self.array = self.node = None  # type: ignore[assignment]
 
 
+class ByStorage:
+    """The value of each storage, as long as the storage lives: memory of what the function is done
+    with is free, as without a recorder."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, Value] = {}
+        self._refs: dict[int, weakref.ref[Storage]] = {}
+
+    def get(self, storage: Storage) -> Value | None:
+        return self._found.get(id(storage))
+
+    def __contains__(self, storage: Storage) -> bool:
+        return id(storage) in self._found
+
+    def __getitem__(self, storage: Storage) -> Value:
+        return self._found[id(storage)]
+
+    def __setitem__(self, storage: Storage, value: Value) -> None:
+        key = id(storage)
+        if key not in self._refs:
+            found, refs = self._found, self._refs
+
+            def dead(_: Any) -> None:  # the id may be another storage's from here on
+                found.pop(key, None)
+                refs.pop(key, None)
+
+            refs[key] = weakref.ref(storage, dead)
+        self._found[key] = value
+
+
 class ValueMap:
     """Which graph value each storage holds now, while a graph is recorded.
 
@@ -103,8 +135,7 @@ class ValueMap:
         self.line = ""
         self.postponed = False
         self.entries: list[Entry] = []
-        # Weak: memory of what the function is done with is free, as without a recorder.
-        self._values: WeakKeyDictionary[Storage, Value] = WeakKeyDictionary()
+        self._values = ByStorage()
         self._entry: dict[Storage, Entry] = {}
         self._parts: dict[Storage, list[Entry]] = {}  # other parts of storages that none writes
         self._counts: dict[Storage, int] = {}
@@ -231,13 +262,56 @@ def is_part(chain: Any, base: Any) -> bool:
 _NOTHING = Value(TensorType((), dtypes.float32))
 
 
+_plain: dict[int, tuple[TensorType, TensorType]] = {}
+"""By id of a type that tensors have (kept here, so that the id stays its): that type, and as graphs
+have it. Types with symbolic dims are in none."""
+_MAX_PLAIN = 8192
+_PLAIN_KINDS = frozenset([int, bool, float, str, type(None)])
+"""Attributes that graphs have as they are."""
+
+
 def plain_type(t: TensorType) -> TensorType:
     """The type with a plain tuple (of ints and plain Syms) and a plain str, as graphs have it."""
-    return TensorType(plain_shape(t.shape), t.dtype, str.__str__(t.device))
+    known = _plain.get(id(t))
+    if known is not None:
+        return known[1]
+    found = TensorType(plain_shape(t.shape), t.dtype, str.__str__(t.device))
+    if is_static(found.shape):
+        if len(_plain) >= _MAX_PLAIN:
+            _plain.clear()
+        _plain[id(t)] = t, found
+    return found
+
+
+def known_types(
+    operands: Sequence[Tensor], values: Sequence[Value], outputs: Sequence[Tensor]
+) -> list[TensorType] | None:
+    """The types of a node's outputs as dispatch inferred them; None where the values that stand for
+    the operands have other types, or some are symbolic."""
+    found = []
+    for x in (*operands, *outputs):
+        t = x._type
+        known = _plain.get(id(t))
+        if known is None:
+            plain_type(t)
+            if id(t) not in _plain:
+                return None
+            known = _plain[id(t)]
+        found.append(known[1])
+    count = len(values)
+    for v, t in zip(values, found[:count], strict=True):
+        if v.type is not t and v.type != t:
+            return None
+    return found[count:]
 
 
 def plain_attrs(attrs: dict[str, Any]) -> dict[str, Any]:
     """Attributes with plain tuples, strs, floats and Syms."""
+    for x in attrs.values():
+        if type(x) not in _PLAIN_KINDS:
+            break
+    else:
+        return attrs
     numbers = {k: v.specialise() if is_lifted(v) else to_plain(v) for k, v in attrs.items()}
     return plain(numbers)
 
