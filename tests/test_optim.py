@@ -502,3 +502,22 @@ def test_named_parameters():
     m = nn.Linear(2, 2)
     o = optim.SGD(m.named_parameters(), lr=0.1)
     assert [p is q for p, q in zip(o.param_groups[0]["params"], m.parameters(), strict=True)]
+
+
+def test_a_wrapper_that_does_not_call_init_of_optimizer():
+    """Published wrappers (Lookahead) set the attributes they need and no more."""
+
+    class Wrapper(optim.Optimizer):
+        def __init__(self, inner):
+            self.inner, self.param_groups = inner, inner.param_groups
+
+        def step(self, closure=None):
+            return self.inner.step(closure)
+
+    w = t.ones(2, requires_grad=True)
+    wrapper, seen = Wrapper(optim.SGD([w], lr=0.5)), []
+    wrapper.register_step_post_hook(lambda *args: seen.append(args[0]))
+    (w * 2).sum().backward()
+    wrapper.step()
+    wrapper.zero_grad()
+    assert w.tolist() == [0.0, 0.0] and w.grad is None and seen == [wrapper]

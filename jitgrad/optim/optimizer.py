@@ -12,7 +12,7 @@ import weakref
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 from jitgrad.autograd.modes import enable_grad, set_grad_enabled
 from jitgrad.compiler.ops.record import OPS
@@ -122,6 +122,12 @@ class Optimizer(StateDict):
         if step is not None and not getattr(step, "hooked", False):
             cls.step = _with_hooks(step)  # type: ignore[method-assign]
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """With hooks: wrappers of optimizers do not always call __init__ of this class."""
+        made = super().__new__(cls)
+        made._make_hooks()
+        return made
+
     def __init__(self, params: Params, defaults: dict[str, Any]) -> None:
         if isinstance(params, Tensor):
             raise TypeError(
@@ -129,7 +135,6 @@ class Optimizer(StateDict):
                 "pass [tensor]"
             )
         self.defaults = defaults
-        self._make_hooks()
         self.state: defaultdict[Tensor, State] = defaultdict(dict)
         self.param_groups: list[dict[str, Any]] = []
         items: list[Any] = list(params)
@@ -380,8 +385,6 @@ class Optimizer(StateDict):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        if "_optimizer_step_pre_hooks" not in self.__dict__:
-            self._make_hooks()
         self.defaults.setdefault("differentiable", False)
 
     def __repr__(self) -> str:
