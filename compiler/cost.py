@@ -14,9 +14,15 @@ from jitgrad.compiler.loops import (
     Array,
     Contraction,
     Expr,
+    Kernel,
+    LoopKernel,
     Reduction,
     Scatter,
     Sort,
+    Stage,
+    kernel_reads,
+    kernel_writes,
+    loads,
     postorder,
 )
 from jitgrad.compiler.symbolic import hint, prod
@@ -58,3 +64,26 @@ def points(array: Array) -> int:
 def nbytes(array: Array | TensorType) -> int:
     """Bytes of the elements of an array, or of a value of that type."""
     return hint(array.numel) * array.dtype.itemsize
+
+
+def bytes_moved(kernel: Kernel) -> int:
+    """Bytes that a kernel reads and writes: each array once, and no more of one than it asks for
+    (a gather reads what its indices name)."""
+    written = sum(map(nbytes, kernel_writes(kernel)))
+    if not isinstance(kernel, LoopKernel):
+        return written + sum(map(nbytes, kernel_reads(kernel)))
+    asked: dict[Array, int] = {}
+    outer = hint(prod(kernel.outer))
+    p = len(kernel.outer)
+    for stage in kernel.stages:
+        inner = hint(prod(stage.inner))
+        for e in loads(_roots(stage)):
+            inside = any(x.op == "axis" and x.attr >= p for x in postorder(e.args))
+            points = outer * (inner if inside else 1)
+            asked[e.attr] = asked.get(e.attr, 0) + points * e.attr.dtype.itemsize
+    return written + sum(min(nbytes(a), asked.get(a, 0)) for a in kernel_reads(kernel))
+
+
+def _roots(stage: Stage) -> list[Expr]:
+    stored = [e for t in stage.stores for e in (*t.index, t.value)]
+    return stored + [r.value for r in stage.reduces]

@@ -21,7 +21,7 @@ from jitgrad.compiler.codegen.spent import collect
 from jitgrad.compiler.codegen.target import Target, host
 from jitgrad.compiler.codegen.workers import Workers
 from jitgrad.compiler.compiled import WITHOUT_CODE, Compiled
-from jitgrad.compiler.cost import nbytes
+from jitgrad.compiler.cost import bytes_moved, nbytes
 from jitgrad.compiler.cuda_compiled import CudaCompiled
 from jitgrad.compiler.graph_cache import (
     Loaded,
@@ -34,7 +34,6 @@ from jitgrad.compiler.graph_cache import (
 from jitgrad.compiler.host_call import call_of
 from jitgrad.compiler.ir import Graph, Node
 from jitgrad.compiler.launch_rows import assemble, replanner
-from jitgrad.compiler.loops import Kernel, kernel_reads, kernel_writes
 from jitgrad.compiler.lower import lower
 from jitgrad.compiler.nested import generated_of, is_nested, nest
 from jitgrad.compiler.options import Options
@@ -42,6 +41,7 @@ from jitgrad.compiler.passes.checks import keep_checks
 from jitgrad.compiler.passes.fuse import fuse
 from jitgrad.compiler.passes.inline import inline
 from jitgrad.compiler.passes.memory import plan_memory
+from jitgrad.compiler.passes.merge import merge
 from jitgrad.compiler.passes.order import order
 from jitgrad.compiler.passes.simplify import simplify
 from jitgrad.compiler.passes.stages import stage
@@ -136,7 +136,7 @@ def _compile(graph: Graph, options: Options) -> Compiled:
             library = Library.build(codes, target)
     for part, times in stages.steps():
         report.kernels += len(part.kernels)
-        report.bytes_after += times * sum(map(_bytes_moved, part.kernels))
+        report.bytes_after += times * sum(map(bytes_moved, part.kernels))
     plan = stages.plan
     report.peak, report.lower_bound, report.total = plan.peak, plan.lower_bound, plan.total
     report.waves = len(stages.schedule.waves)
@@ -232,7 +232,7 @@ def to_stages(
     with run.step("inline"):
         bodies = inline(program)
     with run.step("fuse"):
-        groups = fuse(bodies)
+        groups = merge(fuse(bodies), bodies)
     with run.step("stage"):
         kernels = stage(groups, bodies, program.roots)
     with run.step("order"):
@@ -262,7 +262,3 @@ def to_stages(
 
 def _bytes_before(graph: Graph) -> int:
     return sum(nbytes(v.type) for n in graph.nodes for v in (*n.inputs, *n.outputs))
-
-
-def _bytes_moved(k: Kernel) -> int:
-    return sum(map(nbytes, kernel_reads(k))) + sum(map(nbytes, kernel_writes(k)))

@@ -12,6 +12,8 @@ outer point just computed). Kinds of members:
   full    one value for each (outer, inner) point
   row     one value for each outer point
   reduce  one value for each outer point, combined over the inner axes
+  column  one value for each inner point, combined over the outer axes while the rows pass by;
+          nothing in the group reads it
 
 A pointwise group becomes a row group when a reduction over some of its axes joins it. Contractions
 take pointwise consumers of their own shape as epilogue. Scans, sorts and scatters stand alone.
@@ -27,11 +29,13 @@ from jitgrad.compiler.cost import nbytes, weight
 from jitgrad.compiler.loops import Array, Contraction, Expr, Pointwise, Reduction, loads
 from jitgrad.compiler.passes.inline import HEAVY, Bodies, axis_extents, sums_columns
 from jitgrad.compiler.passes.reach import Precedence
-from jitgrad.compiler.symbolic import Dim, Sym, hint, prod, same
+from jitgrad.compiler.symbolic import Dim, Sym, hint, is_static, prod, same
 
 ROW_BYTES = 256 * 1024  # a row that later stages read again should stay in a core's cache
 SMALL_WORK = 1 << 15  # points below which a kernel runs on one thread anyway
 MIN_ROWS = 8  # outer points that give every thread work
+SUM_ROWS = 256  # rows that one thread sums one after the other (codegen/columns.py)
+SERIAL_WORK = 1 << 17  # points below which one thread is fast enough
 MAX_GROUP_WEIGHT = 4000
 MAX_READERS = 32  # of the groups that read an array, the latest are considered for joining
 
@@ -92,7 +96,7 @@ def fuse(bodies: Bodies) -> list[Group]:
             for g in ranked[:8]:
                 if groups.must_follow([p for p in producers if p is not g], g):
                     continue  # joining would make a cycle
-                if _join(g, array, exprs):
+                if join(g, array, exprs):
                     joined = g
                     break
         if joined is None:
@@ -169,7 +173,7 @@ def _place(index: Expr, axes: dict[int, int]) -> object:
     return axes.get(index.attr) if index.op == "axis" else None
 
 
-def _join(group: Group, array: Array, exprs: tuple[Expr, ...]) -> bool:
+def join(group: Group, array: Array, exprs: tuple[Expr, ...]) -> bool:
     """Adds the array to the group if their spaces unify and it pays."""
     if not isinstance(array.define, (Pointwise, Reduction)) or group.kind == "special":
         return False
@@ -214,6 +218,8 @@ def _join_reduction(
 ) -> bool:
     out, inner = own_axes(array)
     extents = axis_extents(array)
+    assert isinstance(array.define, Reduction)
+    columns = array.define.order.startswith("columns")
     p = len(group.outer)
     if not group.inner and not any(m.kind == "reduce" for m in group.members):
         # A pointwise group: split its space into this reduction's outer and inner axes.
@@ -234,6 +240,11 @@ def _join_reduction(
     ):
         return False
     mapping |= dict(zip(rest, free, strict=True))
+    if columns and _sums_over_rows(group, array, mapping):
+        _add(group, Member(array, "column", mapping), exprs)
+        return True
+    if columns and any(m.kind == "column" for m in group.members):
+        return False
     if any(mapping[k] >= p for k in out) or any(mapping[k] < p for k in inner):
         return False
     placed = [mapping[k] for k in inner]
@@ -244,6 +255,26 @@ def _join_reduction(
         return False
     _add(group, Member(array, "reduce", mapping), exprs)
     return True
+
+
+def _sums_over_rows(group: Group, array: Array, mapping: dict[int, int]) -> bool:
+    """Whether a reduction over the outer axes can be made while the rows of a group pass by."""
+    out, inner = own_axes(array)
+    p, dims = len(group.outer), group.dims
+    if not group.inner or not is_static(dims) or array.define.combine.startswith("arg"):  # type: ignore[union-attr]
+        return False
+    if [mapping[k] for k in out] != list(range(p, len(dims))):
+        return False
+    if [mapping[k] for k in inner] != list(range(p)):
+        return False
+    for m in group.members:
+        d = m.array.define
+        if m.kind == "reduce" and isinstance(d, Reduction) and d.order.startswith("columns"):
+            return False
+    if hint(prod(group.inner)) * array.dtype.itemsize > ROW_BYTES:
+        return False
+    blocks = hint(prod(group.outer)) // SUM_ROWS
+    return blocks >= MIN_ROWS or hint(prod(dims)) <= SERIAL_WORK
 
 
 def _row_fits(group: Group, array: Array) -> bool:
@@ -282,6 +313,8 @@ def _unify(group: Group, array: Array, exprs: tuple[Expr, ...]) -> dict[int, int
         if member is None:
             shared.append(e)
             continue
+        if member.kind == "column":
+            return None
         for k, index in enumerate(e.args):
             if k not in member.axes:
                 if index.op != "const":

@@ -148,7 +148,12 @@ class _Loop:
                 self.values[m.array] = load(local, ())
             else:
                 self.values[m.array] = body
-            if m.array in self.needed:
+            if m.kind == "column":
+                d = m.array.define
+                assert isinstance(d, Reduction)
+                index = _index(m.array, place)
+                main[s].append(Store(m.array, index, body, d.combine))
+            elif m.array in self.needed:
                 store = Store(m.array, _index(m.array, place), self.values[m.array])
                 (main if m.kind == "full" else rows)[self.ready[m.array]].append(store)
         for full, buffer in self.buffers.items():
@@ -163,6 +168,10 @@ class _Loop:
                 stages.append(Stage(inner, tuple(main[s]), tuple(reduces[s])))
         locals_ = [*self.scalars.values(), *self.buffers.values()]
         return LoopKernel(tuple(self.group.outer), stages, locals_, lines, name)
+
+    def _reduces_columns(self) -> bool:
+        defines = [m.array.define for m in self.group.members if m.kind == "reduce"]
+        return any(isinstance(d, Reduction) and d.order.startswith("columns") for d in defines)
 
     def _place(self) -> None:
         """Stage numbers: as early as what a member reads allows."""
@@ -199,8 +208,10 @@ class _Loop:
         return load(self.buffers[array], self._inner_index())
 
     def _buffer_fits(self, m: Member) -> bool:
+        """Whether a row is small. Where columns are reduced, rows pass by side by side
+        (codegen/columns.py): a whole column is never at hand."""
         inner = self.group.inner
-        if not inner or not is_static(inner):
+        if not inner or not is_static(inner) or self._reduces_columns():
             return False
         size = prod(inner) * m.array.dtype.itemsize
         return isinstance(size, int) and size <= ROW_BUFFER_BYTES
