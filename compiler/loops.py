@@ -737,11 +737,29 @@ class SpecialKernel:
     name: str = "special"
 
 
-Kernel = LoopKernel | ContractionKernel | SpecialKernel
+@dataclass(eq=False)
+class ChainKernel:
+    """For each point of `tiles` (parallel): all kernels in order, at that point only.
+
+    The leading axes of every kernel's parallel space have as many points. `locals`: arrays of
+    which no other kernel knows; all accesses of them are at the point's own index, so one point's
+    part of them is kept in scratch.
+    """
+
+    tiles: tuple[Dim, ...]
+    kernels: list[Any]
+    locals: list[Array]
+    lines: tuple[str, ...] = ()
+    name: str = "chain"
+
+
+Kernel = LoopKernel | ContractionKernel | SpecialKernel | ChainKernel
 
 
 def kernel_exprs(kernel: Kernel) -> list[Expr]:
     """The root expressions of everything that a kernel computes, indices of stores included."""
+    if isinstance(kernel, ChainKernel):
+        return [e for k in kernel.kernels for e in kernel_exprs(k)]
     if isinstance(kernel, LoopKernel):
         return [e for s in kernel.stages for e in _stage_exprs(s)]
     if isinstance(kernel, ContractionKernel):
@@ -753,6 +771,10 @@ def kernel_exprs(kernel: Kernel) -> list[Expr]:
 def kernel_reads(kernel: Kernel) -> list[Array]:
     """The arrays (not locals) that a kernel loads, each once, in a fixed order."""
     own: set[int] = set()
+    if isinstance(kernel, ChainKernel):
+        own = {id(a) for k in kernel.kernels for a in kernel_writes(k)}
+        read = [a for k in kernel.kernels for a in kernel_reads(k)]
+        return list({id(a): a for a in read if id(a) not in own}.values())
     if isinstance(kernel, LoopKernel):
         own = set(map(id, kernel.locals))
     elif isinstance(kernel, ContractionKernel):
@@ -766,6 +788,10 @@ def kernel_reads(kernel: Kernel) -> list[Array]:
 
 def kernel_writes(kernel: Kernel) -> list[Array]:
     """The arrays (not locals) that a kernel stores."""
+    if isinstance(kernel, ChainKernel):
+        own = set(map(id, kernel.locals))
+        made = [a for k in kernel.kernels for a in kernel_writes(k)]
+        return [a for a in made if id(a) not in own]
     if isinstance(kernel, LoopKernel):
         own = set(map(id, kernel.locals))
         stored = [s.array for stage in kernel.stages for s in stage.stores]

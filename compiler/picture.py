@@ -18,6 +18,7 @@ from jitgrad.compiler.loops import (
     INDEX,
     LEAVES,
     Array,
+    ChainKernel,
     ContractionKernel,
     Kernel,
     LoopKernel,
@@ -289,6 +290,9 @@ def _card(svg: Svg, k: Kernel, x: float, y: float, height: float) -> None:
         kind = "contraction"
         shape = " x ".join(map(str, k.array.shape)) or "one point"
         detail = f"{shape}, summed over {' x '.join(map(str, k.contraction.k))}"
+    elif isinstance(k, ChainKernel):
+        kind = "contraction"
+        detail = f"{len(k.kernels)} kernels for each of {' x '.join(map(str, k.tiles))}"
     else:
         kind = "other"
         detail = " x ".join(map(str, k.arrays[0].shape))
@@ -311,7 +315,7 @@ def _scalar_ops(k: Kernel) -> list[str]:
         for e in postorder(kernel_exprs(k))
         if e.op not in LEAVES and e.dtype is not INDEX
     }
-    if isinstance(k, ContractionKernel):
+    if isinstance(k, (ContractionKernel, ChainKernel)):
         return ["multiply-add", *ops]
     if isinstance(k, LoopKernel):
         combines = {r.combine: None for s in k.stages for r in s.reduces}

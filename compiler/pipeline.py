@@ -37,6 +37,7 @@ from jitgrad.compiler.launch_rows import assemble, replanner
 from jitgrad.compiler.lower import lower
 from jitgrad.compiler.nested import generated_of, is_nested, nest
 from jitgrad.compiler.options import Options
+from jitgrad.compiler.passes.chain import chain
 from jitgrad.compiler.passes.checks import keep_checks
 from jitgrad.compiler.passes.fuse import fuse
 from jitgrad.compiler.passes.inline import inline
@@ -234,7 +235,7 @@ def to_stages(
     with run.step("fuse"):
         groups = merge(fuse(bodies), bodies)
     with run.step("stage"):
-        kernels = stage(groups, bodies, program.roots)
+        kernels = chain(stage(groups, bodies, program.roots), program.roots)
     with run.step("order"):
         schedule = order(kernels, program)
     ordered = [k for wave in schedule.waves for k in wave]

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from jitgrad.compiler.loops import (
     Array,
     Call,
+    ChainKernel,
     Contraction,
     ContractionKernel,
     Expr,
@@ -116,7 +117,14 @@ def kernel_text(kernel: Kernel) -> str:
     head = f"{kernel.name}"
     where = f"  # {', '.join(kernel.lines[:3])}" if kernel.lines else ""
     out: list[str] = []
-    if isinstance(kernel, LoopKernel):
+    if isinstance(kernel, ChainKernel):
+        tiles = ", ".join(map(str, kernel.tiles))
+        out.append(f"chain {head}: parallel for each of {tiles}{where}")
+        for a in kernel.locals:
+            out.append(f"  local {a.name}: {_shape(a)}, one part at a time")
+        for k in kernel.kernels:
+            out += ["  " + line for line in kernel_text(k).splitlines()]
+    elif isinstance(kernel, LoopKernel):
         axes = ", ".join(f"i{k}<{d}" for k, d in enumerate(kernel.outer))
         out.append(f"kernel {head}: parallel for {axes or 'one point'}{where}")
         for a in kernel.locals:

@@ -17,6 +17,7 @@ from jitgrad.compiler.loops import (
     MATH,
     Array,
     Call,
+    ChainKernel,
     Contraction,
     ContractionKernel,
     Expr,
@@ -110,7 +111,12 @@ def combine(name: str, values: np.ndarray, axes: int) -> np.ndarray:
 
 def run_kernel(m: Machine, kernel: Kernel) -> None:
     """Runs one kernel on the machine's memory."""
-    if isinstance(kernel, LoopKernel):
+    if isinstance(kernel, ChainKernel):
+        for a in kernel.locals:
+            m.memory[a] = np.empty([int(d) for d in a.shape], a.dtype.np)
+        for part in kernel.kernels:
+            run_kernel(m, part)
+    elif isinstance(kernel, LoopKernel):
         _run_loop(m, kernel)
     elif isinstance(kernel, ContractionKernel):
         a = kernel.array

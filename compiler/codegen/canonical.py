@@ -24,6 +24,7 @@ from jitgrad.compiler.host_call import KEY as HOST
 from jitgrad.compiler.host_call import call_of, operands_of
 from jitgrad.compiler.loops import (
     Array,
+    ChainKernel,
     Contraction,
     ContractionKernel,
     Expr,
@@ -112,7 +113,16 @@ class _Form:
         self._array: dict[Array, int] = {}
         self._site: dict[Any, int] = {}
         self._expr: dict[Expr, int] = {}
-        if isinstance(kernel, LoopKernel):
+        self._kernel(kernel)
+
+    def _kernel(self, kernel: Kernel) -> None:
+        if isinstance(kernel, ChainKernel):
+            self._dims(kernel.tiles)
+            for k in kernel.kernels:
+                self.words.append(type(k).__name__)
+                self._kernel(k)
+            self.words += [self._number(a) for a in kernel.locals]
+        elif isinstance(kernel, LoopKernel):
             self._loop(kernel)
         elif isinstance(kernel, ContractionKernel):
             self._definition(kernel.array)

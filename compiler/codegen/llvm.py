@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from jitgrad.compiler.codegen import nest
 from jitgrad.compiler.codegen.assemble import Part, assemble
+from jitgrad.compiler.codegen.chained import generate_chain
 from jitgrad.compiler.codegen.columns import launch_columns, launch_folds
 from jitgrad.compiler.codegen.contraction import generate as generate_contraction
 from jitgrad.compiler.codegen.kernelcode import Generated
@@ -16,7 +17,7 @@ from jitgrad.compiler.codegen.program import prepare
 from jitgrad.compiler.codegen.special import generate_special
 from jitgrad.compiler.codegen.split import split
 from jitgrad.compiler.codegen.target import Target
-from jitgrad.compiler.loops import ContractionKernel, Kernel, LoopKernel
+from jitgrad.compiler.loops import ChainKernel, ContractionKernel, Kernel, LoopKernel
 
 
 def generate(kernel: Kernel, target: Target) -> Generated:
@@ -25,6 +26,8 @@ def generate(kernel: Kernel, target: Target) -> Generated:
         return generate_contraction(kernel, target)
     if isinstance(kernel, LoopKernel):
         return generate_loops(kernel, target)
+    if isinstance(kernel, ChainKernel):
+        return generate_chain(kernel, target, generate)
     return generate_special(kernel, target)
 
 

@@ -1,10 +1,10 @@
 """Merging: groups that walk over the same space, and read the same arrays, become one.
 
 Before: Groups from fuse.py, in an order that respects dependencies. After: fewer of them, in such
-an order. Fusion is greedy: two reductions over one operand land in different groups where what would
-have brought them together came later. Here all members of one group are added to another by the
-rules of fuse.py, or none. Only groups with reductions are looked at, with a few others each, and a
-merged group takes the place of one of the two, so the cost is linear.
+an order. Fusion is greedy: two reductions over one operand land in different groups where what
+would have brought them together came later. Here all members of one group are added to another by
+the rules of fuse.py, or none. Only groups with reductions are looked at, with a few others each,
+and a merged group takes the place of one of the two, so the cost is linear.
 """
 
 from __future__ import annotations

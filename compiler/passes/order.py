@@ -19,6 +19,7 @@ from jitgrad.compiler.cost import nbytes
 from jitgrad.compiler.host_call import call_of
 from jitgrad.compiler.loops import (
     Array,
+    ChainKernel,
     ContractionKernel,
     Expr,
     Kernel,
@@ -116,7 +117,7 @@ def _in_place(k: Kernel, value: Array, target: Array) -> bool:
 def reads_where_it_writes(kernel: Kernel, source: Array, target: Array) -> bool:
     """Whether storing `target` over `source`'s memory is safe: wherever the kernel loads
     `source`, it is at the very index at which that outer point stores `target`, not later."""
-    if isinstance(kernel, SpecialKernel):
+    if isinstance(kernel, (SpecialKernel, ChainKernel)):
         return source not in kernel_reads(kernel)
     if isinstance(kernel, ContractionKernel):
         c = kernel.contraction
