@@ -174,7 +174,7 @@ def compile_cuda(
         for kernel in stages.kernels:
             _expect_gpu_kernel(kernel, stages)
         report.kernels = len(stages.kernels)
-        report.bytes_after = sum(map(_bytes_moved, stages.kernels))
+        report.bytes_after = sum(map(bytes_moved, stages.kernels))
         plan = stages.plan
         report.peak, report.lower_bound, report.total = plan.peak, plan.lower_bound, plan.total
         report.waves = len(stages.schedule.waves)
@@ -233,9 +233,12 @@ def to_stages(
     with run.step("inline"):
         bodies = inline(program)
     with run.step("fuse"):
-        groups = merge(fuse(bodies), bodies)
+        groups = merge(fuse(bodies, target.in_order), bodies)
     with run.step("stage"):
-        kernels = chain(stage(groups, bodies, program.roots), program.roots)
+        kernels = stage(groups, bodies, program.roots)
+    if target.in_order:
+        with run.step("chain"):
+            kernels = chain(kernels, program.roots)
     with run.step("order"):
         schedule = order(kernels, program)
     ordered = [k for wave in schedule.waves for k in wave]

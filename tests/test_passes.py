@@ -16,9 +16,11 @@ from jitgrad.compiler.loops import INDEX, Expr, LoopKernel, axis, const, make, p
 from jitgrad.compiler.lower import Program, lower
 from jitgrad.compiler.ops import OPS
 from jitgrad.compiler.parse import ParseError, parse
+from jitgrad.compiler.passes.chain import chain
 from jitgrad.compiler.passes.checks import keep_checks
 from jitgrad.compiler.passes.fuse import fuse
 from jitgrad.compiler.passes.inline import inline
+from jitgrad.compiler.passes.merge import merge
 from jitgrad.compiler.passes.memory import Plan, plan_memory
 from jitgrad.compiler.passes.order import Schedule, order
 from jitgrad.compiler.passes.simplify import simplify
@@ -38,7 +40,8 @@ def compile_to_schedule(
 ) -> tuple[Program, Schedule, Plan]:
     program = keep_checks(lower(graph, strides))
     bodies = inline(program)
-    kernels = stage(fuse(bodies), bodies, program.roots)
+    kernels = stage(merge(fuse(bodies), bodies), bodies, program.roots)
+    kernels = chain(kernels, program.roots)
     schedule = order(kernels, program)
     return program, schedule, plan_memory(schedule, {*program.inputs, *program.fresh}, {})
 

@@ -18,6 +18,7 @@ from jitgrad.compiler.lower import lower
 from jitgrad.compiler.ops import OPS
 from jitgrad.compiler.passes.fuse import fuse
 from jitgrad.compiler.passes.inline import inline
+from jitgrad.compiler.passes.merge import merge
 from jitgrad.compiler.passes.memory import plan_memory
 from jitgrad.compiler.passes.order import order
 from jitgrad.compiler.passes.simplify import simplify
@@ -37,7 +38,7 @@ def to_stages(graph: Graph) -> Stages:
     graph = simplify(graph)
     program = lower(graph)
     bodies = inline(program)
-    schedule = order(stage(fuse(bodies), bodies, program.results), program)
+    schedule = order(stage(merge(fuse(bodies), bodies), bodies, program.results), program)
     plan = plan_memory(schedule, {*program.inputs, *program.results}, {})
     kernels = [k for wave in schedule.waves for k in wave]
     return Stages(graph, program, kernels, schedule, {}, plan)

@@ -13,7 +13,7 @@ import sys
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from jitgrad.runtime.knobs import knobs
 
@@ -35,7 +35,10 @@ class Target:
         has_masks: masked loads and stores of 4- and 8-byte elements are one instruction.
         has_small_masks: also of 1- and 2-byte elements.
         l1, l2, l3: sizes of the data caches in bytes.
+        in_order: whether a worker does the points of a kernel one after the other.
     """
+
+    in_order: ClassVar[bool] = True
 
     triple: str
     cpu: str

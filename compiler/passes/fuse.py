@@ -56,10 +56,12 @@ class Group:
     kind: str  # "loop", "contraction", "special"
     outer: list[Dim]
     inner: list[Dim]
+    in_order: bool = True  # one worker does the rows of a block one after the other
     members: list[Member] = field(default_factory=list)
     loaded: dict[Array, list[tuple[object, ...]]] = field(default_factory=dict)
     weight: int = 0
     index: dict[Array, Member] = field(default_factory=dict)
+    after: set[Group] = field(default_factory=set)  # groups that must run before, directly
 
     @property
     def dims(self) -> list[Dim]:
@@ -69,8 +71,9 @@ class Group:
         return self.index.get(array)
 
 
-def fuse(bodies: Bodies) -> list[Group]:
-    """Groups in an order that respects dependencies."""
+def fuse(bodies: Bodies, in_order: bool = True) -> list[Group]:
+    """Groups in an order that respects dependencies. in_order: whether the target's workers do the
+    rows of a kernel one after the other, so that sums over rows can be made on the way."""
     home: dict[Array, Group] = {}
     readers: dict[Array, dict[Group, None]] = {}
     order: dict[Group, int] = {}
@@ -101,6 +104,7 @@ def fuse(bodies: Bodies) -> list[Group]:
                     break
         if joined is None:
             joined = _start(array, exprs)
+            joined.in_order = in_order
             order[joined] = len(order)
             if sort_key is not None:
                 sorts[sort_key] = joined
@@ -109,6 +113,8 @@ def fuse(bodies: Bodies) -> list[Group]:
         home[array] = joined
         for x in reads:
             readers.setdefault(x, {})[joined] = None
+    for g in order:
+        g.after = set(groups.before[g])
     return _topological(order, groups)
 
 
@@ -261,7 +267,9 @@ def _sums_over_rows(group: Group, array: Array, mapping: dict[int, int]) -> bool
     """Whether a reduction over the outer axes can be made while the rows of a group pass by."""
     out, inner = own_axes(array)
     p, dims = len(group.outer), group.dims
-    if not group.inner or not is_static(dims) or array.define.combine.startswith("arg"):  # type: ignore[union-attr]
+    if not group.in_order or not group.inner or not is_static(dims):
+        return False
+    if array.define.combine.startswith("arg"):  # type: ignore[union-attr]
         return False
     if [mapping[k] for k in out] != list(range(p, len(dims))):
         return False

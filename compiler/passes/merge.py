@@ -92,7 +92,7 @@ class _Merger:
 
     def absorbed(self, into: Group, other: Group) -> Group | None:
         """A new group: `into` with all members of `other`."""
-        trial = Group(into.kind, list(into.outer), list(into.inner))
+        trial = Group(into.kind, list(into.outer), list(into.inner), into.in_order)
         trial.members = [Member(m.array, m.kind, dict(m.axes)) for m in into.members]
         trial.index = {m.array: m for m in trial.members}
         trial.loaded = {a: list(many) for a, many in into.loaded.items()}

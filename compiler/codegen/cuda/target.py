@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import ClassVar
 
 from jitgrad.runtime.errors import CompileError
 
@@ -25,6 +26,7 @@ class CudaTarget:
             thread has; (rows / its rows) * (columns / its columns) are the threads of its blocks.
         shared_bytes: of shared memory that a block may use.
         max_blocks: blocks of one launch, at most; they take further work in turn.
+        in_order: whether a worker does the points of a kernel one after the other.
     """
 
     arch: str = "sm_80"
@@ -32,6 +34,7 @@ class CudaTarget:
     tile: tuple[int, int, int, int, int] = (64, 64, 16, 4, 4)
     shared_bytes: int = 48 * 1024
     max_blocks: int = 65535
+    in_order: ClassVar[bool] = False
 
     @property
     def simulated(self) -> bool:
