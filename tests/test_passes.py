@@ -20,8 +20,8 @@ from jitgrad.compiler.passes.chain import chain
 from jitgrad.compiler.passes.checks import keep_checks
 from jitgrad.compiler.passes.fuse import fuse
 from jitgrad.compiler.passes.inline import inline
-from jitgrad.compiler.passes.merge import merge
 from jitgrad.compiler.passes.memory import Plan, plan_memory
+from jitgrad.compiler.passes.merge import merge
 from jitgrad.compiler.passes.order import Schedule, order
 from jitgrad.compiler.passes.simplify import simplify
 from jitgrad.compiler.passes.stages import stage

@@ -18,8 +18,8 @@ from jitgrad.compiler.lower import lower
 from jitgrad.compiler.ops import OPS
 from jitgrad.compiler.passes.fuse import fuse
 from jitgrad.compiler.passes.inline import inline
-from jitgrad.compiler.passes.merge import merge
 from jitgrad.compiler.passes.memory import plan_memory
+from jitgrad.compiler.passes.merge import merge
 from jitgrad.compiler.passes.order import order
 from jitgrad.compiler.passes.simplify import simplify
 from jitgrad.compiler.passes.stages import stage
