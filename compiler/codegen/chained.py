@@ -51,7 +51,8 @@ class _Chain:
         symbol = f"jg_{key}_0"
         text = self._linked(text.replace('@"chain"', f'@"{symbol}"'))
         launch = Launch(symbol, self.operands, self.tiles, 1)
-        return Generated(key, text, [launch], [], size + inner)
+        routines = {r.key: r for p in self.parts for r in p.routines}
+        return Generated(key, text, [launch], [], size + inner, routines=tuple(routines.values()))
 
     def _linked(self, text: str) -> str:
         """One module of the function and the parts, whose symbols nobody else sees."""

@@ -25,6 +25,7 @@ from jitgrad.compiler.loops import (
     Scan,
     Scatter,
     Sort,
+    SpecialKernel,
     Stage,
     Store,
     axis,
@@ -75,6 +76,7 @@ def _parts(kernel: Kernel, target: CudaTarget) -> list[Part]:
         return contraction(kernel, symbol, target)
     if isinstance(kernel, LoopKernel):
         return _loops(kernel, target)
+    assert isinstance(kernel, SpecialKernel)  # chains are not made for GPUs
     array = kernel.arrays[0]
     define = array.define
     if isinstance(define, Scan):
