@@ -39,20 +39,20 @@ except Exception as error:
     sys.exit(0)
 n, spent = 1, 0.0
 while True:
-    t = time.perf_counter()
+    t = CLOCK()
     for _ in range(n):
         step()
-    spent = time.perf_counter() - t
+    spent = CLOCK() - t
     if spent > 0.02 or n > 1 << 20:
         break
     n *= 2
 n = max(1, int(n * SECONDS / max(spent, 1e-9)))
 say({"ready": n, "check": values})
 for line in sys.stdin:
-    t = time.perf_counter()
+    t = CLOCK()
     for _ in range(n):
         step()
-    say((time.perf_counter() - t) / n)
+    say((CLOCK() - t) / n)
 """
 
 
@@ -78,7 +78,9 @@ class Result:
         return statistics.median(self.seconds)
 
 
-def _start(contender: Contender, seconds: float, threads: int) -> subprocess.Popen[str]:
+def _start(
+    contender: Contender, seconds: float, threads: int, clock: str
+) -> subprocess.Popen[str]:
     env = {k: v for k, v in os.environ.items()
            if k not in ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")}  # fmt: skip
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS",
@@ -86,6 +88,7 @@ def _start(contender: Contender, seconds: float, threads: int) -> subprocess.Pop
         env[name] = str(threads)
     env |= contender.env
     worker = _WORKER.replace("SECONDS", repr(seconds)).replace("THREADS", str(threads))
+    worker = worker.replace("CLOCK", f"time.{clock}")
     process = subprocess.Popen(
         [sys.executable, "-c", worker], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         env=env,
@@ -111,6 +114,7 @@ def compare(
     seconds: float = 0.1,
     threads: int = 1,
     rtol: float = 1e-3,
+    clock: str = "perf_counter",
 ) -> dict[str, Result]:
     """Runs the contenders in turn; prints medians and ratios to the first; returns results.
 
@@ -122,7 +126,7 @@ def compare(
     expected: list[float] | None = None
     print(f"\n{title}  ({threads} thread{'s' if threads > 1 else ''})")
     for c in contenders:
-        process = _start(c, seconds, threads)
+        process = _start(c, seconds, threads, clock)
         answer = _ask(process)
         assert isinstance(answer, dict)
         reason = answer.get("missing") or answer.get("failed", "")
