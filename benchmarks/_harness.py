@@ -78,9 +78,7 @@ class Result:
         return statistics.median(self.seconds)
 
 
-def _start(
-    contender: Contender, seconds: float, threads: int, clock: str
-) -> subprocess.Popen[str]:
+def _start(contender: Contender, seconds: float, threads: int, clock: str) -> subprocess.Popen[str]:
     env = {k: v for k, v in os.environ.items()
            if k not in ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")}  # fmt: skip
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS",

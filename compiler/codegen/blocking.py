@@ -16,21 +16,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from jitgrad.compiler.codegen.access import operand_access, separate
-from jitgrad.compiler.codegen.microkernel import Tile, choose_tile
+from jitgrad.compiler.codegen.access import Access, operand_access, separate
+from jitgrad.compiler.codegen.dot import Dot, dot_of
+from jitgrad.compiler.codegen.microkernel import NARROW, Tile, choose_tile
 from jitgrad.compiler.codegen.target import Target
 from jitgrad.compiler.loops import ContractionKernel, Expr, kernel_reads, kernel_writes
 from jitgrad.compiler.symbolic import Dim, Func, Sym, hint, prod, smax, smin
+from jitgrad.runtime.dtypes import DType
 
 DEPTH = 256  # the most k of a block
 _ROUND = 16  # blocks of k are multiples of this, so that runs of neighbours are not torn
 _SPLIT_DEPTH = 1024  # the least k of a split
 _SPLIT_RESULTS = 1 << 16  # results times splits stay below this
 _MAX_SPLITS = 16
-_TASK_WORK = 1 << 18  # multiply-adds that are worth a task of their own
+_TASK_WORK = 1 << 19  # multiply-adds that are worth a task of their own
 _TASKS = 8  # tasks that large products have at least
 _PANELS = 4  # panels of A that a block of rows has at least
 _COLS = 1024  # the most columns of a block of a shared B
+_DIRECT = 128  # the most rows and columns of a product whose operands are read where they lie
+_DIRECT_BYTES = 1 << 17  # and the most bytes of an operand
 _ROW_COLS = 2048  # the most columns of one row, whose sums stay in L1
 
 Group = tuple[int, ...]
@@ -43,7 +47,11 @@ class Plan:
     block_rows, block_cols: multiples of the tile's. depth_cap: no block of k is larger.
     splits: how many partial results are summed at the end.
     share_b: B is packed once, by a launch of its own; else by each task.
-    direct_b: there is one row, and B is read where it lies but for a torn last panel.
+    one_row: "rows" or "columns": there is one row, and B is read where it lies, along its rows or
+        its columns, but for a torn last panel; else "".
+    dot: how products of narrow operands are formed in groups along k; else None.
+    direct_a: the steps of A (as emit_micro's) where it is read where it lies, but for a torn last
+        panel; else None. direct_b: the same of B, any steps.
     """
 
     batch: Group
@@ -63,6 +71,9 @@ class Plan:
     depth_cap: int
     splits: Dim
     share_b: bool
+    one_row: str
+    dot: Dot | None
+    direct_a: tuple[int, int] | None
     direct_b: bool
 
     @property
@@ -107,18 +118,25 @@ def plan_blocks(kernel: ContractionKernel, target: Target) -> Plan:
     K = prod(extents[x] for x in depth)
     count = prod(extents[x] for x in c.batch)
     hm, hn, hk, hc = hint(M), hint(N), hint(K), hint(count)
-    tile = choose_tile(target, c.acc, hm, hn)
-    access = operand_access(b, (tuple(c.batch), cols, depth), extents)
-    if _is_one(M):  # few rows of B side by side where they are read along k
-        along_k = access is not None and access.parts[2].is_unit
-        tile = Tile(1, 2 if along_k or hn <= 4 * tile.width else 8, tile.width)
-    direct_b = (
-        _is_one(M) and access is not None and b.op == "load" and b.dtype is c.acc
-        and access.parts[1].is_unit and access.parts[2].stride is not None
-    )  # fmt: skip
+    batch = tuple(c.batch)
+    dot = dot_of(c, a, b, target)
+    tile = choose_tile(target, c.acc, hm, hn, _dot_tiles(dot, a, batch, rows, depth, extents))
+    access = _plain_access(b, c.acc, (batch, cols, depth), extents)
+    one_row = ""
+    if _is_one(M):
+        if _is_readable(access):
+            one_row, tile = "rows", Tile(1, 2 if hn <= 4 * tile.width else 8, tile.width)
+        elif (
+            access is not None and access.parts[2].is_unit and access.parts[1].stride is not None
+            and tile.width >= 4 and hn >= tile.width and c.acc.is_floating_point
+        ):  # fmt: skip
+            one_row, tile = "columns", Tile(1, 1, tile.width)
+        else:
+            along_k = access is not None and access.parts[2].is_unit
+            tile = Tile(1, 2 if along_k or hn <= 4 * tile.width else 8, tile.width)
     depth_cap = min(DEPTH, -(-K // _ROUND) * _ROUND) if isinstance(K, int) else DEPTH
     depth_cap = max(depth_cap, 1)
-    nbytes = c.acc.itemsize
+    nbytes = c.acc.itemsize if dot is None else dot.a.itemsize
     splits = splits_of(count, M, N, K)
 
     # A's block fills a third of L2; B's block (when packed by the task) another.
@@ -133,7 +151,7 @@ def plan_blocks(kernel: ContractionKernel, target: Target) -> Plan:
     block_rows = _even(hm, row_blocks, tile.mr)
     one_row_block = isinstance(M, int) and block_rows >= M
     most_cols = _COLS
-    if direct_b:
+    if one_row:
         most_cols = _ROW_COLS
     elif _is_one(M):
         most_cols = 2 * tile.nr
@@ -144,10 +162,56 @@ def plan_blocks(kernel: ContractionKernel, target: Target) -> Plan:
     if have * col_blocks < wanted:
         col_blocks = -(-wanted // have)
     block_cols = _even(hn, col_blocks, tile.nr)
+    direct_a, direct_b = None, False
+    small = max(hm, hn) <= _DIRECT and max(hm, hn) * hk * nbytes <= _DIRECT_BYTES
+    if small and not _is_one(M):
+        found = _plain_access(a, c.acc, (batch, rows, depth), extents)
+        direct_a = _steps(found, nbytes) if found is not None else None
+        direct_b = _is_readable(access)
     return Plan(
-        tuple(c.batch), rows, cols, depth, extents, a, b, count, M, N, K, tile,
-        block_rows, block_cols, depth_cap, splits, not one_row_block, direct_b,
+        batch, rows, cols, depth, extents, a, b, count, M, N, K, tile,
+        block_rows, block_cols, depth_cap, splits,
+        not one_row_block and not direct_b, one_row, dot, direct_a, direct_b,
     )  # fmt: skip
+
+
+def _dot_tiles(
+    dot: Dot | None, a: Expr, batch: Group, rows: Group, depth: Group, extents: Mapping[int, Dim]
+) -> tuple[tuple[int, int], ...]:
+    """Tiles for products in groups; () for others."""
+    if dot is None:
+        return ()
+    access = operand_access(a, (batch, rows, depth), extents)
+    if access is not None and access.parts[1].is_unit:  # so that its rows are packed as vectors
+        return (NARROW,)
+    return ((12 if dot.flips else 14, 2), (8, 3), NARROW)  # sums of B take registers
+
+
+def _plain_access(
+    e: Expr, acc: DType, groups: tuple[Group, Group, Group], extents: Mapping[int, Dim]
+) -> Access | None:
+    """The access of an operand that can be read as it is: a load of the accumulator's dtype."""
+    if e.op != "load" or e.dtype is not acc:
+        return None
+    return operand_access(e, groups, extents)
+
+
+def _is_readable(access: Access | None) -> bool:
+    """Whether vectors along the columns of B, for any k, can be read where they lie."""
+    if access is None:
+        return False
+    return access.parts[1].is_unit and access.parts[2].stride is not None
+
+
+def _steps(access: Access, nbytes: int) -> tuple[int, int] | None:
+    """How far apart the rows, and the elements along k, of A lie, where both are known and the rows
+    of a tile do not all meet in one set of the first cache."""
+    row, k = access.parts[1].stride, access.parts[2].stride
+    if row is None or k is None or row.op != "const" or k.op != "const":
+        return None
+    if row.attr * nbytes % 2048 == 0 or k.attr * nbytes % 2048 == 0:
+        return None
+    return row.attr, k.attr
 
 
 def _even(size: int, blocks: int, unit: int) -> int:

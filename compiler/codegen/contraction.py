@@ -18,16 +18,18 @@ import llvmlite.ir as ir
 
 from jitgrad.compiler.codegen import winograd
 from jitgrad.compiler.codegen.blocking import _ROUND, DEPTH, ceildiv, named_dims, plan_blocks
-from jitgrad.compiler.codegen.code import Code, Int, size_of, storage_type
+from jitgrad.compiler.codegen.code import Code, Int, storage_type
 from jitgrad.compiler.codegen.emit import Ops
 from jitgrad.compiler.codegen.epilogue import Epilogue
 from jitgrad.compiler.codegen.frame import Frame, link
 from jitgrad.compiler.codegen.kernelcode import Generated
 from jitgrad.compiler.codegen.microkernel import prefetch
 from jitgrad.compiler.codegen.packing import Source, edge_panel, pack
+from jitgrad.compiler.codegen.packing_groups import pack_groups
 from jitgrad.compiler.codegen.packing_routine import call_packing, form_of
 from jitgrad.compiler.codegen.routines import (
     Uses,
+    columns_routine,
     micro_routine,
     packing_routine,
     row_routine,
@@ -54,6 +56,9 @@ class _Engine:
         self.plan = plan_blocks(kernel, target)
         self.acc = kernel.contraction.acc
         self.element = storage_type(self.acc)
+        dot = self.plan.dot
+        self.group = dot.group if dot is not None else 1
+        self.packed = {"a": dot.a, "b": dot.b} if dot is not None else dict.fromkeys("ab", self.acc)
         self.ops = Ops(target)
         self.names = named_dims(kernel)
         self.module = ir.Module("contraction")
@@ -65,8 +70,8 @@ class _Engine:
         self.partials: Array | None = None
         if p.share_b:
             panels = ceildiv(p.N, p.tile.nr)
-            size = p.count * panels * p.K * p.tile.nr
-            self.b_panels = Array("b_panels", (size,), self.acc)
+            size = p.count * panels * (ceildiv(p.K, self.group) * self.group) * p.tile.nr
+            self.b_panels = Array("b_panels", (size,), self.packed["b"])
         if self.split:
             size = p.tasks * (p.block_rows * p.block_cols)
             self.partials = Array("partials", (size,), self.acc)
@@ -91,27 +96,38 @@ class _Engine:
         workspace = [w for w in (self.b_panels, self.partials) if w is not None]
         return link(self.module, self.target, frames, workspace, self.uses.codes)
 
-    def _packed(
-        self, source: Source, panels: ir.Value, width: int, count: Int, depth: Int, stride: Int
-    ) -> None:
-        """As `pack`; by the routine of the operand's form where it has one."""
-        form = form_of(source, width)
-        if form is None:
-            pack(source, panels, width, count, depth, stride)
-            return
-        routine = self.uses(packing_routine(form, self.target))
-        call_packing(source, routine, panels, count, depth, stride)
-
     def _frame(self, symbol: str) -> Frame:
         return Frame(self.module, symbol, self.names)
 
     def _source(self, frame: Frame, side: str, x_capacity: int, k_capacity: int) -> Source:
         p = self.plan
         expr, group = (p.a, p.rows) if side == "a" else (p.b, p.cols)
+        if p.dot is not None:
+            expr = expr.args[0]  # as it lies, not converted
         return Source(
-            frame, expr, (p.batch, group, p.depth), p.extents, self.acc,
+            frame, expr, (p.batch, group, p.depth), p.extents, self.packed[side],
             (x_capacity, k_capacity), self.ops,
         )  # fmt: skip
+
+    def _fill(
+        self, source: Source, panels: ir.Value, width: int, count: Int, depth: Int, stride: Int,
+        side: str,
+    ) -> None:  # fmt: skip
+        """Packs a block of A or B; by the routine of the operand's form where it has one."""
+        dot = self.plan.dot
+        flip = side == "a" and dot is not None and dot.flips
+        form = form_of(source, width, dot, flip)
+        if form is not None:
+            routine = self.uses(packing_routine(form, self.target))
+            call_packing(source, routine, panels, count, depth, stride)
+        elif dot is not None:
+            pack_groups(source, panels, dot, width, count, depth, stride, flip)
+        else:
+            pack(source, panels, width, count, depth, stride)
+
+    def _padded(self, code: Code, depth: Int) -> Int:
+        """What `depth` takes up in a panel: whole groups."""
+        return code.mul(code.ceildiv(depth, self.group), self.group)
 
     def _depth(self, frame: Frame) -> tuple[Int, Int, Int]:
         """K, the number of blocks of k (at least 1), and their size."""
@@ -140,35 +156,42 @@ class _Engine:
             col = code.mul(first, p.tile.nr)
             cols = code.min(_GROUP * p.tile.nr, code.sub(N, col))
             source.set_x(col, cols)
-            stride = code.mul(K, p.tile.nr)
+            stride = code.mul(self._padded(code, K), p.tile.nr)
             at = code.mul(code.add(code.mul(number, panels), first), stride)
-            panel = code.at(memory, at, self.element)
+            element = storage_type(self.packed["b"])
+            panel = code.at(memory, at, element)
             with code.loop(0, blocks) as q:
                 start = code.min(code.mul(q, size), K)
                 depth = code.min(size, code.sub(K, start))
                 source.set_k(start, depth)
                 at = code.mul(start, p.tile.nr)
-                here = code.at(panel, at, self.element)
-                self._packed(source, here, p.tile.nr, cols, depth, stride)
+                place = code.at(panel, at, element)
+                self._fill(source, place, p.tile.nr, cols, depth, stride, "b")
 
     # -- launch: blocks ------------------------------------------------------------------------
     def _blocks(self, frame: Frame) -> None:
         p, code, tile = self.plan, frame.code, self.plan.tile
-        micro = self.uses(micro_routine(tile, self.acc, self.target))
+        micro = self.uses(micro_routine(tile, self.acc, self.target, dot=p.dot))
+        of_a, of_b = (storage_type(self.packed[side]) for side in "ab")
+        micro_a = None  # for panels of A that are read where they lie
+        if p.direct_a is not None:
+            micro_a = self.uses(micro_routine(tile, self.acc, self.target, p.direct_a))
         source_a = self._source(frame, "a", p.block_rows, p.depth_cap)
-        a_panels = frame.scratch(self.element, p.block_rows * p.depth_cap)
+        a_panels = frame.scratch(of_a, p.block_rows * p.depth_cap)
         source_b = b_block = None
         if self.b_panels is None:
             source_b = self._source(frame, "b", p.block_cols, p.depth_cap)
-            packed = tile.nr if p.direct_b else p.block_cols  # only the last panel, or all
-            b_block = frame.scratch(self.element, packed * p.depth_cap)
+            packed = tile.nr if p.one_row or p.direct_b else p.block_cols  # the last panel, or all
+            b_block = frame.scratch(of_b, packed * p.depth_cap)
         row_kernel = row_sums = None
-        if p.direct_b:
+        if p.one_row == "columns":
+            row_kernel = self.uses(columns_routine(tile.width, self.acc, self.target))
+        elif p.one_row:
             row_kernel = self.uses(row_routine(tile.width, self.acc, self.target))
             row_sums = frame.scratch(self.element, p.block_cols)
         epilogue = None if self.split else self._epilogue(frame)
         # Tiles outlive their block of k, or are all made at once; else one is enough.
-        keep = self.split or p.direct_b or not (isinstance(p.K, int) and p.K <= DEPTH)
+        keep = self.split or bool(p.one_row) or not (isinstance(p.K, int) and p.K <= DEPTH)
         tiles = None
         if not self.split:
             count = p.block_rows * p.block_cols if keep else tile.mr * tile.nr
@@ -211,70 +234,99 @@ class _Engine:
                 start = code.min(code.mul(q, size), K)
                 depth = code.min(size, code.sub(K, start))
                 source_a.set_k(start, depth)
-                a_stride = code.mul(depth, tile.mr)
-                self._packed(source_a, a_panels, tile.mr, rows, depth, a_stride)
+                padded = self._padded(code, depth)
+                words = code.value(code.div(padded, self.group))
+                a_stride = code.mul(padded, tile.mr)
+                whole_rows: Int = 0  # that are read where they lie
+                if micro_a is None:
+                    self._fill(source_a, a_panels, tile.mr, rows, depth, a_stride, "a")
+                else:
+                    whole_rows = code.mul(code.div(rows, tile.mr), tile.mr)
+                    self._pack_edge(source_a, a_panels, whole_rows, rows, tile.mr, depth)
                 b_stride: Int
                 if source_b is not None:
                     assert b_block is not None
                     source_b.set_k(start, depth)
-                    b_stride = code.mul(depth, tile.nr)
+                    b_stride = code.mul(padded, tile.nr)
                     b_base = b_block
-                    if not p.direct_b:
-                        self._packed(source_b, b_block, tile.nr, cols, depth, b_stride)
+                    if p.direct_b:
+                        whole = code.mul(code.div(cols, tile.nr), tile.nr)
+                        self._pack_edge(source_b, b_block, whole, cols, tile.nr, depth)
+                    elif not p.one_row:
+                        self._fill(source_b, b_block, tile.nr, cols, depth, b_stride, "b")
                 else:
                     assert self.b_panels is not None
-                    b_stride = code.mul(K, tile.nr)
+                    b_stride = code.mul(self._padded(code, K), tile.nr)
                     panels = code.ceildiv(N, tile.nr)
                     panel = code.add(code.mul(number, panels), code.div(col, tile.nr))
                     at = code.add(code.mul(panel, b_stride), code.mul(start, tile.nr))
-                    b_base = code.at(frame.array(self.b_panels), at, self.element)
+                    b_base = code.at(frame.array(self.b_panels), at, of_b)
                 first = code.equal(q, first_block)
                 last = code.equal(q, last_block)
                 row_panels = code.ceildiv(rows, tile.mr)
                 if row_kernel is not None:
-                    assert source_b is not None and row_sums is not None
+                    assert source_b is not None
                     whole = code.mul(code.div(cols, tile.nr), tile.nr)
-                    place = code.add(source_b.x.at(0), source_b.k.at(0))
-                    place = code.add(source_b.batch_offset, place)
-                    code.b.call(
-                        row_kernel,
-                        [
-                            code.value(depth), a_panels,
-                            code.at(source_b.base(), place, self.element),
-                            code.value(source_b.k.stride), home, first, row_sums,
-                            code.value(whole),
-                        ],
-                    )  # fmt: skip
+                    step = source_b.k.stride if p.one_row == "rows" else source_b.x.stride
+                    arguments = [
+                        code.value(depth), a_panels, source_b.address(0, 0), code.value(step),
+                        home, first, *([row_sums] if row_sums is not None else []),
+                        code.value(whole),
+                    ]  # fmt: skip
+                    code.b.call(row_kernel, arguments)
                 with code.loop(0, code.ceildiv(cols, tile.nr)) as j:
-                    b_panel = code.at(b_base, code.mul(j, b_stride), self.element)
+                    col = code.mul(j, tile.nr)
+                    b_panel = code.at(b_base, code.mul(j, b_stride), of_b)
+                    b_step: Int = tile.nr
+                    if p.direct_b:
+                        assert source_b is not None
+                        torn = code.less(code.sub(cols, col), tile.nr)
+                        b_panel = code.b.select(torn, b_base, source_b.address(col, 0))
+                        step = code.value(source_b.k.stride)
+                        b_step = code.b.select(torn, code.value(tile.nr), step)
                     with code.loop(0, row_panels) as i:
                         if source_b is None:
                             self._prefetch_panel(code, b_panel, b_stride, i, row_panels, depth)
-                        a_panel = code.at(a_panels, code.mul(i, a_stride), self.element)
                         where = code.mul(code.add(code.mul(j, row_panels), i), tile.mr * tile.nr)
                         result = code.at(home, where if keep else 0, self.element)
-                        arguments = [
-                            code.value(depth), a_panel, b_panel, code.value(tile.nr), result, first
-                        ]  # fmt: skip
-                        if row_kernel is None:
-                            code.b.call(micro, arguments)
-                        else:  # only the last panel is left, if it is not whole
+                        rest = [b_panel, code.value(b_step), result, first]
+                        if row_kernel is not None:  # the last panel is left, if it is not whole
                             assert source_b is not None
-                            x = code.mul(j, tile.nr)
-                            rest = code.sub(cols, x)
-                            with code.b.if_then(code.less(rest, tile.nr)):
-                                edge_panel(source_b, b_base, x, rest, tile.nr, depth)
-                                arguments[2] = b_base
-                                code.b.call(micro, arguments)
+                            left = code.sub(cols, col)
+                            with code.b.if_then(code.less(left, tile.nr)):
+                                edge_panel(source_b, b_base, col, left, tile.nr, depth)
+                                rest[0] = b_base
+                                code.b.call(micro, [code.value(depth), a_panels, *rest])
+                        elif micro_a is not None:
+                            row = code.mul(i, tile.mr)
+                            with code.b.if_else(code.less(row, whole_rows)) as (there, packed_one):
+                                with there:
+                                    a_panel = source_a.address(row, 0)
+                                    code.b.call(micro_a, [code.value(depth), a_panel, *rest])
+                                with packed_one:
+                                    code.b.call(micro, [code.value(depth), a_panels, *rest])
+                        else:
+                            a_panel = code.at(a_panels, code.mul(i, a_stride), of_a)
+                            code.b.call(micro, [words, a_panel, *rest])
                         if epilogue is not None:
                             with code.b.if_then(last):
                                 self._finish_tile(epilogue, result, i, rows, j, cols)
+
+    @staticmethod
+    def _pack_edge(
+        source: Source, panel: ir.Value, whole: Int, count: Int, width: int, depth: Int
+    ) -> None:
+        """The last panel, where it is torn."""
+        code = source.frame.code
+        rest = code.sub(count, whole)
+        with code.b.if_then(code.less(0, rest)):
+            edge_panel(source, panel, whole, rest, width, depth)
 
     def _prefetch_panel(
         self, code: Code, panel: ir.Value, stride: Int, i: Int, count: Int, depth: Int
     ) -> None:
         """The i-th of `count` shares of the next panel of B, from memory or L3 into L2."""
-        nbytes = size_of(self.element)
+        nbytes = self.packed["b"].itemsize
         total = code.mul(depth, self.plan.tile.nr * nbytes)
         share = code.mul(code.ceildiv(code.div(total, count), 64), 64)
         start = code.mul(i, share)
@@ -287,11 +339,14 @@ class _Engine:
     ) -> None:
         code, tile = epilogue.frame.code, self.plan.tile
         row, col = code.mul(i, tile.mr), code.mul(j, tile.nr)
-        epilogue.emit(
-            result,
-            row, code.min(tile.mr, code.sub(rows, row)),
-            col, code.min(tile.nr, code.sub(cols, col)),
-        )  # fmt: skip
+        p = self.plan
+        row_count: Int = code.min(tile.mr, code.sub(rows, row))
+        col_count: Int = code.min(tile.nr, code.sub(cols, col))
+        if isinstance(p.M, int) and p.M % tile.mr == 0:  # no panel is torn
+            row_count = tile.mr
+        if isinstance(p.N, int) and p.N % tile.nr == 0:
+            col_count = tile.nr
+        epilogue.emit(result, row, row_count, col, col_count)
 
     def _epilogue(self, frame: Frame) -> Epilogue:
         p = self.plan

@@ -111,8 +111,9 @@ class Epilogue:
         with code.loop(0, rows) as i:
             with code.loop(0, whole, self.width) as j:
                 self._at(tile, row, i, col, j, self.width)
-            with code.loop(whole, cols) as j:
-                self._at(tile, row, i, col, j, 1)
+            if not (isinstance(whole, int) and whole == cols):
+                with code.loop(whole, cols) as j:
+                    self._at(tile, row, i, col, j, 1)
 
     def _elements(self, tile: ir.Value, row: Int, rows: Int, col: Int, cols: Int) -> None:
         code = self.frame.code

@@ -33,12 +33,13 @@ from jitgrad.compiler.codegen.code import (
     size_of,
     storage_type,
 )
+from jitgrad.compiler.codegen.dot import DotStep
 from jitgrad.compiler.codegen.emit import Ops
 from jitgrad.compiler.codegen.target import Target
 from jitgrad.runtime.dtypes import DType
 
 _UNROLL = 2  # more is no faster, and takes longer to compile
-_ROWS = 4  # rows that emit_row reads side by side
+_ROWS = 8  # rows that emit_row reads side by side
 
 
 @dataclass(frozen=True)
@@ -67,24 +68,29 @@ _TILES = {
     16: ((6, 2), (4, 3), (5, 2), (3, 4), (2, 5), (1, 8)),
     32: ((14, 2), (8, 3), (12, 2), (6, 4), (5, 4), (4, 6), (3, 8), (2, 8), (1, 12)),
 }
+# With AVX-512 an element of A is an operand in memory, so one vector of B is enough.
+NARROW = (16, 1)
 # Part of the peak that a tile reaches, roughly: loads and latency cost the small ones.
 _WORTH = {(4, 3): 0.97, (5, 2): 0.93, (3, 4): 0.95, (2, 5): 0.85, (1, 8): 0.5}
 
 
 def candidates(target: Target, acc: DType) -> list[Tile]:
-    """The tiles of the target for products of many sizes, the best first. With AVX-512 one fits
-    them all: an element of A is an operand in memory there, so one vector of B is enough."""
+    """The tiles of the target for products of many sizes, the best first."""
     width = max(1, target.vector_bytes // acc.itemsize)
     if target.vector_bytes == 64:
-        return [Tile(16, 1, width)]
+        return [Tile(*NARROW, width)]
     return [Tile(mr, nv, width) for mr, nv in _TILES[vector_registers(target)] if mr > 3]
 
 
-def choose_tile(target: Target, acc: DType, rows: int, cols: int) -> Tile:
-    """The tile that wastes least of its work on a rows x cols result (free to differ)."""
+def choose_tile(
+    target: Target, acc: DType, rows: int, cols: int, among: tuple[tuple[int, int], ...] = ()
+) -> Tile:
+    """The tile that wastes least of its work on a rows x cols result (free to differ); of some, as
+    (rows, vectors), the best first, if they are given."""
     width = max(1, target.vector_bytes // acc.itemsize)
     best, best_cost = None, 0.0
-    for mr, nv in _TILES[vector_registers(target)]:
+    more = (NARROW,) if target.vector_bytes == 64 else ()
+    for mr, nv in among or (*_TILES[vector_registers(target)], *more):
         tile = Tile(mr, nv, width)
         padded = -(-max(rows, 1) // mr) * mr * (-(-max(cols, 1) // tile.nr) * tile.nr)
         cost = padded / _WORTH.get((mr, nv), 1.0 if mr > 3 else 0.9)
@@ -111,8 +117,21 @@ def prefetch(code: Code, address: ir.Value, write: bool, locality: int) -> None:
     code.b.call(function, [address, *flags])
 
 
-def emit_micro(module: ir.Module, name: str, tile: Tile, acc: DType, ops: Ops) -> ir.Function:
-    """The micro-kernel as an internal function of `module`."""
+def emit_micro(
+    module: ir.Module,
+    name: str,
+    tile: Tile,
+    acc: DType,
+    ops: Ops,
+    steps: tuple[int, int] | None = None,
+    dot: DotStep | None = None,
+) -> ir.Function:
+    """The micro-kernel as an internal function of `module`.
+
+    steps: how far apart the rows of A, and its elements along k, lie; None: a packed panel.
+    dot: how words, groups along k, are multiplied; kb, b_step and the panels then count in words.
+    """
+    row_step, k_step = steps or (1, tile.mr)
     element = storage_type(acc)
     vector = ir.VectorType(element, tile.width) if tile.width > 1 else element
     params = [I64, PTR, PTR, I64, PTR, I1]
@@ -132,18 +151,27 @@ def emit_micro(module: ir.Module, name: str, tile: Tile, acc: DType, ops: Ops) -
 
     def step(k_a: ir.Value, k_b: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
         """One step of k: k_a is the offset in A's panel, k_b in B."""
+        read = element if dot is None else I32
+        loaded = vector if dot is None else dot.words
         row_of_b = [
             code.b.load(
-                code.at(b_ptr, code.add(k_b, v * tile.width), element), align=nbytes, typ=vector
+                code.at(b_ptr, code.add(k_b, v * tile.width), read), align=nbytes, typ=loaded
             )
             for v in range(tile.nv)
         ]
         out = list(sums)
         for i in range(tile.mr):
-            x = code.splat(code.load(a, code.add(k_a, i), element), tile.width)
+            x = code.load(a, code.add(k_a, i * row_step), read)
+            x = code.splat(x, tile.width)
             for v in range(tile.nv):
                 j = i * tile.nv + v
-                out[j] = multiply_add(ops, acc, x, row_of_b[v], sums[j])
+                if dot is None:
+                    out[j] = multiply_add(ops, acc, x, row_of_b[v], sums[j])
+                else:
+                    out[j] = dot.add(b, sums[j], x, row_of_b[v])
+        for v, total in enumerate(sums[count:]):  # of B alone
+            assert dot is not None
+            out[count + v] = dot.add(b, total, dot.signs(), row_of_b[v])
         return out
 
     def k_loop(begin: ir.Value, end: ir.Value, unroll: int, sums: list[ir.Value]) -> list[ir.Value]:
@@ -160,7 +188,7 @@ def emit_micro(module: ir.Module, name: str, tile: Tile, acc: DType, ops: Ops) -
         current: list[ir.Value] = list(phis)
         for u in range(unroll):
             ku = code.add(k, u)
-            k_a = code.mul(ku, tile.mr)
+            k_a = code.mul(ku, k_step)
             current = step(code.value(k_a), code.value(code.mul(ku, b_step)), current)
         after = code.value(code.add(k, unroll))
         k.add_incoming(after, b.block)
@@ -180,8 +208,11 @@ def emit_micro(module: ir.Module, name: str, tile: Tile, acc: DType, ops: Ops) -
     for line in range(0, count * tile.width * nbytes, 64):
         prefetch(code, code.at(c, line), write=True, locality=3)
     whole = code.value(code.sub(kb, code.rem(kb, _UNROLL)))
-    sums = k_loop(code.value(0), whole, _UNROLL, [zero] * count)
+    more = tile.nv if dot is not None and dot.dot.flips else 0
+    sums = k_loop(code.value(0), whole, _UNROLL, [zero] * (count + more))
     sums = k_loop(whole, kb, 1, sums)
+    if more:  # what was added to A
+        sums = [b.sub(s, sums[count + j % tile.nv]) for j, s in enumerate(sums[:count])]
 
     store, add = b.append_basic_block("store"), b.append_basic_block("add")
     b.cbranch(first, store, add)
@@ -241,4 +272,51 @@ def emit_row(module: ir.Module, name: str, width: int, acc: DType, ops: Ops) -> 
         added = ops.arithmetic("add", acc, [code.load(c, x, element, width), total])
         code.store(code.b.select(first, total, added), c, x, element)
     code.b.ret_void()
+    return function
+
+
+def emit_columns(module: ir.Module, name: str, width: int, acc: DType, ops: Ops) -> ir.Function:
+    """The product of one row by a matrix whose columns lie together, as an internal function.
+
+        void columns(i64 kb, ptr a, ptr b, i64 b_step, ptr c, i1 first, i64 count)
+
+    As emit_row, but column x of b begins at b + x * b_step. Of `width` columns at a time, a vector
+    each is turned in registers, so that every sum is made in the order of k. A vector is a line of
+    memory or less: whole lines are read, as columns may all meet in one set of the cache.
+    """
+    element = storage_type(acc)
+    kind = ir.FunctionType(VOID, [I64, PTR, PTR, I64, PTR, I1, I64])
+    function = ir.Function(module, kind, name)
+    function.linkage = "internal"
+    function.attributes.add("noinline")
+    function.attributes.add("nounwind")
+    kb, a, b_ptr, b_step, c, first, count = function.args
+    for k in (1, 2, 4):
+        function.args[k].add_attribute("noalias")
+    code = Code(ir.IRBuilder(function.append_basic_block("entry")))
+    b = code.b
+    ops.builder = b
+    vector = ir.VectorType(element, width)
+    whole = code.mul(code.div(kb, width), width)
+    sums = code.local(vector)
+    nbytes = size_of(element)
+
+    def step(k: Int, vectors: list[ir.Value]) -> None:
+        total = b.load(sums, align=nbytes, typ=vector)
+        for j, v in enumerate(vectors):
+            x = code.splat(code.load(a, code.add(k, j), element), width)
+            total = multiply_add(ops, acc, x, v, total)
+        b.store(total, sums, align=nbytes)
+
+    with code.loop(0, count, width) as x:
+        b.store(ir.Constant(vector, None), sums, align=nbytes)
+        columns = [code.at(b_ptr, code.mul(code.add(x, r), b_step), element) for r in range(width)]
+        with code.loop(0, whole, width) as k:
+            step(k, code.transpose([code.load(p, k, element, width) for p in columns]))
+        with code.loop(whole, kb) as k:
+            step(k, [code.join([code.load(p, k, element) for p in columns])])
+        total = b.load(sums, align=nbytes, typ=vector)
+        added = ops.arithmetic("add", acc, [code.load(c, x, element, width), total])
+        code.store(b.select(first, total, added), c, x, element)
+    b.ret_void()
     return function

@@ -100,6 +100,12 @@ class Source:
         (value,) = emit([self.expr], Reader(frame, self.ops, axes))
         return value
 
+    def address(self, x: Int, k: Int) -> ir.Value:
+        """Where the element at flattened indices x_start + x, k_start + k lies."""
+        code = self.frame.code
+        offset = code.add(self.batch_offset, code.add(self.x.at(x), self.k.at(k)))
+        return code.at(self.base(), offset, self.element)
+
     def base(self) -> ir.Value:
         """The address of the array's memory."""
         assert self.access is not None

@@ -16,9 +16,11 @@ import llvmlite.ir as ir
 
 from jitgrad.compiler.codegen.access import Access, Part
 from jitgrad.compiler.codegen.code import I64, PTR, VOID, Code, Int, storage_type
+from jitgrad.compiler.codegen.dot import Dot
 from jitgrad.compiler.codegen.emit import Ops
 from jitgrad.compiler.codegen.frame import Frame, Positions
 from jitgrad.compiler.codegen.packing import Source, pack, takes_single_elements
+from jitgrad.compiler.codegen.packing_groups import pack_groups
 from jitgrad.compiler.codegen.target import Target
 from jitgrad.compiler.loops import INDEX, Array, const, load
 from jitgrad.runtime.dtypes import DType
@@ -39,7 +41,8 @@ class Side:
 @dataclass(frozen=True)
 class Form:
     """What the code of a packing depends on: the operand's dtype and its casts, the innermost
-    first; the accumulator's dtype; the panels' width; its sides."""
+    first; the accumulator's dtype; the panels' width; its sides; in which groups, and whether 128
+    is added (see `packing_groups.py`)."""
 
     dtype: DType
     casts: tuple[DType, ...]
@@ -47,9 +50,11 @@ class Form:
     width: int
     x: Side
     k: Side
+    dot: Dot | None = None
+    flip: bool = False
 
 
-def form_of(source: Source, width: int) -> Form | None:
+def form_of(source: Source, width: int, dot: Dot | None = None, flip: bool = False) -> Form | None:
     """The form of an operand; None where it is no load, so that its code is its own."""
     if source.access is None:
         return None
@@ -67,7 +72,8 @@ def form_of(source: Source, width: int) -> Form | None:
         if known != 1 and not (positions is source.x and takes_single_elements(source, width)):
             known = None  # the code is as good without, and serves others too
         sides.append(Side(known, positions.table is not None, math.gcd(part.run, _RUN)))
-    return Form(source.access.array.dtype, tuple(reversed(casts)), source.acc, width, *sides)
+    dtype = source.access.array.dtype
+    return Form(dtype, tuple(reversed(casts)), source.acc, width, *sides, dot, flip)
 
 
 def emit_packing(module: ir.Module, name: str, form: Form, target: Target) -> ir.Function:
@@ -80,7 +86,10 @@ def emit_packing(module: ir.Module, name: str, form: Form, target: Target) -> ir
         pointer.add_attribute("noalias")
     code = Code(ir.IRBuilder(function.append_basic_block("entry")))
     source = _FormSource(form, Ops(target), code, memory, x, k)
-    pack(source, panels, form.width, count, depth, stride)
+    if form.dot is None:
+        pack(source, panels, form.width, count, depth, stride)
+    else:
+        pack_groups(source, panels, form.dot, form.width, count, depth, stride, form.flip)
     code.b.ret_void()
     return function
 

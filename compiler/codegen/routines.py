@@ -16,9 +16,10 @@ from functools import lru_cache
 import llvmlite.ir as ir
 
 from jitgrad.compiler.codegen.code import VOID
+from jitgrad.compiler.codegen.dot import Dot, DotStep
 from jitgrad.compiler.codegen.emit import Ops
 from jitgrad.compiler.codegen.kernelcode import ROUTINE, Generated
-from jitgrad.compiler.codegen.microkernel import Tile, emit_micro, emit_row
+from jitgrad.compiler.codegen.microkernel import Tile, emit_columns, emit_micro, emit_row
 from jitgrad.compiler.codegen.packing_routine import Form, emit_packing
 from jitgrad.compiler.codegen.target import Target
 from jitgrad.runtime.dtypes import DType
@@ -66,15 +67,32 @@ def _routine(target: Target, emit: Callable[[ir.Module], ir.Function]) -> Routin
 
 
 @lru_cache(maxsize=256)
-def micro_routine(tile: Tile, acc: DType, target: Target) -> Routine:
+def micro_routine(
+    tile: Tile,
+    acc: DType,
+    target: Target,
+    steps: tuple[int, int] | None = None,
+    dot: Dot | None = None,
+) -> Routine:
     """The micro-kernel of a tile; see emit_micro."""
-    return _routine(target, lambda module: emit_micro(module, _NAME, tile, acc, Ops(target)))
+
+    def emit(module: ir.Module) -> ir.Function:
+        step = DotStep(dot, module, tile.width) if dot is not None else None
+        return emit_micro(module, _NAME, tile, acc, Ops(target), steps, step)
+
+    return _routine(target, emit)
 
 
 @lru_cache(maxsize=64)
 def row_routine(width: int, acc: DType, target: Target) -> Routine:
     """One row by a matrix; see emit_row."""
     return _routine(target, lambda module: emit_row(module, _NAME, width, acc, Ops(target)))
+
+
+@lru_cache(maxsize=64)
+def columns_routine(width: int, acc: DType, target: Target) -> Routine:
+    """One row by a matrix whose columns lie together; see emit_columns."""
+    return _routine(target, lambda module: emit_columns(module, _NAME, width, acc, Ops(target)))
 
 
 @lru_cache(maxsize=256)

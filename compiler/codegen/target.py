@@ -36,6 +36,8 @@ class Target:
         has_small_masks: also of 1- and 2-byte elements.
         l1, l2, l3: sizes of the data caches in bytes.
         in_order: whether a worker does the points of a kernel one after the other.
+        has_bfloat_dot: pairs of bfloat16 are multiplied and added to float32 by one instruction.
+        has_byte_dot: so are groups of four bytes, to int32.
     """
 
     in_order: ClassVar[bool] = True
@@ -52,6 +54,8 @@ class Target:
     l1: int = _DEFAULT_CACHES[0]
     l2: int = _DEFAULT_CACHES[1]
     l3: int = _DEFAULT_CACHES[2]
+    has_bfloat_dot: bool = False
+    has_byte_dot: bool = False
 
     @property
     def arch(self) -> str:
@@ -218,7 +222,8 @@ def _describe(
         vector_bytes = 64 if wide else 32 if "avx2" in has else 16
         return Target(
             triple, cpu, features, vector_bytes, "fma" in has, "sse4.1" in has, "f16c" in has,
-            "avx2" in has, wide, l1, l2, l3,
+            "avx2" in has, wide, l1, l2, l3, wide and "avx512bf16" in has,
+            wide and "avx512vnni" in has,
         )  # fmt: skip
     if arch in ("aarch64", "arm64"):
         return Target(

@@ -1,0 +1,90 @@
+"""Dot products of short groups along k, by one instruction: bfloat16 in pairs, bytes in fours.
+
+Owns which contractions can use them (`dot_of`) and the step of the micro-kernel. Elsewhere such
+operands are converted while they are packed.
+
+vdpbf16ps adds two products to a float32, rounding after each, and takes numbers below the normal
+range for zero. vpdpbusd multiplies unsigned bytes by signed ones: signed A is stored with 128 added
+and 128 times the sums of B are taken off in the end. Everything is modulo 2^32, so sums are exact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import llvmlite.ir as ir
+
+from jitgrad.compiler.codegen.code import I32, integers, vector_of
+from jitgrad.compiler.codegen.target import Target
+from jitgrad.compiler.loops import Contraction, Expr
+from jitgrad.runtime import dtypes
+from jitgrad.runtime.dtypes import DType
+
+SIGN = 0x80  # what is added to signed bytes
+_WORD = 4  # bytes of a group
+
+
+@dataclass(frozen=True)
+class Dot:
+    """a, b: the operands' dtypes in panels; group: neighbours along k that lie together."""
+
+    a: DType
+    b: DType
+    group: int
+
+    @property
+    def flips(self) -> bool:
+        """Whether A is stored with 128 added."""
+        return self.a is dtypes.int8
+
+
+def dot_of(c: Contraction, a: Expr, b: Expr, target: Target) -> Dot | None:
+    """How the products of two operands are formed in groups; None where they are not."""
+    kinds = [e.args[0].dtype if e.op == "cast" and e.args[0].op == "load" else None for e in (a, b)]
+    bfloat = [dtypes.bfloat16] * 2
+    if target.has_bfloat_dot and c.acc is dtypes.float32 and kinds == bfloat:
+        return Dot(dtypes.bfloat16, dtypes.bfloat16, 2)
+    signed = kinds[0] in (dtypes.int8, dtypes.uint8) and kinds[1] is dtypes.int8
+    if target.has_byte_dot and c.acc is dtypes.int32 and signed:
+        assert kinds[0] is not None
+        return Dot(kinds[0], dtypes.int8, 4)
+    return None
+
+
+class DotStep:
+    """Multiply-add of words: lanes of a vector are groups of B, a word is a group of A."""
+
+    def __init__(self, dot: Dot, module: ir.Module, width: int) -> None:
+        self.dot, self.width = dot, width
+        words = vector_of(I32, width)
+        self.words = words
+        if dot.b is dtypes.bfloat16:
+            name, self.sums = "llvm.x86.avx512bf16.dpbf16ps.512", vector_of(ir.FloatType(), width)
+            self.lanes: ir.Type = ir.VectorType(_BFloat(), 2 * width)
+        else:
+            name, self.sums = "llvm.x86.avx512.vpdpbusd.512", words
+            self.lanes = ir.VectorType(ir.IntType(8), _WORD * width)
+        kind = ir.FunctionType(self.sums, [self.sums, self.lanes, self.lanes])
+        self.function = module.globals.get(name) or ir.Function(module, kind, name)
+
+    def add(self, b: ir.IRBuilder, total: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
+        """total + x . y, for words of A and of B."""
+        return b.call(self.function, [total, b.bitcast(x, self.lanes), b.bitcast(y, self.lanes)])
+
+    def signs(self) -> ir.Constant:
+        """The word of an A whose elements are 128."""
+        word = int.from_bytes([SIGN] * _WORD, "little", signed=True)
+        return integers(I32, [word] * self.width)
+
+
+class _BFloat(ir.Type):
+    """LLVM's bfloat, which llvmlite has no name for."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _BFloat)
+
+    def __hash__(self) -> int:
+        return hash(_BFloat)
