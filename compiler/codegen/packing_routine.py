@@ -73,7 +73,8 @@ def form_of(source: Source, width: int, dot: Dot | None = None, flip: bool = Fal
             known = None  # the code is as good without, and serves others too
         sides.append(Side(known, positions.table is not None, math.gcd(part.run, _RUN)))
     dtype = source.access.array.dtype
-    return Form(dtype, tuple(reversed(casts)), source.acc, width, *sides, dot, flip)
+    x, k = sides
+    return Form(dtype, tuple(reversed(casts)), source.acc, width, x, k, dot, flip)
 
 
 def emit_packing(module: ir.Module, name: str, form: Form, target: Target) -> ir.Function:
