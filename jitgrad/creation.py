@@ -496,11 +496,18 @@ def linspace(
     wide = dtypes.float64
     if steps == 1:
         return _finish(_full((1,), plain_number(start, wanted), wanted), requires_grad)
-    step = (end - start) / (steps - 1) if steps else 0.0
     # From the nearer end, so that both ends are exact.
-    low = _iota(steps, start, step, wide)
-    high = end - _iota(steps, float(steps - 1), -1.0, wide) * step
-    first_half = _iota(steps, 0, 1, dtypes.int64) < steps // 2
+    number = _iota(steps, 0, 1, dtypes.int64)
+    first_half = number < steps // 2
+    if isinstance(steps, Sym):  # the attributes of iota are numbers; it may turn out to be 1
+        last = _full((), 0.0, wide) + (steps - 1)
+        gap = (end - start) / last.clamp(min=1.0)
+        low, high = number * gap + start, end - (last - number) * gap
+        first_half = first_half | (number == 0)
+    else:
+        step = (end - start) / (steps - 1) if steps else 0.0
+        low = _iota(steps, start, step, wide)
+        high = end - _iota(steps, float(steps - 1), -1.0, wide) * step
     return _finish(cast(apply(OPS["where"], (first_half, low, high), {}), wanted), requires_grad)
 
 

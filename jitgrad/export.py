@@ -260,7 +260,7 @@ def _exported(
     settings: dict[Any, Value] = {}  # numbers that are read, by what recorders know them by
 
     def host_number(scalar: HostScalar) -> Value:
-        if scalar.expr is not None:
+        if scalar.expr is not None or scalar.name[0] == "size":
             return number_node(graph, scalar, host_number)
         if scalar.name not in settings:
             array = np.array(scalar.value, np.float64)

@@ -15,6 +15,7 @@ from typing import Any
 
 from jitgrad.compiler.ir import Graph, Value
 from jitgrad.compiler.ops.record import OPS
+from jitgrad.compiler.symbolic import Sym
 from jitgrad.compiler.types import TensorType
 from jitgrad.effects import is_module
 from jitgrad.hostscalar import HostScalar, is_lifted
@@ -106,13 +107,19 @@ def _named_values(function: Any) -> dict[str, Any]:
 
 
 def number_node(graph: Graph, scalar: HostScalar, leaf: Callable[[HostScalar], Value]) -> Value:
-    """The value of a number that is an expression, in double; `leaf` gives that of a setting."""
+    """The value of a number that is an expression, or a size, in double; `leaf` gives that of a
+    setting."""
     done: dict[int, Value] = {}
     stack: list[Any] = [scalar]
     while stack:
         node = stack[-1]
-        if not is_lifted(node) or node.expr is None:
-            done[id(node)] = leaf(node) if is_lifted(node) else _constant(graph, node)
+        if not is_lifted(node):
+            done[id(node)] = _constant(graph, float(node))
+        elif node.expr is None and node.name[0] == "size":
+            done[id(node)] = _constant(graph, node.name[1])
+        elif node.expr is None:
+            done[id(node)] = leaf(node)
+        if id(node) in done:
             stack.pop()
             continue
         op, operands = node.expr
@@ -125,7 +132,7 @@ def number_node(graph: Graph, scalar: HostScalar, leaf: Callable[[HostScalar], V
     return done[id(scalar)]
 
 
-def _constant(graph: Graph, number: float) -> Value:
+def _constant(graph: Graph, number: float | Sym) -> Value:
     t = TensorType((), float64)
-    attrs = {"shape": (), "value": float(number), "dtype": float64, "device": t.device}
+    attrs = {"shape": (), "value": number, "dtype": float64, "device": t.device}
     return graph.add_node(OPS["full"], (), attrs)[0]

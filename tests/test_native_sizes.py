@@ -13,9 +13,11 @@ from test_native_targets import HARNESS, build, close, needs_node, needs_x86, ne
 from test_python_loader import bare
 
 import jitgrad as jg
+import jitgrad.nn.functional as F
 from jitgrad import nn
 from jitgrad.compiler import link, native
 from jitgrad.compiler.codegen.target import host
+from jitgrad.pytree import leaves_of
 from jitgrad.runtime import load
 from jitgrad.runtime.errors import CompileError
 from jitgrad.serve.models import load_model
@@ -55,6 +57,10 @@ def windows(x):
     return halves.sum(1), jg.cat([x, x * 2], 1), x[1:] - x[:-1]
 
 
+def resized(**options):
+    return lambda x: F.interpolate(x, **options)
+
+
 CASES = {
     "mlp": (mlp, (4, 6), {0: batch}),
     "convolutions": (convolutions, (3, 2, 8, 8), {0: batch}),
@@ -64,6 +70,18 @@ CASES = {
     ),
     "encoder": (lambda: Encoder().eval(), (3, 7), {0: batch, 1: seq}),
     "formulas": (lambda: windows, (6, 4), {0: jg.Dim("n", min=4, max=11), 1: seq}),
+    "numbers": (
+        lambda: lambda x: (x.sum(0) * (1 / x.shape[0]), x * (x.shape[0] - 0.5) ** 0.5,
+                           x / x.shape[1], jg.linspace(-1, 2, x.shape[0])[:, None] + x),
+        (5, 7), {0: batch, 1: seq},
+    ),
+    "linear": (lambda: resized(scale_factor=2, mode="bilinear"), (2, 3, 5, 4), {0: batch, 2: seq}),
+    "cubic": (lambda: resized(size=(8, 5), mode="bicubic"), (2, 3, 5, 4), {2: seq, 3: batch}),
+    "corners": (lambda: resized(size=(1, 9), mode="bilinear", align_corners=True), (2, 3, 5, 4),
+                {2: seq, 3: batch}),
+    "nearest": (lambda: resized(size=(7, 3)), (2, 3, 5, 4), {2: seq, 3: batch}),
+    "nearest-exact": (lambda: resized(scale_factor=3, mode="nearest-exact"), (2, 3, 5),
+                      {0: batch, 2: seq}),
     "reductions": (lambda: lambda x: (x.mean(), x.sum(0), x.cumsum(1), x.sort(0)[0]), (5, 7),
                    {0: batch, 1: seq}),
 }  # fmt: skip
@@ -104,9 +122,11 @@ def test_every_size_gives_what_eager_gives(name, tmp_path):
     for x in inputs(name):
         got = model(x)
         got = got if isinstance(got, tuple) else (got,)
-        for y, want in zip(got, results_of(f, x), strict=True):
-            assert y.shape == want.shape and y.dtype == want.dtype
+        again = leaves_of(graph(jg.from_numpy(x)))
+        for y, z, want in zip(got, again, results_of(f, x), strict=True):
+            assert y.shape == tuple(z.shape) == want.shape and y.dtype == want.dtype
             np.testing.assert_allclose(y, want, rtol=2e-5, atol=2e-6)
+            np.testing.assert_allclose(z.numpy(), want, rtol=2e-5, atol=2e-6)
 
 
 def test_the_bits_are_those_of_a_library_of_that_size(tmp_path):

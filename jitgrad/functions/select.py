@@ -10,7 +10,7 @@ import numpy as np
 
 from jitgrad.casting import widest
 from jitgrad.compiler.ops.record import OPS
-from jitgrad.compiler.symbolic import prod
+from jitgrad.compiler.symbolic import Sym, prod
 from jitgrad.dispatch import apply
 from jitgrad.functions.args import expect_range, one_axis
 from jitgrad.promotion import cast, constant, elementwise, plain_number, result_type
@@ -38,7 +38,9 @@ def expect_positions(name: str, index: Tensor, axis: int, size: Any) -> Tensor:
 
     Raises IndexError for one.
     """
-    text = f"[{name}] index {{value}} is out of bounds for dimension {axis} with size {size}"
+    text = f"[{name}] index {{value}} is out of bounds for dimension {axis}"
+    if not isinstance(size, Sym):  # a text would fix it
+        text += f" with size {size}"
     return expect_range(index, 0, size - 1, IndexError, text)
 
 
