@@ -17,6 +17,7 @@ from jitgrad.compiler.cost import nbytes
 from jitgrad.compiler.image import CONTROL, Image
 from jitgrad.compiler.loops import Array, Kernel
 from jitgrad.compiler.passes.memory import plan_memory
+from jitgrad.compiler.passes.recompute import check_limit
 from jitgrad.compiler.stages import Nested, Stages
 from jitgrad.compiler.symbolic import Dim, Sym, evaluate, hint
 from jitgrad.runtime.buffers import round_up
@@ -206,6 +207,7 @@ def replanner(stages: Stages) -> _Replan:
 
         with stages.graph.env.deciding_by_form():
             plan = plan_memory(stages.schedule, fixed, workspace, size_of)
+        check_limit(plan, stages.memory_limit, lambda d: evaluate(d, dims))
         return {**_Rows(replace(stages, plan=plan)).image.arena, -1: plan.peak}
 
     return replan

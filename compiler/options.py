@@ -13,7 +13,9 @@ class Options:
 
     strides: (input number, memory strides in elements) of inputs that are not dense row-major.
     target: the machine; None is this one.
+    memory_limit: the most bytes that the plan of temporaries may have; None is no limit.
     """
 
     strides: tuple[tuple[int, tuple[int, ...]], ...] = ()
     target: Target | None = None
+    memory_limit: int | None = None

@@ -42,9 +42,10 @@ from jitgrad.compiler.passes.chain import chain
 from jitgrad.compiler.passes.checks import keep_checks
 from jitgrad.compiler.passes.fuse import fuse
 from jitgrad.compiler.passes.inline import inline
-from jitgrad.compiler.passes.memory import plan_memory
+from jitgrad.compiler.passes.memory import Plan, plan_memory
 from jitgrad.compiler.passes.merge import merge
-from jitgrad.compiler.passes.order import order
+from jitgrad.compiler.passes.order import Schedule, order
+from jitgrad.compiler.passes.recompute import check_limit, recompute
 from jitgrad.compiler.passes.simplify import simplify
 from jitgrad.compiler.passes.stages import stage
 from jitgrad.compiler.printer import kernel_text, plan_text, program_text
@@ -256,13 +257,26 @@ def to_stages(
             else run.compile(canonical.generate(k, target, path))
             for k in run.progress.each(ordered, "code of kernel")
         }
-    run.dump("llvm", lambda: "\n".join(g.module_text for g in generated.values()))
+    fixed = {*program.inputs, *program.fresh}
+
+    def plan_of(planned: Schedule) -> Plan:
+        for k in (k for wave in planned.waves for k in wave):
+            if k not in generated:
+                generated[k] = canonical.generate(k, target, path)
+        return plan_memory(planned, fixed, {k: g.workspace for k, g in generated.items()})
+
     with run.step("memory"):
-        fixed = {*program.inputs, *program.fresh}
-        workspace = {k: g.workspace for k, g in generated.items()}
-        plan = plan_memory(schedule, fixed, workspace)
+        plan = plan_of(schedule)
+    limit = options.memory_limit
+    if limit is not None and plan.peak > limit:
+        with run.step("recompute"):
+            schedule, plan = recompute(schedule, fixed, plan_of, limit)
+        ordered = [k for wave in schedule.waves for k in wave]
+        generated = {k: run.compile(generated[k]) for k in ordered}
+    check_limit(plan, limit)
+    run.dump("llvm", lambda: "\n".join(g.module_text for g in generated.values()))
     run.dump("plan", lambda: plan_text(plan))
-    return Stages(graph, program, ordered, schedule, generated, plan, nested)
+    return Stages(graph, program, ordered, schedule, generated, plan, nested, limit)
 
 
 def _bytes_before(graph: Graph) -> int:

@@ -24,6 +24,7 @@ class Stages:
     generated: dict[Kernel, Generated]
     plan: Plan
     nested: dict[Kernel, Nested] = field(default_factory=dict)
+    memory_limit: int | None = None
 
     def all_generated(self) -> Iterator[Generated]:
         """The code of all kernels and their routines, those of bodies too."""

@@ -53,6 +53,7 @@ def jit(
     static_argnames: str | Iterable[str] | None = None,
     dynamic: bool | None = None,
     dynamic_shapes: Any = None,
+    memory_limit: int | None = None,
 ) -> Any:
     """Compiles a function (decorator), or a Module (a wrapper with the same state).
 
@@ -74,20 +75,23 @@ def jit(
             was seen; True, all; False, none.
         dynamic_shapes: sizes that are declared to differ, by argument, as torch.export takes them:
             `{"x": {0: Dim("batch", min=1, max=64)}}`.
+        memory_limit: the most bytes that temporaries of a compiled call may take. What does not
+            fit otherwise is computed again where it is needed again, with the same bits.
 
-    Raises TypeError for what cannot be called.
+    Raises TypeError for what cannot be called, ValueError for a memory_limit below 0; calls raise
+    MemoryLimitError, naming the largest tensors, where the limit cannot be kept.
     """
     if function is None:
         return functools.partial(
             jit, fallback=fallback, pure=pure, check=check, segments=segments, name=name,
             static_argnums=static_argnums, static_argnames=static_argnames, dynamic=dynamic,
-            dynamic_shapes=dynamic_shapes,
+            dynamic_shapes=dynamic_shapes, memory_limit=memory_limit,
         )  # fmt: skip
     if isinstance(function, (staticmethod, classmethod)):
         raise TypeError("[jit] expected a function; put @jit below @staticmethod or @classmethod")
     options: dict[str, Any] = {
         "fallback": fallback, "pure": pure, "check": check, "segments": segments, "name": name,
-        "dynamic": dynamic, "dynamic_shapes": dynamic_shapes,
+        "dynamic": dynamic, "dynamic_shapes": dynamic_shapes, "memory_limit": memory_limit,
     }  # fmt: skip
     if static_argnums is not None or static_argnames is not None:
         if is_module(function):

@@ -17,7 +17,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import BuiltinFunctionType, FrameType, FunctionType, MethodType
 from typing import Any
 
@@ -38,7 +38,7 @@ from jitgrad.recompiles import STORM, refuse_recording, warn_of_storm
 from jitgrad.recorder import Recorder, Trace
 from jitgrad.replay import Specialisation
 from jitgrad.replay_support import MISS, overlap
-from jitgrad.runtime.errors import CompileError, FallbackWarning
+from jitgrad.runtime.errors import CompileError, FallbackWarning, MemoryLimitError
 from jitgrad.runtime.knobs import knobs
 from jitgrad.runtime.userline import warn
 from jitgrad.segmented import Segmented, signature_of
@@ -88,17 +88,20 @@ class JitFunction:
         name: str | None = None,
         dynamic: bool | None = None,
         dynamic_shapes: Any = None,
+        memory_limit: int | None = None,
     ) -> None:
         if not callable(function):
             raise TypeError(f"[jit] expected a function; got {type(function).__name__}")
         if fallback not in (None, "warn", "error", "silent"):
             raise ValueError(f"[jit] expected fallback warn, error or silent; got {fallback!r}")
+        if memory_limit is not None and memory_limit < 0:
+            raise ValueError(f"[jit] expected a memory_limit of 0 or more; got {memory_limit}")
         functools.update_wrapper(self, function, updated=())
         self.__wrapped__ = function
         known = getattr(function, "__qualname__", type(function).__name__)
         self.name: str = name or str(known)
         self._fallback, self._pure, self._check = fallback, pure, check
-        self._segments = segments
+        self._segments, self.memory_limit = segments, memory_limit
         self._history = History(dynamic, dynamic_shapes)
         self.specialisations: list[Specialisation] = []
         self.eager: list[Eager] = []
@@ -120,7 +123,7 @@ class JitFunction:
         return {
             "fallback": self._fallback, "pure": self._pure, "check": self._check,
             "segments": self._segments, "name": self.name, "dynamic": self._history.dynamic,
-            "dynamic_shapes": self._history.declared,
+            "dynamic_shapes": self._history.declared, "memory_limit": self.memory_limit,
         }  # fmt: skip
 
     def __copy__(self) -> JitFunction:
@@ -519,6 +522,8 @@ class JitFunction:
                 pair = trace.pair
                 pair.make = lambda graph, count: self._compiled_backward(trace, graph, count)
                 pair.run = pair.make(pair.backward, len(pair.cotangents))
+        except MemoryLimitError:
+            raise
         except Exception as error:
             text = f"the compiler cannot: {type(error).__name__}: {error}"
             raise CompileError(text) from error
@@ -527,6 +532,7 @@ class JitFunction:
 
     def _compiled(self, graph: Graph, options: Options) -> tuple[Any, Callable[[Any], Any]]:
         """A graph's code, and what runs it (beside the references where these are asked for)."""
+        options = replace(options, memory_limit=self.memory_limit)
         compiled = find_compiled(graph, options)
         if compiled is None:
             from jitgrad.compiler.pipeline import compile_graph
@@ -557,6 +563,8 @@ class JitFunction:
     def _compile_segment(self, graph: Graph, options: Options) -> Any:
         try:
             return self._compiled(graph, options)
+        except MemoryLimitError:
+            raise
         except Exception as error:
             text = f"the compiler cannot: {type(error).__name__}: {error}"
             raise CompileError(text) from error

@@ -7,6 +7,7 @@ tensors, slots and generators is put back), and the object that `jit(f).lower(..
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from jitgrad.compiler.codegen.cuda.target import gpu_target
@@ -160,7 +161,8 @@ class Lowered:
         self.backward: Graph | None = None if pair is None else pair.backward
         for entry in self.trace.entries:
             entry.strides = None if entry.array is None else layout(entry.array)
-        self.options = compile_options(self.trace)
+        options = compile_options(self.trace)
+        self.options = replace(options, memory_limit=function.memory_limit)
         self._stages: Any = None
         self._held: list[Any] = []
 

@@ -23,6 +23,10 @@ class CompileError(RuntimeError):
     """A graph could not be compiled; jit falls back to eager with this as its reason."""
 
 
+class MemoryLimitError(RuntimeError):
+    """A compiled function needs more memory than its `memory_limit`: jit does not fall back."""
+
+
 class ArtifactError(RuntimeError):
     """A file made by export is missing, altered, truncated, or for another machine or version."""
 
