@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from jitgrad.compiler.cost import nbytes
 from jitgrad.compiler.loops import (
     Array,
+    ChainKernel,
     Contraction,
     ContractionKernel,
     Expr,
@@ -155,7 +156,7 @@ class _Uses:
         if a in self.fixed or a in self.schedule.home or a in self.special:
             return False
         k = self.maker[a]
-        return not isinstance(k, SpecialKernel) and not can_fault(k)
+        return isinstance(k, (LoopKernel, ContractionKernel)) and not can_fault(k)
 
     def _copy(self, a: Array, wave: int, copies: _Copies, depth: int) -> bool:
         """Adds a copy of the kernel of `a`, and of those whose results it lacks; or says no."""
@@ -228,6 +229,10 @@ def renamed(kernel: Kernel, reads: Mapping[Array, Array], writes: Mapping[Array,
     """A kernel that reads and writes other arrays. With `writes`, it stores nothing else."""
     mapping = {**reads, **writes}
     assert not isinstance(kernel, SpecialKernel)
+    if isinstance(kernel, ChainKernel):
+        assert not writes
+        parts = [renamed(k, reads, {}) for k in kernel.kernels]
+        return replace(kernel, kernels=parts)
     if isinstance(kernel, ContractionKernel):
         old = kernel.array
         c = kernel.contraction
