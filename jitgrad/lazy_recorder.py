@@ -143,13 +143,13 @@ class LazyRecorder:
         storage = target._storage
         with self.lock:
             if storage.array is not None and storage not in self.writes:
-                if is_shared(storage, target._data):
+                if storage in self.parts:
+                    self.flush("it writes to a tensor of which it has read a part")
+                if self._is_shared(storage, target):
                     if self.holds(value._storage):
                         self.flush("it writes to memory that a NumPy array shares")
                     _write_now(target, value)
                     return
-                if storage in self.parts:
-                    self.flush("it writes to a tensor of which it has read a part")
                 self.segments.written.add(storage)
                 self.writes[storage] = self._root(storage)
             new = self._value_of(value)
@@ -285,6 +285,12 @@ class LazyRecorder:
         self.numbers[storage] = number
         return number
 
+    def _is_shared(self, storage: Storage, x: Tensor) -> bool:
+        """Whether others see or change the memory of a storage. What is an input of this segment
+        they do not: its memory was its own when it was read, and `export` ends the segment. (The
+        inputs refer to the array, as others might.)"""
+        return storage not in self.numbers and is_shared(storage, x._data)
+
     def _exported(self, storage: Storage, x: Tensor) -> int:
         """The number of memory that others can write: of a copy, as it is now."""
         array = x._data
@@ -343,7 +349,7 @@ class LazyRecorder:
         storage, chain = x._storage, x._chain
         if storage.array is None and storage not in self.numbers:
             fetch(x)  # of another thread's call
-        if storage.array is not None and is_shared(storage, x._data):
+        if storage.array is not None and self._is_shared(storage, x):
             return self._exported(storage, x)
         count = self.counts.get(storage, 0)
         known = self.views.get(id(chain))

@@ -6,7 +6,9 @@ returns, prints and leaves behind must be equal, and the number of native segmen
 
 import contextlib
 import copy
+import gc
 import io
+import itertools
 import logging
 import random
 import threading
@@ -1246,3 +1248,42 @@ def test_a_call_that_changes_what_its_argument_shows_is_recorded_once():
         x = jitgrad.ones(3)
         assert f(x).shape == (1, 3) and x.shape == (1, 3)
     assert f.stats.traces == 1
+
+
+READS = [
+    lambda x: x + 1,
+    lambda x: x[:1] + 1,
+    lambda x: x.t() + 1,
+    lambda x: x[1:2].sum() + x,
+]
+WRITES = [
+    lambda x, s: x.fill_(s),
+    lambda x, s: x[:2].fill_(s),
+    lambda x, s: x.mul_(s),
+    lambda x, s: x.t().add_(s),
+]
+AFTER = [lambda x: x[:1], lambda x: x * 1, lambda x: x[:2] * 1, lambda x: x.t() * 1]
+
+
+def test_memory_of_an_array_that_is_gone_is_read_before_it_is_written():
+    """What a segment has read refers to the memory, as a NumPy array on it would."""
+    cases = []
+    for read, write, after in itertools.product(READS, WRITES, AFTER):
+        happened: list = []
+
+        def body(x, s, read=read, write=write, after=after, happened=happened):
+            happened.append(None)
+            y = read(x)
+            write(x, s)
+            return [y, after(x)]
+
+        cases.append((body, jitgrad.jit(body), jitgrad.from_numpy(np.diag([1.0, 2.0, 3.0]))))
+    for s in (0.5, 2.0, 0.5, -1.0, 3.0):
+        for n, (body, fast, x) in enumerate(cases):
+            twin = x.clone()
+            got, want = fast(x, s), body(twin, s)
+            assert all(a.equal(b) for a, b in zip(got, want, strict=True)), (n, s, got, want)
+            assert x.equal(twin), (n, s)
+        if s == 0.5:
+            gc.collect()  # the recording has referred to the memory until here
+    assert all(fast.stats.segments for _, fast, _ in cases)
