@@ -17,6 +17,7 @@ from jitgrad.compiler.codegen.program import prepare
 from jitgrad.compiler.codegen.special import generate_special
 from jitgrad.compiler.codegen.split import split
 from jitgrad.compiler.codegen.target import Target
+from jitgrad.compiler.codegen.tiles import tiled
 from jitgrad.compiler.loops import ChainKernel, ContractionKernel, Kernel, LoopKernel
 
 
@@ -32,8 +33,11 @@ def generate(kernel: Kernel, target: Target) -> Generated:
 
 
 def generate_loops(kernel: LoopKernel, target: Target) -> Generated:
-    """Code for a LoopKernel: one launch, or more for sums over columns (columns.py) and for a
-    large reduction to few outputs (split.py)."""
+    """Code for a LoopKernel: one launch, in tiles where it turns memory around (tiles.py), or more
+    for sums over columns (columns.py) and for a large reduction to few outputs (split.py)."""
     program = prepare(kernel)
+    part = tiled(program, target)
+    if part is not None:
+        return assemble([part], target, [])
     programs, workspace = launch_folds(program) or launch_columns(program) or split(program)
     return assemble([Part(p, nest.emit) for p in programs], target, workspace)
