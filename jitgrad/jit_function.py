@@ -47,6 +47,7 @@ from jitgrad.sources import Captured
 from jitgrad.state import abstract_mode, state
 from jitgrad.tensor import Tensor
 from jitgrad.tree import MAX_WAYS, Forest
+from jitgrad.unrolled import warn_of_loop
 from jitgrad.watch import Watch
 
 MAX_SPECIALISATIONS = 32
@@ -113,6 +114,7 @@ class JitFunction:
         self._last_miss: list[str] = []
         self._refused = ""
         self._warned = False
+        self._told_of_loop = False
         JitFunction.instances.add(self)
 
     def __get__(self, owner: Any, cls: type | None = None) -> Any:
@@ -392,6 +394,8 @@ class JitFunction:
             return as_floats
         assert trace is not None
         guard.special = {name[1]: v for name, v in trace.special.items() if name[0] == "arg"}
+        if not self._told_of_loop and (self._fallback or knobs.fallback) != "silent":
+            self._told_of_loop = warn_of_loop(self.name, trace.graph)  # before it is compiled
         spec = Specialisation(self.name, trace, watch, guard, modes, self._compile, names)
         self._add(spec)
         fixed = recorder.symbols.fixed()

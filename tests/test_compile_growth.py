@@ -119,6 +119,7 @@ def updates(n):
     return run, [jg.randn(3) for _ in range(n)]
 
 
+@pytest.mark.filterwarnings("ignore:.*step by step")
 @pytest.mark.parametrize("make", [chain, unrolled, towers, slices, updates])
 def test_passes_look_at_each_thing_a_few_times(make, monkeypatch):
     """From n steps to 4 n: what orders groups and kernels, and what walks expressions, looks at
