@@ -19,6 +19,8 @@ from jitgrad.onnx.errors import OnnxLoadError, OnnxNodeError, OnnxUnsupportedErr
 from jitgrad.onnx.importing import attention as attention
 from jitgrad.onnx.importing import control as control
 from jitgrad.onnx.importing import elementwise as elementwise
+from jitgrad.onnx.importing import linear_attention as linear_attention
+from jitgrad.onnx.importing import ml as ml
 from jitgrad.onnx.importing import networks as networks
 from jitgrad.onnx.importing import quantization as quantization
 from jitgrad.onnx.importing import recurrent as recurrent
@@ -26,6 +28,7 @@ from jitgrad.onnx.importing import reductions as reductions
 from jitgrad.onnx.importing import sampling as sampling
 from jitgrad.onnx.importing import shapes as shapes
 from jitgrad.onnx.importing import signals as signals
+from jitgrad.onnx.importing import training as training
 from jitgrad.onnx.importing.calls import (
     HANDLERS,
     Call,
