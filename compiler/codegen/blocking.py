@@ -6,7 +6,8 @@ which order (`depth_block`, `splits`) is a function of the logical shape and the
 dtype alone, never of the target, hints, threads or the choice of sides; all other sizes are free.
 
     result = ((split 0 + split 1) + ...);  split = ((block 0 + block 1) + ...);
-    block = its products in the order of k, from zero
+    block = its products in the order of k, from zero; if m or n is 1, the sum of four such sums,
+            of products 0, 4, 8, ..; 1, 5, ..; 2, ..; and 3, ..: (0 + 1) + (2 + 3)
 
 with ceil(K / DEPTH) blocks of equal size, rounded up to 16, but for the last.
 """
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 
 from jitgrad.compiler.codegen.access import Access, operand_access, separate
 from jitgrad.compiler.codegen.dot import Dot, dot_of
-from jitgrad.compiler.codegen.microkernel import NARROW, Tile, choose_tile
+from jitgrad.compiler.codegen.microkernel import LANES, NARROW, Tile, choose_tile
 from jitgrad.compiler.codegen.target import Target
 from jitgrad.compiler.loops import ContractionKernel, Expr, kernel_reads, kernel_writes
 from jitgrad.compiler.symbolic import Dim, Func, Sym, hint, prod, smax, smin
@@ -35,7 +36,7 @@ _PANELS = 4  # panels of A that a block of rows has at least
 _COLS = 1024  # the most columns of a block of a shared B
 _DIRECT = 128  # the most rows and columns of a product whose operands are read where they lie
 _DIRECT_BYTES = 1 << 17  # and the most bytes of an operand
-_ROW_COLS = 2048  # the most columns of one row, whose sums stay in L1
+_ROW_COLS = 1024  # the most columns of one row, whose sums stay in L1
 
 Group = tuple[int, ...]
 
@@ -83,6 +84,11 @@ class Plan:
         return max(1, _TASK_WORK // (self.block_rows * self.block_cols * depth))
 
     @property
+    def lanes(self) -> int:
+        """Sums that each result has."""
+        return LANES if _is_one(self.M) else 1
+
+    @property
     def row_blocks(self) -> Dim:
         return ceildiv(self.M, self.block_rows)
 
@@ -125,15 +131,14 @@ def plan_blocks(kernel: ContractionKernel, target: Target) -> Plan:
     one_row = ""
     if _is_one(M):
         if _is_readable(access):
-            one_row, tile = "rows", Tile(1, 2 if hn <= 4 * tile.width else 8, tile.width)
+            one_row, tile = "rows", Tile(1, 1, tile.width)
         elif (
             access is not None and access.parts[2].is_unit and access.parts[1].stride is not None
-            and tile.width >= 4 and hn >= tile.width and c.acc.is_floating_point
+            and tile.width >= LANES and hn >= tile.width and c.acc.is_floating_point
         ):  # fmt: skip
             one_row, tile = "columns", Tile(1, 1, tile.width)
         else:
-            along_k = access is not None and access.parts[2].is_unit
-            tile = Tile(1, 2 if along_k or hn <= 4 * tile.width else 8, tile.width)
+            tile = Tile(1, 2, tile.width)
     depth_cap = min(DEPTH, -(-K // _ROUND) * _ROUND) if isinstance(K, int) else DEPTH
     depth_cap = max(depth_cap, 1)
     nbytes = c.acc.itemsize if dot is None else dot.a.itemsize

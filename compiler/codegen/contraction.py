@@ -23,7 +23,7 @@ from jitgrad.compiler.codegen.emit import Ops
 from jitgrad.compiler.codegen.epilogue import Epilogue
 from jitgrad.compiler.codegen.frame import Frame, link
 from jitgrad.compiler.codegen.kernelcode import Generated
-from jitgrad.compiler.codegen.microkernel import prefetch
+from jitgrad.compiler.codegen.microkernel import LANES, prefetch
 from jitgrad.compiler.codegen.packing import Source, edge_panel, pack
 from jitgrad.compiler.codegen.packing_groups import pack_groups
 from jitgrad.compiler.codegen.packing_routine import call_packing, form_of
@@ -171,7 +171,7 @@ class _Engine:
     # -- launch: blocks ------------------------------------------------------------------------
     def _blocks(self, frame: Frame) -> None:
         p, code, tile = self.plan, frame.code, self.plan.tile
-        micro = self.uses(micro_routine(tile, self.acc, self.target, dot=p.dot))
+        micro = self.uses(micro_routine(tile, self.acc, self.target, dot=p.dot, lanes=p.lanes))
         of_a, of_b = (storage_type(self.packed[side]) for side in "ab")
         micro_a = None  # for panels of A that are read where they lie
         if p.direct_a is not None:
@@ -188,7 +188,7 @@ class _Engine:
             row_kernel = self.uses(columns_routine(tile.width, self.acc, self.target))
         elif p.one_row:
             row_kernel = self.uses(row_routine(tile.width, self.acc, self.target))
-            row_sums = frame.scratch(self.element, p.block_cols)
+            row_sums = frame.scratch(self.element, LANES * p.block_cols)
         epilogue = None if self.split else self._epilogue(frame)
         # Tiles outlive their block of k, or are all made at once; else one is enough.
         keep = self.split or bool(p.one_row) or not (isinstance(p.K, int) and p.K <= DEPTH)

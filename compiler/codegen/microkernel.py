@@ -7,7 +7,8 @@ Owns the table of tile sizes (from the number of vector registers) and `emit_mic
 c[mr][nr] (dense, accumulator dtype) = or += the product of a packed panel of A ([kb][mr]) with kb
 rows of nr columns of B, b_step elements apart (nr for a packed panel). Every element of the
 product is summed in the order of k, from zero, by fused multiply-adds where the target has them;
-so its bits do not depend on the tile. `emit_row` is the form for one row by a matrix in place.
+so its bits do not depend on the tile. Where there is one row, there are LANES such sums of each
+element, and `emit_row` and `emit_columns` are the forms for a matrix in place.
 
 Design: Van Zee and van de Geijn, "BLIS: A Framework for Rapidly Instantiating BLAS
 Functionality", ACM TOMS 41(3), 2015. The tile fills the registers but for those that hold a row
@@ -29,6 +30,7 @@ from jitgrad.compiler.codegen.code import (
     VOID,
     Code,
     Int,
+    integers,
     is_float,
     size_of,
     storage_type,
@@ -39,7 +41,8 @@ from jitgrad.compiler.codegen.target import Target
 from jitgrad.runtime.dtypes import DType
 
 _UNROLL = 2  # more is no faster, and takes longer to compile
-_ROWS = 8  # rows that emit_row reads side by side
+LANES = 4  # sums of each result of a product with one row; `joined` adds them up
+_ROWS = 2 * LANES  # rows that emit_row reads side by side
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,12 @@ def prefetch(code: Code, address: ir.Value, write: bool, locality: int) -> None:
     code.b.call(function, [address, *flags])
 
 
+def joined(ops: Ops, acc: DType, lanes: list[ir.Value]) -> ir.Value:
+    """The sum of LANES sums."""
+    add = [ops.arithmetic("add", acc, lanes[i : i + 2]) for i in (0, 2)]
+    return ops.arithmetic("add", acc, add)
+
+
 def emit_micro(
     module: ir.Module,
     name: str,
@@ -125,11 +134,14 @@ def emit_micro(
     ops: Ops,
     steps: tuple[int, int] | None = None,
     dot: DotStep | None = None,
+    lanes: int = 1,
 ) -> ir.Function:
     """The micro-kernel as an internal function of `module`.
 
     steps: how far apart the rows of A, and its elements along k, lie; None: a packed panel.
     dot: how words, groups along k, are multiplied; kb, b_step and the panels then count in words.
+    lanes: LANES for products that have one row: the sum is that of `lanes` sums, each of every
+        lanes-th product, added up as `joined` does.
     """
     row_step, k_step = steps or (1, tile.mr)
     element = storage_type(acc)
@@ -188,8 +200,12 @@ def emit_micro(
         current: list[ir.Value] = list(phis)
         for u in range(unroll):
             ku = code.add(k, u)
-            k_a = code.mul(ku, k_step)
-            current = step(code.value(k_a), code.value(code.mul(ku, b_step)), current)
+            k_a, k_b = code.value(code.mul(ku, k_step)), code.value(code.mul(ku, b_step))
+            if len(current) == every:
+                current = step(k_a, k_b, current)
+            else:  # a lane for each step
+                mine = slice(u * every, (u + 1) * every)
+                current[mine] = step(k_a, k_b, current[mine])
         after = code.value(code.add(k, unroll))
         k.add_incoming(after, b.block)
         for phi, s in zip(phis, current, strict=True):
@@ -207,10 +223,22 @@ def emit_micro(
 
     for line in range(0, count * tile.width * nbytes, 64):
         prefetch(code, code.at(c, line), write=True, locality=3)
-    whole = code.value(code.sub(kb, code.rem(kb, _UNROLL)))
     more = tile.nv if dot is not None and dot.dot.flips else 0
-    sums = k_loop(code.value(0), whole, _UNROLL, [zero] * (count + more))
-    sums = k_loop(whole, kb, 1, sums)
+    every = count + more  # the sums of a lane
+    unroll = _UNROLL if lanes == 1 else lanes
+    whole = code.value(code.sub(kb, code.rem(kb, unroll)))
+    sums = k_loop(code.value(0), whole, unroll, [zero] * (every * lanes))
+    if lanes == 1:
+        sums = k_loop(whole, kb, 1, sums)
+    else:
+        for lane in range(lanes - 1):  # what is left, a step for each lane
+            k = code.value(code.add(whole, lane))
+            mine = slice(lane * every, (lane + 1) * every)
+            sums[mine] = k_loop(k, code.value(code.min(kb, code.add(k, 1))), 1, sums[mine])
+        sums = [
+            joined(ops, acc, [sums[lane * every + j] for lane in range(lanes)])
+            for j in range(every)
+        ]
     if more:  # what was added to A
         sums = [b.sub(s, sums[count + j % tile.nv]) for j, s in enumerate(sums[:count])]
 
@@ -234,7 +262,7 @@ def emit_row(module: ir.Module, name: str, width: int, acc: DType, ops: Ops) -> 
         void row(i64 kb, ptr a, ptr b, i64 b_step, ptr c, i1 first, ptr sums, i64 count)
 
     c[count] = or += a[kb] @ b, in the same order of operations as the micro-kernel. `count` is a
-    multiple of `width`; sums[count] is scratch. A few rows of b at a time are read along their
+    multiple of `width`; sums[LANES * count] is scratch. A few rows of b at a time are read along their
     whole length, which the memory system likes better than tall narrow panels.
     """
     element = storage_type(acc)
@@ -249,26 +277,36 @@ def emit_row(module: ir.Module, name: str, width: int, acc: DType, ops: Ops) -> 
     code = Code(ir.IRBuilder(function.append_basic_block("entry")))
     ops.builder = code.b
     zero = ir.Constant(ir.VectorType(element, width) if width > 1 else element, None)
-    with code.loop(0, count, width) as x:
+    with code.loop(0, code.mul(count, LANES), width) as x:
         code.store(zero, sums, x, element)
 
-    def rows(k: Int, many: int) -> None:
-        """sums += rows k .. k + many - 1, in order."""
-        scalars = [code.splat(code.load(a, code.add(k, r), element), width) for r in range(many)]
-        starts = [code.at(b_ptr, code.mul(code.add(k, r), b_step), element) for r in range(many)]
-        with code.loop(0, count, width) as x:
-            total = code.load(sums, x, element, width)
-            for scalar, start in zip(scalars, starts, strict=True):
-                total = multiply_add(ops, acc, scalar, code.load(start, x, element, width), total)
-            code.store(total, sums, x, element)
+    def lane_at(lane: Int, x: Int) -> Int:
+        return code.add(code.mul(lane, count), x)
+
+    def read(k: Int, x: Int) -> ir.Value:
+        row = code.at(b_ptr, code.mul(k, b_step), element)
+        return code.load(row, x, element, width)
 
     whole = code.mul(code.div(kb, _ROWS), _ROWS)
     with code.loop(0, whole, _ROWS) as k:
-        rows(k, _ROWS)
+        ks = [code.add(k, r) for r in range(_ROWS)]
+        scalars = [code.splat(code.load(a, k, element), width) for k in ks]
+        with code.loop(0, count, width) as x:
+            for lane in range(LANES):
+                total = code.load(sums, lane_at(lane, x), element, width)
+                for r in range(lane, _ROWS, LANES):
+                    total = multiply_add(ops, acc, scalars[r], read(ks[r], x), total)
+                code.store(total, sums, lane_at(lane, x), element)
     with code.loop(whole, kb) as k:
-        rows(k, 1)
+        scalar = code.splat(code.load(a, k, element), width)
+        lane_start = code.mul(code.rem(k, LANES), count)
+        with code.loop(0, count, width) as x:
+            at = code.add(lane_start, x)
+            total = code.load(sums, at, element, width)
+            code.store(multiply_add(ops, acc, scalar, read(k, x), total), sums, at, element)
     with code.loop(0, count, width) as x:
-        total = code.load(sums, x, element, width)
+        parts = [code.load(sums, lane_at(lane, x), element, width) for lane in range(LANES)]
+        total = joined(ops, acc, parts)
         added = ops.arithmetic("add", acc, [code.load(c, x, element, width), total])
         code.store(code.b.select(first, total, added), c, x, element)
     code.b.ret_void()
@@ -280,9 +318,8 @@ def emit_columns(module: ir.Module, name: str, width: int, acc: DType, ops: Ops)
 
         void columns(i64 kb, ptr a, ptr b, i64 b_step, ptr c, i1 first, i64 count)
 
-    As emit_row, but column x of b begins at b + x * b_step. Of `width` columns at a time, a vector
-    each is turned in registers, so that every sum is made in the order of k. A vector is a line of
-    memory or less: whole lines are read, as columns may all meet in one set of the cache.
+    As emit_row, but column x of b begins at b + x * b_step. A vector holds the LANES sums of
+    width / LANES columns: neighbours along k, which lie together, are neighbours in it.
     """
     element = storage_type(acc)
     kind = ir.FunctionType(VOID, [I64, PTR, PTR, I64, PTR, I1, I64])
@@ -298,25 +335,74 @@ def emit_columns(module: ir.Module, name: str, width: int, acc: DType, ops: Ops)
     ops.builder = b
     vector = ir.VectorType(element, width)
     whole = code.mul(code.div(kb, width), width)
-    sums = code.local(vector)
+    fours = code.mul(code.div(kb, LANES), LANES)
+    each = width // LANES  # columns of a vector
+    sums = [code.local(vector) for _ in range(LANES)]
     nbytes = size_of(element)
 
-    def step(k: Int, vectors: list[ir.Value]) -> None:
-        total = b.load(sums, align=nbytes, typ=vector)
-        for j, v in enumerate(vectors):
-            x = code.splat(code.load(a, code.add(k, j), element), width)
-            total = multiply_add(ops, acc, x, v, total)
-        b.store(total, sums, align=nbytes)
+    def step(k: Int, group: int, value: ir.Value) -> None:
+        """Adds the products of LANES neighbours along k."""
+        total = b.load(sums[group], align=nbytes, typ=vector)
+        x = code.load(a, k, element, LANES)
+        x = code.shuffle(x, x, [*range(LANES)] * each)
+        new = multiply_add(ops, acc, x, value, total)
+        b.store(new, sums[group], align=nbytes)
 
     with code.loop(0, count, width) as x:
-        b.store(ir.Constant(vector, None), sums, align=nbytes)
+        for total in sums:
+            b.store(ir.Constant(vector, None), total, align=nbytes)
         columns = [code.at(b_ptr, code.mul(code.add(x, r), b_step), element) for r in range(width)]
+        groups = [columns[g * each : (g + 1) * each] for g in range(LANES)]
         with code.loop(0, whole, width) as k:
-            step(k, code.transpose([code.load(p, k, element, width) for p in columns]))
-        with code.loop(whole, kb) as k:
-            step(k, [code.join([code.load(p, k, element) for p in columns])])
-        total = b.load(sums, align=nbytes, typ=vector)
+            for g, group in enumerate(groups):
+                loaded = [code.load(p, k, element, width) for p in group]
+                for q, value in enumerate(_turned(code, loaded)):
+                    step(code.add(k, q * LANES), g, value)
+        with code.loop(whole, fours, LANES) as k:
+            for g, group in enumerate(groups):
+                step(k, g, _side_by_side(code, [code.load(p, k, element, LANES) for p in group]))
+        for lane in range(LANES - 1):  # what is left, one lane after the other
+            k = code.add(fours, lane)
+            with b.if_then(code.less(k, kb)):
+                scalar = code.splat(code.load(a, k, element), width)
+                chosen = integers(I1, [int(n % LANES == lane) for n in range(width)])
+                for g, group in enumerate(groups):
+                    found = [code.load(p, k, element) for p in group]
+                    value = code.join([v for v in found for _ in range(LANES)])
+                    total = b.load(sums[g], align=nbytes, typ=vector)
+                    new = multiply_add(ops, acc, scalar, value, total)
+                    b.store(b.select(chosen, new, total), sums[g], align=nbytes)
+        totals = [b.load(s, align=nbytes, typ=vector) for s in sums]
+        parts = []
+        for lane in range(LANES):
+            mask = [v * width + r * LANES + lane for v in range(2) for r in range(each)]
+            halves = [code.shuffle(totals[i], totals[i + 1], mask) for i in (0, 2)]
+            parts.append(_side_by_side(code, halves))
+        total = joined(ops, acc, parts)
         added = ops.arithmetic("add", acc, [code.load(c, x, element, width), total])
         code.store(b.select(first, total, added), c, x, element)
     b.ret_void()
     return function
+
+
+def _side_by_side(code: Code, parts: list[ir.Value]) -> ir.Value:
+    """The elements of a power of two of vectors, one vector after the other."""
+    while len(parts) > 1:
+        many = range(2 * parts[0].type.count)
+        parts = [code.shuffle(parts[k], parts[k + 1], many) for k in range(0, len(parts), 2)]
+    return parts[0]
+
+
+def _turned(code: Code, rows: list[ir.Value]) -> list[ir.Value]:
+    """The transpose of a square of LANES elements: part j of row i is part i of result j."""
+    many = len(rows)
+    units = [[k for j in range(many // 2) for k in (start + j, many + start + j)]
+             for start in (0, many // 2)]  # fmt: skip
+    low, high = ([u * LANES + x for u in part for x in range(LANES)] for part in units)
+    for _ in range(many.bit_length() - 1):
+        rows = [
+            code.shuffle(rows[k], rows[k + many // 2], mask)
+            for k in range(many // 2)
+            for mask in (low, high)
+        ]
+    return rows

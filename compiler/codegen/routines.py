@@ -73,12 +73,13 @@ def micro_routine(
     target: Target,
     steps: tuple[int, int] | None = None,
     dot: Dot | None = None,
+    lanes: int = 1,
 ) -> Routine:
     """The micro-kernel of a tile; see emit_micro."""
 
     def emit(module: ir.Module) -> ir.Function:
         step = DotStep(dot, module, tile.width) if dot is not None else None
-        return emit_micro(module, _NAME, tile, acc, Ops(target), steps, step)
+        return emit_micro(module, _NAME, tile, acc, Ops(target), steps, step, lanes)
 
     return _routine(target, emit)
 
