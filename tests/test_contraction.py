@@ -225,6 +225,18 @@ def test_bits(m: int, n: int, k: int) -> None:
     assert np.array_equal(run_matmul(m, n, k, workers=2)[0], base)
 
 
+@pytest.mark.parametrize("m,n", [(1, 1), (1, 7), (1, 70), (70, 1), (1, 1100)])
+@pytest.mark.parametrize("k", [1, 2, 7, 21, 300])
+@pytest.mark.parametrize("dtype", [F32, F64])
+def test_one_row_or_column_in_any_layout(m: int, n: int, k: int, dtype: DType) -> None:
+    """Rows in place, columns in place and packed panels make the same sums."""
+    layouts = [(False, False), (False, True), (True, False), (True, True)]
+    results = [run_matmul(m, n, k, dtype, transposed=t) for t in layouts]
+    for out, a, b in results:
+        assert_product(out, a, b, dtype)
+        assert out.tobytes() == results[0][0].tobytes()
+
+
 def test_bits_by_target() -> None:
     """Targets with FMA agree whatever their vector width; those without, with each other."""
     host = targets.host()

@@ -262,8 +262,8 @@ def emit_row(module: ir.Module, name: str, width: int, acc: DType, ops: Ops) -> 
         void row(i64 kb, ptr a, ptr b, i64 b_step, ptr c, i1 first, ptr sums, i64 count)
 
     c[count] = or += a[kb] @ b, in the same order of operations as the micro-kernel. `count` is a
-    multiple of `width`; sums[LANES * count] is scratch. A few rows of b at a time are read along their
-    whole length, which the memory system likes better than tall narrow panels.
+    multiple of `width`; sums[LANES * count] is scratch. A few rows of b at a time are read along
+    their whole length, which the memory system likes better than tall narrow panels.
     """
     element = storage_type(acc)
     kind = ir.FunctionType(VOID, [I64, PTR, PTR, I64, PTR, I1, PTR, I64])
