@@ -71,8 +71,10 @@ _TILES = {
     16: ((6, 2), (4, 3), (5, 2), (3, 4), (2, 5), (1, 8)),
     32: ((14, 2), (8, 3), (12, 2), (6, 4), (5, 4), (4, 6), (3, 8), (2, 8), (1, 12)),
 }
-# With AVX-512 an element of A is an operand in memory, so one vector of B is enough.
+# With AVX-512 an element of A is an operand in memory, so one vector of B is enough, where there is
+# one multiply-add a cycle; where there are two, loads are what it waits for.
 NARROW = (16, 1)
+_ONE_FMA = "znver4"
 # Part of the peak that a tile reaches, roughly: loads and latency cost the small ones.
 _WORTH = {(4, 3): 0.97, (5, 2): 0.93, (3, 4): 0.95, (2, 5): 0.85, (1, 8): 0.5}
 
@@ -92,8 +94,10 @@ def choose_tile(
     (rows, vectors), the best first, if they are given."""
     width = max(1, target.vector_bytes // acc.itemsize)
     best, best_cost = None, 0.0
-    more = (NARROW,) if target.vector_bytes == 64 else ()
-    for mr, nv in among or (*_TILES[vector_registers(target)], *more):
+    tiles = list(_TILES[vector_registers(target)])
+    if target.vector_bytes == 64:
+        tiles.insert(0 if target.cpu == _ONE_FMA else len(tiles), NARROW)
+    for mr, nv in among or tiles:
         tile = Tile(mr, nv, width)
         padded = -(-max(rows, 1) // mr) * mr * (-(-max(cols, 1) // tile.nr) * tile.nr)
         cost = padded / _WORTH.get((mr, nv), 1.0 if mr > 3 else 0.9)
