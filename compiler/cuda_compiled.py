@@ -9,6 +9,7 @@ jit's guards have.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,11 +26,25 @@ from jitgrad.compiler.symbolic import evaluate
 from jitgrad.runtime import abi
 from jitgrad.runtime.buffers import address
 from jitgrad.runtime.cuda import arrays as device_arrays
-from jitgrad.runtime.cuda.arrays import DeviceArray
+from jitgrad.runtime.cuda.arrays import DeviceArray, host_copy
 from jitgrad.runtime.cuda.device import Device, current_stream
 from jitgrad.runtime.errors import InternalError
 
 _ALIGNMENT = 256
+
+
+@dataclass(frozen=True)
+class _Library:
+    """nbytes: of the source of the kernels."""
+
+    nbytes: int
+
+
+@dataclass(eq=False)
+class _Loaded:
+    """What holds the code, as of the CPU's (graph_cache.Loaded)."""
+
+    library: _Library
 
 
 class CudaCompiled:
@@ -55,6 +70,8 @@ class CudaCompiled:
         writes, first = len(graph.writes), len(graph.outputs)
         values = graph.results()
         self._results = [v.type for v in (*values[:first], *values[first + writes :])]
+        self._written = {w.input for w in graph.writes}
+        self._to_host = any(t.device == "cpu" for t in self._results)
         self._where = _find_dims(graph)
         texts: dict[str, str] = {}
         self.shapes: dict[str, Shape] = {}
@@ -62,6 +79,7 @@ class CudaCompiled:
             self.shapes.update(code.shapes)
             texts.update(dict.fromkeys(code.shapes, code.module_text))
         self.texts = texts
+        self.loaded = _Loaded(_Library(sum(map(len, texts.values()))))
         code_of = loader(texts, self.shapes, target)
         self._functions = []
         for _, symbol in self.image.kernels:
@@ -78,8 +96,14 @@ class CudaCompiled:
         self, arrays: Sequence[Any], dims: tuple[int, ...] | None = None,
         results: list[Any] | None = None,
     ) -> list[Any]:  # fmt: skip
-        """Runs on device arrays for the graph's inputs, in order. Raises what eager code would have
-        raised for a bad element; then no input has been written."""
+        """Runs on arrays for the graph's inputs, in order; those of the host are copied, also back
+        where they are written, and results that the graph has on the CPU come back to it. Raises
+        what eager code would have raised for a bad element; then no input has been written."""
+        given = list(arrays)
+        arrays = [
+            x if isinstance(x, DeviceArray) else device_arrays.to_device(x, self.device)
+            for x in given
+        ]
         named: Mapping[str, int] = {}
         sizes: tuple[int, ...] = ()
         if self.syms:
@@ -96,6 +120,14 @@ class CudaCompiled:
                 for t in self._results
             ]  # fmt: skip
         self._launch([*arrays, *results], sizes, named)
+        for i in self._written:
+            if not isinstance(given[i], DeviceArray):
+                np.copyto(given[i], host_copy(arrays[i]))
+        if self._to_host:
+            return [
+                device_arrays.to_host(x) if t.device == "cpu" else x
+                for x, t in zip(results, self._results, strict=True)
+            ]
         return results
 
     _call = run
@@ -162,23 +194,10 @@ class CudaCompiled:
         site = int(device_arrays.to_host(cell)[0])
         if site == abi.NO_ERROR:
             return
-        hosts = [self._host(x) for x in arrays[: self.image.n_inputs]]
+        hosts = [host_copy(x) for x in arrays[: self.image.n_inputs]]
         found = first_fault(self.graph, hosts, named)
         raise unknown_fault(self._sites[site]) if found is None else found
-
-    def _host(self, x: Any) -> np.ndarray[Any, Any]:
-        return host_copy(x)
 
     def __repr__(self) -> str:
         r = self.report
         return f"<CudaCompiled {self.graph.name}: {r.nodes} nodes, {r.kernels} kernels>"
-
-
-def host_copy(x: DeviceArray) -> np.ndarray[Any, Any]:
-    """A host array with the elements of a device array of any strides."""
-    if not x.size or device_arrays.dense(x):
-        return device_arrays.to_host(x)
-    flat, start = device_arrays.span(x)
-    whole = device_arrays.to_host(flat)  # type: ignore[arg-type]
-    view = np.lib.stride_tricks.as_strided(whole[start:], x.shape, x.strides)
-    return np.ascontiguousarray(view)

@@ -43,6 +43,7 @@ from jitgrad import dynamic_shapes as dynamic_shapes
 from jitgrad import effects as effects
 from jitgrad import einops_backend as einops_backend
 from jitgrad import explain as explain
+from jitgrad import export_names as export_names
 from jitgrad import exported as exported
 from jitgrad import exported_file as exported_file
 from jitgrad import facts as facts
@@ -52,6 +53,7 @@ from jitgrad import first_nan as first_nan
 from jitgrad import func as func
 from jitgrad import functions as functions
 from jitgrad import fx as fx
+from jitgrad import gpu as gpu
 from jitgrad import guards as guards
 from jitgrad import hostscalar as hostscalar
 from jitgrad import hub as hub
@@ -134,8 +136,8 @@ from jitgrad.random import Generator as Generator
 from jitgrad.recompiles import RecompileError as RecompileError
 from jitgrad.runtime.dtypes import DType as DType
 from jitgrad.runtime.dtypes import DType as DType
+from jitgrad.runtime.errors import OutOfMemoryError as OutOfMemoryError
 from jitgrad.settings import AcceleratorError as AcceleratorError
-from jitgrad.settings import OutOfMemoryError as OutOfMemoryError
 from jitgrad.sizes import SymInt as SymInt
 from jitgrad.storage import Storage as Storage
 from jitgrad.tensor import Size as Size

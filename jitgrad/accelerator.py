@@ -1,67 +1,35 @@
-"""torch.accelerator: the device beside the CPU. There is none yet (docs/limits.md)."""
+"""torch.accelerator: the device beside the CPU, which is CUDA's where there is one."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from jitgrad import cuda
+from jitgrad.cuda import current_device as current_device_index
+from jitgrad.cuda import current_stream as current_stream
+from jitgrad.cuda import device_count as device_count
+from jitgrad.cuda import empty_cache as empty_cache
+from jitgrad.cuda import is_available as is_available
+from jitgrad.cuda import max_memory_allocated as max_memory_allocated
+from jitgrad.cuda import max_memory_reserved as max_memory_reserved
+from jitgrad.cuda import memory_allocated as memory_allocated
+from jitgrad.cuda import memory_reserved as memory_reserved
+from jitgrad.cuda import reset_peak_memory_stats as reset_peak_memory_stats
+from jitgrad.cuda import set_device as set_device_index
+from jitgrad.cuda import synchronize as synchronize
+from jitgrad.device import device
 from jitgrad.missing import missing
 
-
-def _no_device(what: str) -> RuntimeError:
-    return RuntimeError(
-        f"[accelerator.{what}] expected an accelerator; there is none: the GPU back end is not "
-        "built yet (docs/limits.md); ask accelerator.is_available() first, or use device='cpu'"
-    )
-
-
-def is_available() -> bool:
-    """Whether there is a device that can be used."""
-    return False
+__all__ = [
+    "current_accelerator", "current_device_index", "current_stream", "device_count", "empty_cache",
+    "is_available", "max_memory_allocated", "max_memory_reserved", "memory_allocated",
+    "memory_reserved", "reset_peak_memory_stats", "set_device_index", "synchronize",
+]  # fmt: skip
 
 
-def device_count() -> int:
-    """The number of devices."""
-    return 0
-
-
-def current_accelerator(check_available: bool = False) -> None:
-    """The device: None."""
-    return None
-
-
-def empty_cache() -> None:
-    """Nothing: there is no cache."""
-
-
-def synchronize(device: Any = None) -> None:
-    """Nothing: there is nothing to wait for."""
-
-
-def memory_allocated(device_index: Any = None) -> int:
-    """Bytes in use: 0."""
-    return 0
-
-
-max_memory_allocated = memory_reserved = max_memory_reserved = memory_allocated
-
-
-def reset_peak_memory_stats(device_index: Any = None) -> None:
-    """Nothing: no memory is used."""
-
-
-def current_device_index() -> int:
-    """Raises RuntimeError: there is no device."""
-    raise _no_device("current_device_index")
-
-
-def set_device_index(device: Any) -> None:
-    """Raises RuntimeError: there is no device."""
-    raise _no_device("set_device_index")
-
-
-def current_stream(device: Any = None) -> Any:
-    """Raises RuntimeError: there is no device."""
-    raise _no_device("current_stream")
+def current_accelerator(check_available: bool = False) -> Any:
+    """The device; None where there is none."""
+    return device("cuda") if cuda.is_available() else None
 
 
 __getattr__ = missing(__name__)

@@ -43,28 +43,33 @@ def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """To a dtype and/or device: x.to(dtype), x.to(device), x.to(device, dtype), x.to(other), each
     with non_blocking and copy after. Itself if nothing changes (a copy with copy=True)."""
     dtype, copy = kwargs.get("dtype"), kwargs.get("copy", False)
+    target: Any = None
     if dtype is not None and not isinstance(dtype, DType):
         raise TypeError(f"to(): expected a dtype as dtype; got {type(dtype).__name__}")
     if kwargs.get("device") is not None:
-        Device(kwargs["device"])
+        target = kwargs["device"]
     flags = []
     for arg in args:
         if isinstance(arg, DType):
             dtype = arg
         elif isinstance(arg, Tensor):
-            dtype = arg.dtype
-        elif isinstance(arg, str):
-            Device(arg)
+            dtype, target = arg.dtype, arg._type.device
         elif isinstance(arg, bool):
             flags.append(arg)
+        elif isinstance(arg, (str, int)):
+            target = arg
         elif arg is not None:
-            kind = RuntimeError if isinstance(arg, int) else TypeError  # the number of a device
-            raise kind(f"to(): expected a dtype, a device or a tensor; got {type(arg).__name__}")
+            raise TypeError(
+                f"to(): expected a dtype, a device or a tensor; got {type(arg).__name__}"
+            )
     if len(flags) > 1:
         copy = flags[1]
-    if dtype is not None and dtype is not self._type.dtype:
-        return cast(self, dtype)
-    return shape.clone(self) if copy else self
+    x = self
+    if target is not None:
+        x = creation.placed(x, target)
+    if dtype is not None and dtype is not x._type.dtype:
+        return cast(x, dtype)
+    return shape.clone(x) if copy and x is self else x
 
 
 def type_(self: Tensor, dtype: Any = None, non_blocking: bool = False) -> Any:
@@ -109,14 +114,15 @@ def type_as(self: Tensor, other: Tensor) -> Tensor:
 
 
 def cpu(self: Tensor, memory_format: Any = None) -> Tensor:
-    """This tensor: it is on the CPU."""
-    return self
+    """On the CPU: itself if it is there, else a copy, once the device has computed it."""
+    return creation.placed(self, "cpu")
 
 
 def cuda(self: Tensor, device: Any = None, non_blocking: bool = False, **more: Any) -> Tensor:
-    """Raises RuntimeError: there is no CUDA device (docs/limits.md)."""
-    Device("cuda")
-    return self
+    """On a GPU (the current one if None). Raises RuntimeError where there is none."""
+    if device is not None and Device(device).type != "cuda":
+        raise RuntimeError(f"Invalid device, must be cuda device; got {device}")
+    return creation.placed(self, "cuda" if device is None else device)
 
 
 def pin_memory(self: Tensor, device: Any = None) -> Tensor:
@@ -133,6 +139,8 @@ def new_full_method(make: Any) -> Callable[..., Tensor]:
             size = (kwargs.pop("size"), *size)
         if kwargs.get("dtype") is None:
             kwargs["dtype"] = self.dtype
+        if kwargs.get("device") is None:
+            kwargs["device"] = self._type.device
         out = make(*size, **kwargs)
         return examples_like(self, out) if state.levels else out
 

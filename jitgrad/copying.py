@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from jitgrad.compiler.ops.record import OPS
+from jitgrad.compiler.types import TensorType
 from jitgrad.runtime import dtypes
 from jitgrad.storage import Storage
-from jitgrad.tensor import Tensor, _new, static_type, wrap_array
+from jitgrad.tensor import Tensor, _new, intern_type, static_type, wrap_array
 
 _OWN = ("_was", "_below", "_grad", "_hooks", "_post_hooks")
 
@@ -62,6 +63,8 @@ def _on_storage(cls: type, storage: Storage, chain: Any, like: Tensor | None) ->
         data = storage.array
     out._data, out._storage, out._chain = data, storage, chain
     out._type = static_type(data.shape, dtypes.from_numpy(data.dtype))
+    if storage.type.device != "cpu":
+        out._type = intern_type(TensorType(out._type.shape, out._type.dtype, storage.type.device))
     out._node, out._out, out._requires_grad, out._view = None, 0, False, None
     return out
 

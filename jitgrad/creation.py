@@ -13,6 +13,7 @@ import numpy as np
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.compiler.symbolic import Sym
 from jitgrad.device import device as Device
+from jitgrad.device import place
 from jitgrad.dispatch import apply
 from jitgrad.dispatch import full as _full
 from jitgrad.functions.args import as_shape, expect_range
@@ -29,8 +30,19 @@ from jitgrad.state import defaults, state
 from jitgrad.tensor import Tensor, wrap_array
 
 
-def _finish(out: Tensor, requires_grad: bool) -> Tensor:
+def _finish(out: Tensor, requires_grad: bool, device: Any = None) -> Tensor:
+    if device is not None:
+        out = placed(out, device)
     return out.requires_grad_() if requires_grad else out
+
+
+def placed(x: Tensor, device: Any) -> Tensor:
+    """x on a device: itself if it is there, else a copy, whose gradient goes back."""
+    where = place(device)
+    if where == x._type.device:
+        return x
+    out: Tensor = apply(OPS["to_device"], (x,), {"device": where})
+    return out
 
 
 def _told(out: Tensor, source: Any) -> Tensor:
@@ -82,16 +94,18 @@ def tensor(
             "x.clone().detach().requires_grad_(True), rather than jitgrad.tensor(x)."
         )
         out = apply(OPS["clone"], (data.detach(),), {})
-        return _finish(cast(out, dtype) if dtype is not None else out, requires_grad)
+        return _finish(cast(out, dtype) if dtype is not None else out, requires_grad, device)
     if isinstance(data, HostScalar):
         out = cast(data.lift(), dtype or defaults.dtype)
-        return _finish(apply(OPS["clone"], (out,), {}), requires_grad)  # what it may write to
+        return _finish(
+            apply(OPS["clone"], (out,), {}), requires_grad, device
+        )  # what it may write to
     if isinstance(data, (bool, int, float)) and not isinstance(data, np.generic):
         wanted = dtype or _python_dtype(data)
         _expect_dtype("tensor", wanted)
         out = _full((), plain_number(_to_int(data, wanted), wanted), wanted)
-        return _finish(out, requires_grad)
-    return _finish(_told(wrap_array(_to_array(data, dtype)), None), requires_grad)
+        return _finish(out, requires_grad, device)
+    return _finish(_told(wrap_array(_to_array(data, dtype)), None), requires_grad, device)
 
 
 def _to_int(value: Any, dtype: DType) -> Any:
@@ -232,7 +246,8 @@ Tensor._from_array = staticmethod(from_numpy)  # type: ignore[method-assign, ass
 
 def as_tensor(data: Any, dtype: DType | None = None, device: Any = None) -> Tensor:
     """A tensor of the data, without a copy where tensor or array allows it."""
-    _check_device(device)
+    if device is not None:
+        return placed(as_tensor(data, dtype), device)
     if isinstance(data, Tensor):
         return data if dtype is None else cast(data, dtype)
     if isinstance(data, np.ndarray):
@@ -258,7 +273,7 @@ def asarray(
         raise ValueError("can't alias the object's memory; use copy=None")
     if copy and shares:
         out = apply(OPS["clone"], (out.detach(),), {})
-    return _finish(out, requires_grad)
+    return _finish(out, requires_grad, device)
 
 
 def frombuffer(
@@ -304,13 +319,13 @@ def full(
     shape = _shape("full", (size,))
     if isinstance(fill_value, Tensor):
         out = cast(fill_value, dtype or fill_value.dtype)
-        return _finish(out.expand(shape).clone().detach(), requires_grad)
+        return _finish(out.expand(shape).clone().detach(), requires_grad, device)
     if isinstance(fill_value, HostScalar):
         out = cast(fill_value.lift(), dtype or defaults.dtype)
-        return _finish(out.expand(shape).clone(), requires_grad)
+        return _finish(out.expand(shape).clone(), requires_grad, device)
     wanted = _expect_dtype("full", dtype or _python_dtype(fill_value))
     value = plain_number(_to_int(fill_value, wanted), wanted)
-    return _finish(_full(shape, value, wanted), requires_grad)
+    return _finish(_full(shape, value, wanted), requires_grad, device)
 
 
 def _shape(name: str, size: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -339,7 +354,7 @@ def _filled(name: str, value: int) -> Any:
         out = _full(
             _shape(name, sizes if size is None else (size,)), plain_number(value, wanted), wanted
         )
-        return _finish(out, requires_grad)
+        return _finish(out, requires_grad, device)
 
     make.__name__ = make.__qualname__ = name
     return make
@@ -366,7 +381,8 @@ def _like(make: Any) -> Any:
         **more: Any,  # generator, for the random ones
     ) -> Tensor:
         wanted = input.dtype if dtype is None else dtype
-        out: Tensor = make(tuple(input._type.shape), dtype=wanted, device=device,
+        where = input._type.device if device is None else device
+        out: Tensor = make(tuple(input._type.shape), dtype=wanted, device=where,
                            requires_grad=requires_grad, **more)  # fmt: skip
         return examples_like(input, out) if state.levels else out
 
@@ -390,7 +406,8 @@ def full_like(
     memory_format: Any = None,
 ) -> Tensor:
     """A tensor of one value, of input's shape and dtype."""
-    out = full(tuple(input._type.shape), fill_value, dtype=dtype or input.dtype,
+    where = input._type.device if device is None else device
+    out = full(tuple(input._type.shape), fill_value, dtype=dtype or input.dtype, device=where,
                requires_grad=requires_grad)  # fmt: skip
     return examples_like(input, out) if state.levels else out
 
@@ -403,7 +420,7 @@ def empty_strided(
     last = sum((n - 1) * s for n, s in zip(size, stride, strict=True))
     memory = empty(0 if 0 in size else last + 1, dtype=dtype, device=device)
     out = as_strided(memory, size, stride, 0)
-    return _finish(out, requires_grad)
+    return _finish(out, requires_grad, device)
 
 
 def empty_permuted(
@@ -465,7 +482,7 @@ def arange(
     plain = float if wanted.is_floating_point else int
     start, step = (v if isinstance(v, Sym) else plain(v) for v in (start, step))
     attrs = {"shape": (count,), "dtype": wanted, "start": start, "step": step, "device": "cpu"}
-    return _finish(apply(OPS["iota"], (), attrs), requires_grad)
+    return _finish(apply(OPS["iota"], (), attrs), requires_grad, device)
 
 
 def range(start: Any = 0, end: Any = None, step: Any = 1, **more: Any) -> Tensor:
@@ -495,7 +512,7 @@ def linspace(
     wanted = _expect_dtype("linspace", dtype or defaults.dtype)
     wide = dtypes.float64
     if steps == 1:
-        return _finish(_full((1,), plain_number(start, wanted), wanted), requires_grad)
+        return _finish(_full((1,), plain_number(start, wanted), wanted), requires_grad, device)
     # From the nearer end, so that both ends are exact.
     number = _iota(steps, 0, 1, dtypes.int64)
     first_half = number < steps // 2
@@ -508,7 +525,9 @@ def linspace(
         step = (end - start) / (steps - 1) if steps else 0.0
         low = _iota(steps, start, step, wide)
         high = end - _iota(steps, float(steps - 1), -1.0, wide) * step
-    return _finish(cast(apply(OPS["where"], (first_half, low, high), {}), wanted), requires_grad)
+    return _finish(
+        cast(apply(OPS["where"], (first_half, low, high), {}), wanted), requires_grad, device
+    )
 
 
 def _iota(count: Any, start: Any, step: Any, dtype: DType) -> Tensor:
@@ -522,7 +541,7 @@ def logspace(
 ) -> Tensor:  # fmt: skip
     """base ** linspace(start, end, steps)."""
     powers = base ** linspace(start, end, steps, dtype=dtypes.float64, device=device)
-    return _finish(cast(powers, dtype or defaults.dtype), requires_grad)
+    return _finish(cast(powers, dtype or defaults.dtype), requires_grad, device)
 
 
 def eye(
@@ -542,7 +561,7 @@ def eye(
             raise RuntimeError(f"{what} must be greater or equal to 0, got {size}")
     columns = _iota(n if m is None else m, 0, 1, dtypes.int64)
     on = columns == _iota(n, 0, 1, dtypes.int64).unsqueeze(1)
-    return _finish(cast(on, dtype or defaults.dtype), requires_grad)
+    return _finish(cast(on, dtype or defaults.dtype), requires_grad, device)
 
 
 # -- random --------------------------------------------------------------------------------------
@@ -575,8 +594,8 @@ def _random(name: str, record: str, doc: str) -> Any:
             parts = draw(record, (*shape, 2), wanted.to_real(), generator)
             if record == "normal":
                 parts = parts * math.sqrt(0.5)
-            return _finish(apply(OPS["view_as_complex"], (parts,), {}), requires_grad)
-        return _finish(draw(record, shape, wanted, generator), requires_grad)
+            return _finish(apply(OPS["view_as_complex"], (parts,), {}), requires_grad, device)
+        return _finish(draw(record, shape, wanted, generator), requires_grad, device)
 
     make.__name__ = make.__qualname__ = name
     make.__doc__ = doc
@@ -619,7 +638,7 @@ def randint(
         )
     shape = _shape("randint", (tuple(size),))
     values = random_integers(shape, high - low, generator) + low
-    return _finish(cast(values, dtype or dtypes.int64), requires_grad)
+    return _finish(cast(values, dtype or dtypes.int64), requires_grad, device)
 
 
 def random_integers(shape: tuple[Any, ...], extent: int, generator: Generator | None) -> Tensor:
@@ -653,7 +672,7 @@ def randperm(
     if n < 0:
         raise RuntimeError(f"[randperm] n must be non-negative; got {n}")
     order = draw("uniform", (n,), dtypes.float64, generator).argsort()
-    return _finish(cast(order, dtype or dtypes.int64), requires_grad)
+    return _finish(cast(order, dtype or dtypes.int64), requires_grad, device)
 
 
 def normal(
@@ -676,7 +695,7 @@ def normal(
     else:
         shape = _shape("normal", (tuple(size),))
     drawn = draw("normal", tuple(shape), dtype or defaults.dtype, generator)
-    return _finish(drawn * std + mean, requires_grad)
+    return _finish(drawn * std + mean, requires_grad, device)
 
 
 def bernoulli(

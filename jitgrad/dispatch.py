@@ -44,7 +44,7 @@ from typing import Any
 
 import numpy as np
 
-from jitgrad import sizes
+from jitgrad import gpu, sizes
 from jitgrad.compiler.ops.quiet import hush, unhush
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.compiler.symbolic import is_static
@@ -184,6 +184,10 @@ def apply(op: Any, operands: tuple[Tensor, ...], attrs: dict[str, Any]) -> Any:
             key = (key, *attrs.items())
         plan = plans[key]
     except (KeyError, TypeError):
+        if gpu.mixed(operands):
+            settled = gpu.mixing.settled(operands)
+            if settled is not None:
+                return apply(op, settled, attrs)
         plan = _make_plan(key, op, operands, attrs)
     types = plan.types
     if op.view:
@@ -227,7 +231,7 @@ def apply(op: Any, operands: tuple[Tensor, ...], attrs: dict[str, Any]) -> Any:
         finally:
             unhush(token)
         if op.nout == 1:
-            if type(result) is not ndarray:  # a ufunc of 0-d arrays gives a scalar
+            if not isinstance(result, ndarray):  # a ufunc of 0-d arrays gives a scalar
                 result = np.asarray(result)
             if shared or result.base is not None or count > 2:
                 result = _owned(result, operands)
@@ -310,7 +314,10 @@ def _make_plan(key: Any, op: Any, operands: tuple[Any, ...], attrs: dict[str, An
     if static:
         kernel = op.kernel(operand_types, attrs)
         plain = kernel or partial(op.reference, **attrs)
-        kernel = kernel_of(op, operand_types, many, attrs, plain) or kernel
+        if all(t.device == "cpu" for t in (*operand_types, *many)):
+            kernel = kernel_of(op, operand_types, many, attrs, plain) or kernel
+        else:
+            kernel = gpu.kernels.device_kernel(op, operand_types, many, attrs)
     else:  # made for the sizes that the data has
         now = sizes.hinted(attrs)
         kernel = op.kernel([sizes.type_of_data(t) for t in operand_types], now)
@@ -613,7 +620,11 @@ def assign(target: Tensor, value: Tensor) -> None:
     Bumps the storage's version; on the tape, target is value from here on (and the base of a view
     is the base with that region replaced). Raises RuntimeError as `check_inplace` says.
     """
-    if value._type is not target._type and value._type != target._type:
+    if (
+        value._type is not target._type
+        and value._type != target._type
+        and (value._type.shape, value._type.dtype) != (target._type.shape, target._type.dtype)
+    ):
         raise RuntimeError(
             f"[assign] expected a value of type {target._type}; got {value._type}; expand it and "
             "convert it to the target's dtype first"
@@ -643,7 +654,10 @@ def assign(target: Tensor, value: Tensor) -> None:
             and (value._data is not None or fetch(value))
             and (target._data is not None or fetch(target))
         ):
-            np.copyto(target._data, value._data)
+            if type(target._data) is type(value._data) is ndarray:
+                np.copyto(target._data, value._data)
+            else:
+                gpu.kernels.store(target._data, value._data, target._type)
         storage.version += 1
         if info is not None and info.hidden:
             storage.hidden += 1

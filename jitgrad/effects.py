@@ -34,9 +34,13 @@ _STDLIB = str(Path(sysconfig.get_paths()["stdlib"]).resolve())
 _NUMPY = str(Path(np.__file__).resolve().parent)
 
 
+_COMPILERS = ("numba", "numba_cuda", "llvmlite", "cuda")
+"""Packages that eager code on a GPU runs: they are as NumPy is."""
+
+
 @cache
 def owner_of(filename: str) -> str:
-    """Whose code a file holds: "jitgrad", "stdlib", "numpy" or "user"."""
+    """Whose code a file holds: "jitgrad", "stdlib", "numpy" (or compilers) or "user"."""
     if filename.startswith("<frozen"):
         return "stdlib"
     if filename.startswith("<"):
@@ -44,7 +48,7 @@ def owner_of(filename: str) -> str:
     path = str(Path(filename).resolve())
     if path.startswith(tuple(f + "/" for f in FOLDERS)):
         return "jitgrad"
-    if path.startswith(_NUMPY + "/"):
+    if path.startswith(_NUMPY + "/") or any(f"site-packages/{c}/" in path for c in _COMPILERS):
         return "numpy"
     if path.startswith(_STDLIB + "/") and "site-packages" not in path:
         return "stdlib"

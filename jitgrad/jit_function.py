@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from types import BuiltinFunctionType, FrameType, FunctionType, MethodType
 from typing import Any
 
+from jitgrad import gpu
 from jitgrad.argument_guards import ArgumentGuard, Modes
 from jitgrad.compile_cost import metered
 from jitgrad.compiler.graph_cache import find_compiled
@@ -537,8 +538,11 @@ class JitFunction:
     def _compiled(self, graph: Graph, options: Options) -> tuple[Any, Callable[[Any], Any]]:
         """A graph's code, and what runs it (beside the references where these are asked for)."""
         options = replace(options, memory_limit=self.memory_limit)
-        compiled = find_compiled(graph, options)
-        if compiled is None:
+        on_gpu = gpu.computes(graph)
+        compiled = None if on_gpu else find_compiled(graph, options)
+        if on_gpu:
+            compiled = gpu.kernels.compile_for(graph, gpu.kernels.graph_device(graph), options)
+        elif compiled is None:
             from jitgrad.compiler.pipeline import compile_graph
 
             compiled = compile_graph(graph, options)

@@ -183,6 +183,8 @@ def tensor_text(x: Tensor, prefix: str = "tensor(") -> str:
             body = _body(values, len(prefix), short, form)
             if dtype not in shown_by_default:
                 suffixes.append(f"dtype={dtype}")
+    if x._type.device != "cpu":
+        suffixes.insert(0, f"device='{x._type.device}'")
     if x.requires_grad:
         node = x.grad_fn
         suffixes.append("requires_grad=True" if node is None else f"grad_fn=<{node.name()}>")

@@ -11,6 +11,7 @@ from typing import Any
 
 from jitgrad.device import device as Device
 from jitgrad.runtime import threads
+from jitgrad.runtime.errors import OutOfMemoryError as OutOfMemoryError
 from jitgrad.state import bump_epoch, defaults
 from jitgrad.tensor import Tensor
 
@@ -187,10 +188,6 @@ def typename(obj: Any) -> str:
 def compiled_with_cxx11_abi() -> bool:
     """True. There is no C++ in jitgrad."""
     return True
-
-
-class OutOfMemoryError(RuntimeError):
-    """Raised when a device has no memory left; a RuntimeError, as in PyTorch."""
 
 
 class AcceleratorError(RuntimeError):

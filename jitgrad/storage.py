@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from jitgrad import gpu
 from jitgrad.compiler.types import TensorType
 from jitgrad.runtime.dtypes import DType
 from jitgrad.runtime.memory_file import Mapping, bytes_at, mapping_of, new_shared
@@ -75,10 +76,15 @@ class Storage:
         return f"<Storage {self.type}, version {self.version}>"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Storage:
-        return Storage(np.array(self._bytes("deepcopy"), order="K"), self.type)
+        array = self._bytes("deepcopy")
+        if type(array) is not np.ndarray:
+            return Storage(gpu.kernels.moved(array, self.type.device), self.type)
+        return Storage(np.array(array, order="K"), self.type)
 
     def __reduce__(self) -> tuple[Any, ...]:
         array = self._bytes("pickle")
+        if type(array) is not np.ndarray:  # it comes back on the CPU
+            array = gpu.kernels.host_array(array)
         if array.dtype.kind not in "biufc":  # bfloat16: its name is not NumPy's
             array = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         return _rebuild_storage, (array, self.type.dtype, tuple(self.type.shape))
@@ -164,7 +170,9 @@ class Storage:
     def cpu(self) -> Storage:
         return self
 
-    is_cuda = False
+    @property
+    def is_cuda(self) -> bool:
+        return self.type.device != "cpu"
 
     @property
     def device(self) -> Any:

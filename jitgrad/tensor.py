@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jitgrad import pytree
+from jitgrad import gpu, pytree
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.compiler.symbolic import is_static, prod
 from jitgrad.compiler.types import TensorType
@@ -43,6 +43,8 @@ _READS = {
     "bool": "a Tensor in data-dependent control flow (if, while, and, or)",
 }
 """What users did who read the data of a tensor inside vmap."""
+_SHARES = ("numpy", "__dlpack__", "share_memory_")
+"""Reads that give the memory itself, which must be the host's."""
 
 
 class Size(tuple[Any, ...]):
@@ -200,11 +202,11 @@ class Tensor(TensorMethods):
 
     @property
     def is_cuda(self) -> bool:
-        return False
+        return self._type.device != "cpu"
 
     @property
     def is_cpu(self) -> bool:
-        return True
+        return self._type.device == "cpu"
 
     @property
     def is_sparse(self) -> bool:
@@ -270,7 +272,8 @@ class Tensor(TensorMethods):
         return self._type.dtype.signed
 
     def get_device(self) -> int:
-        return -1
+        """The number of the GPU that the memory is on; -1 on the CPU."""
+        return -1 if self._type.device == "cpu" else int(self._type.device.partition(":")[2])
 
     # -- memory --------------------------------------------------------------------------------
     def _array(self, what: str) -> np.ndarray[Any, Any]:
@@ -291,6 +294,13 @@ class Tensor(TensorMethods):
                 f"[{what}] expected a tensor with data; {self._type} is abstract (it was made "
                 "while tracing from shapes alone); read values outside of the traced function"
             )
+        if type(data) is not np.ndarray and what != "data_ptr":
+            if what in _SHARES:
+                raise TypeError(
+                    f"can't convert {self._type.device} device type tensor to numpy. Use "
+                    "Tensor.cpu() to copy the tensor to host memory first."
+                )
+            return gpu.kernels.host_array(data)  # type: ignore[no-any-return]
         return data
 
     def _shared(self, what: str, address: bool = False) -> np.ndarray[Any, Any]:
@@ -567,6 +577,8 @@ class Tensor(TensorMethods):
                 "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() "
                 "instead."
             )
+        if force and self.is_cuda:
+            return self._array("numpy of")
         return self._shared("numpy")
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
@@ -591,7 +603,7 @@ class Tensor(TensorMethods):
         return self._shared("__dlpack__").__dlpack__(*args, **kwargs)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return (1, 0)
+        return (2, self.get_device()) if self.is_cuda else (1, 0)
 
     def item(self) -> Any:
         """The only element, as a Python number. While recording, of a floating tensor, what stands

@@ -31,6 +31,10 @@ class ArtifactError(RuntimeError):
     """A file made by export is missing, altered, truncated, or for another machine or version."""
 
 
+class OutOfMemoryError(RuntimeError):
+    """A device has no memory left; a RuntimeError, as in PyTorch. It says what holds memory."""
+
+
 def counted(names: Sequence[str], given: Sequence[str]) -> str:
     """Which inputs are missing, or what came beyond them, for a call with a wrong number."""
     if len(given) < len(names):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jitgrad.compiler.codegen.cuda.target import SIMULATOR, CudaTarget
-from jitgrad.compiler.cuda_compiled import CudaCompiled, host_copy
+from jitgrad.compiler.cuda_compiled import CudaCompiled
 from jitgrad.compiler.ir import Graph
 from jitgrad.compiler.ops.record import Op, Sample
 from jitgrad.compiler.options import Options
@@ -16,6 +16,7 @@ from jitgrad.compiler.pipeline import compile_cuda
 from jitgrad.compiler.types import TensorType
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.cuda import arrays, device
+from jitgrad.runtime.cuda.arrays import host_copy
 
 # Relative tolerance by the dtype's bytes: libdevice's functions are within 2 ulp or so.
 RTOL = {2: 1e-2, 4: 2e-5, 8: 1e-12}

@@ -151,7 +151,7 @@ class ViewAsReal(Op):
     def reference(self, x: np.ndarray) -> np.ndarray:
         parts = x.real
         steps = (*x.strides, parts.itemsize)
-        return np.lib.stride_tricks.as_strided(parts, (*x.shape, 2), steps)
+        return np.lib.stride_tricks.as_strided(parts, (*x.shape, 2), steps, subok=True)
 
     def vjp(self, g: Any, out: Any, x: Any) -> tuple[Any, ...]:
         return (op.view_as_complex(op.clone(g)),)

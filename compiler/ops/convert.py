@@ -1,4 +1,5 @@
-"""Ops that choose, convert or copy elements without arithmetic: where, cast, clone.
+"""Ops that choose, convert or copy elements without arithmetic: where, cast, clone,
+to_device.
 
 Owns their records and jitgrad's casts (`cast_array` on arrays, `cast_expr` in the loop language);
 docs/numerics.md states them.
@@ -7,6 +8,7 @@ docs/numerics.md states them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from jitgrad.compiler.ops.record import (
     broadcast_like,
     direct_reference,
     is_half,
+    op,
     reduce_like,
     scalar_like,
 )
@@ -248,4 +251,28 @@ class Clone(Elementwise):
         return examples.unary(ints=True)
 
 
-where, cast, clone = Where(), Cast(), Clone()
+class ToDevice(Clone):
+    """to_device(x; device): a copy on another device. The gradient goes back to x's."""
+
+    name = "to_device"
+    noop = False
+
+    def infer(self, *types: TensorType, **attrs: Any) -> TensorType:
+        (x,) = types
+        return TensorType(x.shape, x.dtype, str(attrs["device"]))
+
+    def reference(self, x: np.ndarray, *, device: str = "cpu") -> np.ndarray:
+        return x.copy()
+
+    def vjp(self, g: Any, out: Any, *operands: Any, **attrs: Any) -> tuple[Any, ...]:
+        return (op.to_device(g, device=str(operands[0].device)),)
+
+    def jvp(self, tangents: tuple[Any, ...], out: Any, *operands: Any, **attrs: Any) -> Any:
+        return op.to_device(tangents[0], **attrs)
+
+    def samples(self) -> Iterable[Sample]:
+        for sample in examples.unary(ints=True):
+            yield replace(sample, attrs={"device": "cpu"})
+
+
+where, cast, clone, to_device = Where(), Cast(), Clone(), ToDevice()

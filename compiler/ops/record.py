@@ -362,6 +362,8 @@ class Op:
 
     def same_device(self, types: Sequence[TensorType]) -> str:
         devices = {t.device for t in types}
+        if len(devices) > 1:  # numbers may be the host's
+            devices = {t.device for t in types if t.shape or t.device != "cpu"} or devices
         if len(devices) > 1:
             raise RuntimeError(
                 f"[{self.name}] expected all tensors on one device; got "

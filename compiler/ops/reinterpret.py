@@ -67,7 +67,7 @@ class AsStrided(Op):
             return np.ndarray(size, bits.dtype, bits, start, steps).view(x.dtype)
         steps = tuple(int(s) * step for s in stride)
         part = x[int(offset) :]
-        return np.lib.stride_tricks.as_strided(part, size, steps)
+        return np.lib.stride_tricks.as_strided(part, size, steps, subok=True)
 
     def vjp(
         self, g: Any, out: Any, x: Any, *, size: Shape, stride: Shape, offset: Dim

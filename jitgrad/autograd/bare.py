@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jitgrad import gpu
 from jitgrad.compiler.ops.quiet import hush, unhush
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.compiler.types import TensorType
@@ -134,12 +135,21 @@ def _apply(op: Any, operands: tuple[Any, ...], attrs: dict[str, Any]) -> Any:
             return _apply_to_others(op, operands, attrs)
     if len(operands) == 2 and not attrs:  # the commonest case
         a, b = operands
-        plan = plans.get((op, id(a._type), id(b._type))) or plan_of(op, operands, attrs)
+        plan = plans.get((op, id(a._type), id(b._type)))
+        if plan is None:
+            if gpu.mixed(operands) and gpu.mixing.device_among(operands):
+                return _apply(op, _on_one_device(operands), attrs)
+            plan = plan_of(op, operands, attrs)
         kernel = plan.kernel
         left, right = a._data, b._data
         result = op.reference(left, right) if kernel is None else kernel(left, right)
     else:
-        plan = plan_of(op, operands, attrs)
+        try:
+            plan = plan_of(op, operands, attrs)
+        except RuntimeError:
+            if not gpu.mixed(operands) or not gpu.mixing.device_among(operands):
+                raise
+            return _apply(op, _on_one_device(operands), attrs)
         kernel = plan.kernel
         arrays = [x._data for x in operands]
         result = op.reference(*arrays, **attrs) if kernel is None else kernel(*arrays)
@@ -147,10 +157,23 @@ def _apply(op: Any, operands: tuple[Any, ...], attrs: dict[str, Any]) -> Any:
     if op.nout != 1:
         return tuple([_bare(r, t) for r, t in zip(result, types, strict=True)])
     out: Bare = _new(Bare)
-    out._data = result if type(result) is ndarray else np.asarray(result)
+    out._data = result if isinstance(result, ndarray) else np.asarray(result)
     out._type = types
     out.tensor = None
     return out
+
+
+def _on_one_device(operands: tuple[Bare, ...]) -> tuple[Bare, ...]:
+    """Operands where one of them is on a GPU: what a derivative made on the CPU is copied there."""
+    device = gpu.mixing.device_among(operands)
+    return tuple(
+        [
+            _bare(gpu.kernels.moved(x._data, device), TensorType(x.shape, x.dtype, device))
+            if x._type.device == "cpu" and x._type.shape
+            else x
+            for x in operands
+        ]
+    )
 
 
 Bare._bind = staticmethod(_apply)  # type: ignore[method-assign]

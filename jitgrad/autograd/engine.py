@@ -198,7 +198,8 @@ def _seeds(outputs: list[Tensor], given: Any, create_graph: bool) -> list[Tensor
                     "grad can be implicitly created only for real scalar outputs but got "
                     f"{y._type}; pass the gradient argument, or take its abs() or real"
                 )
-            if y._type.shape or y._node is None or y._node.hooks or y._node.retains:
+            watched = y._node is None or y._node.hooks or y._node.retains
+            if y._type.shape or watched or y._type.device != "cpu":
                 g = full(y._type.shape, 1.0, y._type.dtype, y._type.device)
             else:  # nobody gets to write it
                 g = constant(1.0, y._type.dtype)

@@ -1,16 +1,43 @@
-"""torch.cuda without a device: there is none yet (docs/limits.md).
+"""torch.cuda: devices, their streams and memory, and random numbers.
 
-What asks about devices says that there are none; what prepares or cleans up (seeding, emptying
-caches, waiting) has nothing to do and does nothing; what needs a device raises RuntimeError.
+Devices are those of NVIDIA's driver, or with JITGRAD_CUDA=sim Numba's simulator. Without one, what
+asks about devices says that there are none; what prepares or cleans up (seeding, emptying caches,
+waiting) has nothing to do and does nothing; what needs a device raises RuntimeError.
 """
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+from jitgrad import random
 from jitgrad.cuda import amp as amp
+from jitgrad.cuda.memory import empty_cache as empty_cache
+from jitgrad.cuda.memory import index_of as _index_of
+from jitgrad.cuda.memory import max_memory_allocated as max_memory_allocated
+from jitgrad.cuda.memory import max_memory_cached as max_memory_cached
+from jitgrad.cuda.memory import max_memory_reserved as max_memory_reserved
+from jitgrad.cuda.memory import mem_get_info as mem_get_info
+from jitgrad.cuda.memory import memory_allocated as memory_allocated
+from jitgrad.cuda.memory import memory_cached as memory_cached
+from jitgrad.cuda.memory import memory_reserved as memory_reserved
+from jitgrad.cuda.memory import memory_snapshot as memory_snapshot
+from jitgrad.cuda.memory import memory_stats as memory_stats
+from jitgrad.cuda.memory import memory_summary as memory_summary
+from jitgrad.cuda.memory import reset_accumulated_memory_stats as reset_accumulated_memory_stats
+from jitgrad.cuda.memory import reset_max_memory_allocated as reset_max_memory_allocated
+from jitgrad.cuda.memory import reset_max_memory_cached as reset_max_memory_cached
+from jitgrad.cuda.memory import reset_peak_memory_stats as reset_peak_memory_stats
+from jitgrad.cuda.memory import set_per_process_memory_fraction as set_per_process_memory_fraction
+from jitgrad.cuda.streams import Event as Event
+from jitgrad.cuda.streams import Stream as Stream
+from jitgrad.cuda.streams import current_stream as current_stream
+from jitgrad.cuda.streams import default_stream as default_stream
+from jitgrad.cuda.streams import set_stream as set_stream
+from jitgrad.cuda.streams import stream as stream
 from jitgrad.missing import no_such
+from jitgrad.runtime import cuda as _runtime
 from jitgrad.settings import OutOfMemoryError as OutOfMemoryError
 
 has_half = False
@@ -19,204 +46,173 @@ default_generators: tuple[Any, ...] = ()
 
 def _no_device(what: str) -> RuntimeError:
     return RuntimeError(
-        f"[cuda.{what}] expected a CUDA device; there is none: the GPU back end is not built yet "
-        "(docs/limits.md); ask cuda.is_available() first, or use device='cpu'"
+        f"[cuda.{what}] expected a CUDA device; there is none: {_runtime.device.reason()}; ask "
+        "cuda.is_available() first, or use device='cpu'"
     )
 
 
 def is_available() -> bool:
     """Whether there is a device that can be used."""
-    return False
+    return device_count() > 0
 
 
 def is_initialized() -> bool:
     """Whether a device is in use."""
-    return False
+    return bool(_runtime.device.initialized())
 
 
 def is_bf16_supported(including_emulation: bool = True) -> bool:
-    """Whether the device computes in bfloat16: there is none."""
-    return False
+    """Whether a device computes in bfloat16: all do, in float32."""
+    return is_available()
 
 
 def is_tf32_supported() -> bool:
-    """Whether the device has TF32: there is none."""
+    """Whether products may use TF32: none does."""
     return False
 
 
 def device_count() -> int:
     """The number of devices."""
-    return 0
+    return int(_runtime.device.count())
 
 
 def get_arch_list() -> list[str]:
-    """The architectures that there is code for."""
-    return []
+    """The architectures that there is code for: those of the devices, as code is made for them."""
+    found = {get_device_properties(k).arch for k in range(device_count())}
+    return sorted(found)
 
 
 def is_current_stream_capturing() -> bool:
-    """Whether a stream is being captured."""
+    """Whether a stream is being captured: there are no CUDA graphs yet."""
     return False
 
 
-# -- nothing to do ---------------------------------------------------------------------------------
 def init() -> None:
-    """Raises RuntimeError: there is no device."""
-    raise _no_device("init")
-
-
-def manual_seed(seed: int) -> None:
-    """Nothing: there is no device to seed."""
-
-
-def manual_seed_all(seed: int) -> None:
-    """Nothing: there is no device to seed."""
-
-
-def seed() -> None:
-    """Nothing: there is no device to seed."""
-
-
-def seed_all() -> None:
-    """Nothing: there is no device to seed."""
-
-
-def get_rng_state_all() -> list[Any]:
-    """The states of all devices: none."""
-    return []
-
-
-def set_rng_state_all(new_states: Any) -> None:
-    """Sets the states of all devices. Raises RuntimeError where there are any to set."""
-    if list(new_states):
-        raise _no_device("set_rng_state_all")
-
-
-def empty_cache() -> None:
-    """Nothing: there is no cache."""
+    """Makes the current device ready. Raises RuntimeError where there is none."""
+    _runtime.device.device(None, "cuda.init")
 
 
 def synchronize(device: Any = None) -> None:
-    """Nothing: there is nothing to wait for."""
+    """Waits for all work on a device."""
+    if is_initialized():
+        _runtime.device.device(_index_of(device), "cuda.synchronize").synchronize()
 
 
 def ipc_collect() -> None:
     """Nothing: no memory is shared."""
 
 
-def reset_peak_memory_stats(device: Any = None) -> None:
-    """Nothing: no memory is used."""
+# -- devices ---------------------------------------------------------------------------------------
+def current_device() -> int:
+    """The number of this thread's current device."""
+    _runtime.device.require("cuda.current_device")
+    return int(_runtime.device.current())
 
 
-def reset_max_memory_allocated(device: Any = None) -> None:
-    """Nothing: no memory is used."""
-
-
-def reset_max_memory_cached(device: Any = None) -> None:
-    """Nothing: no memory is used."""
-
-
-def reset_accumulated_memory_stats(device: Any = None) -> None:
-    """Nothing: no memory is used."""
-
-
-def memory_allocated(device: Any = None) -> int:
-    """Bytes in use: 0."""
-    return 0
-
-
-max_memory_allocated = memory_reserved = max_memory_reserved = memory_allocated
-memory_cached = max_memory_cached = memory_allocated
-
-
-def memory_stats(device: Any = None) -> dict[str, Any]:
-    """Figures of the allocator: none."""
-    return {}
-
-
-def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
-    """A table of the allocator's figures: empty."""
-    return ""
-
-
-# -- what needs a device ---------------------------------------------------------------------------
 def set_device(device: Any) -> None:
-    """Nothing for a negative number. Raises RuntimeError for any other: there is no device."""
+    """Makes a device the current one; nothing for a negative number."""
     if isinstance(device, int) and device < 0:
         return
-    raise _no_device("set_device")
+    _runtime.device.require("cuda.set_device")
+    _runtime.device.set_current(_index_of(device))
 
 
 def device(device: Any) -> AbstractContextManager[None]:
-    """A context for None or a negative number. Raises RuntimeError for any other."""
+    """Within it, another device is current; nothing for None or a negative number."""
     if device is None or (isinstance(device, int) and device < 0):
         return nullcontext()
-    raise _no_device("device")
+    _runtime.device.require("cuda.device")
+    return _current(_index_of(device))
 
 
-def stream(stream: Any) -> AbstractContextManager[None]:
-    """A context for None. Raises RuntimeError for anything else: there are no streams."""
-    if stream is None:
-        return nullcontext()
-    raise _no_device("stream")
-
-
-def current_device() -> int:
-    """Raises RuntimeError: there is no device."""
-    raise _no_device("current_device")
-
-
-def current_stream(device: Any = None) -> Any:
-    """Raises RuntimeError: there is no device."""
-    raise _no_device("current_stream")
-
-
-default_stream = current_stream
-
-
-def get_device_name(device: Any = None) -> str:
-    """Raises RuntimeError: there is no device."""
-    raise _no_device("get_device_name")
-
-
-def get_device_capability(device: Any = None) -> tuple[int, int]:
-    """Raises RuntimeError: there is no device."""
-    raise _no_device("get_device_capability")
+@contextmanager
+def _current(index: int) -> Iterator[None]:
+    before = _runtime.device.current()
+    _runtime.device.set_current(index)
+    try:
+        yield
+    finally:
+        _runtime.device.set_current(before)
 
 
 def get_device_properties(device: Any = None) -> Any:
-    """Raises RuntimeError: there is no device."""
-    raise _no_device("get_device_properties")
+    """Name, capability, memory and multiprocessors of a device."""
+    _runtime.device.require("cuda.get_device_properties")
+    return _runtime.device.device(_index_of(device)).properties
 
 
-def mem_get_info(device: Any = None) -> tuple[int, int]:
-    """Raises RuntimeError: there is no device."""
-    raise _no_device("mem_get_info")
+def get_device_name(device: Any = None) -> str:
+    """What the device is called."""
+    _runtime.device.require("cuda.get_device_name")
+    return str(get_device_properties(device).name)
+
+
+def get_device_capability(device: Any = None) -> tuple[int, int]:
+    """The compute capability: (9, 0), say."""
+    _runtime.device.require("cuda.get_device_capability")
+    found = get_device_properties(device)
+    return found.major, found.minor
+
+
+# -- random numbers: a device draws the CPU's, from the one generator ------------------------------
+def manual_seed(seed: int) -> None:
+    """Seeds the generator, which devices share with the CPU; nothing without a device."""
+    if is_available():
+        random.manual_seed(seed)
+
+
+def manual_seed_all(seed: int) -> None:
+    """manual_seed: all devices share one generator."""
+    manual_seed(seed)
+
+
+def seed() -> None:
+    """Seeds the generator by chance; nothing without a device."""
+    if is_available():
+        random.seed()
+
+
+def seed_all() -> None:
+    """seed: all devices share one generator."""
+    seed()
 
 
 def get_rng_state(device: Any = "cuda") -> Any:
-    """Raises RuntimeError: there is no device."""
-    raise _no_device("get_rng_state")
+    """The generator's state."""
+    if not is_available():
+        raise _no_device("get_rng_state")
+    return random.get_rng_state()
 
 
 def set_rng_state(new_state: Any, device: Any = "cuda") -> None:
-    """Raises RuntimeError: there is no device."""
-    raise _no_device("set_rng_state")
+    """Sets the generator's state."""
+    if not is_available():
+        raise _no_device("set_rng_state")
+    random.set_rng_state(new_state)
 
 
-class Stream:
-    """A queue of a device. Raises RuntimeError: there is no device."""
+def get_rng_state_all() -> list[Any]:
+    """The state for each device: the generator's."""
+    return [random.get_rng_state()] * device_count()
+
+
+def set_rng_state_all(new_states: Any) -> None:
+    """Sets the states of all devices. Raises RuntimeError where there are more than devices."""
+    states = list(new_states)
+    if len(states) > device_count():
+        raise _no_device("set_rng_state_all")
+    for state in states[:1]:
+        random.set_rng_state(state)
+
+
+class CUDAGraph:
+    """A recorded launch list. Raises RuntimeError: there are none yet (docs/limits.md)."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        raise _no_device(cls.__name__)
-
-
-class Event(Stream):
-    """A mark in a stream. Raises RuntimeError: there is no device."""
-
-
-class CUDAGraph(Stream):
-    """A recorded launch list. Raises RuntimeError: there is no device."""
+        raise RuntimeError(
+            "[cuda.CUDAGraph] expected no CUDA graph: they are not there yet (docs/limits.md); "
+            "launches of a compiled function are one list in any case"
+        )
 
 
 class _NoTensor(type):
@@ -226,7 +222,7 @@ class _NoTensor(type):
         return False
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        raise _no_device(cls.__name__)
+        raise RuntimeError(f"type torch.cuda.{cls.__name__} not available; use device='cuda'")
 
 
 _TYPED = ("Float", "Double", "Half", "BFloat16", "Long", "Int", "Short", "Char", "Byte", "Bool")

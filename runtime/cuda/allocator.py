@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jitgrad.runtime.cuda.driver import CudaError, DeviceMemoryError, Driver
+from jitgrad.runtime.errors import OutOfMemoryError as OutOfMemoryError
 
 ROUND = 512
 SMALL = 1 << 20
@@ -27,10 +28,6 @@ _SMALL_SEGMENT = 2 << 20
 _LARGE_SEGMENT = 20 << 20
 _LARGE = 10 << 20
 _ROUND_SEGMENT = 2 << 20
-
-
-class OutOfMemoryError(RuntimeError):
-    """A device's memory is used up; the message says by what."""
 
 
 @dataclass(eq=False)

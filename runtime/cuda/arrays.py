@@ -7,6 +7,8 @@ read: what would read them raises InternalError. `to_device` and `to_host` copy.
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import math
 from collections.abc import Sequence
 from contextlib import suppress
@@ -23,14 +25,11 @@ from jitgrad.runtime.errors import InternalError
 class _Memory:
     """Memory of a device's allocator; freed with the last array on it."""
 
-    __slots__ = ("__array_interface__", "__weakref__", "address", "device", "stream")
+    __slots__ = ("address", "device", "stream")
 
     def __init__(self, nbytes: int, device: devices.Device, tag: str) -> None:
         self.device, self.stream = device, devices.current_stream(device.index)
         self.address = device.allocator.allocate(nbytes, self.stream, tag)
-        self.__array_interface__ = {
-            "data": (self.address, False), "shape": (nbytes,), "typestr": "|u1", "version": 3,
-        }  # fmt: skip
 
     def __del__(self) -> None:
         with suppress(Exception):  # the interpreter is going down, or the driver was changed
@@ -38,7 +37,7 @@ class _Memory:
 
 
 class DeviceArray(np.ndarray[Any, Any]):
-    """An ndarray on a device. `device_index` says on which."""
+    """An ndarray on a device. `device_index` says on which, `memory` is what it stands on."""
 
     device_index: int
     memory: _Memory | None
@@ -56,12 +55,36 @@ class DeviceArray(np.ndarray[Any, Any]):
     def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, **kwargs: Any) -> Any:
         return self._refuse()
 
-    def __array_function__(self, func: Any, *args: Any, **kwargs: Any) -> Any:
-        if func in _MOVES:
-            return super().__array_function__(func, *args, **kwargs)
-        return self._refuse()
+    def __array_function__(self, func: Any, kinds: Any, args: Any, kwargs: Any) -> Any:
+        if func in _TO_SUBCLASS:
+            kwargs = {**kwargs, "subok": True}
+        elif func not in _MOVES:
+            return self._refuse()
+        return super().__array_function__(func, kinds, args, kwargs)
 
-    item = tolist = tobytes = astype = copy = fill = dot = sum = max = min = any = all = _refuse
+    def reshape(self, *shape: Any, **more: Any) -> Any:
+        """A view; InternalError where only a copy has the shape."""
+        sizes = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
+        try:
+            return super().reshape(tuple(sizes), copy=False)
+        except ValueError:
+            return self._refuse()
+
+    def __getitem__(self, key: Any) -> Any:
+        """A view, of a single element too."""
+        parts = key if isinstance(key, tuple) else (key,)
+        if not all(isinstance(k, (int, slice, type(None), type(Ellipsis))) for k in parts):
+            return self._refuse()
+        return super().__getitem__(parts if Ellipsis in parts else (*parts, Ellipsis))
+
+    def copy(self, order: Any = "C") -> Any:
+        """A dense copy on the device; by way of the host where this one is not dense."""
+        if dense(self):
+            return duplicate(self)
+        return to_device(host_copy(self), device_of(self))
+
+    item = tolist = tobytes = astype = fill = dot = flatten = ravel = _refuse
+    sum = max = min = any = all = mean = take = repeat = nonzero = sort = _refuse
     __float__ = __int__ = __bool__ = __index__ = __complex__ = __setitem__ = _refuse
 
     def __repr__(self) -> str:
@@ -76,12 +99,17 @@ class DeviceArray(np.ndarray[Any, Any]):
         return self._refuse()
 
 
+_TO_SUBCLASS = {np.broadcast_to}
 _MOVES = {
-    np.broadcast_to, np.transpose, np.swapaxes, np.moveaxis, np.expand_dims, np.squeeze,
-    np.lib.stride_tricks.as_strided, np.shape, np.ndim, np.may_share_memory, np.shares_memory,
-    np.reshape, np.ravel, np.diagonal,
+    np.transpose, np.swapaxes, np.moveaxis, np.expand_dims, np.squeeze, np.shape, np.ndim,
+    np.may_share_memory, np.shares_memory, np.diagonal,
 }  # fmt: skip
 """Functions of NumPy that only make views."""
+
+
+@functools.lru_cache(1024)
+def _bytes_type(nbytes: int) -> Any:
+    return ctypes.c_char * nbytes
 
 
 def new(
@@ -89,10 +117,11 @@ def new(
 ) -> DeviceArray:
     """An array of uninitialised device memory, dense row-major."""
     shape = tuple(shape)
-    nbytes = math.prod(shape) * dtype.itemsize
-    memory = _Memory(max(nbytes, 1), device, tag or f"{dtype}{list(shape)}")
-    flat = np.asarray(memory)
-    made = np.ndarray.__new__(DeviceArray, shape, dtype, flat)
+    nbytes = max(math.prod(shape) * dtype.itemsize, 1)
+    memory = _Memory(nbytes, device, tag or f"{dtype}{list(shape)}")
+    place = _bytes_type(nbytes).from_address(memory.address)
+    place.owner = memory
+    made: DeviceArray = np.ndarray.__new__(DeviceArray, shape, dtype, place)
     made.device_index, made.memory = device.index, memory
     return made
 
@@ -146,7 +175,17 @@ def duplicate(x: DeviceArray) -> DeviceArray:
     return made
 
 
-def span(x: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], int]:
+def host_copy(x: DeviceArray) -> np.ndarray[Any, Any]:
+    """A dense host array with the elements of a device array of any strides."""
+    if not x.size or dense(x):
+        return to_host(x)
+    flat, start = span(x)
+    whole = to_host(flat)
+    view = np.lib.stride_tricks.as_strided(whole[start:], x.shape, x.strides)
+    return np.ascontiguousarray(view)
+
+
+def span(x: DeviceArray) -> tuple[DeviceArray, int]:
     """The dense flat array of all memory from an array's first element to its last, and where its
     element (0, ..., 0) is in it: for copies of arrays that are no dense ones."""
     low = high = 0
@@ -158,5 +197,5 @@ def span(x: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], int]:
         size - 1 if stride < 0 else 0 for size, stride in zip(x.shape, x.strides, strict=True)
     )
     first = x[tuple(slice(k, k + 1) for k in start)]
-    flat = np.lib.stride_tricks.as_strided(first.reshape(-1)[:1], (count,), (x.itemsize,))
+    flat = np.lib.stride_tricks.as_strided(first, (count,), (x.itemsize,), subok=True)
     return flat, -low // x.itemsize

@@ -1,0 +1,156 @@
+"""torch.cuda.Stream, Event and the current stream.
+
+Work on one stream runs in order; streams run beside each other. Tensors are allocated for the
+stream that is current; `Tensor.record_stream` tells of another that uses one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from jitgrad.cuda.memory import index_of
+from jitgrad.runtime import cuda
+
+
+class Stream:
+    """A queue of work on a device. Raises RuntimeError where there is none.
+
+    priority: below 0 is more urgent.
+    """
+
+    def __init__(self, device: Any = None, priority: int = 0, **more: Any) -> None:
+        self.device_index = index_of(device)
+        there = cuda.device.device(self.device_index, "cuda.Stream")
+        self._driver = there.driver
+        given = more.get("handle")
+        self._own = given is None
+        self.cuda_stream: int = (
+            there.driver.new_stream(self.device_index, priority) if given is None else given
+        )
+
+    def __del__(self) -> None:
+        if getattr(self, "_own", False):
+            self._driver.release_stream(self.device_index, self.cuda_stream)
+
+    def synchronize(self) -> None:
+        """Waits for all work on the stream."""
+        self._driver.synchronize_stream(self.device_index, self.cuda_stream)
+
+    def query(self) -> bool:
+        """Whether all work on the stream is done."""
+        return self._driver.stream_done(self.device_index, self.cuda_stream)
+
+    def wait_event(self, event: Event) -> None:
+        """What comes on this stream later waits for the event."""
+        event._wait(self)
+
+    def wait_stream(self, stream: Stream) -> None:
+        """What comes on this stream later waits for what the other has now."""
+        self.wait_event(stream.record_event())
+
+    def record_event(self, event: Event | None = None) -> Event:
+        """Marks the end of the work that the stream has now."""
+        event = Event() if event is None else event
+        event.record(self)
+        return event
+
+    def __enter__(self) -> Stream:
+        self._before = cuda.device.current_stream(self.device_index)
+        cuda.device.set_stream(self.device_index, self.cuda_stream)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        cuda.device.set_stream(self.device_index, self._before)
+
+    def __eq__(self, other: object) -> bool:
+        mine = (self.device_index, self.cuda_stream)
+        return isinstance(other, Stream) and mine == (other.device_index, other.cuda_stream)
+
+    def __hash__(self) -> int:
+        return hash((self.device_index, self.cuda_stream))
+
+    def __repr__(self) -> str:
+        return f"<Stream device=cuda:{self.device_index} cuda_stream={self.cuda_stream:#x}>"
+
+
+class Event:
+    """A mark in a stream. enable_timing: `elapsed_time` may be asked."""
+
+    def __init__(
+        self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
+    ) -> None:
+        cuda.device.require("cuda.Event")
+        self._timing = enable_timing
+        self._event: int | None = None
+        self.device_index = -1
+
+    def record(self, stream: Stream | None = None) -> None:
+        """Marks the end of a stream's work (the current stream's if None)."""
+        stream = current_stream() if stream is None else stream
+        there = cuda.device.device(stream.device_index)
+        if self._event is None:
+            self.device_index = stream.device_index
+            self._event = there.driver.new_event(self.device_index, self._timing)
+        there.driver.record(self.device_index, self._event, stream.cuda_stream)
+
+    def _wait(self, stream: Stream) -> None:
+        if self._event is not None:
+            driver = cuda.device.device(stream.device_index).driver
+            driver.wait(stream.device_index, stream.cuda_stream, self._event)
+
+    def wait(self, stream: Stream | None = None) -> None:
+        """What comes on a stream later waits for this event."""
+        self._wait(current_stream() if stream is None else stream)
+
+    def query(self) -> bool:
+        """Whether the work before the mark is done."""
+        if self._event is None:
+            return True
+        driver = cuda.device.device(self.device_index).driver
+        return bool(driver.event_done(self.device_index, self._event))
+
+    def synchronize(self) -> None:
+        """Waits for the work before the mark."""
+        if self._event is not None:
+            driver = cuda.device.device(self.device_index).driver
+            driver.synchronize_event(self.device_index, self._event)
+
+    def elapsed_time(self, end_event: Event) -> float:
+        """Milliseconds from this event to another. Raises RuntimeError where one has no time."""
+        if self._event is None or end_event._event is None:
+            raise RuntimeError("Both events must be recorded before calculating elapsed time.")
+        if not (self._timing and end_event._timing):
+            raise RuntimeError("Both events must be created with argument 'enable_timing=True'.")
+        driver = cuda.device.device(self.device_index).driver
+        return driver.elapsed(self.device_index, self._event, end_event._event)
+
+
+def current_stream(device: Any = None) -> Stream:
+    """The stream that this thread's work on a device goes to."""
+    index = index_of(device)
+    cuda.device.device(index, "cuda.current_stream")
+    return Stream(index, handle=cuda.device.current_stream(index))
+
+
+def default_stream(device: Any = None) -> Stream:
+    """The device's default stream."""
+    index = index_of(device)
+    cuda.device.device(index, "cuda.default_stream")
+    return Stream(index, handle=0)
+
+
+def set_stream(stream: Stream) -> None:
+    """This thread's work on the stream's device goes to it from here on."""
+    cuda.device.set_stream(stream.device_index, stream.cuda_stream)
+
+
+@contextmanager
+def stream(stream: Any) -> Iterator[None]:
+    """Within it, work goes to a stream; None changes nothing."""
+    if stream is None:
+        yield
+        return
+    with stream:
+        yield

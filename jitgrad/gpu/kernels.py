@@ -1,0 +1,181 @@
+"""Eager code on a GPU: each op is a compiled kernel of its own, kept for its types and strides.
+
+Owns when arrays are views, copies between devices, and writes into tensors on a device (`store`).
+Code of ops is made by the compiler's GPU pipeline (compiler/pipeline.py, compile_cuda), as for jit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from jitgrad.compiler.codegen.cuda.target import gpu_target
+from jitgrad.compiler.ir import Graph, Input, Node, Value, Write
+from jitgrad.compiler.options import Options
+from jitgrad.compiler.types import TensorType
+from jitgrad.runtime import cuda
+from jitgrad.runtime.errors import InternalError
+
+Array = np.ndarray[Any, Any]
+Strides = tuple[tuple[int, tuple[int, ...]], ...]
+
+
+def index_of(device: str) -> int:
+    """The number of "cuda:1"."""
+    return int(device.partition(":")[2] or 0)
+
+
+def graph_device(graph: Graph) -> int | None:
+    """The number of the GPU that a graph computes on: that of a value on one; None for the CPU."""
+    values = [item.value for item in graph.inputs]
+    for v in [*values, *(v for n in graph.nodes for v in n.outputs)]:
+        if v.type.device != "cpu":
+            return index_of(v.type.device)
+    return None
+
+
+def compile_for(graph: Graph, index: int, options: Options) -> Any:
+    """A graph compiled for a GPU and loaded there."""
+    from jitgrad.compiler.pipeline import compile_cuda
+
+    device = cuda.device.device(index)
+    return compile_cuda(graph, gpu_target(device.properties.arch), device, options)
+
+
+def strides_of(arrays: Sequence[Array]) -> Strides:
+    """Which arrays are not dense, and their steps in elements."""
+    return tuple(
+        (i, tuple(s // x.itemsize for s in x.strides))
+        for i, x in enumerate(arrays)
+        if not x.flags.c_contiguous and isinstance(x, cuda.arrays.DeviceArray)
+    )
+
+
+def device_kernel(
+    op: Any, types: Sequence[TensorType], outs: Sequence[TensorType], attrs: dict[str, Any]
+) -> Callable[..., Any]:
+    """What runs an op of which an operand or a result is on a GPU."""
+    if op.name == "to_device":
+        target = outs[0].device
+        return lambda x: moved(x, target)
+    if op.view:
+        return _View(op, types, attrs)
+    if any(t.numel == 0 for t in outs):
+        return _Empty(outs)
+    return _OnDevice(op, types, attrs)
+
+
+class _OnDevice:
+    """An op's kernels, by the strides of its operands."""
+
+    def __init__(self, op: Any, types: Sequence[TensorType], attrs: dict[str, Any]) -> None:
+        self.op, self.types, self.attrs = op, tuple(types), dict(attrs)
+        self.made: dict[Strides, Any] = {}
+
+    def __call__(self, *arrays: Array) -> Any:
+        strides = strides_of(arrays)
+        code = self.made.get(strides)
+        if code is None:
+            code = self.made[strides] = self._compile(strides)
+        results = code.run(arrays)
+        return results[0] if self.op.nout == 1 else tuple(results)
+
+    def _compile(self, strides: Strides) -> Any:
+        values = [Value(t, name=f"x{i}") for i, t in enumerate(self.types)]
+        node = Node(self.op, values, self.attrs)
+        graph = Graph(name=self.op.name)
+        graph.inputs = [Input(v, "arg", v.name) for v in values]
+        graph.nodes, graph.outputs = [node], list(node.outputs)
+        index = graph_device(graph)
+        assert index is not None
+        return compile_for(graph, index, Options(strides=strides))
+
+
+class _View(_OnDevice):
+    """A view op: its reference, which touches no element, or a kernel where that must copy."""
+
+    def __call__(self, *arrays: Array) -> Any:
+        try:
+            return self.op.reference(*arrays, **self.attrs)
+        except InternalError:
+            return super().__call__(*arrays)
+
+
+class _Empty:
+    """Results without elements."""
+
+    def __init__(self, outs: Sequence[TensorType]) -> None:
+        self.outs = tuple(outs)
+
+    def __call__(self, *arrays: Array) -> Any:
+        made = [new_array(t) for t in self.outs]
+        return made[0] if len(made) == 1 else tuple(made)
+
+
+def new_array(t: TensorType) -> Array:
+    """An array of a type, where that is."""
+    shape = tuple(map(int, t.shape))
+    if t.device == "cpu":
+        return np.empty(shape, t.dtype.np)
+    found: Array = cuda.arrays.new(shape, t.dtype.np, cuda.device.device(index_of(t.device)))
+    return found
+
+
+# -- copies ----------------------------------------------------------------------------------------
+def is_there(x: Any) -> bool:
+    """Whether an array is on a GPU."""
+    return type(x) is not np.ndarray and isinstance(x, cuda.arrays.DeviceArray)
+
+
+def host_array(x: Array) -> Array:
+    """A host array with the elements of an array: itself, or a copy from the GPU."""
+    return cuda.arrays.host_copy(x) if is_there(x) else x  # type: ignore[no-any-return]
+
+
+def moved(x: Array, device: str) -> Array:
+    """A copy of an array on a device ("cpu", "cuda:0")."""
+    if device == "cpu":
+        return host_array(x) if is_there(x) else x.copy()
+    there = cuda.device.device(index_of(device))
+    if is_there(x) and x.device_index == there.index and x.flags.c_contiguous:  # type: ignore[attr-defined]
+        return cuda.arrays.duplicate(x)
+    return cuda.arrays.to_device(host_array(x), there)
+
+
+_stores: dict[Any, Any] = {}
+
+
+def store(target: Array, value: Array, type_: TensorType) -> None:
+    """target's elements become value's; one of them at least is on a GPU."""
+    if not target.size:
+        return
+    if not is_there(target):
+        np.copyto(target, host_array(value))
+        return
+    index = target.device_index  # type: ignore[attr-defined]
+    device = cuda.device.device(index)
+    if not is_there(value):
+        value = cuda.arrays.to_device(value, device)
+    if target.flags.c_contiguous and value.flags.c_contiguous:
+        stream = cuda.device.current_stream(index)
+        device.driver.copy_within(
+            index, address_of(target), address_of(value), target.nbytes, stream
+        )
+        return
+    strides = strides_of([target, value])
+    key = (type_.shape, type_.dtype, index, strides)
+    code = _stores.get(key)
+    if code is None:
+        place = TensorType(type_.shape, type_.dtype, f"cuda:{index}")
+        into, of = Value(place, name="into"), Value(place, name="of")
+        graph = Graph(name="store")
+        graph.inputs = [Input(into, "arg", "into"), Input(of, "arg", "of")]
+        graph.writes = [Write(0, of)]
+        code = _stores[key] = compile_for(graph, index, Options(strides=strides))
+    code.run([target, value])
+
+
+def address_of(x: Array) -> int:
+    return int(x.__array_interface__["data"][0])

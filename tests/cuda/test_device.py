@@ -1,0 +1,250 @@
+"""Tensors on device="cuda", on Numba's CUDA simulator: eager code, jit, copies, cuda's names."""
+
+from __future__ import annotations
+
+import copy
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+
+import jitgrad as torch
+from jitgrad import nn
+from jitgrad.runtime.cuda import arrays
+from jitgrad.runtime.errors import CompileError, InternalError
+
+
+def on_gpu(*shape: int, **more: Any) -> torch.Tensor:
+    return torch.arange(1.0, 1.0 + int(np.prod(shape))).reshape(shape).to("cuda", **more)
+
+
+# -- devices ---------------------------------------------------------------------------------------
+def test_the_device() -> None:
+    assert torch.cuda.is_available() and torch.cuda.device_count() == 1
+    assert torch.cuda.current_device() == 0 and "simulator" in torch.cuda.get_device_name()
+    assert torch.cuda.get_device_capability() == (8, 0)
+    assert torch.device("cuda") == "cuda" and torch.device("cuda").index is None
+    assert torch.device("cuda", 0) == torch.device("cuda:0") == torch.device(0)
+    assert repr(torch.device("cuda:0")) == "device(type='cuda', index=0)"
+    assert torch.accelerator.current_accelerator() == torch.device("cuda")
+    with pytest.raises(RuntimeError, match="invalid device ordinal"):
+        torch.device("cuda:3")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda d: torch.zeros(2, 3, device=d), lambda d: torch.tensor([1, 2], device=d),
+        lambda d: torch.arange(5, device=d), lambda d: torch.randn(3, device=d),
+        lambda d: torch.full((2,), 7, device=d), lambda d: torch.eye(3, device=d),
+        lambda d: torch.linspace(0, 1, 4, device=d), lambda d: torch.ones(2).to(d),
+        lambda d: torch.ones(2).cuda(), lambda d: torch.empty_like(torch.ones(2), device=d),
+        lambda d: torch.as_tensor(np.ones(3), device=d), lambda d: torch.randint(5, (3,), device=d),
+    ],
+)  # fmt: skip
+def test_tensors_are_made_on_it_with_the_values_of_the_cpu(make: Any) -> None:
+    torch.manual_seed(4)
+    x = make("cuda")
+    torch.manual_seed(4)
+    want = torch.ones(2) if make.__code__.co_names[-1] == "cuda" else make("cpu")
+    assert x.is_cuda and not x.is_cpu and x.device == "cuda:0" and x.get_device() == 0
+    assert isinstance(x._data, arrays.DeviceArray)
+    assert torch.equal(x.cpu(), want) and x.dtype is want.dtype and not x.cpu().is_cuda
+
+
+def test_like_and_new_stay_on_it() -> None:
+    x = on_gpu(2, 3)
+    for y in (torch.zeros_like(x), torch.full_like(x, 2.0), x.new_ones(3), torch.rand_like(x)):
+        assert y.device == x.device
+    assert x.to(torch.float64).device == x.device and x.to("cpu").device == "cpu"
+    assert x.to(x.device) is x and x.to(torch.zeros(1, dtype=torch.int32)).dtype is torch.int32
+
+
+def test_values_are_read_by_copies_only() -> None:
+    x = on_gpu(2, 2)
+    assert x.sum().item() == 10 and x.tolist() == [[1, 2], [3, 4]] and float(x[1, 1]) == 4
+    assert bool((x > 0).all()) and "device='cuda:0'" in repr(x)
+    with pytest.raises(TypeError, match="can't convert cuda:0 device type tensor to numpy"):
+        x.numpy()
+    assert x.numpy(force=True).tolist() == x.tolist()
+    for read in (lambda d: d + 1, lambda d: np.sum(d), lambda d: d.tolist(), bool, np.isnan):
+        with pytest.raises(InternalError, match="were to be read by the host"):
+            read(x._data)
+
+
+def test_mixed_devices_are_an_error_but_for_numbers() -> None:
+    x = on_gpu(2, 2)
+    with pytest.raises(RuntimeError, match=r"\[add\] expected all tensors on one device"):
+        x + torch.ones(2, 2)
+    with pytest.raises(RuntimeError, match="expected all tensors on one device"):
+        nn.Linear(2, 2)(x)
+    assert (x * torch.tensor(2.0)).tolist() == [[2, 4], [6, 8]]
+
+
+def test_what_only_the_cpu_has_says_so() -> None:
+    with pytest.raises(CompileError, match="runs on the CPU only"):
+        torch.linalg.inv(on_gpu(2, 2))
+
+
+# -- eager -----------------------------------------------------------------------------------------
+def test_views_share_memory_and_writes_show() -> None:
+    x = on_gpu(3, 4)
+    first = x.data_ptr()
+    row, column, turned = x[1], x[:, 2], x.T
+    assert row.data_ptr() == first + 16 and turned.data_ptr() == first
+    row.zero_()
+    column += 10
+    x[0, 0] = 5
+    x[x > 20] = -1
+    want = torch.arange(1.0, 13.0).reshape(3, 4)
+    want[1] = 0
+    want[:, 2] += 10
+    want[0, 0] = 5
+    want[want > 20] = -1
+    assert torch.equal(x.cpu(), want) and torch.equal(turned.cpu(), want.T)
+    assert torch.equal(turned.contiguous().cpu(), want.T)
+    assert torch.equal(turned.reshape(-1).cpu(), want.T.reshape(-1))
+    assert torch.equal(x.expand(2, 3, 4)[1].cpu(), want)
+
+
+def test_copies() -> None:
+    x = on_gpu(2, 3)
+    y, z = x.clone(), copy.deepcopy(x)
+    x.zero_()
+    assert y.sum() == z.sum() == 21 and z.device == "cuda:0"
+    host = torch.zeros(2, 3)
+    host.copy_(y)
+    assert host.sum() == 21
+    x.copy_(host.T.reshape(2, 3))
+    assert torch.equal(x.cpu(), host.T.reshape(2, 3))
+    buffer = io.BytesIO()
+    torch.save({"x": x}, buffer)
+    buffer.seek(0)
+    assert torch.equal(torch.load(buffer)["x"].cpu(), x.cpu())
+
+
+def test_gradients_go_back_to_the_cpu() -> None:
+    w = torch.ones(3, requires_grad=True)
+    x = on_gpu(3, 3)
+    ((x @ w.to("cuda")) ** 2).sum().backward()
+    assert w.grad is not None and w.grad.device == "cpu"
+    v = torch.ones(3, requires_grad=True)
+    ((x.cpu() @ v) ** 2).sum().backward()
+    torch.testing.assert_close(w.grad, v.grad)
+
+
+# -- training --------------------------------------------------------------------------------------
+def _cnn() -> Any:
+    model = nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+        nn.Dropout(0.2), nn.Linear(16, 3),
+    )  # fmt: skip
+    return model, torch.randn(3, 1, 4, 4), torch.tensor([0, 1, 2])
+
+
+def _transformer() -> Any:
+    model = nn.Sequential(
+        nn.Embedding(7, 8),
+        nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True),
+        nn.Flatten(0, 1), nn.Linear(8, 7),
+    )  # fmt: skip
+    x = torch.tensor([[1, 2, 3], [4, 5, 6]])
+    return model, x, x.flatten()
+
+
+def _train(make: Any, optimizer: Any, device: str, jit: bool) -> list[float]:
+    torch.manual_seed(0)
+    model, x, y = make()
+    model, x, y = model.to(device), x.to(device), y.to(device)
+    made = optimizer(model.parameters())
+    torch.manual_seed(1)
+
+    def step(x: Any, y: Any) -> Any:
+        made.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        made.step()
+        return loss
+
+    run = torch.jit(step, fallback="error") if jit else step
+    return [float(run(x, y)) for _ in range(3)]
+
+
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("make", [_cnn, _transformer])
+def test_training_gives_the_losses_of_the_cpu(make: Any, jit: bool) -> None:
+    def adamw(parameters: Any) -> Any:
+        return torch.optim.AdamW(parameters, lr=1e-2)
+
+    want = _train(make, adamw, "cpu", False)
+    np.testing.assert_allclose(_train(make, adamw, "cuda", jit), want, rtol=1e-5)
+
+
+def test_jit_runs_kernels_on_the_device() -> None:
+    driver = torch.runtime.cuda.device.device().driver
+
+    @torch.jit(fallback="error")
+    def f(x: Any, w: Any) -> Any:
+        return torch.softmax(torch.relu(x @ w), -1), x.sum()
+
+    x, w = on_gpu(3, 4), on_gpu(4, 5) / 20
+    f(x, w)
+    f(x, w)
+    before = driver.launches
+    y, total = f(x, w)
+    assert driver.launches - before == f.specialisations[0].compiled.report.kernels == 3
+    assert y.device == total.device == "cuda:0" and total.item() == 78
+    torch.testing.assert_close(y.cpu(), torch.softmax(torch.relu(x.cpu() @ w.cpu()), -1))
+    assert f.stats.hits >= 1
+
+
+def test_a_bad_index_in_compiled_code_leaves_state_as_it_was() -> None:
+    table = torch.zeros(4, 2, device="cuda")
+
+    @torch.jit(fallback="error")
+    def f(i: Any) -> Any:
+        table.add_(1)
+        return table[i]
+
+    f(torch.tensor([1, 2], device="cuda"))
+    f(torch.tensor([1, 2], device="cuda"))
+    with pytest.raises(IndexError, match="out of"):
+        f(torch.tensor([1, 9], device="cuda"))
+    assert table.cpu().sum() == 2 * 8
+
+
+# -- memory and streams ----------------------------------------------------------------------------
+def test_memory_is_counted_and_given_back() -> None:
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    x = torch.zeros(1000, device="cuda")
+    assert torch.cuda.memory_allocated() == before + 4096
+    torch.cuda.reset_peak_memory_stats()
+    del x
+    assert torch.cuda.memory_allocated() == before < torch.cuda.max_memory_allocated()
+    assert "allocated_bytes" in torch.cuda.memory_summary()
+    assert torch.cuda.memory_stats()["segment.all.current"] == len(torch.cuda.memory_snapshot())
+    assert torch.cuda.memory_reserved() >= torch.cuda.memory_allocated()
+
+
+def test_running_out_of_memory_says_who_holds_it() -> None:
+    with pytest.raises(torch.cuda.OutOfMemoryError, match="Tried to allocate 400.00 GiB"):
+        torch.empty(1, device="cuda").expand(100 << 30).clone()
+
+
+def test_streams_and_events() -> None:
+    side = torch.cuda.Stream()
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    with torch.cuda.stream(side):
+        assert torch.cuda.current_stream() == side
+        start.record()
+        x = on_gpu(4) * 2
+        end.record()
+    assert torch.cuda.current_stream() == torch.cuda.default_stream() != side
+    torch.cuda.current_stream().wait_stream(side)
+    side.synchronize()
+    assert start.elapsed_time(end) > 0 and end.query() and side.query()
+    assert x.tolist() == [2, 4, 6, 8]
+    torch.cuda.synchronize()
