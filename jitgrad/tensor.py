@@ -300,7 +300,7 @@ class Tensor(TensorMethods):
                     f"can't convert {self._type.device} device type tensor to numpy. Use "
                     "Tensor.cpu() to copy the tensor to host memory first."
                 )
-            return gpu.kernels.host_array(data)  # type: ignore[no-any-return]
+            return gpu.kernels.host_array(data)
         return data
 
     def _shared(self, what: str, address: bool = False) -> np.ndarray[Any, Any]:

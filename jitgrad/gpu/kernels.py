@@ -131,17 +131,19 @@ def is_there(x: Any) -> bool:
 
 def host_array(x: Array) -> Array:
     """A host array with the elements of an array: itself, or a copy from the GPU."""
-    return cuda.arrays.host_copy(x) if is_there(x) else x  # type: ignore[no-any-return]
+    there: Any = x
+    return cuda.arrays.host_copy(there) if is_there(x) else x
 
 
 def moved(x: Array, device: str) -> Array:
     """A copy of an array on a device ("cpu", "cuda:0")."""
     if device == "cpu":
         return host_array(x) if is_there(x) else x.copy()
-    there = cuda.device.device(index_of(device))
-    if is_there(x) and x.device_index == there.index and x.flags.c_contiguous:  # type: ignore[attr-defined]
-        return cuda.arrays.duplicate(x)
-    return cuda.arrays.to_device(host_array(x), there)
+    target, own = cuda.device.device(index_of(device)), x.flags.c_contiguous
+    source: Any = x
+    if is_there(x) and source.device_index == target.index and own:
+        return cuda.arrays.duplicate(source)
+    return cuda.arrays.to_device(host_array(x), target)
 
 
 _stores: dict[Any, Any] = {}

@@ -197,5 +197,5 @@ def span(x: DeviceArray) -> tuple[DeviceArray, int]:
         size - 1 if stride < 0 else 0 for size, stride in zip(x.shape, x.strides, strict=True)
     )
     first = x[tuple(slice(k, k + 1) for k in start)]
-    flat = np.lib.stride_tricks.as_strided(first, (count,), (x.itemsize,), subok=True)
+    flat: Any = np.lib.stride_tricks.as_strided(first, (count,), (x.itemsize,), subok=True)
     return flat, -low // x.itemsize
