@@ -85,8 +85,8 @@ def _batch_rank(k: Kernel) -> int:
     return len(k.outer)
 
 
-def _dims(k: Kernel) -> tuple[Dim, ...]:
-    return k.array.shape if isinstance(k, ContractionKernel) else k.outer  # type: ignore[union-attr]
+def _dims(k: LoopKernel | ContractionKernel) -> tuple[Dim, ...]:
+    return k.array.shape if isinstance(k, ContractionKernel) else k.outer
 
 
 def _places(k: Kernel, array: Array) -> list[tuple[Expr, ...]]:
@@ -123,6 +123,8 @@ def _flat(index: Sequence[Expr], dims: Sequence[Dim]) -> Expr:
 
 def _at_own_tile(k: Kernel, rank: int, a: Array, count: int) -> bool:
     """Whether every access that a kernel makes of an array is at the kernel's own tile."""
+    if not isinstance(k, (LoopKernel, ContractionKernel)):
+        return False  # a sort, say, has no tiles
     dims = _dims(k)
     mine, theirs = _prefix(dims[:rank], count), _prefix(a.shape[:-1], count)
     if mine is None or theirs is None:
