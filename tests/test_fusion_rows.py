@@ -173,3 +173,28 @@ def test_nan_and_infinity_stay_in_their_row_and_column() -> None:
     both(grad, *args)
     for got, want in zip(both(grad, *args), gradients(whiten)(grad, *args), strict=True):
         assert np.array_equal(np.isnan(got.numpy()), np.isnan(want.numpy()))
+
+
+def test_rows_of_any_number() -> None:
+    """Symbolic rows: one kernel for all numbers of them, with the bits of kernels of fixed size."""
+    torch.manual_seed(2)
+    any_rows = jit(gradients(whiten), fallback="error")
+    sums = jit(lambda x: ((x - x.mean(0)) ** 2).sum(0), fallback="error")
+    for rows in (300, 700, 2048, 257, 40):
+        x = torch.randn(rows, 64, requires_grad=True)
+        weights = [torch.randn(64, requires_grad=True) for _ in range(2)]
+        grad, before = torch.randn(rows, 64), x.detach().clone()
+        fixed = jit(gradients(whiten), fallback="error")
+        for f in (any_rows, fixed):
+            f(grad, x, *weights)
+        for a, b in zip(any_rows(grad, x, *weights), fixed(grad, x, *weights), strict=True):
+            assert a.numpy().tobytes() == b.numpy().tobytes()
+        close(fixed(grad, x, *weights), gradients(whiten)(grad, x, *weights))
+        assert torch.equal(x, before)
+        y = before
+        alone = jit(lambda x: ((x - x.mean(0)) ** 2).sum(0), fallback="error")
+        for g in (sums, alone):
+            g(y)
+        assert sums(y).numpy().tobytes() == alone(y).numpy().tobytes()
+    kernels = [s.compiled.report.kernels for s in any_rows.specialisations if s.compiled]
+    assert len(kernels) == 2 and set(kernels) == {1}

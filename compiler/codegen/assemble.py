@@ -45,10 +45,11 @@ def assemble(parts: list[Part], target: Target, workspace: list[Array]) -> Gener
         part.emit(program, fn)
         fn.finish()
         scratch = max(scratch, fn.scratch_bytes)
+        known = list(program.operands.list)  # a later function may add to it; scratch comes after
         launches.append(
             Launch(
                 f"kernel_{n}",
-                program.operands.list,
+                known,
                 program.outer.total,
                 _grain(part),
                 max(1, program.unit),

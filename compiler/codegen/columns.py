@@ -20,7 +20,7 @@ from jitgrad.compiler.codegen.program import FlatStore, Program, Step
 from jitgrad.compiler.codegen.schedule import Space, coefficient, constant_of
 from jitgrad.compiler.index import Simplifier
 from jitgrad.compiler.loops import INDEX, Array, Expr, Reduce, axis, const, make, rewrite, select
-from jitgrad.compiler.symbolic import hint, is_static
+from jitgrad.compiler.symbolic import Dim, Sym, hint, is_static
 
 _BLOCK, _STRIP = 1 << 20, (1 << 20) + 1  # axis numbers that no kernel uses
 _LEAST_POINTS = 1 << 12  # smaller kernels stay as they are
@@ -37,8 +37,7 @@ def launch_folds(program: Program) -> tuple[list[Program], list[Array]] | None:
     if not any(t.combine for s in program.steps for t in s.stores):
         return None
     rows = program.outer
-    count = hint(rows.total)
-    blocks = -(-count // COLUMN_BLOCK)
+    blocks = _block_count(rows.total)
     row = _flat(rows)
     steps, workspace = [], []
     sums: dict[tuple[tuple[int, ...], tuple[object, ...]], list[tuple[FlatStore, Array]]] = {}
@@ -49,7 +48,7 @@ def launch_folds(program: Program) -> tuple[list[Program], list[Array]] | None:
                 stores.append(t)
                 continue
             target = t.array
-            if blocks > 1:
+            if isinstance(blocks, Sym) or blocks > 1:
                 partial = Array("partial", (blocks * hint(t.array.numel),), t.value.dtype)
                 workspace.append(partial)
                 target = program.operands.array(partial)
@@ -91,6 +90,10 @@ def _accumulate(
     return FlatStore(target, where, make(OPERATIONS[combine], old, value))
 
 
+def _block_count(rows: Dim) -> Dim:
+    return (rows + (COLUMN_BLOCK - 1)) // COLUMN_BLOCK
+
+
 def _flat(space: Space) -> Expr:
     total = const(0, INDEX)
     for k, d in zip(space.axes, space.extents, strict=True):
@@ -103,7 +106,7 @@ class _Joined:
     """A launch over columns that adds up blocks, then does what is done once for each column."""
 
     outer: Space
-    blocks: int
+    blocks: Dim
     reduces: list[Reduce] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
 
@@ -128,10 +131,6 @@ class _Plan:
     rows: Space
     strip: int
 
-    @property
-    def row_count(self) -> int:
-        return hint(self.rows.total)
-
 
 def _plan(program: Program) -> _Plan | None:
     steps = [s for s in program.steps if s.space.axes]
@@ -146,9 +145,9 @@ def _plan(program: Program) -> _Plan | None:
     rows = steps[0].space
     if any(s.space.axes != rows.axes or s.space.extents != rows.extents for s in steps):
         return None
-    if not is_static([*outer.extents, *rows.extents]):
-        return None
     lead = Space(outer.axes[:-1], outer.extents[:-1])
+    if not is_static(outer.extents) or (lead.axes and not is_static(rows.extents)):
+        return None
     columns, count, many = hint(outer.extents[-1]), hint(rows.total), hint(lead.total)
     points = columns * count * many
     if columns < _LEAST_COLUMNS or count < _LEAST_ROWS or points < _LEAST_POINTS:
@@ -159,7 +158,7 @@ def _plan(program: Program) -> _Plan | None:
     if many > 1 and count % COLUMN_BLOCK:
         blocks = many
     strip = 0
-    for size in _STRIPS:
+    for size in _STRIPS if is_static(rows.extents) else ():
         if columns % size == 0 and size < columns:
             strip = size
             if blocks * (columns // size) >= _TASKS:
@@ -194,7 +193,7 @@ class _Columns:
 
     def __init__(self, program: Program, plan: _Plan) -> None:
         self.program, self.plan = program, plan
-        self.blocks = -(-plan.row_count // COLUMN_BLOCK)
+        self.blocks = _block_count(plan.rows.total)
         self.results: list[Program | _Joined] = []
         self.workspace: list[Array] = []
         self.whole: dict[Array, Array] = {}  # a local -> its values for all columns, in memory
@@ -232,7 +231,7 @@ class _Columns:
 
         return rewrite(e, leaf)
 
-    def _memory(self, name: str, size: int, like: Expr) -> Array:
+    def _memory(self, name: str, size: Dim, like: Expr) -> Array:
         made = Array(name, (size,), like.dtype)
         self.workspace.append(made)
         return self.program.operands.array(made)
@@ -249,15 +248,15 @@ class _Columns:
         many = hint(plan.lead.total)
         joins = []
         for r, value in zip(step.reduces, values, strict=True):
-            size = many * self.blocks * plan.columns
-            partial = self._memory("partial", size, value)
-            lead = leads * (self.blocks * plan.columns)
+            each = self.blocks * plan.columns
+            partial = self._memory("partial", many * each, value)
+            lead = leads * loops.dim(each)
             store = _accumulate(partial, lead + column, value, r.combine, row, plan.columns)
             stores.append(store)
             where = lead + axis(_BLOCK) * plan.columns + column
             joins.append((r, partial, where))
         self.results.append(self._launch(stores))
-        if self.blocks == 1:
+        if not isinstance(self.blocks, Sym) and self.blocks == 1:
             for r, partial, _ in joins:
                 self.whole[r.array] = partial
             return
@@ -289,9 +288,12 @@ class _Columns:
                 return s.simplify(rewrite(e, lambda x: moved.get(x)))
 
             stores = [replace(t, offset=renew(t.offset), value=renew(t.value)) for t in stores]
-        count = plan.row_count
-        alone = len(axes) == len(plan.rows.axes)
-        unit = COLUMN_BLOCK if alone or count % COLUMN_BLOCK == 0 else count
+        # Blocks of work begin with a block of sums; a strip has all rows before the next has any.
+        unit = COLUMN_BLOCK
+        if plan.strip or plan.lead.axes:
+            count = plan.rows.total
+            assert isinstance(count, int)
+            unit = COLUMN_BLOCK if count % COLUMN_BLOCK == 0 else count
         step = Step(Space([plan.column], [columns]), stores, [])
         return replace(self.program, outer=Space(axes, extents), steps=[step], unit=unit)
 

@@ -267,7 +267,7 @@ def _sums_over_rows(group: Group, array: Array, mapping: dict[int, int]) -> bool
     """Whether a reduction over the outer axes can be made while the rows of a group pass by."""
     out, inner = own_axes(array)
     p, dims = len(group.outer), group.dims
-    if not group.in_order or not group.inner or not is_static(dims):
+    if not group.in_order or not group.inner or not is_static(group.inner):
         return False
     if array.define.combine.startswith("arg"):  # type: ignore[union-attr]
         return False
