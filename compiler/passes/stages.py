@@ -39,9 +39,8 @@ from jitgrad.compiler.loops import (
 )
 from jitgrad.compiler.passes.fuse import Group, Member, own_axes
 from jitgrad.compiler.passes.inline import CHEAP, Bodies
+from jitgrad.compiler.passes.share import ROW_BUFFER_BYTES, share
 from jitgrad.compiler.symbolic import is_static, prod
-
-ROW_BUFFER_BYTES = 64 * 1024
 
 
 def stage(groups: list[Group], bodies: Bodies, roots: list[Array]) -> list[Kernel]:
@@ -63,7 +62,7 @@ def stage(groups: list[Group], bodies: Bodies, roots: list[Array]) -> list[Kerne
         elif group.kind == "contraction":
             kernels.append(_contraction(group, bodies, needed, lines, f"k{k}"))
         else:
-            kernels.append(_Loop(group, bodies, needed).kernel(lines, f"k{k}"))
+            kernels.append(share(_Loop(group, bodies, needed).kernel(lines, f"k{k}")))
     return kernels
 
 
