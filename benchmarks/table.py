@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from _harness import Result, compare, in_units
-from workloads import elementwise, inference, limits, processes, products, steps
+from workloads import elementwise, inference, limits, processes, products, rows, steps
 from workloads.common import EAGER, OURS, RIVALS, Workload
 
 PARTS = {
@@ -64,7 +64,7 @@ def measure(args: argparse.Namespace) -> list[Line]:
     """All lines, in order."""
     lines = []
     skipped = set(args.skip)
-    modules = (elementwise, products, steps, inference)
+    modules = (elementwise, rows, products, steps, inference)
     for threads in args.threads:
         found = compare("limits of the machine", [limits.COPY, limits.FMA], args.rounds,
                         args.seconds, threads)  # fmt: skip

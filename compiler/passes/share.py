@@ -41,7 +41,8 @@ def share(kernel: LoopKernel) -> LoopKernel:
     p, inner = len(kernel.outer), loops[0].inner
     index = tuple(axis(p + k) for k in range(len(inner)))
     count = sum(1 for a in kernel.locals if a.shape)
-    stages, made = list(kernel.stages), []
+    stages = list(kernel.stages)
+    made: list[Array] = []
     for n in range(len(stages)):
         if stages[n].inner != inner:
             continue
