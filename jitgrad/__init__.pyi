@@ -116,6 +116,7 @@ from jitgrad import tree as tree
 from jitgrad import tree_code as tree_code
 from jitgrad import try_blocks as try_blocks
 from jitgrad import types as types
+from jitgrad import unrolled as unrolled
 from jitgrad import utils as utils
 from jitgrad import values as values
 from jitgrad import version as version
@@ -187,7 +188,7 @@ int64: DType
 int8: DType
 class _Jit:
     def __getattr__(self, name: builtins.str) -> Any: ...
-    def __call__(self, function: Any = ..., *, fallback: builtins.str | None = ..., pure: builtins.bool = ..., check: builtins.bool = ..., segments: builtins.bool | None = ..., name: builtins.str | None = ..., static_argnums: builtins.int | Iterable[builtins.int] | None = ..., static_argnames: builtins.str | Iterable[builtins.str] | None = ..., dynamic: builtins.bool | None = ..., dynamic_shapes: Any = ...) -> Any: ...
+    def __call__(self, function: Any = ..., *, fallback: builtins.str | None = ..., pure: builtins.bool = ..., check: builtins.bool = ..., segments: builtins.bool | None = ..., name: builtins.str | None = ..., static_argnums: builtins.int | Iterable[builtins.int] | None = ..., static_argnames: builtins.str | Iterable[builtins.str] | None = ..., dynamic: builtins.bool | None = ..., dynamic_shapes: Any = ..., memory_limit: builtins.int | None = ...) -> Any: ...
 jit: _Jit
 layout: builtins.type[Any]
 long: DType
