@@ -654,7 +654,7 @@ def assign(target: Tensor, value: Tensor) -> None:
             and (value._data is not None or fetch(value))
             and (target._data is not None or fetch(target))
         ):
-            if type(target._data) is type(value._data) is ndarray:
+            if target._type.device == value._type.device == "cpu":
                 np.copyto(target._data, value._data)
             else:
                 gpu.kernels.store(target._data, value._data, target._type)

@@ -77,13 +77,13 @@ class Storage:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Storage:
         array = self._bytes("deepcopy")
-        if type(array) is not np.ndarray:
+        if self.is_cuda:
             return Storage(gpu.kernels.moved(array, self.type.device), self.type)
         return Storage(np.array(array, order="K"), self.type)
 
     def __reduce__(self) -> tuple[Any, ...]:
         array = self._bytes("pickle")
-        if type(array) is not np.ndarray:  # it comes back on the CPU
+        if self.is_cuda:  # it comes back on the CPU
             array = gpu.kernels.host_array(array)
         if array.dtype.kind not in "biufc":  # bfloat16: its name is not NumPy's
             array = np.ascontiguousarray(array).reshape(-1).view(np.uint8)

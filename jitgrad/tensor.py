@@ -294,7 +294,7 @@ class Tensor(TensorMethods):
                 f"[{what}] expected a tensor with data; {self._type} is abstract (it was made "
                 "while tracing from shapes alone); read values outside of the traced function"
             )
-        if type(data) is not np.ndarray and what != "data_ptr":
+        if self._type.device != "cpu" and what != "data_ptr":
             if what in _SHARES:
                 raise TypeError(
                     f"can't convert {self._type.device} device type tensor to numpy. Use "

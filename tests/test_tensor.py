@@ -155,6 +155,14 @@ def test_devices():
             make()
 
 
+def test_arrays_of_other_classes_are_the_cpu_s(tmp_path):
+    np.save(tmp_path / "x.npy", np.ones((2, 3), np.float32))
+    x = t.from_numpy(np.load(tmp_path / "x.npy", mmap_mode="r+"))
+    assert x.numpy().sum() == x.sum().item() == copy.deepcopy(x).sum() == 6
+    x.zero_()
+    assert pickle.loads(pickle.dumps(x)).tolist() == [[0, 0, 0]] * 2
+
+
 def test_views_of_memory():
     x = t.arange(12).reshape(3, 4)
     assert x.T.reshape(-1).tolist() == x.numpy().T.reshape(-1).tolist()

@@ -136,6 +136,7 @@ def test_sorts_are_stable(count: int, descending: bool) -> None:
     x = np.round(normal(3, count) * 2)
     x[0, count // 2] = np.nan
     check(lambda x: jg.sort(x, -1, descending=descending, stable=True), x)
+    check(lambda x: jg.topk(x, (count + 1) // 2, -1, largest=descending), x)
 
 
 def test_philox_gives_the_bits_of_the_cpu() -> None:

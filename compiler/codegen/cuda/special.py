@@ -175,16 +175,20 @@ def sort(arrays: Sequence[Array], symbol: str, target: CudaTarget) -> Kernel:
     """Values and places of a stable sort, each line by one block in the memory of the results."""
     define = arrays[0].define
     assert isinstance(define, Sort)
-    shape, along, rank = arrays[0].shape, define.along, arrays[0].ndim
-    by_part = {a.define.part: a for a in arrays if isinstance(a.define, Sort)}
+    along, rank = define.along, arrays[0].ndim
+    shape = tuple(define.extent if k == along else d for k, d in enumerate(arrays[0].shape))
+    wanted = {a.define.part: a for a in arrays if isinstance(a.define, Sort)}
+    # The first elements alone are copied from a sort of all.
+    by_part = wanted if arrays[0].shape[along] == define.extent else {}
     spare = [
         by_part.get(0) or Array("values", shape, define.body.dtype),
         by_part.get(1) or Array("places", shape, dtypes.int64),
     ]
-    flat = Flat(dict(enumerate(shape)), spare)
+    flat = Flat(dict(enumerate(shape)), [*spare, *arrays])
     body = flat.expr(define.body)
     index = tuple(axis(k) for k in range(rank))
     (keys, at), (places, place_at) = (flat.place(a, index) for a in spare)
+    firsts = [] if by_part else [(k, *flat.place(a, index)) for k, a in sorted(wanted.items())]
     w = flat.writer(symbol, target)
     w.workspace += [a for k, a in enumerate(spare) if k not in by_part]
     others = [k for k in range(rank) if k != along]
@@ -213,7 +217,30 @@ def sort(arrays: Sequence[Array], symbol: str, target: CudaTarget) -> Kernel:
                 w.line("reach //= 2")
                 w.line("mirror = reach")
             w.line("width *= 2")
+        if firsts:
+            _first(
+                w, point, along, arrays[0].shape[along], firsts, ((keys, at), (places, place_at))
+            )
     return w, outer.total, 1
+
+
+def _first(
+    w: KernelWriter,
+    point: Scope,
+    along: int,
+    count: Dim,
+    firsts: Sequence[tuple[int, Array, Expr]],
+    sources: Sequence[tuple[Array, Expr]],
+) -> None:
+    """Copies the first elements of what was sorted to the results."""
+    with w.block(f"for e in range(t, {w.dim(count)}, {w.threads}):"):
+        scope = point.child()
+        scope.axes[along] = "e"
+        for part, target, offset in firsts:
+            source, at = sources[part]
+            element = f"{w.array(source)}[{scope.value(at)}]"
+            w.line(f"{w.array(target)}[{scope.value(offset)}] = {element}")
+    w.line("cuda.syncthreads()")
 
 
 def _exchange(
