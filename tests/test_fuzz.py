@@ -48,11 +48,12 @@ def run_seeds(seeds: range) -> tuple[dict[str, list[int]], set[str], int]:
 
 @pytest.mark.long
 def test_every_record_and_few_fallbacks() -> None:
-    """Two programs for each record; at least 95 % compile; every record is in a compiled graph."""
+    """Two programs for each record; at least 95 % compile; every record is in a compiled graph
+    (but for those that hold graphs, which are not drawn)."""
     count = 2 * len(NAMES)
     fallbacks, ops, exact = run_seeds(range(count))
     assert sum(map(len, fallbacks.values())) <= 0.05 * count, fallbacks
-    missing = set(NAMES) - ops
+    missing = {n for n in NAMES if n not in ops and not OPS[n].bodies}
     assert len(missing) <= 3, missing  # samples that raise, or whose program falls back
     assert exact > 0.05 * count
 
