@@ -13,6 +13,7 @@ from jitgrad.compiler.codegen.columns import launch_columns, launch_folds
 from jitgrad.compiler.codegen.contraction import generate as generate_contraction
 from jitgrad.compiler.codegen.kernelcode import Generated
 from jitgrad.compiler.codegen.objects import version_key as version_key
+from jitgrad.compiler.codegen.pieces import pieces
 from jitgrad.compiler.codegen.program import prepare
 from jitgrad.compiler.codegen.special import generate_special
 from jitgrad.compiler.codegen.split import split
@@ -33,11 +34,12 @@ def generate(kernel: Kernel, target: Target) -> Generated:
 
 
 def generate_loops(kernel: LoopKernel, target: Target) -> Generated:
-    """Code for a LoopKernel: one launch, in tiles where it turns memory around (tiles.py), or more
-    for sums over columns (columns.py) and for a large reduction to few outputs (split.py)."""
+    """Code for a LoopKernel: one launch, or more for sums over columns (columns.py), for a large
+    reduction to few outputs (split.py), and for what reads here or there (pieces.py). What turns
+    memory around goes in tiles (tiles.py)."""
     program = prepare(kernel)
-    part = tiled(program, target)
-    if part is not None:
-        return assemble([part], target, [])
     programs, workspace = launch_folds(program) or launch_columns(program) or split(program)
-    return assemble([Part(p, nest.emit) for p in programs], target, workspace)
+    if len(programs) == 1:
+        programs = pieces(programs[0])
+    parts = [tiled(p, target) or Part(p, nest.emit) for p in programs]
+    return assemble(parts, target, workspace)
