@@ -70,8 +70,8 @@ def _cuts(program: Program) -> dict[int, set[int]]:
                 for k, at in _changes(s, c, extents).items():
                     cuts.setdefault(k, set()).update(at)
     count = 1
-    for at in cuts.values():
-        count *= len(at) + 1
+    for places in cuts.values():
+        count *= len(places) + 1
     return cuts if count <= _MOST_PIECES else {}
 
 

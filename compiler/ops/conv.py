@@ -23,7 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from jitgrad.compiler.loops import Array, Builder, dim, load
+from jitgrad.compiler.loops import Array, Builder, Expr, dim, load
+from jitgrad.compiler.ops.conv_depthwise import by_taps, is_depthwise
 from jitgrad.compiler.ops.conv_geometry import (
     ConvBase,
     Grouped,
@@ -42,13 +43,19 @@ from jitgrad.compiler.ops.examples import integers, strided, uniform
 from jitgrad.compiler.ops.linalg import check_multiply, compute_dtype
 from jitgrad.compiler.ops.movement import align_batch
 from jitgrad.compiler.ops.record import OnnxContext, Sample, op
-from jitgrad.compiler.ops.regions import accumulator, in_last_dims, padded, span
+from jitgrad.compiler.ops.regions import accumulator, in_last_dims, padded, rounded, span
 from jitgrad.compiler.symbolic import Dim, Sym, hint
 from jitgrad.compiler.types import TensorType
 from jitgrad.runtime import dtypes
 
 Ints = tuple[int, ...]
 Shape = tuple[Dim, ...]
+
+
+def _along(at: Sequence[Expr], stride: Ints, tap: Sequence[int], dilation: Ints) -> list[Expr]:
+    """Where the kernel's element `tap` reads for outputs `at`."""
+    places = zip(at, stride, tap, dilation, strict=True)
+    return [i * s + dim(k * d) for i, s, k, d in places]
 
 
 class ConvByWeight(ConvBase):
@@ -127,6 +134,15 @@ class Conv(ConvByWeight):
         kernel = w.shape[2:]
         sizes = conv_sizes(x.shape[2:], kernel, stride, padding, dilation)
         full = (x.shape[0], w.shape[0], *sizes)
+        if is_depthwise(w.shape[1], kernel, groups):
+            each = dim(w.shape[0] // groups)
+            return by_taps(
+                b, padded_input(b, x, padding), w, full,
+                lambda i, tap: (
+                    (i[0], i[1] // each, *_along(i[2:], stride, tap, dilation)),
+                    (i[1], dim(0), *map(dim, tap)),
+                ),
+            )  # fmt: skip
         by_tiles = has_tiles(full, w.shape[1], kernel, stride, dilation, groups, x.dtype)
         if by_tiles:
             xp = tiled_input(b, x, padding, sizes)
@@ -281,6 +297,15 @@ class ConvInputGrad(ConvByWeight):
             yd = tiled_input(b, y, low, shape)
         else:
             yd = padded(b, y, (0, 0, *low), (0, 0, *high), (1, 1, *stride), 0)
+        if is_depthwise(w.shape[1], kernel, groups) and w.shape[0] == groups:
+            ones = (1,) * len(kernel)
+            return by_taps(
+                b, yd, w, full,
+                lambda i, tap: (
+                    (i[0], i[1], *_along(i[2:], ones, tap, dilation)),
+                    (i[1], dim(0), *(dim(n - 1 - k) for n, k in zip(kernel, tap, strict=True))),
+                ),
+            )  # fmt: skip
         g = Grouped(groups, full, split=1)
         n, _, *h = g.index
         o, *k = b.axes(1 + len(kernel), start=g.rank)
@@ -411,6 +436,17 @@ class ConvWeightGrad(ConvBase):
     ) -> Array:
         xp = padded_input(b, x, padding)
         inputs = x.shape[1] // groups
+        if is_depthwise(inputs, kernel, groups):
+            each = dim(y.shape[1] // groups)
+            rank = 2 + len(kernel)
+            o, _, *k = b.axes(rank)
+            n, *p = b.axes(1 + len(kernel), start=rank)
+            at = [i * s + j * d for i, s, j, d in zip(p, stride, k, dilation, strict=True)]
+            acc = accumulator(x.dtype)
+            product = load(y, (n, o, *p)).cast(acc) * load(xp, (n, o // each, *at)).cast(acc)
+            over = (y.shape[0], *y.shape[2:])
+            full = (y.shape[1], 1, *kernel)
+            return rounded(b, b.reduction(full, over, product, "sum"), x.dtype)
         g = Grouped(groups, (y.shape[1], inputs, *kernel), split=0)
         o, c, *k = g.index
         n, *p = b.axes(1 + len(kernel), start=g.rank)
