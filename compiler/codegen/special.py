@@ -35,6 +35,9 @@ from jitgrad.compiler.symbolic import Dim, hint
 from jitgrad.runtime.errors import InternalError
 
 
+_COLUMNS = 128  # neighbours that a scatter writes together
+
+
 def generate_special(kernel: SpecialKernel, target: Target) -> Generated:
     """Code for a Scan, Scatter or Sort."""
     array = kernel.arrays[0]
@@ -133,6 +136,8 @@ def _scatter(array: Array, scatter: Scatter, target: Target) -> Generated:
     # one set of the cache.
     apart = [rank + j for j in parallel if not _is_one(scatter.extents[j])]
     program.scalar = not (apart and scatter.index[-1] is axis(apart[-1]))
+    if not program.scalar:
+        program.unit = _COLUMNS
     part = Part(
         program,
         lambda p, fn: _ScatterNest(p, fn, scatter.combine, inner).emit_outer(),

@@ -182,6 +182,11 @@ class IndexPut(AdvancedIndexing):
         )
         return base
 
+    def work(
+        self, types: Sequence[TensorType], outs: Sequence[TensorType], attrs: dict[str, Any]
+    ) -> Any:
+        return 16 * types[1].numel if attrs["accumulate"] else 0
+
     def reference(
         self,
         base: np.ndarray,
