@@ -7,6 +7,7 @@ Owns the order; owns no transformation.
 
 from __future__ import annotations
 
+import gc
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -75,10 +76,19 @@ class _Runner:
         return code
 
     @contextmanager
-    def step(self, name: str) -> Iterator[None]:
+    def step(self, name: str, collects: bool = False) -> Iterator[None]:
+        """collects: whether garbage collection goes on meanwhile. Passes keep most of what they
+        make, and what grows so has all of it looked at again and again."""
         start = time.perf_counter()
         self.progress.at(name)
-        yield
+        waits = not collects and gc.isenabled()
+        if waits:
+            gc.disable()
+        try:
+            yield
+        finally:
+            if waits:
+                gc.enable()
         spent = (time.perf_counter() - start) * 1e3
         self.report.milliseconds[name] = self.report.milliseconds.get(name, 0.0) + spent
         if "compile" in knobs.log:
@@ -132,7 +142,7 @@ def _compile(graph: Graph, options: Options) -> Compiled:
     with collect() as spent, Workers(target) as workers:
         run.start = workers.start
         stages = to_stages(graph, options, target, run)
-        with run.step("llvm"):
+        with run.step("llvm", collects=True):
             workers.finish(lambda made: run.progress.each(made, "machine code of kernel"))
         with run.step("load"):
             codes = [g for g in stages.all_generated() if g.key not in WITHOUT_CODE]
@@ -250,7 +260,7 @@ def to_stages(
         return to_stages(inner, Options(), target, run, path + where)
 
     nested = {k: nest(k, compile_part) for k in ordered if is_nested(k)}
-    with run.step("generate"):
+    with run.step("generate", collects=True):
         generated = {
             k: generated_of(nested[k])
             if k in nested

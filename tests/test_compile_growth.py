@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from collections import Counter
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 import jitgrad as jg
-from jitgrad.compiler import index, loops
+from jitgrad.compiler import index, loops, pipeline
 from jitgrad.compiler.codegen import llvm
 from jitgrad.compiler.options import Options
 from jitgrad.compiler.passes import inline, order, reach
@@ -184,3 +185,23 @@ def test_precedence_answers_as_a_search_does():
                     relation.add(target, starts)
                     before[target] |= set(starts)
         assert all(relation.level[p] < relation.level[x] for x in before for p in before[x])
+
+
+def test_garbage_collection_waits_in_passes(monkeypatch):
+    """What a pass keeps is not looked at again and again; and collection goes on, also when a pass
+    fails."""
+    inside = []
+    real = pipeline.inline
+
+    def watched(program):
+        inside.append(gc.isenabled())
+        return real(program)
+
+    monkeypatch.setattr(pipeline, "inline", watched)
+    assert gc.isenabled()
+    recorded(lambda x: x.sin() + 1, jg.ones(5))
+    assert inside == [False] and gc.isenabled()
+    run = pipeline._Runner(pipeline.Report())
+    with pytest.raises(ZeroDivisionError), run.step("pass"):
+        raise ZeroDivisionError
+    assert gc.isenabled()
