@@ -36,7 +36,7 @@ _PANELS = 4  # panels of A that a block of rows has at least
 _COLS = 1024  # the most columns of a block of a shared B
 _DIRECT = 128  # the most rows and columns of a product whose operands are read where they lie
 _DIRECT_BYTES = 1 << 17  # and the most bytes of an operand
-_ROW_COLS = 1024  # the most columns of one row, whose sums stay in L1
+_ROW_COLS = 512  # the most columns of one row, whose sums stay in L1
 
 Group = tuple[int, ...]
 

@@ -146,7 +146,7 @@ def pack(source: Source, panels: ir.Value, width: int, count: Int, depth: Int, s
         return code.at(panels, code.mul(code.div(x, width), stride), element)
 
     pieces = _copied_pieces(source, width)
-    block = _block_along_k(source)
+    block = _block_along_k(source, width, depth)
     if pieces or takes_single_elements(source, width):
         # A few rows of k at a time, so that each is read in one long run over the panels.
         with code.loop(0, depth, _ROWS) as k:
@@ -194,13 +194,18 @@ def _copied_pieces(source: Source, width: int) -> list[int]:
 
 def takes_single_elements(source: Source, width: int) -> bool:
     """Whether neighbours in memory are neighbours along neither x nor k."""
-    along_none = _block_along_k(source) == 1 and not _copied_pieces(source, width)
+    along_none = _block_along_k(source, width) == 1 and not _copied_pieces(source, width)
     return source.access is not None and along_none
 
 
-def _block_along_k(source: Source) -> int:
-    """How many neighbours along k are transposed together; 1 where they do not lie together."""
-    return source.vector_along(2, max(1, _BLOCK_BYTES // size_of(storage_type(source.acc))))
+def _block_along_k(source: Source, width: int, depth: Int | None = None) -> int:
+    """How many neighbours along k are transposed together: as many as a vector holds, where panels
+    are multiples of vectors and `depth` may be as much; 1 where they do not lie together."""
+    block = max(1, _BLOCK_BYTES // size_of(storage_type(source.acc)))
+    vector = source.max_vector
+    if width % vector == 0 and not (isinstance(depth, int) and depth < vector):
+        block = max(block, vector)
+    return source.vector_along(2, block)
 
 
 def _evaluate(source: Source, panel: ir.Value, x: Int, width: int, depth: Int) -> None:
