@@ -34,7 +34,6 @@ from jitgrad.compiler.loops import (
 from jitgrad.compiler.symbolic import Dim, hint
 from jitgrad.runtime.errors import InternalError
 
-
 _COLUMNS = 128  # neighbours that a scatter writes together
 
 
