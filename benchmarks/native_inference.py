@@ -4,7 +4,8 @@ Each model (mlp: 784-512-512-10, batches of 64; resnet18: one image of 224 x 224
 as a native library and as an ONNX file. Both run in processes of their own, in turn, on one thread
 and on two (`_harness.py`); their outputs must agree. A ratio above 1 means that ONNX Runtime takes
 longer. Also printed: the library's size without weights, and the time from the start of a Python
-process to the end of the first inference.
+process to the end of the first inference, and how much of it processors worked: on a busy machine
+the latter tells more.
 """
 
 from __future__ import annotations
@@ -34,6 +35,17 @@ def step():
     return model(x)
 def check():
     return [float(v) for v in model(x).reshape(-1)[:50]]
+"""
+_BARE = """
+import importlib.util
+import numpy as np
+spec = importlib.util.spec_from_file_location("libm", {loader!r})
+libm = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(libm)
+model = libm.load(threads={threads})
+x = np.load({data!r})
+def step():
+    return model(x)
 """
 _THEIRS = """
 import numpy as np
@@ -92,14 +104,18 @@ MODELS = {"mlp": mlp, "resnet18": resnet18}
 
 def starts(sources: dict[str, str], rounds: int) -> None:
     """Times new processes up to the end of their first call, in turn."""
-    found: dict[str, list[float]] = {name: [] for name in sources}
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in sources}
     for _ in range(rounds):
         for name, source in sources.items():
-            begin = time.perf_counter()
+            begin, before = time.perf_counter(), os.times()
             subprocess.run([sys.executable, "-c", source + "\nstep()"], check=True)
-            found[name].append(time.perf_counter() - begin)
+            wall, after = time.perf_counter() - begin, os.times()
+            worked = after.children_user - before.children_user
+            worked += after.children_system - before.children_system
+            found[name].append((wall, worked))
     for name, seconds in found.items():
-        print(f"  {name:28} {statistics.median(seconds) * 1e3:6.0f} ms")
+        wall, worked = (statistics.median(s) * 1e3 for s in zip(*seconds, strict=True))
+        print(f"  {name:28} {wall:6.0f} ms, of which processors worked {worked:6.0f} ms")
 
 
 def main() -> None:
@@ -112,7 +128,8 @@ def main() -> None:
         model, x = MODELS[name]()
         with tempfile.TemporaryDirectory() as folder:
             at = {k: str(Path(folder, f)) for k, f in
-                  (("library", "libm.so"), ("file", "m.onnx"), ("data", "x.npy"))}  # fmt: skip
+                  (("library", "libm.so"), ("loader", "libm.py"), ("file", "m.onnx"),
+                   ("data", "x.npy"))}  # fmt: skip
             exported: Exported = jg.export(model.eval(), x, names=["x"])
             exported.native(at["library"])
             exported.onnx(at["file"])
@@ -128,7 +145,8 @@ def main() -> None:
                 compare(f"{name}: a call", contenders, args.rounds, threads=threads, rtol=1e-2)
             print(f"\n{name}: library without weights: {size / 1e3:,.0f} kB")
             print(f"{name}: process start to first result")
-            starts(both, args.rounds)
+            bare = {"jitgrad, by libm.py": _BARE.format(threads=threads, **at)}
+            starts({**both, **bare}, args.rounds)
 
 
 if __name__ == "__main__":

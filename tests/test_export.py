@@ -736,13 +736,14 @@ def test_c_program_with_object_files(tmp_path, x):
 def test_c_program_under_valgrind(tmp_path, x):
     if shutil.which("valgrind") is None:
         pytest.skip("no valgrind")
-    target = named(host().triple, "x86-64-v2") if host().arch == "x86_64" else host()
+    target = named(host().triple, "x86-64-v3") if host().arch == "x86_64" else host()
     g, state = mlp()
     names = ["logits", "sums", "best"]
     native.write_native(g, state, tmp_path / "libmlp.so", output_names=names, target=target)
     native.write_native(*picker(), tmp_path / "libpicker.so", target=target)
     (tmp_path / "main.c").write_text(MAIN)
-    command = ["cc", "-g", "-o", tmp_path / "main", tmp_path / "main.c"]
+    command = ["cc", "-g", "-Wall", "-Wextra", "-Werror"]
+    command += ["-o", tmp_path / "main", tmp_path / "main.c"]
     libraries = [tmp_path / "libmlp.so", tmp_path / "libpicker.so"]
     subprocess.run([*command, *libraries, f"-Wl,-rpath,{tmp_path}"], check=True)
     wrapper = ["valgrind", "-q", "--error-exitcode=9", "--leak-check=full"]

@@ -9,6 +9,7 @@ import threading
 
 import numpy as np
 import pytest
+from test_export_programs import TARGET, run
 from test_native_targets import HARNESS, build, close, needs_node, needs_x86, needs_zig, node
 from test_python_loader import bare
 
@@ -317,19 +318,17 @@ int main(void) {
 
 
 @needs_cc
-@pytest.mark.parametrize("language", ["c", "c++"])
-def test_from_c(language, tmp_path):
+@pytest.mark.parametrize(("language", "valgrind"), [("c", False), ("c++", False), ("c", True)])
+def test_from_c(language, valgrind, tmp_path):
     f, graph, _ = exported("encoder")
-    graph.native(tmp_path / "libm.a")
+    graph.native(tmp_path / "libm.a", target=TARGET)
     (tmp_path / "main.c").write_text(PROGRAM)
     command = ["cc", "-x", language, "-Wall", "-Wextra", "-Werror", "-pedantic", "main.c", "-x",
                "none", "libm.a", "-pthread", "-o", "main"]  # fmt: skip
     if language == "c++" and shutil.which("c++") is None:
         pytest.skip("no C++ compiler")
     subprocess.run(command, cwd=tmp_path, check=True)
-    done = subprocess.run([tmp_path / "main"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
-    said = done.stdout.splitlines()
+    said = run(["./main"], tmp_path, valgrind).splitlines()
     assert said[:2] == ["2 seq 1 9", "1 -1 -1"]
     assert said[2] == "2 expected sizes to be set first; they are not"
     assert said[3:5] == ["1", "2 expected batch to be 1 to 9; it is not"]

@@ -8,6 +8,7 @@ import subprocess
 
 import numpy as np
 import pytest
+from test_export_programs import TARGET, run
 from test_native_targets import HARNESS, build, close, needs_node, needs_x86, needs_zig
 from test_python_loader import bare
 
@@ -224,9 +225,11 @@ int main(int argc, char **argv) {
 
 
 @needs_cc
-@pytest.mark.parametrize("file", ["libm.so", "libm.a"])
-def test_from_c(file, tmp_path, x, want):
-    write(tmp_path, x, file)
+@pytest.mark.parametrize(("file", "valgrind"), [
+    ("libm.so", False), ("libm.a", False), ("libm.so", True),
+])  # fmt: skip
+def test_from_c(file, valgrind, tmp_path, x, want):
+    write(tmp_path, x, file, target=TARGET)
     numbers = ", ".join(map(repr, x.numpy().ravel().tolist()))
     (tmp_path / "main.c").write_text(PROGRAM.replace("NUMBERS", numbers))
     command = ["cc", "-Wall", "-Wextra", "-Werror", "-pedantic", "main.c", file, "-pthread",
@@ -237,9 +240,7 @@ def test_from_c(file, tmp_path, x, want):
     (tmp_path / "other").write_bytes(data[:24] + bytes(32) + data[56:])
     (tmp_path / "empty").write_bytes(b"")
     command = ["./main", "m.weights", "none", "short", "other", "empty", "."]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, (done.returncode, done.stdout)
-    said = done.stdout.splitlines()
+    said = run(command, tmp_path, valgrind).splitlines()
     assert said[:2] == ["", ""]
     close(np.array(said[2].split(), float).reshape(want.shape), want)
     for line, text in zip(said[3:], [
