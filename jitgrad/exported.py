@@ -117,7 +117,8 @@ class Exported:
 
         `.so` or `.dylib`, a shared library, `.o`, an object file, `.a`, a static archive, each with
         a C header beside it; `.wasm`, a WebAssembly module with a JavaScript loader (`.js`). Load a
-        library with `jitgrad.runtime.load(path)`, or from C by its header.
+        library with `jitgrad.runtime.load(path)`, or from C by its header. Symbolic dims stay so:
+        each needs a largest size, `Dim("batch", max=64)`, which memory is made for.
 
         Args:
             name: the prefix of the C functions (jg_<name>_run); default: the file's.
