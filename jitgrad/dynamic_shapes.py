@@ -56,7 +56,7 @@ def symbolic_inputs(
                 )
             if label not in made:
                 made[label] = SymInt(env.dim(label, max(size, 2)).terms, env)
-                if low > 2:
+                if low > 1:
                     env.guard("<=", low, made[label], True)
                 if high is not None:
                     env.guard("<=", made[label], high, True)

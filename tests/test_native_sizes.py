@@ -165,6 +165,15 @@ def test_description_and_mistakes(tmp_path):
     assert (model(x)[0] == want[0]).all()
 
 
+def test_a_least_size_that_was_declared(tmp_path):
+    dims = {0: jg.Dim("n", min=2, max=8), 1: jg.Dim("m", min=3, max=3)}
+    graph = jg.export(lambda x: x * 2, jg.rand(4, 3), dynamic_shapes=[dims])
+    graph.native(tmp_path / "libm.so")
+    assert load(tmp_path / "libm.so").sizes == {"n": (2, 8), "m": (3, 3)}
+    with pytest.raises(ValueError, match="expected sizes with 2 <= n"):
+        graph(jg.rand(1, 3))
+
+
 def test_sizes_of_one_name_are_equal(tmp_path):
     graph = jg.export(
         lambda x, y: x @ y, jg.rand(2, 3), jg.rand(3, 4),
