@@ -200,6 +200,7 @@ _SUBMODULES = (
     "overrides",
     "profiler",
     "serialization",
+    "signal",
     "special",
     "testing",
     "types",
@@ -304,6 +305,8 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module(f"jitgrad.{module}"), inner)
     if name in _SUBMODULES:
         return importlib.import_module(f"jitgrad.{name}")
+    if name.startswith("_foreach_"):
+        return importlib.import_module("jitgrad.foreach").function_of(name)
     if name == "_C":
         raise no_such("jitgrad", name, "jitgrad is Python: there is no extension module")
     raise no_such("jitgrad", name)

@@ -34,6 +34,11 @@ def register(cls: type, flatten: Flatten, unflatten: Unflatten) -> None:
     _registry[cls] = _Registered(flatten, unflatten)
 
 
+def registered() -> set[type]:
+    """The classes that were registered."""
+    return set(_registry)
+
+
 class Structure:
     """The shape of a pytree. Equal structures have equal keys; `count` is the number of leaves.
 
@@ -49,6 +54,11 @@ class Structure:
         self.children = children
         self.count: int = 1 if kind is None else sum(c.count for c in children)
         self.key: Any = (kind, context, tuple(c.key for c in children))
+
+    @property
+    def num_leaves(self) -> int:
+        """count, by PyTorch's name."""
+        return self.count
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Structure) and self.key == other.key

@@ -12,7 +12,10 @@ if TYPE_CHECKING:
     from jitgrad.utils import checkpoint as checkpoint
 
 
-_LATE = ("benchmark", "checkpoint", "collect_env", "dlpack", "model_zoo", "tensorboard")
+_LATE = (
+    "_pytree", "benchmark", "checkpoint", "collect_env", "dlpack", "hooks", "model_zoo",
+    "tensorboard",
+)  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,5 @@
+"""torch.signal: `windows`."""
+
+from jitgrad.signal import windows as windows
+
+__all__ = ["windows"]

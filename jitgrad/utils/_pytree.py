@@ -1,0 +1,139 @@
+"""torch.utils._pytree: the names by which public code takes nested containers apart.
+
+Owns is_leaf and the "only" forms; the walk's nodes and their rebuilding are jitgrad.pytree's.
+Dataclasses are leaves here, as in PyTorch, unless they are registered.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jitgrad import pytree
+from jitgrad.missing import missing
+from jitgrad.pytree import Structure
+
+PyTree = Any
+TreeSpec = PyTreeSpec = Structure
+LeafSpec = functools.partial(Structure, None, None, ())
+IsLeaf = Callable[[Any], bool] | None
+
+
+def _children(x: Any, is_leaf: IsLeaf) -> tuple[Sequence[Any], Any] | None:
+    if is_leaf is not None and is_leaf(x):
+        return None
+    return None if pytree.is_plain_dataclass(x) and not _registered(x) else pytree.children_of(x)
+
+
+def _registered(x: Any) -> bool:
+    return type(x) in pytree.registered()
+
+
+def _flatten(x: Any, leaves: list[Any], is_leaf: IsLeaf) -> Structure:
+    found = _children(x, is_leaf)
+    if found is None:
+        leaves.append(x)
+        return pytree.LEAF
+    children, context = found
+    return Structure(type(x), context, tuple([_flatten(c, leaves, is_leaf) for c in children]))
+
+
+def tree_flatten(tree: Any, is_leaf: IsLeaf = None) -> tuple[list[Any], Structure]:
+    """(leaves, structure); is_leaf(x) says which nodes are to count as leaves."""
+    leaves: list[Any] = []
+    return leaves, _flatten(tree, leaves, is_leaf)
+
+
+def tree_unflatten(leaves: Any, treespec: Structure) -> Any:
+    """The tree of a structure with these leaves. Raises ValueError for a wrong number."""
+    return pytree.unflatten(treespec, list(leaves))
+
+
+def tree_leaves(tree: Any, is_leaf: IsLeaf = None) -> list[Any]:
+    """The leaves, in order."""
+    return tree_flatten(tree, is_leaf)[0]
+
+
+tree_iter = tree_leaves
+
+
+def tree_structure(tree: Any, is_leaf: IsLeaf = None) -> Structure:
+    """The structure."""
+    return tree_flatten(tree, is_leaf)[1]
+
+
+def tree_map(func: Callable[..., Any], tree: Any, *rests: Any, is_leaf: IsLeaf = None) -> Any:
+    """The tree with func applied to each leaf, and to what stands at its place in `rests`.
+
+    Raises ValueError where a tree of `rests` does not have the structure.
+    """
+    leaves, spec = tree_flatten(tree, is_leaf)
+    columns = [leaves, *(_parts(spec, rest) for rest in rests)]
+    return tree_unflatten([func(*xs) for xs in zip(*columns, strict=True)], spec)
+
+
+def _parts(spec: Structure, tree: Any) -> list[Any]:
+    """What stands in a tree at the places of a structure's leaves."""
+    if spec.kind is None:
+        return [tree]
+    found = pytree.children_of(tree)
+    if found is None or type(tree) is not spec.kind or len(found[0]) != len(spec.children):
+        raise ValueError(f"[tree_map] expected a tree of structure {spec}; got {type(tree)}")
+    children = [tree[k] for k in spec.context] if spec.kind is dict else found[0]
+    return [x for s, c in zip(spec.children, children, strict=True) for x in _parts(s, c)]
+
+
+def tree_map_(func: Callable[..., Any], tree: Any, *rests: Any, is_leaf: IsLeaf = None) -> Any:
+    """Calls func as tree_map does, for its effects. Gives the tree back."""
+    tree_map(func, tree, *rests, is_leaf=is_leaf)
+    return tree
+
+
+def tree_map_only(kind: Any, func: Any, tree: Any, is_leaf: IsLeaf = None) -> Any:
+    """tree_map over the leaves of a type (or several, or those that a predicate names)."""
+    return tree_map(lambda x: func(x) if _is(x, kind) else x, tree, is_leaf=is_leaf)
+
+
+def tree_map_only_(kind: Any, func: Any, tree: Any, is_leaf: IsLeaf = None) -> Any:
+    """As tree_map_only, for func's effects. Gives the tree back."""
+    tree_map_only(kind, func, tree, is_leaf)
+    return tree
+
+
+def _is(x: Any, kind: Any) -> bool:
+    plain = callable(kind) and not isinstance(kind, type)
+    return bool(kind(x)) if plain else isinstance(x, kind)
+
+
+def tree_all(pred: Callable[[Any], Any], tree: Any, is_leaf: IsLeaf = None) -> bool:
+    """Whether pred holds for all leaves."""
+    return all(map(pred, tree_leaves(tree, is_leaf)))
+
+
+def tree_any(pred: Callable[[Any], Any], tree: Any, is_leaf: IsLeaf = None) -> bool:
+    """Whether pred holds for a leaf."""
+    return any(map(pred, tree_leaves(tree, is_leaf)))
+
+
+def tree_all_only(kind: Any, pred: Any, tree: Any, is_leaf: IsLeaf = None) -> bool:
+    """Whether pred holds for all leaves of a type."""
+    return all(pred(x) for x in tree_leaves(tree, is_leaf) if _is(x, kind))
+
+
+def tree_any_only(kind: Any, pred: Any, tree: Any, is_leaf: IsLeaf = None) -> bool:
+    """Whether pred holds for a leaf of a type."""
+    return any(pred(x) for x in tree_leaves(tree, is_leaf) if _is(x, kind))
+
+
+def register_pytree_node(
+    cls: type, flatten_fn: Callable[[Any], Any], unflatten_fn: Callable[..., Any], **names: Any
+) -> None:
+    """Makes instances of `cls` inner nodes: flatten_fn(x) -> (children, context),
+    unflatten_fn(children, context) -> x. jit sees through them, too."""
+    pytree.register(cls, flatten_fn, lambda context, children: unflatten_fn(children, context))
+
+
+_register_pytree_node = register_pytree_node
+
+__getattr__ = missing(__name__)
