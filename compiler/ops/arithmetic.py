@@ -500,6 +500,8 @@ class Atan2(Binary):
 
     def partials(self, t0: Any, t1: Any, out: Any, a: Any, b: Any) -> tuple[Any, Any]:
         square = op.add(op.mul(a, a), op.mul(b, b))
+        none = op.eq(square, scalar_like(square, 0))  # at the origin the derivative counts as 0
+        square = op.where(none, scalar_like(square, 1), square)
         return (
             None if t0 is None else op.mul(t0, op.div(b, square)),
             None if t1 is None else op.mul(t1, op.div(op.neg(a), square)),

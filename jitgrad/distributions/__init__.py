@@ -16,6 +16,7 @@ from jitgrad.distributions.composed import (
     RelaxedOneHotCategorical,
     TransformedDistribution,
 )
+from jitgrad.distributions.constraint_registry import biject_to, transform_to
 from jitgrad.distributions.discrete import (
     Bernoulli,
     Binomial,
@@ -45,6 +46,12 @@ from jitgrad.distributions.location_scale import (
     Uniform,
 )
 from jitgrad.distributions.low_rank import LogisticNormal, LowRankMultivariateNormal
+from jitgrad.distributions.matrices import LKJCholesky, Wishart
+from jitgrad.distributions.matrix_transforms import (
+    CorrCholeskyTransform,
+    LowerCholeskyTransform,
+    PositiveDefiniteTransform,
+)
 from jitgrad.distributions.more_continuous import (
     ContinuousBernoulli,
     FisherSnedecor,
@@ -62,6 +69,7 @@ from jitgrad.distributions.transforms import (
     AffineTransform,
     ComposeTransform,
     ExpTransform,
+    IndependentTransform,
     PowerTransform,
     SigmoidTransform,
     SoftmaxTransform,
@@ -88,7 +96,7 @@ _PATHS: dict[str, list[Any]] = {
     "kumaraswamy": [Kumaraswamy], "logistic_normal": [LogisticNormal],
     "lowrank_multivariate_normal": [LowRankMultivariateNormal],
     "negative_binomial": [NegativeBinomial], "pareto": [Pareto], "von_mises": [VonMises],
-    "weibull": [Weibull],
+    "weibull": [Weibull], "lkj_cholesky": [LKJCholesky], "wishart": [Wishart],
     "poisson": [Poisson], "relaxed_bernoulli": [RelaxedBernoulli],
     "relaxed_categorical": [RelaxedOneHotCategorical], "studentT": [StudentT],
     "transformed_distribution": [TransformedDistribution], "uniform": [Uniform],
@@ -103,15 +111,18 @@ for _path, _names in _PATHS.items():
 __getattr__ = missing(__name__)
 
 __all__ = [
-    "AbsTransform", "AffineTransform", "Bernoulli", "Beta", "Binomial", "Categorical",
-    "Cauchy", "Chi2", "ComposeTransform", "ContinuousBernoulli", "Dirichlet", "Distribution",
-    "ExpTransform", "Exponential", "FisherSnedecor", "Gamma", "GeneralizedPareto",
-    "Geometric", "Gumbel", "HalfCauchy", "HalfNormal", "Independent", "InverseGamma",
-    "Kumaraswamy", "Laplace", "LogNormal", "LogisticNormal", "LowRankMultivariateNormal",
+    "AbsTransform", "AffineTransform", "Bernoulli", "Beta", "Binomial", "Categorical", "Cauchy",
+    "Chi2", "ComposeTransform", "ContinuousBernoulli", "CorrCholeskyTransform", "Dirichlet",
+    "Distribution", "ExpTransform", "Exponential", "FisherSnedecor", "Gamma",
+    "GeneralizedPareto", "Geometric", "Gumbel", "HalfCauchy", "HalfNormal", "Independent",
+    "IndependentTransform", "InverseGamma", "Kumaraswamy", "LKJCholesky", "Laplace",
+    "LogNormal", "LogisticNormal", "LowRankMultivariateNormal", "LowerCholeskyTransform",
     "MixtureSameFamily", "Multinomial", "MultivariateNormal", "NegativeBinomial", "Normal",
     "OneHotCategorical", "OneHotCategoricalStraightThrough", "Pareto", "Poisson",
-    "PowerTransform", "RelaxedBernoulli", "RelaxedOneHotCategorical", "SigmoidTransform",
-    "SoftmaxTransform", "SoftplusTransform", "StickBreakingTransform", "StudentT",
-    "TanhTransform", "Transform", "TransformedDistribution", "Uniform", "VonMises", "Weibull",
-    "constraints", "identity_transform", "kl_divergence", "register_kl", "transforms",
+    "PositiveDefiniteTransform", "PowerTransform", "RelaxedBernoulli",
+    "RelaxedOneHotCategorical", "SigmoidTransform", "SoftmaxTransform", "SoftplusTransform",
+    "StickBreakingTransform", "StudentT", "TanhTransform", "Transform",
+    "TransformedDistribution", "Uniform", "VonMises", "Weibull", "Wishart", "biject_to",
+    "constraints", "identity_transform", "kl_divergence", "register_kl", "transform_to",
+    "transforms",
 ]  # fmt: skip

@@ -21,6 +21,7 @@ from jitgrad.distributions.distribution import (
 )
 from jitgrad.distributions.location_scale import Normal
 from jitgrad.distributions.transforms import (
+    ComposeTransform,
     ExpTransform,
     SigmoidTransform,
     Transform,
@@ -103,17 +104,23 @@ class TransformedDistribution(Distribution):
         self.transforms = [transforms] if isinstance(transforms, Transform) else list(transforms)
         if not all(isinstance(t, Transform) for t in self.transforms):
             raise ValueError("transforms must be a Transform or list of Transforms")
-        dims = max((t.event_dim for t in self.transforms), default=0)
-        if dims > len(base_distribution.event_shape):
-            base_distribution = Independent(
-                base_distribution, dims - len(base_distribution.event_shape), validate_args
-            )
-        self.base_dist = base_distribution
+        whole = ComposeTransform(self.transforms)
         shape = (*base_distribution.batch_shape, *base_distribution.event_shape)
-        for transform in self.transforms:
-            shape = transform.forward_shape(shape)
-        cut = len(base_distribution.batch_shape)
-        super().__init__(shape[:cut], shape[cut:], validate_args)
+        if len(shape) < whole.event_dim:
+            raise ValueError(
+                f"base_distribution needs to have shape with size at least {whole.event_dim}, but "
+                f"got {tuple(shape)}."
+            )
+        after = whole.forward_shape(shape)
+        before, own = whole.inverse_shape(after), len(base_distribution.event_shape)
+        if before != shape:  # parameters of the transforms make it larger
+            base_distribution = base_distribution.expand(before[: len(before) - own])
+        more = whole.event_dim - own
+        if more > 0:
+            base_distribution = Independent(base_distribution, more, validate_args)
+        self.base_dist = base_distribution
+        cut = len(after) - whole.codomain.event_dim - max(-more, 0)
+        super().__init__(after[:cut], after[cut:], validate_args)
 
     @property
     def has_rsample(self) -> bool:  # type: ignore[override]
@@ -150,6 +157,7 @@ class TransformedDistribution(Distribution):
         for transform in reversed(self.transforms):
             x = transform._inv_call(y)
             slope = transform.log_abs_det_jacobian(x, y)
+            rank += transform.domain.event_dim - transform.codomain.event_dim
             total = total - sum_rightmost(slope, rank - transform.event_dim)
             y = x
         return total + self.base_dist.log_prob(y)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from jitgrad import linalg
+from jitgrad.info import finfo
 from jitgrad.missing import missing
 from jitgrad.tensor import Tensor
 
@@ -54,7 +55,7 @@ class _OneHot(Constraint):
         return ((value == 0) | (value == 1)).all(-1) & (value.sum(-1) == 1)
 
 
-class _Bounded(Constraint):
+class Bounded(Constraint):
     """low <= x <= high, either end open or absent; whole numbers only where discrete."""
 
     def __init__(
@@ -101,6 +102,24 @@ class _LowerCholesky(Constraint):
         return lower & (value.diagonal(dim1=-2, dim2=-1) > 0).all(-1)
 
 
+class _CorrCholesky(Constraint):
+    """Lower Cholesky factors of correlation matrices: their rows have length 1."""
+
+    event_dim = 2
+
+    def check(self, value: Tensor) -> Tensor:
+        tolerance = finfo(value.dtype).eps * value.shape[-1] * 10
+        unit = ((value * value).sum(-1) - 1).abs().lt(tolerance).all(-1)
+        return unit & lower_cholesky.check(value)
+
+
+class _LowerTriangular(Constraint):
+    event_dim = 2
+
+    def check(self, value: Tensor) -> Tensor:
+        return (value.tril() == value).flatten(-2).all(-1)
+
+
 class _PositiveDefinite(Constraint):
     event_dim = 2
 
@@ -109,7 +128,7 @@ class _PositiveDefinite(Constraint):
         return symmetric & (linalg.cholesky_ex(value).info == 0)
 
 
-class _Independent(Constraint):
+class Independent(Constraint):
     """All of the last dims of a set's values."""
 
     def __init__(self, base: Constraint, count: int) -> None:
@@ -127,37 +146,37 @@ class _Independent(Constraint):
 
 def integer_interval(lower_bound: Any, upper_bound: Any) -> Constraint:
     """Whole numbers from lower_bound to upper_bound."""
-    return _Bounded("IntegerInterval", lower_bound, upper_bound, whole=True)
+    return Bounded("IntegerInterval", lower_bound, upper_bound, whole=True)
 
 
 def greater_than(lower_bound: Any) -> Constraint:
     """x > lower_bound."""
-    return _Bounded("GreaterThan", lower_bound, open_low=True)
+    return Bounded("GreaterThan", lower_bound, open_low=True)
 
 
 def greater_than_eq(lower_bound: Any) -> Constraint:
     """x >= lower_bound."""
-    return _Bounded("GreaterThanEq", lower_bound)
+    return Bounded("GreaterThanEq", lower_bound)
 
 
 def less_than(upper_bound: Any) -> Constraint:
     """x < upper_bound."""
-    return _Bounded("LessThan", None, upper_bound, open_high=True)
+    return Bounded("LessThan", None, upper_bound, open_high=True)
 
 
 def interval(lower_bound: Any, upper_bound: Any) -> Constraint:
     """lower_bound <= x <= upper_bound."""
-    return _Bounded("Interval", lower_bound, upper_bound)
+    return Bounded("Interval", lower_bound, upper_bound)
 
 
 def half_open_interval(lower_bound: Any, upper_bound: Any) -> Constraint:
     """lower_bound <= x < upper_bound."""
-    return _Bounded("HalfOpenInterval", lower_bound, upper_bound, open_high=True)
+    return Bounded("HalfOpenInterval", lower_bound, upper_bound, open_high=True)
 
 
 def independent(base: Constraint, reinterpreted_batch_ndims: int) -> Constraint:
     """Arrays of base's values, as one value."""
-    return _Independent(base, reinterpreted_batch_ndims)
+    return Independent(base, reinterpreted_batch_ndims)
 
 
 def is_dependent(constraint: Constraint) -> bool:
@@ -168,14 +187,16 @@ def is_dependent(constraint: Constraint) -> bool:
 dependent = _Dependent()
 boolean = _Boolean()
 one_hot = _OneHot()
-real = _Bounded("Real")
+real = Bounded("Real")
 positive = greater_than(0.0)
 nonnegative = greater_than_eq(0.0)
 unit_interval = interval(0.0, 1.0)
-nonnegative_integer = _Bounded("IntegerGreaterThan", 0, whole=True)
-positive_integer = _Bounded("IntegerGreaterThan", 1, whole=True)
+nonnegative_integer = Bounded("IntegerGreaterThan", 0, whole=True)
+positive_integer = Bounded("IntegerGreaterThan", 1, whole=True)
 simplex = _Simplex()
 lower_cholesky = _LowerCholesky()
+lower_triangular = _LowerTriangular()
+corr_cholesky = _CorrCholesky()
 positive_definite = _PositiveDefinite()
 real_vector = independent(real, 1)
 nonnegative_vector = independent(nonnegative, 1)

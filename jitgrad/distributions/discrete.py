@@ -17,6 +17,7 @@ from jitgrad.distributions.distribution import (
     logits_to_probs,
     one_of,
     probs_to_logits,
+    softplus,
     uniform,
 )
 from jitgrad.functions.select import one_hot
@@ -31,7 +32,7 @@ where, xlogy = FUNCTIONS["where"], FUNCTIONS["xlogy"]
 
 def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """-t log(p) - (1 - t) log(1 - p) with p = sigmoid(logits), without overflow."""
-    return logits.clamp(min=0) - logits * targets + (-logits.abs()).exp().log1p()
+    return softplus(logits) - logits * targets
 
 
 class _TwoOutcomes(Distribution):
@@ -203,9 +204,7 @@ class Binomial(_TwoOutcomes):
         self._validate_sample(value)
         n, logits = self.total_count, self.logits
         ways = (n + 1).lgamma() - (value + 1).lgamma() - (n - value + 1).lgamma()
-        # log(1 + exp(logits)), without overflow
-        softplus = logits.clamp(min=0) + (-logits.abs()).exp().log1p()
-        return ways + value * logits - n * softplus
+        return ways + value * logits - n * softplus(logits)
 
 
 class Poisson(Distribution):
@@ -479,10 +478,6 @@ class NegativeBinomial(_TwoOutcomes):
     def log_prob(self, value: Tensor) -> Tensor:
         self._validate_sample(value)
         n, logits = self.total_count, self.logits
-
-        def softplus(x: Tensor) -> Tensor:
-            return x.clamp(min=0) + (-x.abs()).exp().log1p()
-
         found = -n * softplus(logits) - value * softplus(-logits)
         ways = (n + value).lgamma() - (1.0 + value).lgamma() - n.lgamma()
         return found + where(n + value == 0.0, 0.0, ways)

@@ -17,6 +17,7 @@ from jitgrad.distributions import constraints
 from jitgrad.functions.args import expect_range
 from jitgrad.functions.shape import broadcast_tensors
 from jitgrad.info import finfo
+from jitgrad.nn.functional.activations import logsigmoid
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import DType
 from jitgrad.state import get_default_dtype
@@ -255,6 +256,11 @@ def probs_to_logits(probs: Tensor, is_binary: bool = False) -> Tensor:
 def logits_to_probs(logits: Tensor, is_binary: bool = False) -> Tensor:
     """softmax along the last dim, or sigmoid."""
     return logits.sigmoid() if is_binary else logits.softmax(-1)
+
+
+def softplus(x: Tensor) -> Tensor:
+    """log(1 + exp(x)), without overflow; its derivative is sigmoid(x), at 0, too."""
+    return -logsigmoid(-x)
 
 
 def sum_rightmost(value: Tensor, count: int) -> Tensor:

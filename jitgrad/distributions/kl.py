@@ -16,7 +16,7 @@ from jitgrad.distributions.discrete import (
     OneHotCategorical,
     Poisson,
 )
-from jitgrad.distributions.distribution import Distribution, sum_rightmost
+from jitgrad.distributions.distribution import Distribution, softplus, sum_rightmost
 from jitgrad.distributions.location_scale import (
     Cauchy,
     Gumbel,
@@ -118,9 +118,6 @@ def _uniform(p: Uniform, q: Uniform) -> Tensor:
 
 @register_kl(Bernoulli, Bernoulli)
 def _bernoulli(p: Bernoulli, q: Bernoulli) -> Tensor:
-    def softplus(x: Tensor) -> Tensor:
-        return x.clamp(min=0) + (-x.abs()).exp().log1p()
-
     t1 = p.probs * (softplus(-q.logits) - softplus(-p.logits))
     t2 = (1 - p.probs) * (softplus(q.logits) - softplus(p.logits))
     return t1 + t2

@@ -17,6 +17,7 @@ from jitgrad.distributions.distribution import (
     logits_to_probs,
     one_of,
     probs_to_logits,
+    softplus,
     uniform,
 )
 from jitgrad.distributions.positive import Gamma
@@ -439,8 +440,7 @@ class ContinuousBernoulli(Distribution):
     def log_prob(self, value: Tensor) -> Tensor:
         self._validate_sample(value)
         logits = self.logits
-        softplus = logits.clamp(min=0) + (-logits.abs()).exp().log1p()
-        return value * logits - softplus + self._log_norm()
+        return value * logits - softplus(logits) + self._log_norm()
 
     def cdf(self, value: Tensor) -> Tensor:
         self._validate_sample(value)

@@ -1,22 +1,22 @@
-"""Invertible functions of tensors, elementwise, with the logarithm of their derivative."""
+"""Invertible functions of tensors, with the logarithm of their Jacobian's determinant: elementwise
+ones, of vectors, and how they are put together. Those that make matrices: matrix_transforms.py.
+"""
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Sequence
 from typing import Any
 
 from jitgrad.creation import arange, full_like
 from jitgrad.distributions import constraints
-from jitgrad.functions.shape import pad_constant
+from jitgrad.distributions.distribution import softplus, sum_rightmost
+from jitgrad.functions.shape import broadcast_shapes_of, pad_constant
 from jitgrad.info import finfo
 from jitgrad.methods import FUNCTIONS
-from jitgrad.missing import missing
+from jitgrad.missing import no_such
 from jitgrad.tensor import Tensor
-
-
-def _softplus(x: Tensor) -> Tensor:
-    return x.clamp(min=0) + (-x.abs()).exp().log1p()
 
 
 class Transform:
@@ -30,13 +30,17 @@ class Transform:
     domain: constraints.Constraint = constraints.real
     codomain: constraints.Constraint = constraints.real
     sign: Any = 1
-    event_dim = 0
 
     def __init__(self, cache_size: int = 0) -> None:
         if cache_size not in (0, 1):
             raise ValueError(f"cache_size must be 0 or 1; got {cache_size}")
         self._cache_size = cache_size
         self._last: tuple[Any, Any] = (None, None)
+
+    @property
+    def event_dim(self) -> int:
+        """How many of the last dims of x belong to one argument."""
+        return self.domain.event_dim
 
     @property
     def inv(self) -> Transform:
@@ -63,7 +67,11 @@ class Transform:
 
     def forward_shape(self, shape: Any) -> Any:
         """The shape of t(x), for x of a shape."""
-        return shape
+        return tuple(shape)
+
+    def inverse_shape(self, shape: Any) -> Any:
+        """The shape of t.inv(y), for y of a shape."""
+        return tuple(shape)
 
     def _call(self, x: Tensor) -> Tensor:
         raise NotImplementedError(f"[{type(self).__name__}] a transform defines _call")
@@ -72,7 +80,7 @@ class Transform:
         raise NotImplementedError(f"[{type(self).__name__}] a transform defines _inverse")
 
     def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
-        """log |dy/dx|, elementwise."""
+        """log |dy/dx|, a number for each argument."""
         raise NotImplementedError(
             f"[{type(self).__name__}] a transform defines log_abs_det_jacobian"
         )
@@ -86,7 +94,13 @@ class _Inverse(Transform):
         super().__init__()
         self._forward = forward
         self.domain, self.codomain = forward.codomain, forward.domain
-        self.sign = forward.sign
+        self.sign, self.bijective = forward.sign, forward.bijective
+
+    def forward_shape(self, shape: Any) -> Any:
+        return self._forward.inverse_shape(shape)
+
+    def inverse_shape(self, shape: Any) -> Any:
+        return self._forward.forward_shape(shape)
 
     @property
     def inv(self) -> Transform:
@@ -109,8 +123,26 @@ class ComposeTransform(Transform):
         super().__init__(cache_size)
         self.parts = list(parts)
         if self.parts:
-            self.domain, self.codomain = self.parts[0].domain, self.parts[-1].codomain
+            first, last = self.parts[0].domain, self.parts[-1].codomain
+            dims = last.event_dim
+            for part in reversed(self.parts):
+                dims = max(dims - _more_dims(part), part.domain.event_dim)
+            self.domain = _of_dims(first, dims)
+            for part in self.parts:
+                dims += _more_dims(part)
+            self.codomain = _of_dims(last, dims)
         self.sign = math.prod(p.sign for p in self.parts) if self.parts else 1
+        self.bijective = all(p.bijective for p in self.parts)
+
+    def forward_shape(self, shape: Any) -> Any:
+        for part in self.parts:
+            shape = part.forward_shape(shape)
+        return tuple(shape)
+
+    def inverse_shape(self, shape: Any) -> Any:
+        for part in reversed(self.parts):
+            shape = part.inverse_shape(shape)
+        return tuple(shape)
 
     def _call(self, x: Tensor) -> Tensor:
         for part in self.parts:
@@ -123,12 +155,62 @@ class ComposeTransform(Transform):
         return y
 
     def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
-        total = full_like(x, 0.0)
+        if not self.parts:
+            return full_like(x, 0.0)
+        total: Any = 0.0
+        dims = self.domain.event_dim
         for part in self.parts:
             after = part(x)
-            total = total + part.log_abs_det_jacobian(x, after)
+            term = part.log_abs_det_jacobian(x, after)
+            total = total + sum_rightmost(term, dims - part.domain.event_dim)
+            dims += _more_dims(part)
             x = after
         return total
+
+
+def _more_dims(transform: Transform) -> int:
+    return transform.codomain.event_dim - transform.domain.event_dim
+
+
+def _of_dims(constraint: constraints.Constraint, dims: int) -> constraints.Constraint:
+    more = dims - constraint.event_dim
+    return constraints.independent(constraint, more) if more > 0 else constraint
+
+
+class IndependentTransform(Transform):
+    """A transform that takes the last `reinterpreted_batch_ndims` dims as one argument."""
+
+    def __init__(
+        self, base_transform: Transform, reinterpreted_batch_ndims: int, cache_size: int = 0
+    ) -> None:
+        super().__init__(cache_size)
+        self.base_transform = base_transform
+        self.reinterpreted_batch_ndims = reinterpreted_batch_ndims
+        self.bijective, self.sign = base_transform.bijective, base_transform.sign
+        count = reinterpreted_batch_ndims
+        self.domain = constraints.independent(base_transform.domain, count)
+        self.codomain = constraints.independent(base_transform.codomain, count)
+
+    def forward_shape(self, shape: Any) -> Any:
+        return self.base_transform.forward_shape(shape)
+
+    def inverse_shape(self, shape: Any) -> Any:
+        return self.base_transform.inverse_shape(shape)
+
+    def _call(self, x: Tensor) -> Tensor:
+        return self.base_transform(x)
+
+    def _inverse(self, y: Tensor) -> Tensor:
+        return self.base_transform._inv_call(y)
+
+    def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
+        found = self.base_transform.log_abs_det_jacobian(x, y)
+        return sum_rightmost(found, self.reinterpreted_batch_ndims)
+
+
+def _broadcast(shape: Any, *values: Any) -> Any:
+    """The shape of what is computed of a tensor of a shape and these tensors or numbers."""
+    return tuple(broadcast_shapes_of(shape, *(getattr(v, "shape", ()) for v in values)))
 
 
 class ExpTransform(Transform):
@@ -155,6 +237,11 @@ class PowerTransform(Transform):
         super().__init__(cache_size)
         self.exponent = exponent
 
+    def forward_shape(self, shape: Any) -> Any:
+        return _broadcast(shape, self.exponent)
+
+    inverse_shape = forward_shape
+
     def _call(self, x: Tensor) -> Tensor:
         return x**self.exponent
 
@@ -180,7 +267,7 @@ class SigmoidTransform(Transform):
         return y.log() - (-y).log1p()
 
     def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
-        return -_softplus(-x) - _softplus(x)
+        return -softplus(-x) - softplus(x)
 
 
 class SoftplusTransform(Transform):
@@ -189,13 +276,13 @@ class SoftplusTransform(Transform):
     codomain = constraints.positive
 
     def _call(self, x: Tensor) -> Tensor:
-        return _softplus(x)
+        return softplus(x)
 
     def _inverse(self, y: Tensor) -> Tensor:
         return (-y).expm1().neg().log() + y
 
     def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
-        return -_softplus(-x)
+        return -softplus(-x)
 
 
 class TanhTransform(Transform):
@@ -211,7 +298,7 @@ class TanhTransform(Transform):
 
     def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
         # log(1 - tanh(x)**2), without cancellation
-        return 2.0 * (math.log(2.0) - x - _softplus(-2.0 * x))
+        return 2.0 * (math.log(2.0) - x - softplus(-2.0 * x))
 
 
 class AffineTransform(Transform):
@@ -219,11 +306,17 @@ class AffineTransform(Transform):
 
     def __init__(self, loc: Any, scale: Any, event_dim: int = 0, cache_size: int = 0) -> None:
         super().__init__(cache_size)
-        self.loc, self.scale, self.event_dim = loc, scale, event_dim
+        self.loc, self.scale = loc, scale
+        self.domain = self.codomain = _of_dims(constraints.real, event_dim)
         if isinstance(scale, Tensor):
             self.sign = scale.sign()
         else:
             self.sign = 1 if scale > 0 else -1 if scale < 0 else 0
+
+    def forward_shape(self, shape: Any) -> Any:
+        return _broadcast(shape, self.loc, self.scale)
+
+    inverse_shape = forward_shape
 
     def _call(self, x: Tensor) -> Tensor:
         return self.loc + self.scale * x
@@ -262,7 +355,6 @@ class SoftmaxTransform(Transform):
     bijective = False
     domain: constraints.Constraint = constraints.real_vector
     codomain: constraints.Constraint = constraints.simplex
-    event_dim = 1
 
     def _call(self, x: Tensor) -> Tensor:
         return x.softmax(-1)
@@ -277,10 +369,12 @@ class StickBreakingTransform(Transform):
 
     domain: constraints.Constraint = constraints.real_vector
     codomain: constraints.Constraint = constraints.simplex
-    event_dim = 1
 
     def forward_shape(self, shape: Any) -> Any:
         return (*shape[:-1], shape[-1] + 1)
+
+    def inverse_shape(self, shape: Any) -> Any:
+        return (*shape[:-1], shape[-1] - 1)
 
     def _offset(self, x: Tensor, count: Any) -> Tensor:
         return arange(count, 0, -1, dtype=x.dtype).log()
@@ -298,9 +392,15 @@ class StickBreakingTransform(Transform):
 
     def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
         x = x - self._offset(x, x.shape[-1])
-        return (-x - _softplus(-x) + y[..., :-1].log()).sum(-1)
+        return (-x - softplus(-x) + y[..., :-1].log()).sum(-1)
 
 
 identity_transform = ComposeTransform([])
 
-__getattr__ = missing(__name__)
+_MATRICES = ("CorrCholeskyTransform", "LowerCholeskyTransform", "PositiveDefiniteTransform")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MATRICES:  # their module imports this one
+        return getattr(importlib.import_module("jitgrad.distributions.matrix_transforms"), name)
+    raise no_such(__name__, name)

@@ -459,8 +459,8 @@ def _number_wins(input: Tensor, other: Any, name: str) -> Tensor:
     a, b = to_operand(input, dtype), to_operand(other, dtype)
     if dtype.category < Category.FLOAT:
         return generated[name](a, b)
-    both = where(generated["isnan"](a), b, generated[name](a, b))
-    return where(generated["isnan"](b), a, both)
+    first = generated["ge" if name == "maximum" else "le"](a, b)  # of equals all of the gradient
+    return where(first | generated["isnan"](b), a, b)
 
 
 def deg2rad(input: Tensor) -> Tensor:

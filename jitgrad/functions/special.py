@@ -77,5 +77,6 @@ def xlog1py(input: Any, other: Any) -> Tensor:
     expect_operands("xlog1py", (input, other))
     dtype = floating(result_type(input, other))
     a, b = to_operand(input, dtype), to_operand(other, dtype)
-    zero = (a == 0) & ~generated["isnan"](b)
-    return where(zero, 0.0, a * generated["log1p"](where(zero, 0.0, b)))
+    # Where 0 * log1p(b) is 0 anyway, the derivative by a is log1p(b). Adding 0 makes -0 a 0.
+    zero = (a == 0) & ((b <= -1) | (b == math.inf))
+    return where(zero, 0.0, a * generated["log1p"](where(zero, 0.0, b)) + 0.0)

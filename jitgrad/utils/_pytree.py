@@ -80,7 +80,8 @@ def _parts(spec: Structure, tree: Any) -> list[Any]:
     found = pytree.children_of(tree)
     if found is None or type(tree) is not spec.kind or len(found[0]) != len(spec.children):
         raise ValueError(f"[tree_map] expected a tree of structure {spec}; got {type(tree)}")
-    children = [tree[k] for k in spec.context] if spec.kind is dict else found[0]
+    keys: Any = spec.context if spec.kind is dict else None  # their order may be another
+    children = found[0] if keys is None else [tree[k] for k in keys]
     return [x for s, c in zip(spec.children, children, strict=True) for x in _parts(s, c)]
 
 

@@ -397,3 +397,24 @@ def test_compiled(name):
         assert (a.shape, a.dtype) == (b.shape, b.dtype)
         rtol = 2e-6 if a.dtype in (jitgrad.float32, jitgrad.float16) else 1e-11
         np.testing.assert_allclose(numpy(a), numpy(b), rtol=rtol, atol=1e-12)
+
+
+SPECIAL_POINTS = ("atan2", "fmax", "fmin", "maximum", "minimum", "logaddexp", "logaddexp2",
+                  "special.xlog1py")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SPECIAL_POINTS)
+def test_derivatives_of_equal_operands_and_zeros(name):
+    numbers = [0.0, -0.0, 1.0, -0.5, 2.0]
+    a, b = np.meshgrid(numbers, numbers)
+    a, b = (x.ravel() for x in (a, b))
+    if name.endswith("xlog1py"):
+        a, b = a[b > -1], b[b > -1]
+
+    def code(lib, a, b):
+        found = lib.t
+        for part in name.split("."):
+            found = getattr(found, part)
+        return found(a, b)
+
+    check(code, a, b)
