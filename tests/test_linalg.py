@@ -218,3 +218,19 @@ def test_lobpcg(largest: bool) -> None:
         assert (np.diff(order) <= 0).all()
     with pytest.raises(ValueError, match="3 x"):
         t.lobpcg(a, 4)
+
+
+def test_batched_products_beside_calls_compile():
+    """Contractions that could run batch by batch, with factorizations (calls) at both ends."""
+
+    def gradient(a, x):
+        factor = t.linalg.cholesky(a @ a.mT + 3 * t.eye(3))
+        solved = t.linalg.solve_triangular(factor, x.unsqueeze(-1), upper=False)
+        return t.autograd.grad(solved.square().sum(), (a, x))
+
+    t.manual_seed(0)
+    a, x = (t.randn(8, 3, n, requires_grad=True).squeeze(-1) for n in (3, 1))
+    compiled = t.jit(gradient, fallback="error")
+    compiled(a, x)
+    for ours, eager in zip(compiled(a, x), gradient(a, x), strict=True):
+        np.testing.assert_allclose(ours.numpy(), eager.numpy(), rtol=1e-5, atol=1e-6)
