@@ -81,6 +81,9 @@ from jitgrad.distributions.transforms import (
 )
 from jitgrad.missing import missing, names_module
 
+for _matrix in (CorrCholeskyTransform, LowerCholeskyTransform, PositiveDefiniteTransform):
+    setattr(transforms, _matrix.__name__, _matrix)  # their module imports that one
+
 # The paths by which public code imports them, as in jitgrad.distributions.normal.
 _PATHS: dict[str, list[Any]] = {
     "bernoulli": [Bernoulli], "beta": [Beta], "binomial": [Binomial],

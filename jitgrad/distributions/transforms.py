@@ -4,7 +4,6 @@ ones, of vectors, and how they are put together. Those that make matrices: matri
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +14,7 @@ from jitgrad.distributions.distribution import softplus, sum_rightmost
 from jitgrad.functions.shape import broadcast_shapes_of, pad_constant
 from jitgrad.info import finfo
 from jitgrad.methods import FUNCTIONS
-from jitgrad.missing import no_such
+from jitgrad.missing import missing
 from jitgrad.tensor import Tensor
 
 
@@ -397,10 +396,4 @@ class StickBreakingTransform(Transform):
 
 identity_transform = ComposeTransform([])
 
-_MATRICES = ("CorrCholeskyTransform", "LowerCholeskyTransform", "PositiveDefiniteTransform")
-
-
-def __getattr__(name: str) -> Any:
-    if name in _MATRICES:  # their module imports this one
-        return getattr(importlib.import_module("jitgrad.distributions.matrix_transforms"), name)
-    raise no_such(__name__, name)
+__getattr__ = missing(__name__)

@@ -78,10 +78,12 @@ def _parts(spec: Structure, tree: Any) -> list[Any]:
     if spec.kind is None:
         return [tree]
     found = pytree.children_of(tree)
-    if found is None or type(tree) is not spec.kind or len(found[0]) != len(spec.children):
-        raise ValueError(f"[tree_map] expected a tree of structure {spec}; got {type(tree)}")
-    keys: Any = spec.context if spec.kind is dict else None  # their order may be another
-    children = found[0] if keys is None else [tree[k] for k in keys]
+    kind: type = type(tree)
+    if found is None or kind is not spec.kind or len(found[0]) != len(spec.children):
+        raise ValueError(f"[tree_map] expected a tree of structure {spec}; got {kind}")
+    children = found[0]
+    if kind is dict:  # their order may be another
+        children = [tree[key] for key in spec.context]
     return [x for s, c in zip(spec.children, children, strict=True) for x in _parts(s, c)]
 
 
