@@ -68,7 +68,7 @@ def writer(generate, tmp_path_factory):
     return model, folder
 
 
-@pytest.mark.parametrize("valgrind", [False, True])
+@pytest.mark.parametrize("valgrind", [False, True], ids=["alone", "valgrind"])
 @pytest.mark.parametrize("prompt", ["Beautiful is ", "x"])
 def test_a_gpt_writes_what_it_writes_without_a_cache(generate, writer, prompt, valgrind):
     model, folder = writer
@@ -146,7 +146,7 @@ def training():
     return model, step
 
 
-@pytest.mark.parametrize("valgrind", [False, True])
+@pytest.mark.parametrize("valgrind", [False, True], ids=["alone", "valgrind"])
 def test_digits_are_learnt_in_c_as_in_python(valgrind, tmp_path):
     raw = pytest.importorskip("sklearn.datasets").load_digits()
     images, labels = (raw.images / 16).astype(np.float32)[:, None], raw.target.astype(np.int64)

@@ -327,7 +327,8 @@ int main(void) {
 
 
 @needs_cc
-@pytest.mark.parametrize(("language", "valgrind"), [("c", False), ("c++", False), ("c", True)])
+@pytest.mark.parametrize("valgrind", [False, True], ids=["alone", "valgrind"])
+@pytest.mark.parametrize("language", ["c", "c++"])
 def test_from_c(language, valgrind, tmp_path):
     f, graph, _ = exported("encoder")
     graph.native(tmp_path / "libm.a", target=TARGET)

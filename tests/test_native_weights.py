@@ -225,9 +225,8 @@ int main(int argc, char **argv) {
 
 
 @needs_cc
-@pytest.mark.parametrize(("file", "valgrind"), [
-    ("libm.so", False), ("libm.a", False), ("libm.so", True),
-])  # fmt: skip
+@pytest.mark.parametrize("valgrind", [False, True], ids=["alone", "valgrind"])
+@pytest.mark.parametrize("file", ["libm.so", "libm.a"])
 def test_from_c(file, valgrind, tmp_path, x, want):
     write(tmp_path, x, file, target=TARGET)
     numbers = ", ".join(map(repr, x.numpy().ravel().tolist()))
