@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
 from jitgrad.compiler.cost import nbytes
-from jitgrad.compiler.host_call import call_of
 from jitgrad.compiler.loops import (
     Array,
     ChainKernel,
@@ -28,14 +27,13 @@ from jitgrad.compiler.loops import (
     Stage,
     Store,
     axis,
-    kernel_exprs,
     kernel_reads,
     kernel_writes,
     load,
     loads,
-    postorder,
 )
-from jitgrad.compiler.lower import Program, may_flag
+from jitgrad.compiler.lower import Program
+from jitgrad.compiler.passes.faults import can_fault, must_be_waited_for
 from jitgrad.compiler.passes.reach import Precedence
 
 
@@ -63,7 +61,7 @@ def order(kernels: list[Kernel], program: Program) -> Schedule:
     precedence: Precedence[Kernel] = Precedence()
     for k in kernels:
         precedence.add(k, [maker[a] for a in reads[k] if a in maker])
-    faulty = [k for k in kernels if can_fault(k)]
+    faulty = must_be_waited_for(kernels)
     home: dict[Array, Array] = {}
     taken: set[Array] = set()  # the values of home
     times = Counter(program.results)
@@ -95,14 +93,6 @@ def order(kernels: list[Kernel], program: Program) -> Schedule:
     commit = next((n for n, w in enumerate(waves) if any(k in writers for k in w)), len(waves))
     commit += _append_copies(waves, copies, home)
     return Schedule(waves, commit, home)
-
-
-def can_fault(kernel: Kernel) -> bool:
-    """Whether a kernel may raise the error flag."""
-    call = call_of(kernel)
-    if call is not None:
-        return may_flag(call.node)
-    return any(e.op == "check" for e in postorder(kernel_exprs(kernel)))
 
 
 def _in_place(k: Kernel, value: Array, target: Array) -> bool:

@@ -6,9 +6,9 @@ made again by a copy of its kernel just before it is read again; the kernels tha
 on read the new one. The copy has the same code, so the bits are the same.
 
 Greedy: of the arrays that may go, the one first that costs the least work for each byte. A kernel
-may run again where it flags no error and all that it reads is still there: inputs that nothing has
-written, results, and temporaries, which then live longer where they are small, or are made again
-themselves.
+may run again (or, of a contraction that stores its sums, what it makes of them) where it flags no
+error and all that it reads is still there: inputs that nothing has written, results, and
+temporaries, which then live longer where they are small, or are made again themselves.
 
 Source: Chen, Xu, Zhang, Guestrin, "Training Deep Nets with Sublinear Memory Cost" (2016), for the
 idea; which arrays go is decided on the planned schedule, not on layers.
@@ -32,13 +32,15 @@ from jitgrad.compiler.loops import (
     SpecialKernel,
     Stage,
     Store,
+    axis,
     kernel_reads,
     kernel_writes,
     load,
     rewrite,
 )
+from jitgrad.compiler.passes.faults import can_fault
 from jitgrad.compiler.passes.memory import Plan
-from jitgrad.compiler.passes.order import Schedule, can_fault
+from jitgrad.compiler.passes.order import Schedule
 from jitgrad.compiler.symbolic import Dim, hint, prod
 from jitgrad.runtime.errors import MemoryLimitError
 
@@ -162,11 +164,11 @@ class _Uses:
         """Adds a copy of the kernel of `a`, and of those whose results it lacks; or says no."""
         if a in copies.new:
             return True
-        kernel = self.maker[a]
         if depth == 0 or not self._movable(a) or len(copies.kernels) >= _DEPTH:
             return False
+        kernel = _of_the_sums(self.maker[a], a)
         copies.saved += nbytes(a)
-        for x in self.reads[kernel]:
+        for x in kernel_reads(kernel):
             if x in kernel_writes(kernel):
                 continue
             if x not in self.maker or x in self.fixed:
@@ -209,6 +211,23 @@ class _Uses:
         if isinstance(kernel, SpecialKernel) or not any(a in new for a in self.reads[kernel]):
             return kernel
         return renamed(kernel, new, {})
+
+
+def _of_the_sums(kernel: Kernel, a: Array) -> Kernel:
+    """For what a contraction makes of sums that it stores as well, a loop that makes it of these;
+    the kernel itself for all else."""
+    if not isinstance(kernel, ContractionKernel) or a is kernel.array:
+        return kernel
+    sums = kernel.array
+    places = tuple(axis(k) for k in range(sums.ndim))
+    plain = any(
+        s.array is sums and s.index == places and s.value is load(sums, places)
+        for s in kernel.stores
+    )
+    if not plain:
+        return kernel
+    stores = tuple(s for s in kernel.stores if s.array is a)
+    return LoopKernel(sums.shape, [Stage((), stores)], [], kernel.lines, f"{kernel.name}_again")
 
 
 def _again(
