@@ -9,8 +9,22 @@ import pytest
 
 import jitgrad as jg
 import jitgrad.nn as nn
+from jitgrad.compiler.loops import (
+    INDEX,
+    Array,
+    Expr,
+    LoopKernel,
+    Stage,
+    Store,
+    axis,
+    check,
+    const,
+    load,
+    select,
+)
 from jitgrad.compiler.passes.faults import can_fault, must_be_waited_for
 from jitgrad.jit import jit
+from jitgrad.runtime import dtypes
 from jitgrad.runtime.knobs import knob
 
 
@@ -92,3 +106,42 @@ def test_what_was_looked_at_in_part_or_otherwise_is_waited_for(look: Any) -> Non
     with pytest.raises(IndexError):
         g(w, p, jg.tensor([0, 1, 2, 7]))
     np.testing.assert_array_equal(p.numpy(), np.full(70, 8, np.float32))
+
+
+IDS, OTHER = Array("ids", (20,), dtypes.int64), Array("other", (20,), dtypes.int64)
+W = Array("w", (9,), dtypes.float32)
+
+
+def reader(
+    outer: tuple[int, ...], place: Expr, ids: Array = IDS, extent: int = 9, when: bool = False
+) -> LoopKernel:
+    """Reads w at ids[place], which it checks; under a condition if `when`."""
+    body = load(W, (check(load(ids, (place,)).cast(INDEX), extent, "site"),))
+    if when:
+        body = select(axis(0) < const(3, INDEX), body, const(0.0, dtypes.float32))
+    out = Array("out", outer, dtypes.float32)
+    axes = tuple(axis(k) for k in range(len(outer)))
+    return LoopKernel(outer, [Stage((), (Store(out, axes, body),))])
+
+
+WHOLE = reader((20,), axis(0))
+FOLDED = reader((4, 5), axis(0) * 5 + axis(1))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "known"),
+    [
+        pytest.param(WHOLE, FOLDED, True, id="whole"),
+        pytest.param(FOLDED, WHOLE, True, id="folded"),
+        pytest.param(reader((4, 20), axis(1)), WHOLE, True, id="again and again"),
+        pytest.param(WHOLE, reader((7,), axis(0) * 2 + 1), True, id="part of what is known"),
+        pytest.param(reader((19,), axis(0)), WHOLE, False, id="all but one"),
+        pytest.param(reader((10,), axis(0) * 2), WHOLE, False, id="every other"),
+        pytest.param(reader((4, 5), axis(0) * 4 + axis(1)), WHOLE, False, id="overlapping"),
+        pytest.param(reader((20,), axis(0), OTHER), WHOLE, False, id="another array"),
+        pytest.param(reader((20,), axis(0), extent=10), WHOLE, False, id="another bound"),
+        pytest.param(reader((20,), axis(0), when=True), WHOLE, False, id="under a condition"),
+    ],
+)
+def test_what_makes_a_check_known(first: LoopKernel, second: LoopKernel, known: bool) -> None:
+    assert must_be_waited_for([first, second]) == ([first] if known else [first, second])
