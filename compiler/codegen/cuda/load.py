@@ -6,6 +6,7 @@ Owns compilation to PTX by Numba (`to_ptx`), which needs no GPU, and kernels of 
 
 from __future__ import annotations
 
+import itertools
 import json
 import linecache
 import os
@@ -53,6 +54,9 @@ def simulated_kernel(text: str, symbol: str) -> Any:
     with _lock:
         module = _simulator()
         names = simulated.namespace(module)
+        # The simulator makes an array for each thread that asks while the first is being made.
+        numbers = itertools.count()
+        text = re.sub(r"cuda\.shared\.array\(", lambda _: f"shared_array({next(numbers)}, ", text)
         inner = _run(text, symbol, names)
         names["quiet"], names["inner"] = np.errstate, inner
         # NumPy's warnings are set for each thread, and each GPU thread is one.

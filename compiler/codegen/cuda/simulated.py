@@ -7,6 +7,7 @@ the functions to a kernel's globals, since the simulator swaps the name `cuda` t
 from __future__ import annotations
 
 import math
+import threading
 import types
 from typing import Any
 
@@ -148,6 +149,18 @@ def argmin_takes(y, j, x, i):
 
 
 # -- blocks ----------------------------------------------------------------------------------------
+making = threading.Lock()
+
+
+def shared_array(number, count, dtype):
+    """The shared array `number` of a kernel: one for all threads of a block."""
+    with making:
+        kept = vars(cuda.shared).setdefault("kept", {})
+        if number not in kept:
+            kept[number] = np.empty(count, dtype)
+        return kept[number]
+
+
 def gathered(value, shared, threads):
     """The values of all threads, in all of them."""
     shared[cuda.threadIdx.x] = value
