@@ -20,10 +20,10 @@ from jitgrad.compiler.codegen.code import I64
 from jitgrad.compiler.codegen.function import Function
 from jitgrad.compiler.codegen.memory import broadcast, iota
 from jitgrad.compiler.codegen.program import Program, Step
-from jitgrad.compiler.codegen.schedule import Space, coefficient, constant_of
+from jitgrad.compiler.codegen.schedule import Space, coefficient, walk
 from jitgrad.compiler.codegen.scope import Scope
 from jitgrad.compiler.index import Simplifier
-from jitgrad.compiler.loops import Array, Expr, axis
+from jitgrad.compiler.loops import Array, axis
 from jitgrad.compiler.symbolic import Dim, Sym, hint
 
 _HEAVY = 12  # a body of more ops than this is computed in narrower steps
@@ -90,7 +90,7 @@ class Nest:
                     poly = s.poly(load.args[0])
                     if all(coefficient(poly, axis(k)) == {} for k in step.space.axes):
                         continue  # one element for all of the inner space
-                    score += _walk(coefficient(poly, inside)) - _walk(coefficient(poly, outside))
+                    score += walk(coefficient(poly, inside)) - walk(coefficient(poly, outside))
         if score < 0:
             return False
         return max(hint(s.space.total) for s in steps) > self.width
@@ -586,9 +586,3 @@ class Nest:
             return [a.tree(s, x, n) for a, x, n in zip(accs, arrays, counts, strict=True)]
 
         self.lane_blocks(scope, rows, step.reduces, accs, block, trees)
-
-
-def _walk(poly: dict[tuple[Expr, ...], int] | None) -> int:
-    """How good an axis is to vectorise along, by its coefficient in one load."""
-    stride = constant_of(poly)
-    return 2 if stride == 1 else 1 if stride == 0 else 0

@@ -132,6 +132,12 @@ def constant_of(poly: Poly | None) -> int | None:
     return poly.get((), 0)
 
 
+def walk(poly: Poly | None) -> int:
+    """How good an axis is for neighbouring lanes or threads, by its coefficient in one load."""
+    stride = constant_of(poly)
+    return 2 if stride == 1 else 1 if stride == 0 else 0
+
+
 @dataclass
 class Space:
     """A loop space: axis numbers and their extents, outermost first."""

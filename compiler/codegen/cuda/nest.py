@@ -21,7 +21,7 @@ from jitgrad.compiler.codegen.cuda.combine import Combine
 from jitgrad.compiler.codegen.cuda.target import CudaTarget
 from jitgrad.compiler.codegen.cuda.writer import KernelWriter, Scope
 from jitgrad.compiler.codegen.program import Program, Step
-from jitgrad.compiler.codegen.schedule import coefficient, constant_of
+from jitgrad.compiler.codegen.schedule import coefficient, constant_of, walk
 from jitgrad.compiler.index import Simplifier
 from jitgrad.compiler.loops import Array, axis
 from jitgrad.compiler.symbolic import Dim, hint
@@ -67,8 +67,8 @@ class _Nest:
             for load in loops.loads(step.roots()):
                 if load.attr in self.program.operands.number:
                     poly = s.poly(load.args[0])
-                    score += _neighbours(coefficient(poly, inside))
-                    score -= _neighbours(coefficient(poly, outside))
+                    score += walk(coefficient(poly, inside))
+                    score -= walk(coefficient(poly, outside))
         if score:
             return score > 0
         return not any(r.order.startswith("columns") for s in steps for r in s.reduces)
@@ -213,9 +213,3 @@ class _Nest:
 def register_dtype(dtype: DType) -> DType:
     """The dtype of memory that holds values as they are in registers."""
     return dtypes.float32 if dtype in scalar.HALVES else dtype
-
-
-def _neighbours(poly: object) -> int:
-    """How good it is that neighbouring threads run along an axis, by its coefficient in a load."""
-    stride = constant_of(poly)  # type: ignore[arg-type]
-    return 2 if stride == 1 else 1 if stride == 0 else 0
