@@ -15,6 +15,7 @@ import jitgrad as torch
 from jitgrad import jit
 from jitgrad.compiler import pipeline
 from jitgrad.compiler.loops import ChainKernel
+from jitgrad.compiler.passes import chain_rows
 from jitgrad.runtime.knobs import knob
 
 Tensor = torch.Tensor
@@ -192,3 +193,25 @@ def test_products_that_share_nothing_private_stay_apart() -> None:
         got, found = compiled(full, *small)
     assert not any(isinstance(k, ChainKernel) for k in found.stages.kernels)
     np.testing.assert_allclose(got[0], full(*small).numpy(), rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 512, 16), (1, 8, 640, 8)], ids=str)
+@pytest.mark.parametrize("f", [by_hand, causal, library], ids=lambda f: f.__name__)
+def test_long_rows_come_in_blocks(
+    f: Callable[..., Tensor], shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forward, a thread has a block of rows of the scores at a time, not all of one head."""
+    monkeypatch.setattr(chain_rows, "TILE_BYTES", 1 << 17)
+    args = [torch.randn(*shape) for _ in range(3)]
+    with knob(cache=False):
+        got, found = compiled(f, *args)
+        (one,) = [k for k in found.stages.kernels if isinstance(k, ChainKernel)]
+        heads, length = shape[0] * shape[1], shape[2]
+        assert one.tiles[0] >= 4 * heads
+        assert found.stages.generated[one].scratch < 4 * length * length
+        assert found.report.peak < 4 * length * length
+        with monkeypatch.context() as m:
+            m.setattr(pipeline, "chain", lambda kernels, roots: kernels)
+            apart, _ = compiled(f, *args)
+    assert got[0].tobytes() == apart[0].tobytes()
+    np.testing.assert_allclose(got[0], f(*args).numpy(), rtol=1e-4, atol=2e-5)

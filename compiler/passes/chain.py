@@ -43,11 +43,12 @@ from jitgrad.compiler.loops import (
     postorder,
     rewrite,
 )
+from jitgrad.compiler.passes.chain_rows import Rows, by_rows
 from jitgrad.compiler.symbolic import Dim, hint, is_static, prod
 
 MIN_TILES = 8  # batch indices that keep several threads busy
 MIN_BYTES = 1 << 19  # private memory that is worth a chain
-MAX_TILE_BYTES = 1 << 26  # private memory of one batch index
+MAX_TILE_BYTES = 1 << 28  # private memory of one batch index
 MAX_AGAIN = 4  # kernels that are done again rather than their results kept
 _FEW = 64  # outer points of a loop that code generation might split into two launches
 
@@ -68,9 +69,13 @@ def chain(kernels: list[Kernel], roots: Iterable[Array]) -> list[Kernel]:
 def _batch_rank(k: Kernel) -> int:
     """How many leading axes of a kernel's parallel space a chain may run through."""
     if isinstance(k, ContractionKernel):
-        batch = k.contraction.batch
-        rank = len(batch) if batch == tuple(range(len(batch))) else 0
-        return rank if is_static([*k.array.shape, *k.contraction.k]) else 0
+        shape, batch = k.array.shape, k.contraction.batch
+        if not is_static([*shape, *k.contraction.k]):
+            return 0
+        rank = 0
+        while rank < len(shape) and (rank in batch or shape[rank] == 1):
+            rank += 1
+        return rank if all(n < rank for n in batch) and list(batch) == sorted(batch) else 0
     if not isinstance(k, LoopKernel):
         return 0
     if not is_static([*k.outer, *(d for s in k.stages for d in s.inner)]):
@@ -252,9 +257,11 @@ class _Finder:
                 for n, body in bodies.items()
             }  # fmt: skip
             sizes = {n: sum(map(nbytes, mine)) for n, mine in local.items()}
+            cuts = {n: self.cut(body, local[n], tiles) for n, body in bodies.items()}
             poor = [
                 n for n, body in bodies.items()
-                if len(body) < 2 or sizes[n] < MIN_BYTES or sizes[n] // tiles > MAX_TILE_BYTES
+                if len(body) < 2 or sizes[n] < MIN_BYTES
+                or (sizes[n] // tiles > MAX_TILE_BYTES and cuts[n] is None)
             ]  # fmt: skip
             if not poor:
                 break
@@ -262,10 +269,21 @@ class _Finder:
                 del bodies[n]
         for n, body in bodies.items():
             lines = tuple(dict.fromkeys(line for k in body for line in k.lines))
-            made = ChainKernel((tiles,), body, local[n], lines, f"{body[-1].name}_chain")
+            name = f"{body[-1].name}_chain"
+            made, apart = ChainKernel((tiles,), body, local[n], lines, name), []
+            cut = cuts[n]
+            if cut is not None:
+                made = ChainKernel((cut.tiles,), cut.kernels, cut.local, lines, name)
+                apart = cut.before
             for k in parts[n]:
-                self.made[k] = made
-                self.last[made] = k
+                if k not in apart:
+                    self.made[k] = made
+                    self.last[made] = k
+
+    def cut(self, body: list[Kernel], local: list[Array], tiles: int) -> Rows | None:
+        """The chain by blocks of rows, if what must run before is among the kernels as they are."""
+        found = by_rows(body, local, tiles) if len(body) > 1 else None
+        return found if found is not None and self.rank.keys() >= set(found.before) else None
 
     def again(
         self, mine: list[Kernel], private: set[Array]

@@ -233,6 +233,8 @@ def _goes_inline(array: Array, body: Expr, summary: _Summary, readers: list[_Rea
         return False
     if summary.work <= 1 and summary.reads <= 1:
         return True
+    if summary.work <= CHEAP and not loads([body]):
+        return True  # made of the index alone, as a causal mask is
     if summary.epilogue and not all(
         isinstance(r.array.define, Pointwise) and r.at_own_point for r in readers
     ):
