@@ -70,10 +70,10 @@ def by_rows(kernels: list[Kernel], local: list[Array], tiles: int) -> Rows | Non
             return None
         before += leaving
         kernels = [k for k in kernels if k not in leaving]
-    if len(kernels) < 2 or not all(
-        places[k] is not None and _dims(k)[places[k]] == length
-        for k in kernels  # type: ignore[index]
-    ):
+    where = {k: n for k in kernels if (n := places[k]) is not None}
+    if len(kernels) < 2 or len(where) < len(kernels):
+        return None
+    if any(_dims(k)[n] != length for k, n in where.items()):
         return None
     size = sum(nbytes(a) for a in local if a in private) // tiles
     rows = hint(length)
@@ -81,7 +81,7 @@ def by_rows(kernels: list[Kernel], local: list[Array], tiles: int) -> Rows | Non
     if not fits:
         return None
     block = next((b for b in fits if size // rows * b <= TILE_BYTES), fits[-1])
-    made = [_split(k, places[k], block) for k in kernels]  # type: ignore[arg-type]
+    made = [_split(k, where[k], block) for k in kernels]
     return Rows(made, [a for a in local if a in private], tiles * (rows // block), before)
 
 
