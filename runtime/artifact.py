@@ -1,7 +1,7 @@
 """Runs an exported library from Python, with NumPy and nothing else: `load(path)`.
 
-Owns the checks before a file is opened as a library, the checks of arguments, and the instances
-that calls borrow. The words it shares with the library are in `artifact_format.py`.
+Owns the checks of arguments, and the instances that calls borrow. Files are artifact_file.py's; the
+words shared with the library are in artifact_format.py.
 
 One instance runs one call at a time. A model keeps idle instances and makes another when all are
 taken, so that calls from several threads never wait for each other; a warm call allocates its
@@ -12,11 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import json
-import mmap
 import os
-import platform
-import struct
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -28,15 +24,18 @@ from numpy.typing import NDArray
 
 from jitgrad.runtime import abi, buffers, dtypes, launch, threads
 from jitgrad.runtime import artifact_format as fmt
+from jitgrad.runtime.artifact_file import (
+    after_fork_in_child,
+    check_elf,
+    map_weights,
+    open_library,
+    read_file,
+)
 from jitgrad.runtime.errors import ArtifactError, counted
 
 _MAX_IDLE = 8
 _MAX_THREADS = 1024
 _MAX_KNOWN = 1024  # sizes whose results' shapes are kept
-
-# ELF's numbers for machines (e_machine) and what Python calls them.
-_MACHINES = {62: "x86_64", 183: "aarch64", 243: "riscv64", 3: "i386", 40: "arm", 21: "ppc64le"}
-_SYNONYMS = {"amd64": "x86_64", "arm64": "aarch64"}
 
 _Address = ctypes.c_void_p
 
@@ -82,12 +81,12 @@ def load(
     """
     count = _thread_count(threads)
     path = os.path.abspath(os.fspath(path))
-    data = _read(path)
-    _check_elf(data, path)
+    data = read_file(path)
+    check_elf(data, path)
     digest = fmt.check_seal(data, path)
-    library = _open(path, digest, data)
+    library = open_library(path, digest, data)
     functions = _functions(library, path)
-    functions.weights = _weights(functions.info, path, weights, verify)
+    functions.weights = map_weights(functions.info, path, weights, verify)
     return Model(path, functions, count)
 
 
@@ -403,8 +402,7 @@ _models: weakref.WeakSet[Model] = weakref.WeakSet()
 
 
 def _after_fork_in_child() -> None:
-    global _lock
-    _lock = threading.Lock()  # another thread of the parent may have held it
+    after_fork_in_child()
     for model in _models:
         model._before_fork = model._idle
         model._idle = []
@@ -459,95 +457,6 @@ def _thread_count(count: int | None) -> int:
     if not 1 <= count <= _MAX_THREADS:
         raise ValueError(f"[load] expected 1 to {_MAX_THREADS} threads; got {count}")
     return count
-
-
-# -- the file ------------------------------------------------------------------------------------
-def _read(path: str, what: str = "library file") -> bytes | mmap.mmap:
-    """What a file holds, mapped: only what is looked at is read."""
-    try:
-        with open(path, "rb") as file:
-            if not os.fstat(file.fileno()).st_size:
-                return b""
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except OSError as error:
-        raise type(error)(
-            error.errno, f"[load] expected a {what} that can be read; {error.strerror}", path
-        ) from None
-
-
-def _weights(
-    info: Mapping[str, Any], library: str, given: str | os.PathLike[str] | None, verify: bool
-) -> Any:
-    """The file of weights, mapped; None for a library that has them."""
-    if "weights_file" not in info:
-        if given is not None:
-            raise ArtifactError(
-                f"[load] expected no weights: {library!r} holds its own; got {os.fspath(given)!r}"
-            )
-        return None
-    if given is None:
-        given = os.path.join(os.path.dirname(library), os.path.basename(info["weights_file"]))
-    path = os.path.abspath(os.fspath(given))
-    data = _read(path, "file of weights")
-    digest, nbytes = bytes.fromhex(info["weights_digest"]), int(info["weights_bytes"])
-    fmt.check_weights(data, path, digest, nbytes, verify)
-    return np.frombuffer(data, np.uint8)
-
-
-def _check_elf(data: bytes | mmap.mmap, path: str) -> None:
-    """Raises ArtifactError unless the file is an ELF shared library for this machine."""
-    if data[:4] != b"\x7fELF" or len(data) < 64:
-        raise ArtifactError(
-            f"[load] expected an ELF shared library; {path!r} ({len(data)} bytes) is none; give "
-            "the .so file that jitgrad.export(...).native wrote"
-        )
-    here = platform.machine().lower()
-    here = _SYNONYMS.get(here, here)
-    kind, machine = struct.unpack_from("<HH", data, 16)
-    theirs = _MACHINES.get(machine, f"machine {machine}")
-    if data[4] != 2 or data[5] != 1:
-        theirs = (
-            f"{'32' if data[4] == 1 else '64'}-bit {'big' if data[5] == 2 else 'little'}-endian"
-        )
-    if theirs != here or not sys.platform.startswith("linux") or sys.maxsize < 2**32:
-        raise ArtifactError(
-            f"[load] expected a library for {here} on {sys.platform}; {path!r} is for {theirs} on "
-            "linux; export the model for this machine"
-        )
-    if kind != 3:
-        raise ArtifactError(
-            f"[load] expected an ELF shared library; {path!r} is another kind of ELF file (type "
-            f"{kind}); an object file has to be linked first"
-        )
-
-
-_lock = threading.Lock()
-_opened: dict[str, bytes] = {}
-"""{path: digest} of the libraries in this process."""
-
-
-def _open(path: str, digest: bytes, data: bytes | mmap.mmap) -> ctypes.CDLL:
-    """Opens a verified file. The system finds open libraries by path, so a path that now has other
-    content than when it was first opened is opened through a copy."""
-    with _lock:
-        known = _opened.get(path)
-        try:
-            if known is None or known == digest:
-                library = ctypes.CDLL(path)
-                _opened[path] = digest
-                return library
-            # Not by tempfile: importing it takes a tenth of the time to the first result.
-            folder = os.environ.get("TMPDIR") or "/tmp"
-            copy = os.path.join(folder, f"jitgrad-{os.getpid()}-{os.urandom(8).hex()}.so")
-            handle = os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            try:
-                with os.fdopen(handle, "wb") as file:
-                    file.write(data)
-                return ctypes.CDLL(copy)
-            finally:
-                os.unlink(copy)
-        except OSError as error:
-            raise ArtifactError(f"[load] the system cannot open {path!r}: {error}") from None
 
 
 class _Functions:
