@@ -14,7 +14,7 @@ from jitgrad.distributions.distribution import (
     derived,
     standard_normal,
 )
-from jitgrad.distributions.multivariate import half_log_det, inverse_factor
+from jitgrad.distributions.multivariate import factor_of, half_log_det, one_matrix
 from jitgrad.distributions.positive import Beta, Chi2
 from jitgrad.functions.shape import broadcast_shapes_of
 from jitgrad.functions.special import mvlgamma
@@ -105,31 +105,14 @@ class Wishart(Distribution):
         scale_tril: Tensor | None = None,
         validate_args: bool | None = None,
     ) -> None:
-        matrices = {
-            "covariance_matrix": covariance_matrix, "precision_matrix": precision_matrix,
-            "scale_tril": scale_tril,
-        }  # fmt: skip
-        given = [(name, m) for name, m in matrices.items() if m is not None]
-        if len(given) != 1:
-            raise ValueError(
-                "Exactly one of covariance_matrix or precision_matrix or scale_tril may be "
-                "specified."
-            )
-        name, matrix = given[0]
-        if matrix.ndim < 2:
-            raise ValueError(f"{name} must be at least two-dimensional; got {matrix._type}")
+        name, matrix = one_matrix(covariance_matrix, precision_matrix, scale_tril)
         df = df if isinstance(df, Tensor) else matrix.new_full((), df)
         batch, n = broadcast_shapes_of(matrix.shape[:-2], df.shape), matrix.shape[-1]
         self.df = df.expand(batch)
         self.arg_constraints = {**self.arg_constraints, "df": constraints.greater_than(n - 1)}  # type: ignore[misc]
         vars(self)[name] = matrix.expand((*batch, n, n))
         super().__init__(batch, (n, n), validate_args=validate_args)
-        if scale_tril is not None:
-            self._factor = matrix
-        elif covariance_matrix is not None:
-            self._factor = linalg.cholesky(covariance_matrix)
-        else:
-            self._factor = inverse_factor(matrix)
+        self._factor = factor_of(name, matrix)
         row = arange(n, dtype=matrix.dtype)
         self._squares = Chi2(self.df.unsqueeze(-1) - row, validate_args=False)
 

@@ -21,6 +21,33 @@ def inverse_factor(precision: Tensor) -> Tensor:
     return linalg.solve_triangular(upper, one, upper=False)
 
 
+def one_matrix(
+    covariance_matrix: Tensor | None, precision_matrix: Tensor | None, scale_tril: Tensor | None
+) -> tuple[str, Tensor]:
+    """The name and the matrix of the one that is given. Raises ValueError for none or several, and
+    for what is no matrix."""
+    matrices = {
+        "covariance_matrix": covariance_matrix, "precision_matrix": precision_matrix,
+        "scale_tril": scale_tril,
+    }  # fmt: skip
+    given = [(name, m) for name, m in matrices.items() if m is not None]
+    if len(given) != 1:
+        raise ValueError(
+            "Exactly one of covariance_matrix or precision_matrix or scale_tril may be specified."
+        )
+    name, matrix = given[0]
+    if matrix.ndim < 2:
+        raise ValueError(f"{name} must be at least two-dimensional; got {matrix._type}")
+    return name, matrix
+
+
+def factor_of(name: str, matrix: Tensor) -> Tensor:
+    """The lower Cholesky factor of the covariance, from what one_matrix gives."""
+    if name == "scale_tril":
+        return matrix
+    return linalg.cholesky(matrix) if name == "covariance_matrix" else inverse_factor(matrix)
+
+
 def mahalanobis(factor: Tensor, x: Tensor) -> Tensor:
     """x^T (L L^T)^-1 x, of vectors (..., n), with L (..., n, n)."""
     lead = broadcast_shapes_of(factor.shape[:-1], x.shape)
@@ -60,29 +87,12 @@ class MultivariateNormal(Distribution):
     ) -> None:
         if loc.ndim < 1:
             raise ValueError("loc must be at least one-dimensional.")
-        matrices = {
-            "covariance_matrix": covariance_matrix, "precision_matrix": precision_matrix,
-            "scale_tril": scale_tril,
-        }  # fmt: skip
-        given = [(name, m) for name, m in matrices.items() if m is not None]
-        if len(given) != 1:
-            raise ValueError(
-                "Exactly one of covariance_matrix or precision_matrix or scale_tril may be "
-                "specified."
-            )
-        name, matrix = given[0]
-        if matrix.ndim < 2:
-            raise ValueError(f"{name} must be at least two-dimensional; got {matrix._type}")
+        name, matrix = one_matrix(covariance_matrix, precision_matrix, scale_tril)
         batch = broadcast_shapes_of(matrix.shape[:-2], loc.shape[:-1])
         vars(self)[name] = matrix.expand((*batch, *matrix.shape[-2:]))
         self.loc = loc.expand((*batch, loc.shape[-1]))
         super().__init__(batch, self.loc.shape[-1:], validate_args=validate_args)
-        if scale_tril is not None:
-            self._factor = matrix
-        elif covariance_matrix is not None:
-            self._factor = linalg.cholesky(covariance_matrix)
-        else:
-            self._factor = inverse_factor(matrix)
+        self._factor = factor_of(name, matrix)
 
     @derived
     def scale_tril(self) -> Any:
