@@ -72,6 +72,11 @@ class Reduce(Op):
     complex_too = False
     needs_elements = False  # an empty reduced axis is an error: there is no identity
 
+    def work(
+        self, types: Sequence[TensorType], outs: Sequence[TensorType], attrs: dict[str, Any]
+    ) -> Any:
+        return types[0].numel
+
     def infer(self, *types: TensorType, **attrs: Any) -> TensorType:
         (x,) = types
         axes: Axes = attrs["axes"]
