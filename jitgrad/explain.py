@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from jitgrad import gpu
 from jitgrad.compiler.interpret import interpret, interpret_all
 from jitgrad.compiler.ir import Graph
 from jitgrad.compiler.options import Options
@@ -218,7 +219,7 @@ def check_run(
 
     Raises RuntimeError that names the first op that differs and the user's line.
     """
-    before = [np.array(a, copy=True) for a in arrays]
+    before = [np.array(a, copy=True) for a in gpu.on_host(graph, arrays)]
     results = compiled.run(arrays, dims)  # raises what eager code would have raised
     named = dict(zip(graph.env.hints, dims, strict=True))
     expected = interpret(graph, before, named)
@@ -228,7 +229,7 @@ def check_run(
         *(arrays[w.input] for w in graph.writes),
         *results[outputs:],
     ]
-    for a, b in zip(found, expected, strict=True):
+    for a, b in zip(gpu.on_host(graph, found), expected, strict=True):
         if differs(a, b):
             raise RuntimeError(first_difference(graph, before, named))
     return results
@@ -247,7 +248,12 @@ def first_difference(
         made = part.add_node(node.op, inputs, node.attrs, node.line)
         part.outputs.extend(made)
         feed = [np.array(values[v], order="C", copy=True) for v in node.inputs]
-        results = compile_graph(part).run(feed, tuple(dims.values()))
+        code = (
+            gpu.kernels.compile_for(part, gpu.kernels.graph_device(part), Options())
+            if gpu.computes(part)
+            else compile_graph(part)
+        )
+        results = gpu.on_host(part, code.run(feed, tuple(dims.values())))
         for got, v in zip(results, node.outputs, strict=True):
             if differs(got, values[v]):
                 return (

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from jitgrad import gpu
 from jitgrad.autograd import bare
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.compiler.types import TensorType
@@ -461,9 +462,14 @@ def _check_anomaly(node: Node, passed: Sequence[Tensor | None]) -> Sequence[Tens
         if state.recorder is not None:
             attrs = {"low": -math.inf, "high": math.inf, "error": "RuntimeError", "text": text}
             checked[k] = apply(OPS["expect_range"], (g,), attrs)
-        elif g._data is not None and bool((g._data != g._data).any()):
+        elif g._data is not None and _has_nan(g):
             raise RuntimeError(text)
     return checked
+
+
+def _has_nan(g: Tensor) -> bool:
+    data = g._data if g._type.device == "cpu" else gpu.kernels.host_array(g._data)
+    return bool((data != data).any())
 
 
 def _call_hooks(hooks: Any, g: Tensor, where: Tensor | None) -> Tensor:

@@ -83,7 +83,11 @@ class DeviceArray(np.ndarray[Any, Any]):
             return duplicate(self)
         return to_device(host_copy(self), device_of(self))
 
-    item = tolist = tobytes = astype = fill = dot = flatten = ravel = _refuse
+    def item(self, *args: Any) -> Any:
+        """An element as a Python number: waits for the device."""
+        return host_copy(self).item(*args)
+
+    tolist = tobytes = astype = fill = dot = flatten = ravel = _refuse
     sum = max = min = any = all = mean = take = repeat = nonzero = sort = _refuse
     __float__ = __int__ = __bool__ = __index__ = __complex__ = __setitem__ = _refuse
 

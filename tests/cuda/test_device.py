@@ -68,7 +68,7 @@ def test_values_are_read_by_copies_only() -> None:
     with pytest.raises(TypeError, match="can't convert cuda:0 device type tensor to numpy"):
         x.numpy()
     assert x.numpy(force=True).tolist() == x.tolist()
-    for read in (lambda d: d + 1, lambda d: np.sum(d), lambda d: d.tolist(), bool, np.isnan):
+    for read in (lambda d: d + 1, np.sum, lambda d: d.tolist(), bool, np.isnan):
         with pytest.raises(InternalError, match="were to be read by the host"):
             read(x._data)
 
@@ -198,6 +198,27 @@ def test_jit_runs_kernels_on_the_device() -> None:
     assert y.device == total.device == "cuda:0" and total.item() == 78
     torch.testing.assert_close(y.cpu(), torch.softmax(torch.relu(x.cpu() @ w.cpu()), -1))
     assert f.stats.hits >= 1
+
+
+def test_code_that_looks_at_values_and_checks() -> None:
+    x = on_gpu(2, 3)
+
+    @torch.jit(fallback="error")
+    def branches(x: Any) -> Any:
+        return x * 2 if x.sum() > 3 else x
+
+    @torch.jit
+    def reads(x: Any) -> Any:
+        return x * x.sum().item()
+
+    checked = torch.jit(lambda x: (x * 2).softmax(-1), check=True)
+    for _ in range(3):
+        assert branches(x).sum().item() == 42 and branches(-x).sum().item() == -21
+        assert reads(x).sum().item() == 21 * 21
+        assert checked(x).sum().item() == pytest.approx(2)
+    y = x.detach().requires_grad_()
+    with torch.autograd.detect_anomaly(), pytest.raises(RuntimeError, match="returned nan"):
+        ((y - y).sqrt() * 0).sum().backward()
 
 
 def test_a_bad_index_in_compiled_code_leaves_state_as_it_was() -> None:
