@@ -219,7 +219,7 @@ def check_run(
 
     Raises RuntimeError that names the first op that differs and the user's line.
     """
-    before = [np.array(a, copy=True) for a in gpu.on_host(graph, arrays)]
+    before = [np.array(a, copy=True) for a in gpu.kernels.on_host(graph, arrays)]
     results = compiled.run(arrays, dims)  # raises what eager code would have raised
     named = dict(zip(graph.env.hints, dims, strict=True))
     expected = interpret(graph, before, named)
@@ -229,7 +229,7 @@ def check_run(
         *(arrays[w.input] for w in graph.writes),
         *results[outputs:],
     ]
-    for a, b in zip(gpu.on_host(graph, found), expected, strict=True):
+    for a, b in zip(gpu.kernels.on_host(graph, found), expected, strict=True):
         if differs(a, b):
             raise RuntimeError(first_difference(graph, before, named))
     return results
@@ -253,7 +253,7 @@ def first_difference(
             if gpu.computes(part)
             else compile_graph(part)
         )
-        results = gpu.on_host(part, code.run(feed, tuple(dims.values())))
+        results = gpu.kernels.on_host(part, code.run(feed, tuple(dims.values())))
         for got, v in zip(results, node.outputs, strict=True):
             if differs(got, values[v]):
                 return (

@@ -48,6 +48,6 @@ def watch_run(
     except RuntimeError as error:
         if "returned nan values" in str(error):
             named = dict(zip(graph.env.hints, dims, strict=True))
-            found = first_nan(graph, gpu.on_host(graph, arrays), named)
+            found = first_nan(graph, gpu.kernels.on_host(graph, arrays), named)
             error.add_note(f"Of the nan values, {found or 'none is seen'}")
         raise

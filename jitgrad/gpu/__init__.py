@@ -23,11 +23,3 @@ def mixed(operands: Any) -> bool:
     """Whether operands are on more than one device."""
     first = operands[0]._type.device if operands else ""
     return any(x._type.device != first for x in operands)
-
-
-def on_host(graph: Any, arrays: Any) -> list[Any]:
-    """The arrays of a graph, those of a graph on a GPU copied to the host."""
-    if not computes(graph):
-        return list(arrays)
-    kernels = importlib.import_module("jitgrad.gpu.kernels")
-    return [kernels.host_array(a) for a in arrays]

@@ -15,6 +15,7 @@ from jitgrad.compiler.codegen.cuda.target import gpu_target
 from jitgrad.compiler.ir import Graph, Input, Node, Value, Write
 from jitgrad.compiler.options import Options
 from jitgrad.compiler.types import TensorType
+from jitgrad.gpu import computes
 from jitgrad.runtime import cuda
 from jitgrad.runtime.errors import InternalError
 
@@ -133,6 +134,11 @@ def host_array(x: Array) -> Array:
     """A host array with the elements of an array: itself, or a copy from the GPU."""
     there: Any = x
     return cuda.arrays.host_copy(there) if is_there(x) else x
+
+
+def on_host(graph: Graph, arrays: Sequence[Array]) -> list[Array]:
+    """The arrays of a graph; those of a graph on a GPU are copied to the host."""
+    return [host_array(a) for a in arrays] if computes(graph) else list(arrays)
 
 
 def moved(x: Array, device: str) -> Array:
