@@ -1,13 +1,14 @@
-"""Graphs on the GPU's simulator compared with references and with the CPU back end."""
+"""Graphs on a GPU or its simulator compared with references and with the CPU back end."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from jitgrad.compiler.codegen.cuda.target import SIMULATOR, CudaTarget
+from jitgrad.compiler.codegen.cuda.target import gpu_target
 from jitgrad.compiler.cuda_compiled import CudaCompiled
 from jitgrad.compiler.ir import Graph
 from jitgrad.compiler.ops.record import Op, Sample
@@ -52,8 +53,11 @@ def graph_of(op: Op, args: Sequence[np.ndarray], attrs: dict[str, Any], symbolic
     return graph
 
 
-def compiled(graph: Graph, target: CudaTarget = SIMULATOR, **options: Any) -> CudaCompiled:
-    return compile_cuda(graph, target, device.device(), Options(**options))
+def compiled(graph: Graph, **target: Any) -> CudaCompiled:
+    """The graph compiled for the device; target: what of its CudaTarget is to be another."""
+    here = device.device()
+    wanted = replace(gpu_target(here.properties.arch), **target)
+    return compile_cuda(graph, wanted, here, Options())
 
 
 def on_host(x: Any) -> np.ndarray:

@@ -1,15 +1,28 @@
-"""Tests of the GPU back end on Numba's CUDA simulator: a process of their own (`make test-cuda`).
+"""Tests of the GPU back end: a process of their own.
 
-They run with JITGRAD_CUDA=sim, where the simulator is the one device; without it, or without
-numba-cuda, nothing here is collected.
+`make test-cuda` runs them with JITGRAD_CUDA=sim, on Numba's simulator. On a machine with a GPU the
+same tests run on it: `pytest -m gpu tests/cuda`. Where there is neither, nothing is collected.
 """
 
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
+from typing import Any
 
+import pytest
+
+from jitgrad.runtime.cuda import device
 from jitgrad.runtime.knobs import knobs
 
 collect_ignore_glob: list[str] = []
-if knobs.cuda != "sim" or importlib.util.find_spec("numba_cuda") is None:
+if importlib.util.find_spec("numba_cuda") is None or not device.count():
     collect_ignore_glob = ["test_*.py"]
+
+
+def pytest_collection_modifyitems(items: list[Any]) -> None:
+    """Marks the tests here that run on a GPU."""
+    here = Path(__file__).parent
+    for item in items:
+        if knobs.cuda != "sim" and here in Path(item.fspath).parents:
+            item.add_marker(pytest.mark.gpu)

@@ -21,15 +21,15 @@ def on_gpu(*shape: int, **more: Any) -> torch.Tensor:
 
 # -- devices ---------------------------------------------------------------------------------------
 def test_the_device() -> None:
-    assert torch.cuda.is_available() and torch.cuda.device_count() == 1
-    assert torch.cuda.current_device() == 0 and "simulator" in torch.cuda.get_device_name()
-    assert torch.cuda.get_device_capability() == (8, 0)
+    assert torch.cuda.is_available() and torch.cuda.device_count() >= 1
+    assert torch.cuda.current_device() == 0 and torch.cuda.get_device_name()
+    assert torch.cuda.get_device_capability() >= (7, 5)
     assert torch.device("cuda") == "cuda" and torch.device("cuda").index is None
     assert torch.device("cuda", 0) == torch.device("cuda:0") == torch.device(0)
     assert repr(torch.device("cuda:0")) == "device(type='cuda', index=0)"
     assert torch.accelerator.current_accelerator() == torch.device("cuda")
     with pytest.raises(RuntimeError, match="invalid device ordinal"):
-        torch.device("cuda:3")
+        torch.device("cuda:99")
 
 
 @pytest.mark.parametrize(
