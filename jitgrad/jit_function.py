@@ -387,6 +387,7 @@ class JitFunction:
                     trace.cuts[0].line,
                 )
         if recorder.reason:
+            recorder.let_go()
             if not profile.threads and self._run_in_segments(
                 signature, recorder.reason, recorder.line
             ):

@@ -633,6 +633,19 @@ class Recorder(Looks):
             found += [v for _, _, v in self._rebinds.values() if isinstance(v, Tensor)]
             settle(found, self.first_node)
 
+    def let_go(self) -> None:
+        """Called when nothing comes of the recording: a number that Python has kept refers to it,
+        and would to all that it has met."""
+        for entry in self.entries:
+            entry.release()
+        for held in (
+            self._entry, self._parts, self._counts, self._hidden, self._grads, self._views,
+            self._slots, self._rebinds, self._flags, self._guarded, self._seeds,
+        ):  # fmt: skip
+            held.clear()
+        self._keep.clear()
+        self._copies.clear()
+
     def is_written(self, storage: Storage) -> bool:
         """Whether the function writes to a storage that it did not make."""
         return storage in self._counts

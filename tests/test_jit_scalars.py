@@ -98,7 +98,7 @@ def _(s: float) -> float:
 ASKS_FOR_FLOATS = [
     lambda x, s: x * s if isinstance(s, float) else x,
     lambda x, s: x * (2 if isinstance(s, (int, float)) else 3),
-    lambda x, s: x * (2 if isinstance(s, numbers.Number) else 3) - isinstance(s, numbers.Integral),
+    lambda x, s: x * (2 if isinstance(s, numbers.Number) else 3) + isinstance(s, numbers.Integral),
     lambda x, s: x * isinstance(s, numbers.Real) * issubclass(s.__class__, float),
     lambda x, s: x * (2 if type(s) is float else 3),
     lambda x, s: x * (2 if type(s * 2) is float else 3),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import sys
 from collections import Counter
 
 import pytest
@@ -111,3 +113,20 @@ def test_taken_over_types_are_those_of_the_graph(shape):
             (v.type.shape, v.type.dtype, v.type.device) for v in node.outputs
         ]
         assert all(type(v.type.shape) is tuple for v in node.outputs)
+
+
+def test_a_number_that_python_keeps_does_not_keep_what_the_recording_met():
+    kept = []
+
+    @jg.jit(fallback="error")
+    def f(x, s):
+        kept.append(s)  # an effect: nothing comes of the recording
+        return (x * s).sum() + W.sum()
+
+    W, x = jg.ones(3), jg.ones(4)
+    arrays = [sys.getrefcount(t._storage.array) for t in (x, W)]
+    f(x, 0.5)
+    gc.collect()
+    assert kept == [0.5]
+    assert [sys.getrefcount(t._storage.array) for t in (x, W)] == arrays
+    assert f(x, 2.0) == 11 and kept == [0.5, 2.0]
