@@ -12,6 +12,10 @@ gc.disable()
 
 
 def resume() -> None:
-    """Puts the collector back as it was."""
+    """Puts the collector back as it was, with all that was made in its oldest generation: it would
+    look through it at once, and it stays."""
+    if gc.get_freeze_count() == 0:  # else others froze what they want frozen
+        gc.freeze()
+        gc.unfreeze()
     if _was_on:
         gc.enable()
