@@ -8,20 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from jitgrad.compiler.kernels import (
+    Kernel,
+    LoopKernel,
+    Stage,
+    kernel_reads,
+    kernel_writes,
+)
 from jitgrad.compiler.loops import (
     INDEX,
     MATH,
     Array,
     Contraction,
     Expr,
-    Kernel,
-    LoopKernel,
     Reduction,
     Scatter,
     Sort,
-    Stage,
-    kernel_reads,
-    kernel_writes,
     loads,
     postorder,
 )

@@ -12,7 +12,12 @@ from __future__ import annotations
 
 import math
 
-from jitgrad.compiler.loops import Expr, const, make, select
+from jitgrad.compiler.loops import (
+    Expr,
+    const,
+    make,
+    select,
+)
 from jitgrad.runtime import dtypes
 
 _F32_STEP, _F32_SPAN = 28, 277  # bits per step; log2(largest / smallest positive float32)

@@ -23,7 +23,8 @@ import numpy as np
 
 from jitgrad.compiler.interpret import concrete
 from jitgrad.compiler.ir import Node
-from jitgrad.compiler.loops import Array, Call, SpecialKernel
+from jitgrad.compiler.kernels import SpecialKernel
+from jitgrad.compiler.loops import Array, Call
 from jitgrad.compiler.ops.quiet import Quiet
 from jitgrad.compiler.symbolic import evaluate
 from jitgrad.runtime import abi

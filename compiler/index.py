@@ -14,7 +14,16 @@ import math
 from collections.abc import Mapping, Sequence
 
 from jitgrad.compiler import loops
-from jitgrad.compiler.loops import COMPARE, INDEX, Array, Expr, const, make, postorder, rebuild
+from jitgrad.compiler.loops import (
+    COMPARE,
+    INDEX,
+    Array,
+    Expr,
+    const,
+    make,
+    postorder,
+    rebuild,
+)
 from jitgrad.compiler.symbolic import Dim, Sym, prod
 from jitgrad.runtime import dtypes
 

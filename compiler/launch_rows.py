@@ -15,7 +15,8 @@ from jitgrad.compiler.codegen import drivers
 from jitgrad.compiler.codegen.kernelcode import Operand, Site, Size
 from jitgrad.compiler.cost import nbytes
 from jitgrad.compiler.image import CONTROL, Image
-from jitgrad.compiler.loops import Array, Kernel
+from jitgrad.compiler.kernels import Kernel
+from jitgrad.compiler.loops import Array
 from jitgrad.compiler.passes.memory import plan_memory
 from jitgrad.compiler.passes.recompute import check_limit
 from jitgrad.compiler.stages import Nested, Stages

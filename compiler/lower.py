@@ -11,7 +11,14 @@ from typing import Any
 
 from jitgrad.compiler.compiled import is_complex, may_flag
 from jitgrad.compiler.ir import Graph, Node, Value
-from jitgrad.compiler.loops import LEAVES, Array, Builder, Pointwise, load, postorder
+from jitgrad.compiler.loops import (
+    LEAVES,
+    Array,
+    Builder,
+    Pointwise,
+    load,
+    postorder,
+)
 from jitgrad.compiler.symbolic import Dim
 from jitgrad.runtime.errors import CompileError, InternalError
 

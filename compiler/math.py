@@ -20,7 +20,15 @@ from collections.abc import Callable, Sequence
 
 from jitgrad.compiler import math_coefficients as fits
 from jitgrad.compiler import trigonometry
-from jitgrad.compiler.loops import MATH, Expr, const, make, postorder, rewrite, select
+from jitgrad.compiler.loops import (
+    MATH,
+    Expr,
+    const,
+    make,
+    postorder,
+    rewrite,
+    select,
+)
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import DType
 

@@ -14,7 +14,8 @@ from jitgrad.compiler.codegen.kernelcode import Generated
 from jitgrad.compiler.host_call import call_of, operands_of
 from jitgrad.compiler.image import CONTROL
 from jitgrad.compiler.ir import Graph, Node
-from jitgrad.compiler.loops import Array, Kernel, SpecialKernel
+from jitgrad.compiler.kernels import Kernel, SpecialKernel
+from jitgrad.compiler.loops import Array
 from jitgrad.compiler.stages import Nested, Stages
 from jitgrad.runtime import dtypes
 

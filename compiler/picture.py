@@ -13,11 +13,7 @@ from typing import TYPE_CHECKING
 
 from jitgrad.compiler.cost import nbytes
 from jitgrad.compiler.ir import Graph, Node, Value
-from jitgrad.compiler.layout import layered
-from jitgrad.compiler.loops import (
-    INDEX,
-    LEAVES,
-    Array,
+from jitgrad.compiler.kernels import (
     ChainKernel,
     ContractionKernel,
     Kernel,
@@ -25,6 +21,12 @@ from jitgrad.compiler.loops import (
     kernel_exprs,
     kernel_reads,
     kernel_writes,
+)
+from jitgrad.compiler.layout import layered
+from jitgrad.compiler.loops import (
+    INDEX,
+    LEAVES,
+    Array,
     postorder,
 )
 from jitgrad.compiler.ops.record import Elementwise

@@ -34,8 +34,8 @@ from jitgrad.compiler.graph_cache import (
 )
 from jitgrad.compiler.host_call import call_of
 from jitgrad.compiler.ir import Graph, Node
+from jitgrad.compiler.kernels import Kernel
 from jitgrad.compiler.launch_rows import assemble, replanner
-from jitgrad.compiler.loops import Kernel
 from jitgrad.compiler.lower import lower
 from jitgrad.compiler.nested import generated_of, is_nested, nest
 from jitgrad.compiler.options import Options

@@ -8,21 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from jitgrad.compiler.kernels import (
+    ChainKernel,
+    ContractionKernel,
+    Kernel,
+    LoopKernel,
+    SpecialKernel,
+)
 from jitgrad.compiler.loops import (
     Array,
     Call,
-    ChainKernel,
     Contraction,
-    ContractionKernel,
     Expr,
-    Kernel,
-    LoopKernel,
     Pointwise,
     Reduction,
     Scan,
     Scatter,
     Sort,
-    SpecialKernel,
     definition_exprs,
     postorder,
 )

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from jitgrad.compiler.codegen.kernelcode import Generated
 from jitgrad.compiler.ir import Graph, Node
-from jitgrad.compiler.loops import Array, Kernel
+from jitgrad.compiler.kernels import Kernel
+from jitgrad.compiler.loops import Array
 from jitgrad.compiler.lower import Program
 from jitgrad.compiler.passes.memory import Plan
 from jitgrad.compiler.passes.order import Schedule

@@ -12,7 +12,13 @@ import math
 from collections.abc import Sequence
 
 from jitgrad.compiler import math_coefficients as fits
-from jitgrad.compiler.loops import Expr, const, make, rare, select
+from jitgrad.compiler.loops import (
+    Expr,
+    const,
+    make,
+    rare,
+    select,
+)
 from jitgrad.runtime import dtypes
 
 _ROUND = 1.5 * 2.0**52

@@ -12,24 +12,26 @@ from typing import Any
 import numpy as np
 from loop_interpreter import SCALAR
 
+from jitgrad.compiler.kernels import (
+    ChainKernel,
+    ContractionKernel,
+    Kernel,
+    LoopKernel,
+    SpecialKernel,
+    kernel_writes,
+)
 from jitgrad.compiler.loops import (
     INDEX,
     MATH,
     Array,
     Call,
-    ChainKernel,
     Contraction,
-    ContractionKernel,
     Expr,
-    Kernel,
-    LoopKernel,
     Reduction,
     Scan,
     Scatter,
     Sort,
-    SpecialKernel,
     axis,
-    kernel_writes,
     load,
     postorder,
     rewrite,

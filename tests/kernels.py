@@ -11,7 +11,8 @@ from jitgrad.compiler.codegen import llvm
 from jitgrad.compiler.codegen.kernelcode import Generated, Site
 from jitgrad.compiler.codegen.objects import Library
 from jitgrad.compiler.codegen.target import Target, host
-from jitgrad.compiler.loops import Array, Kernel
+from jitgrad.compiler.kernels import Kernel
+from jitgrad.compiler.loops import Array
 from jitgrad.compiler.symbolic import Sym, evaluate
 
 _KERNEL = ctypes.CFUNCTYPE(

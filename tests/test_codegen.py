@@ -11,16 +11,18 @@ from kernels import Run
 
 from jitgrad.compiler.codegen import llvm, objects
 from jitgrad.compiler.codegen.target import Target, host, named
-from jitgrad.compiler.loops import (
-    INDEX,
-    Array,
-    Builder,
-    Expr,
+from jitgrad.compiler.kernels import (
     LoopKernel,
     Reduce,
     SpecialKernel,
     Stage,
     Store,
+)
+from jitgrad.compiler.loops import (
+    INDEX,
+    Array,
+    Builder,
+    Expr,
     axis,
     check,
     const,

@@ -19,13 +19,12 @@ from jitgrad.compiler.codegen import objects
 from jitgrad.compiler.codegen import target as targets
 from jitgrad.compiler.codegen.contraction import generate
 from jitgrad.compiler.codegen.target import Target
+from jitgrad.compiler.kernels import ContractionKernel, Store
 from jitgrad.compiler.loops import (
     INDEX,
     Array,
     Builder,
-    ContractionKernel,
     Expr,
-    Store,
     axis,
     check,
     const,

@@ -13,7 +13,13 @@ import jitgrad as jg
 from jitgrad.compiler.codegen import target as targets
 from jitgrad.compiler.codegen.dot import dot_of
 from jitgrad.compiler.codegen.target import Target
-from jitgrad.compiler.loops import Array, Builder, ContractionKernel, Store, axis, load
+from jitgrad.compiler.kernels import ContractionKernel, Store
+from jitgrad.compiler.loops import (
+    Array,
+    Builder,
+    axis,
+    load,
+)
 from jitgrad.compiler.symbolic import Dim, ShapeEnv
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import DType

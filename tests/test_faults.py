@@ -9,13 +9,15 @@ import pytest
 
 import jitgrad as jg
 import jitgrad.nn as nn
+from jitgrad.compiler.kernels import (
+    LoopKernel,
+    Stage,
+    Store,
+)
 from jitgrad.compiler.loops import (
     INDEX,
     Array,
     Expr,
-    LoopKernel,
-    Stage,
-    Store,
     axis,
     check,
     const,

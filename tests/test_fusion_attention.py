@@ -14,7 +14,7 @@ import pytest
 import jitgrad as torch
 from jitgrad import jit
 from jitgrad.compiler import pipeline
-from jitgrad.compiler.loops import ChainKernel
+from jitgrad.compiler.kernels import ChainKernel
 from jitgrad.compiler.passes import chain_rows
 from jitgrad.runtime.knobs import knob
 

@@ -12,7 +12,15 @@ import jitgrad as torch
 import jitgrad.nn.functional as F
 from jitgrad.compiler.codegen.guarded import unclamped
 from jitgrad.compiler.index import Simplifier
-from jitgrad.compiler.loops import INDEX, Array, axis, const, load, make, select
+from jitgrad.compiler.loops import (
+    INDEX,
+    Array,
+    axis,
+    const,
+    load,
+    make,
+    select,
+)
 from jitgrad.runtime import dtypes
 
 WIDTHS = (1, 3, 4, 8, 9, 16, 33)

@@ -11,7 +11,18 @@ import pytest
 from kernels import Run
 
 from jitgrad.compiler.codegen.target import host, named
-from jitgrad.compiler.loops import MATH, Array, LoopKernel, Stage, Store, axis, load, make
+from jitgrad.compiler.kernels import (
+    LoopKernel,
+    Stage,
+    Store,
+)
+from jitgrad.compiler.loops import (
+    MATH,
+    Array,
+    axis,
+    load,
+    make,
+)
 from jitgrad.compiler.ops.error_functions import erfcx_reference
 from jitgrad.runtime import dtypes
 

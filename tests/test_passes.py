@@ -12,7 +12,15 @@ from random_graphs import random_graph
 
 from jitgrad.compiler.index import Simplifier
 from jitgrad.compiler.ir import Graph, Write
-from jitgrad.compiler.loops import INDEX, Expr, LoopKernel, axis, const, make, postorder
+from jitgrad.compiler.kernels import LoopKernel
+from jitgrad.compiler.loops import (
+    INDEX,
+    Expr,
+    axis,
+    const,
+    make,
+    postorder,
+)
 from jitgrad.compiler.lower import Program, lower
 from jitgrad.compiler.ops import OPS
 from jitgrad.compiler.parse import ParseError, parse

@@ -12,8 +12,8 @@ from random_graphs import random_graph
 import jitgrad
 from jitgrad import jit
 from jitgrad.compiler.ir import Graph, Rebind, Write
+from jitgrad.compiler.kernels import kernel_reads, kernel_writes
 from jitgrad.compiler.layout import layered
-from jitgrad.compiler.loops import kernel_reads, kernel_writes
 from jitgrad.compiler.lower import lower
 from jitgrad.compiler.ops import OPS
 from jitgrad.compiler.passes.fuse import fuse

@@ -13,13 +13,15 @@ from jitgrad.compiler.codegen.pieces import _changes, pieces
 from jitgrad.compiler.codegen.program import prepare
 from jitgrad.compiler.codegen.target import Target
 from jitgrad.compiler.index import Simplifier
+from jitgrad.compiler.kernels import (
+    LoopKernel,
+    Stage,
+    Store,
+)
 from jitgrad.compiler.loops import (
     INDEX,
     Array,
     Expr,
-    LoopKernel,
-    Stage,
-    Store,
     axis,
     const,
     load,

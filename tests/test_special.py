@@ -13,7 +13,17 @@ from test_math import ulps
 
 import jitgrad as jg
 from jitgrad.compiler.codegen.target import host
-from jitgrad.compiler.loops import Array, Builder, LoopKernel, Stage, Store, axis, load
+from jitgrad.compiler.kernels import (
+    LoopKernel,
+    Stage,
+    Store,
+)
+from jitgrad.compiler.loops import (
+    Array,
+    Builder,
+    axis,
+    load,
+)
 from jitgrad.compiler.ops import OPS
 from jitgrad.compiler.ops.quiet import Quiet
 from jitgrad.compiler.ops.record import Accuracy, Elementwise

@@ -12,7 +12,17 @@ import jitgrad as jg
 from jitgrad.compiler.codegen.program import prepare
 from jitgrad.compiler.codegen.target import Target, host, named
 from jitgrad.compiler.codegen.tiles import tiled
-from jitgrad.compiler.loops import Array, Expr, LoopKernel, Stage, Store, axis, load
+from jitgrad.compiler.kernels import (
+    LoopKernel,
+    Stage,
+    Store,
+)
+from jitgrad.compiler.loops import (
+    Array,
+    Expr,
+    axis,
+    load,
+)
 from jitgrad.runtime import dtypes
 
 X86 = host().triple.startswith("x86_64")

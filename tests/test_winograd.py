@@ -12,7 +12,14 @@ import jitgrad as jg
 import jitgrad.nn.functional as F
 from jitgrad.compiler.codegen import target as targets
 from jitgrad.compiler.codegen.target import Target
-from jitgrad.compiler.loops import Array, Builder, ContractionKernel, Expr, Store, const, make
+from jitgrad.compiler.kernels import ContractionKernel, Store
+from jitgrad.compiler.loops import (
+    Array,
+    Builder,
+    Expr,
+    const,
+    make,
+)
 from jitgrad.compiler.ops.conv_tiles import has_tiles
 from jitgrad.compiler.symbolic import Dim, ShapeEnv
 from jitgrad.runtime import dtypes

@@ -14,7 +14,14 @@ from dataclasses import dataclass
 
 from jitgrad.compiler import loops
 from jitgrad.compiler.index import Simplifier, offset
-from jitgrad.compiler.loops import INDEX, Array, Expr, const, make, postorder
+from jitgrad.compiler.loops import (
+    INDEX,
+    Array,
+    Expr,
+    const,
+    make,
+    postorder,
+)
 from jitgrad.compiler.symbolic import Dim, Sym
 
 _PLAIN_INDEX = {"const", "axis", "size", "add", "sub", "mul", "floordiv", "mod"}

@@ -24,7 +24,7 @@ from jitgrad.compiler.codegen.code import I32, I64, lanes, undefined, vector_of
 from jitgrad.compiler.codegen.emit import Ops, constant, register_type, width_of
 from jitgrad.compiler.codegen.function import Function
 from jitgrad.compiler.codegen.scope import Scope
-from jitgrad.compiler.loops import Reduce
+from jitgrad.compiler.kernels import Reduce
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import DType
 from jitgrad.runtime.errors import InternalError

@@ -21,7 +21,12 @@ from jitgrad.compiler.codegen.access import Access, operand_access, separate
 from jitgrad.compiler.codegen.dot import Dot, dot_of
 from jitgrad.compiler.codegen.microkernel import LANES, NARROW, Tile, choose_tile
 from jitgrad.compiler.codegen.target import Target
-from jitgrad.compiler.loops import ContractionKernel, Expr, kernel_reads, kernel_writes
+from jitgrad.compiler.kernels import (
+    ContractionKernel,
+    kernel_reads,
+    kernel_writes,
+)
+from jitgrad.compiler.loops import Expr
 from jitgrad.compiler.symbolic import Dim, Func, Sym, hint, prod, smax, smin
 from jitgrad.runtime.dtypes import DType
 

@@ -22,14 +22,16 @@ from jitgrad.compiler.codegen.offsets import MARK, lift_offsets
 from jitgrad.compiler.codegen.target import Target
 from jitgrad.compiler.host_call import KEY as HOST
 from jitgrad.compiler.host_call import call_of, operands_of
-from jitgrad.compiler.loops import (
-    Array,
+from jitgrad.compiler.kernels import (
     ChainKernel,
-    Contraction,
     ContractionKernel,
-    Expr,
     Kernel,
     LoopKernel,
+)
+from jitgrad.compiler.loops import (
+    Array,
+    Contraction,
+    Expr,
     Scan,
     Scatter,
     Sort,

@@ -18,7 +18,8 @@ from jitgrad.compiler.codegen.code import I64, PTR, VOID, Code
 from jitgrad.compiler.codegen.kernelcode import Generated, Launch, Operand, Site
 from jitgrad.compiler.codegen.target import Target, llvm_binding
 from jitgrad.compiler.cost import nbytes
-from jitgrad.compiler.loops import Array, ChainKernel, Kernel
+from jitgrad.compiler.kernels import ChainKernel, Kernel
+from jitgrad.compiler.loops import Array
 from jitgrad.compiler.symbolic import hint, prod
 from jitgrad.runtime.errors import InternalError
 

@@ -19,7 +19,17 @@ from jitgrad.compiler.codegen.accumulate import COLUMN_BLOCK, OPERATIONS, neutra
 from jitgrad.compiler.codegen.program import FlatStore, Program, Step
 from jitgrad.compiler.codegen.schedule import Space, coefficient, constant_of
 from jitgrad.compiler.index import Simplifier
-from jitgrad.compiler.loops import INDEX, Array, Expr, Reduce, axis, const, make, rewrite, select
+from jitgrad.compiler.kernels import Reduce
+from jitgrad.compiler.loops import (
+    INDEX,
+    Array,
+    Expr,
+    axis,
+    const,
+    make,
+    rewrite,
+    select,
+)
 from jitgrad.compiler.symbolic import Dim, Sym, hint, is_static
 
 _BLOCK, _STRIP = 1 << 20, (1 << 20) + 1  # axis numbers that no kernel uses

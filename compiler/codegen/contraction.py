@@ -35,7 +35,8 @@ from jitgrad.compiler.codegen.routines import (
     row_routine,
 )
 from jitgrad.compiler.codegen.target import Target
-from jitgrad.compiler.loops import Array, ContractionKernel
+from jitgrad.compiler.kernels import ContractionKernel
+from jitgrad.compiler.loops import Array
 from jitgrad.compiler.symbolic import Dim, hint
 
 _PACK_GRAIN = 1 << 15  # elements of B that a thread packs at least

@@ -19,7 +19,13 @@ import llvmlite.ir as ir
 from jitgrad.compiler.codegen import convert
 from jitgrad.compiler.codegen.code import I1, I8, I64, vector_of
 from jitgrad.compiler.codegen.target import Target
-from jitgrad.compiler.loops import ARITHMETIC, COMPARE, INDEX, Expr, postorder
+from jitgrad.compiler.loops import (
+    ARITHMETIC,
+    COMPARE,
+    INDEX,
+    Expr,
+    postorder,
+)
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import DType
 from jitgrad.runtime.errors import CompileError, InternalError

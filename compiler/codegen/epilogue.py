@@ -19,7 +19,13 @@ from jitgrad.compiler.codegen.emit import Ops
 from jitgrad.compiler.codegen.frame import Frame, Positions
 from jitgrad.compiler.codegen.microkernel import Tile
 from jitgrad.compiler.codegen.values import Reader, emit, from_storage, to_storage
-from jitgrad.compiler.loops import INDEX, ContractionKernel, Expr, loads, postorder
+from jitgrad.compiler.kernels import ContractionKernel
+from jitgrad.compiler.loops import (
+    INDEX,
+    Expr,
+    loads,
+    postorder,
+)
 from jitgrad.compiler.math import expand
 from jitgrad.compiler.symbolic import Dim
 

@@ -19,7 +19,11 @@ from jitgrad.compiler.codegen.code import I64, PTR, VOID, Code, Int, size_of
 from jitgrad.compiler.codegen.kernelcode import Generated, Launch, Operand, Site, Size
 from jitgrad.compiler.codegen.offsets import MARK
 from jitgrad.compiler.codegen.target import Target
-from jitgrad.compiler.loops import Array, Expr, postorder
+from jitgrad.compiler.loops import (
+    Array,
+    Expr,
+    postorder,
+)
 from jitgrad.compiler.symbolic import Dim, Sym
 from jitgrad.runtime import abi
 from jitgrad.runtime.errors import InternalError

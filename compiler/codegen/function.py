@@ -19,7 +19,11 @@ from jitgrad.compiler.codegen.schedule import Operands
 from jitgrad.compiler.codegen.scope import Key, Scope
 from jitgrad.compiler.codegen.target import Target
 from jitgrad.compiler.index import Simplifier
-from jitgrad.compiler.loops import Array, Expr, postorder
+from jitgrad.compiler.loops import (
+    Array,
+    Expr,
+    postorder,
+)
 from jitgrad.compiler.symbolic import Dim
 from jitgrad.runtime import abi, dtypes
 

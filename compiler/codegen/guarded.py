@@ -8,7 +8,11 @@ in the loop's axes, so a masked load of neighbours can take the place of a gathe
 from __future__ import annotations
 
 from jitgrad.compiler.index import Poly, Simplifier
-from jitgrad.compiler.loops import INDEX, Expr, rewrite
+from jitgrad.compiler.loops import (
+    INDEX,
+    Expr,
+    rewrite,
+)
 from jitgrad.runtime import dtypes
 
 

@@ -19,7 +19,12 @@ from jitgrad.compiler.codegen.special import generate_special
 from jitgrad.compiler.codegen.split import split
 from jitgrad.compiler.codegen.target import Target
 from jitgrad.compiler.codegen.tiles import tiled
-from jitgrad.compiler.loops import ChainKernel, ContractionKernel, Kernel, LoopKernel
+from jitgrad.compiler.kernels import (
+    ChainKernel,
+    ContractionKernel,
+    Kernel,
+    LoopKernel,
+)
 
 
 def generate(kernel: Kernel, target: Target) -> Generated:

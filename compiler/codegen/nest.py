@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import llvmlite.ir as ir
 
-from jitgrad.compiler import loops
+from jitgrad.compiler import kernels, loops
 from jitgrad.compiler.codegen.accumulate import COLUMN_BLOCK, LANE_BLOCK, Accumulator
 from jitgrad.compiler.codegen.code import I64
 from jitgrad.compiler.codegen.function import Function
@@ -231,7 +231,7 @@ class Nest:
                 self.outer_lanes(scope, step, lanes, bool(step.stores))
 
     def outer_columns(
-        self, scope: Scope, step: Step, reduces: Sequence[loops.Reduce], stores: bool
+        self, scope: Scope, step: Step, reduces: Sequence[kernels.Reduce], stores: bool
     ) -> None:
         """The points of a stage one after the other; sums in blocks of blocks."""
         width = scope.width
@@ -321,11 +321,13 @@ class Nest:
         for a, r, mine in zip(accs, reduces, first, strict=True):
             self.finish(scope, r, read(scope, a, mine), a)
 
-    def finish(self, scope: Scope, r: loops.Reduce, state: list[ir.Value], a: Accumulator) -> None:
+    def finish(
+        self, scope: Scope, r: kernels.Reduce, state: list[ir.Value], a: Accumulator
+    ) -> None:
         scope.bind_local(r.array, a.result(state))
 
     def outer_lanes(
-        self, scope: Scope, step: Step, reduces: Sequence[loops.Reduce], stores: bool
+        self, scope: Scope, step: Step, reduces: Sequence[kernels.Reduce], stores: bool
     ) -> None:
         """The lanes order with one virtual lane after the other: lanes lie in memory."""
         width = scope.width
@@ -363,7 +365,7 @@ class Nest:
         self,
         scope: Scope,
         rows: _Rows,
-        reduces: Sequence[loops.Reduce],
+        reduces: Sequence[kernels.Reduce],
         accs: Sequence[Accumulator],
         block: Callable[[Scope, ir.Value, ir.Value, ir.Value, ir.Value], None],
         trees: Callable[[Scope], list[list[ir.Value]]],

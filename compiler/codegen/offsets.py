@@ -10,17 +10,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from jitgrad.compiler.loops import (
-    Array,
-    Contraction,
+from jitgrad.compiler.kernels import (
     ContractionKernel,
-    Expr,
     Kernel,
     LoopKernel,
     Reduce,
     Stage,
     Store,
     kernel_exprs,
+)
+from jitgrad.compiler.loops import (
+    Array,
+    Contraction,
+    Expr,
     load,
     loads,
     rewrite,

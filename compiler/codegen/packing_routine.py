@@ -22,7 +22,12 @@ from jitgrad.compiler.codegen.frame import Frame, Positions
 from jitgrad.compiler.codegen.packing import Source, pack, takes_single_elements
 from jitgrad.compiler.codegen.packing_groups import pack_groups
 from jitgrad.compiler.codegen.target import Target
-from jitgrad.compiler.loops import INDEX, Array, const, load
+from jitgrad.compiler.loops import (
+    INDEX,
+    Array,
+    const,
+    load,
+)
 from jitgrad.runtime.dtypes import DType
 
 _RUN = 64  # runs matter up to the length of a vector

@@ -14,7 +14,14 @@ from jitgrad.compiler import loops
 from jitgrad.compiler.codegen.program import Program
 from jitgrad.compiler.codegen.schedule import Space, coefficient, constant_of
 from jitgrad.compiler.index import Simplifier
-from jitgrad.compiler.loops import COMPARE, INDEX, Expr, axis, postorder, rewrite
+from jitgrad.compiler.loops import (
+    COMPARE,
+    INDEX,
+    Expr,
+    axis,
+    postorder,
+    rewrite,
+)
 from jitgrad.compiler.symbolic import hint, is_static
 
 _LEAST_POINTS = 1 << 14  # smaller kernels are not worth more launches

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from jitgrad.compiler import loops
+from jitgrad.compiler import kernels, loops
 from jitgrad.compiler.codegen.schedule import (
     Operands,
     Space,
@@ -19,13 +19,12 @@ from jitgrad.compiler.codegen.schedule import (
 )
 from jitgrad.compiler.codegen.target import Target
 from jitgrad.compiler.index import Simplifier
+from jitgrad.compiler.kernels import LoopKernel, Reduce
 from jitgrad.compiler.loops import (
     INDEX,
     LEAVES,
     Array,
     Expr,
-    LoopKernel,
-    Reduce,
     postorder,
     rewrite,
 )
@@ -39,7 +38,7 @@ _FREE = {"const", "axis", "size", "load", "bitcast"}
 @dataclass(frozen=True)
 class FlatStore:
     """array[offset] = value, array being an operand's stand-in or a row buffer; `combine` as in
-    loops.Store (columns.py turns such stores into others)."""
+    kernels.Store (columns.py turns such stores into others)."""
 
     array: Array
     offset: Expr
@@ -136,7 +135,7 @@ def kernel_dims(kernel: LoopKernel) -> list[Dim]:
     dims: list[Dim] = list(kernel.outer)
     for s in kernel.stages:
         dims += s.inner
-    for a in (*loops.kernel_reads(kernel), *loops.kernel_writes(kernel), *kernel.locals):
+    for a in (*kernels.kernel_reads(kernel), *kernels.kernel_writes(kernel), *kernel.locals):
         dims += [*a.shape, *(a.strides or ())]
     return dims
 

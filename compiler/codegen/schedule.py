@@ -13,7 +13,16 @@ from dataclasses import dataclass, field
 from jitgrad.compiler import loops
 from jitgrad.compiler.codegen.kernelcode import Operand, Site, Size
 from jitgrad.compiler.index import Monomial, Poly, Simplifier, strides_of
-from jitgrad.compiler.loops import INDEX, Array, Expr, axis, const, make, postorder, rewrite
+from jitgrad.compiler.loops import (
+    INDEX,
+    Array,
+    Expr,
+    axis,
+    const,
+    make,
+    postorder,
+    rewrite,
+)
 from jitgrad.compiler.math import expand
 from jitgrad.compiler.symbolic import Dim, prod
 

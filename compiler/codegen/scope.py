@@ -27,7 +27,12 @@ from jitgrad.compiler.codegen.emit import (
 from jitgrad.compiler.codegen.guarded import unclamped
 from jitgrad.compiler.codegen.memory import Access, broadcast, iota
 from jitgrad.compiler.codegen.schedule import coefficient, constant_of
-from jitgrad.compiler.loops import INDEX, Array, Expr, axis
+from jitgrad.compiler.loops import (
+    INDEX,
+    Array,
+    Expr,
+    axis,
+)
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.errors import InternalError
 

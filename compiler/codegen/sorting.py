@@ -22,7 +22,11 @@ from jitgrad.compiler.codegen.program import FlatStore, Program, bare_program
 from jitgrad.compiler.codegen.schedule import Space, offset_of
 from jitgrad.compiler.codegen.scope import Scope
 from jitgrad.compiler.codegen.target import Target
-from jitgrad.compiler.loops import Array, Sort, axis
+from jitgrad.compiler.loops import (
+    Array,
+    Sort,
+    axis,
+)
 from jitgrad.compiler.symbolic import Dim, hint
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import DType

@@ -20,15 +20,17 @@ from jitgrad.compiler.codegen.schedule import Space, offset_of
 from jitgrad.compiler.codegen.scope import Scope
 from jitgrad.compiler.codegen.sorting import generate_sort
 from jitgrad.compiler.codegen.target import Target
-from jitgrad.compiler.loops import (
-    Array,
+from jitgrad.compiler.kernels import (
     LoopKernel,
-    Scan,
-    Scatter,
-    Sort,
     SpecialKernel,
     Stage,
     Store,
+)
+from jitgrad.compiler.loops import (
+    Array,
+    Scan,
+    Scatter,
+    Sort,
     axis,
 )
 from jitgrad.compiler.symbolic import Dim, hint

@@ -12,7 +12,14 @@ from jitgrad.compiler import loops
 from jitgrad.compiler.codegen.accumulate import COLUMN_BLOCK, LANE_BLOCK
 from jitgrad.compiler.codegen.program import FlatStore, Program, Step
 from jitgrad.compiler.codegen.schedule import Space
-from jitgrad.compiler.loops import INDEX, Array, Expr, Reduce, axis, const
+from jitgrad.compiler.kernels import Reduce
+from jitgrad.compiler.loops import (
+    INDEX,
+    Array,
+    Expr,
+    axis,
+    const,
+)
 from jitgrad.compiler.symbolic import hint, is_static, prod
 
 _BLOCK, _ALONE = 1 << 20, (1 << 20) + 1  # axis numbers that no kernel uses

@@ -23,7 +23,13 @@ from jitgrad.compiler.codegen.schedule import Space, coefficient, constant_of
 from jitgrad.compiler.codegen.scope import Scope
 from jitgrad.compiler.codegen.target import Target
 from jitgrad.compiler.index import Simplifier
-from jitgrad.compiler.loops import Array, Expr, axis, postorder, rewrite
+from jitgrad.compiler.loops import (
+    Array,
+    Expr,
+    axis,
+    postorder,
+    rewrite,
+)
 from jitgrad.compiler.symbolic import Dim, hint
 
 _BLOCK, _ROW, _START = range(1 << 20, (1 << 20) + 3)  # axis numbers that no kernel uses

@@ -35,7 +35,8 @@ from jitgrad.compiler.codegen.packing import Source, in_powers, pack
 from jitgrad.compiler.codegen.routines import Uses, micro_routine
 from jitgrad.compiler.codegen.target import Target
 from jitgrad.compiler.codegen.values import Reader, emit
-from jitgrad.compiler.loops import Array, ContractionKernel
+from jitgrad.compiler.kernels import ContractionKernel
+from jitgrad.compiler.loops import Array
 from jitgrad.compiler.math import expand
 from jitgrad.compiler.symbolic import Dim, hint
 from jitgrad.runtime import dtypes

@@ -13,7 +13,14 @@ from typing import Any, ClassVar
 import numpy as np
 
 from jitgrad.compiler.fmod import fmod as fmod_expr
-from jitgrad.compiler.loops import INDEX, Builder, Expr, const, make, select
+from jitgrad.compiler.loops import (
+    INDEX,
+    Builder,
+    Expr,
+    const,
+    make,
+    select,
+)
 from jitgrad.compiler.ops import examples
 from jitgrad.compiler.ops.elementwise import compute, direct
 from jitgrad.compiler.ops.record import (

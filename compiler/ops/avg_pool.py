@@ -10,7 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from jitgrad.compiler.loops import INDEX, Array, Builder, Expr, axis, const, dim, load, make
+from jitgrad.compiler.loops import (
+    INDEX,
+    Array,
+    Builder,
+    Expr,
+    axis,
+    const,
+    dim,
+    load,
+    make,
+)
 from jitgrad.compiler.ops.examples import uniform
 from jitgrad.compiler.ops.pooling import (
     Pool,

@@ -18,7 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from jitgrad.compiler.loops import Builder, Expr, make, select
+from jitgrad.compiler.loops import (
+    Builder,
+    Expr,
+    make,
+    select,
+)
 from jitgrad.compiler.ops.bessel import over
 from jitgrad.compiler.ops.elementwise import Unary
 from jitgrad.compiler.ops.gamma import PI, f64, horner, in_float64, in_long

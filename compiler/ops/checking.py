@@ -8,7 +8,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from jitgrad.compiler.loops import INDEX, Array, Builder, Expr, const, dim, load, make, select
+from jitgrad.compiler.loops import (
+    INDEX,
+    Array,
+    Builder,
+    Expr,
+    const,
+    dim,
+    load,
+    make,
+    select,
+)
 from jitgrad.compiler.ops.record import Check, is_half
 from jitgrad.compiler.ops.regions import all_of
 from jitgrad.compiler.symbolic import Dim, Sym

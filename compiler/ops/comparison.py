@@ -10,7 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from jitgrad.compiler.loops import Builder, Expr, make
+from jitgrad.compiler.loops import (
+    Builder,
+    Expr,
+    make,
+)
 from jitgrad.compiler.ops import examples
 from jitgrad.compiler.ops.arithmetic import Binary
 from jitgrad.compiler.ops.record import (

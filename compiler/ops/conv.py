@@ -23,7 +23,13 @@ from typing import Any
 
 import numpy as np
 
-from jitgrad.compiler.loops import Array, Builder, Expr, dim, load
+from jitgrad.compiler.loops import (
+    Array,
+    Builder,
+    Expr,
+    dim,
+    load,
+)
 from jitgrad.compiler.ops.conv_depthwise import by_taps, is_depthwise
 from jitgrad.compiler.ops.conv_geometry import (
     ConvBase,

@@ -9,7 +9,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 
-from jitgrad.compiler.loops import Array, Builder, Expr, load
+from jitgrad.compiler.loops import (
+    Array,
+    Builder,
+    Expr,
+    load,
+)
 from jitgrad.compiler.ops.regions import accumulator
 from jitgrad.compiler.symbolic import Dim, Sym, hint, is_static, prod
 

@@ -11,7 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from jitgrad.compiler.loops import Array, Builder, Expr, axis, dim, load
+from jitgrad.compiler.loops import (
+    Array,
+    Builder,
+    Expr,
+    axis,
+    dim,
+    load,
+)
 from jitgrad.compiler.ops.examples import uniform
 from jitgrad.compiler.ops.linalg import Bilinear, check_multiply, compute_dtype
 from jitgrad.compiler.ops.record import op

@@ -13,7 +13,17 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jitgrad.compiler.loops import INDEX, Array, Builder, Expr, axis, const, dim, load, make
+from jitgrad.compiler.loops import (
+    INDEX,
+    Array,
+    Builder,
+    Expr,
+    axis,
+    const,
+    dim,
+    load,
+    make,
+)
 from jitgrad.compiler.ops.conv_geometry import Grouped
 from jitgrad.compiler.ops.regions import (
     accumulator,

@@ -13,7 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from jitgrad.compiler.loops import Array, Builder, Expr, select
+from jitgrad.compiler.loops import (
+    Array,
+    Builder,
+    Expr,
+    select,
+)
 from jitgrad.compiler.ops import examples
 from jitgrad.compiler.ops.record import (
     Elementwise,

@@ -7,7 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from jitgrad.compiler.loops import Array, Builder, Expr, axis, const, dim
+from jitgrad.compiler.loops import (
+    Array,
+    Builder,
+    Expr,
+    axis,
+    const,
+    dim,
+)
 from jitgrad.compiler.ops.convert import cast_array, cast_expr
 from jitgrad.compiler.ops.quiet import Quiet
 from jitgrad.compiler.ops.record import OnnxContext, Op, Sample

@@ -7,7 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from jitgrad.compiler.loops import Builder, Expr, const, make, select
+from jitgrad.compiler.loops import (
+    Builder,
+    Expr,
+    const,
+    make,
+    select,
+)
 from jitgrad.compiler.ops import examples
 from jitgrad.compiler.ops.arithmetic import Binary
 from jitgrad.compiler.ops.record import Sample, zeros_like

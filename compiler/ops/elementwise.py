@@ -12,7 +12,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from jitgrad.compiler.loops import Builder, Expr, const, make, select
+from jitgrad.compiler.loops import (
+    Builder,
+    Expr,
+    const,
+    make,
+    select,
+)
 from jitgrad.compiler.ops import examples
 from jitgrad.compiler.ops.record import (
     Elementwise,

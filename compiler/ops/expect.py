@@ -12,7 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from jitgrad.compiler.loops import INDEX, Builder, Expr, const, select
+from jitgrad.compiler.loops import (
+    INDEX,
+    Builder,
+    Expr,
+    const,
+    select,
+)
 from jitgrad.compiler.ops import examples
 from jitgrad.compiler.ops.checking import broken, flag
 from jitgrad.compiler.ops.record import Check, Elementwise, OnnxContext, Sample

@@ -16,7 +16,17 @@ from typing import Any
 
 import numpy as np
 
-from jitgrad.compiler.loops import INDEX, Array, Builder, Expr, axis, const, dim, load, select
+from jitgrad.compiler.loops import (
+    INDEX,
+    Array,
+    Builder,
+    Expr,
+    axis,
+    const,
+    dim,
+    load,
+    select,
+)
 from jitgrad.compiler.ops.examples import integers, strided, uniform
 from jitgrad.compiler.ops.movement import align_batch
 from jitgrad.compiler.ops.placing import (

@@ -10,7 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from jitgrad.compiler.loops import INDEX, Array, Builder, Expr, axis, const, load
+from jitgrad.compiler.loops import (
+    INDEX,
+    Array,
+    Builder,
+    Expr,
+    axis,
+    const,
+    load,
+)
 from jitgrad.compiler.ops.examples import integers, strided, uniform
 from jitgrad.compiler.ops.record import (
     OnnxContext,

@@ -7,7 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from jitgrad.compiler.loops import INDEX, Array, Builder, Expr, axis, const, load, make, select
+from jitgrad.compiler.loops import (
+    INDEX,
+    Array,
+    Builder,
+    Expr,
+    axis,
+    const,
+    load,
+    make,
+    select,
+)
 from jitgrad.compiler.ops.examples import integers, uniform
 from jitgrad.compiler.ops.pooling import (
     Pool,

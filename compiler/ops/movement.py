@@ -16,7 +16,18 @@ from typing import Any
 
 import numpy as np
 
-from jitgrad.compiler.loops import INDEX, Array, Builder, Expr, axis, const, dim, load, make, select
+from jitgrad.compiler.loops import (
+    INDEX,
+    Array,
+    Builder,
+    Expr,
+    axis,
+    const,
+    dim,
+    load,
+    make,
+    select,
+)
 from jitgrad.compiler.ops.examples import integers, uniform
 from jitgrad.compiler.ops.record import (
     OnnxContext,

@@ -12,7 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from jitgrad.compiler.loops import INDEX, Array, Builder, const, dim, load, make, select
+from jitgrad.compiler.loops import (
+    INDEX,
+    Array,
+    Builder,
+    const,
+    dim,
+    load,
+    make,
+    select,
+)
 from jitgrad.compiler.ops.examples import integers, strided, uniform
 from jitgrad.compiler.ops.record import OnnxContext, Op, Sample, op, same_shape
 from jitgrad.compiler.ops.regions import is_empty

@@ -14,7 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from jitgrad.compiler.loops import INDEX, Expr, const, dim, make
+from jitgrad.compiler.loops import (
+    INDEX,
+    Expr,
+    const,
+    dim,
+    make,
+)
 from jitgrad.compiler.ops.examples import strided, uniform
 from jitgrad.compiler.ops.record import OnnxContext, Op, op, same_shape
 from jitgrad.compiler.ops.regions import all_of, in_last_dims, span

@@ -16,7 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from jitgrad.compiler.loops import Array, Builder, Expr, const, load, make, select
+from jitgrad.compiler.loops import (
+    Array,
+    Builder,
+    Expr,
+    const,
+    load,
+    make,
+    select,
+)
 from jitgrad.compiler.ops.record import Op, Sample
 from jitgrad.compiler.types import TensorType
 from jitgrad.runtime import dtypes

@@ -42,7 +42,11 @@ from jitgrad.runtime.dtypes import DType
 from jitgrad.runtime.errors import InternalError
 
 if TYPE_CHECKING:
-    from jitgrad.compiler.loops import Array, Builder, Expr
+    from jitgrad.compiler.loops import (
+        Array,
+        Builder,
+        Expr,
+    )
 
 Types = TensorType | tuple[TensorType, ...]
 

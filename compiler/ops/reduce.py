@@ -12,7 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from jitgrad.compiler.loops import Array, Builder, Expr, axis, load
+from jitgrad.compiler.loops import (
+    Array,
+    Builder,
+    Expr,
+    axis,
+    load,
+)
 from jitgrad.compiler.ops import examples
 from jitgrad.compiler.ops.convert import cast_array, cast_expr
 from jitgrad.compiler.ops.record import (

@@ -13,7 +13,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jitgrad.compiler.loops import INDEX, Array, Builder, Expr, axis, const, dim, load, make, select
+from jitgrad.compiler.loops import (
+    INDEX,
+    Array,
+    Builder,
+    Expr,
+    axis,
+    const,
+    dim,
+    load,
+    make,
+    select,
+)
 from jitgrad.compiler.symbolic import Dim, Sym, hint, smax
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import DType

@@ -11,7 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from jitgrad.compiler.loops import INDEX, Array, Builder, Expr, axis, const, dim, load, select
+from jitgrad.compiler.loops import (
+    INDEX,
+    Array,
+    Builder,
+    Expr,
+    axis,
+    const,
+    dim,
+    load,
+    select,
+)
 from jitgrad.compiler.ops.examples import integers, uniform
 from jitgrad.compiler.ops.placing import full, zeros_of
 from jitgrad.compiler.ops.record import OnnxContext, Op, Sample, apply_like, op

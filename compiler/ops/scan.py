@@ -11,7 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from jitgrad.compiler.loops import Array, Builder, load
+from jitgrad.compiler.loops import (
+    Array,
+    Builder,
+    load,
+)
 from jitgrad.compiler.ops import examples
 from jitgrad.compiler.ops.convert import cast_array, cast_expr
 from jitgrad.compiler.ops.placing import zeros_of

@@ -11,7 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from jitgrad.compiler.loops import INDEX, Array, Builder, axis, const, dim, load, make, select
+from jitgrad.compiler.loops import (
+    INDEX,
+    Array,
+    Builder,
+    axis,
+    const,
+    dim,
+    load,
+    make,
+    select,
+)
 from jitgrad.compiler.ops.examples import integers, strided, uniform
 from jitgrad.compiler.ops.movement import align_batch
 from jitgrad.compiler.ops.record import OnnxContext, Op, Sample, op, same_shape, zeros_like

@@ -11,7 +11,16 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from jitgrad.compiler.loops import Array, Builder, Expr, axis, const, load, make, select
+from jitgrad.compiler.loops import (
+    Array,
+    Builder,
+    Expr,
+    axis,
+    const,
+    load,
+    make,
+    select,
+)
 from jitgrad.compiler.ops import examples
 from jitgrad.compiler.ops.convert import cast_expr
 from jitgrad.compiler.ops.elementwise import compute

@@ -12,7 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from jitgrad.compiler.loops import Builder, Expr, const, make, select
+from jitgrad.compiler.loops import (
+    Builder,
+    Expr,
+    const,
+    make,
+    select,
+)
 from jitgrad.compiler.ops.elementwise import Unary
 from jitgrad.compiler.ops.record import Accuracy, OnnxContext, Sample, op, scalar_like
 

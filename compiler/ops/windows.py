@@ -10,7 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from jitgrad.compiler.loops import INDEX, Array, Builder, const, dim, load, make, select
+from jitgrad.compiler.loops import (
+    INDEX,
+    Array,
+    Builder,
+    const,
+    dim,
+    load,
+    make,
+    select,
+)
 from jitgrad.compiler.ops.examples import strided, uniform
 from jitgrad.compiler.ops.record import OnnxContext, Op, Sample, op
 from jitgrad.compiler.ops.regions import accumulator, all_of

@@ -22,22 +22,24 @@ from dataclasses import replace
 
 from jitgrad.compiler.cost import nbytes
 from jitgrad.compiler.index import Simplifier
-from jitgrad.compiler.loops import (
-    INDEX,
-    Array,
+from jitgrad.compiler.kernels import (
     ChainKernel,
     ContractionKernel,
-    Expr,
     Kernel,
     LoopKernel,
     Stage,
     Store,
-    axis,
-    const,
-    dim,
     kernel_exprs,
     kernel_reads,
     kernel_writes,
+)
+from jitgrad.compiler.loops import (
+    INDEX,
+    Array,
+    Expr,
+    axis,
+    const,
+    dim,
     load,
     loads,
     postorder,

@@ -12,17 +12,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from jitgrad.compiler.cost import nbytes
-from jitgrad.compiler.loops import (
-    Array,
+from jitgrad.compiler.kernels import (
     ContractionKernel,
-    Expr,
     Kernel,
     LoopKernel,
     Store,
-    axis,
     kernel_exprs,
     kernel_reads,
     kernel_writes,
+)
+from jitgrad.compiler.loops import (
+    Array,
+    Expr,
+    axis,
     load,
     loads,
     rewrite,

@@ -14,14 +14,16 @@ from typing import Any
 
 from jitgrad.compiler.host_call import call_of
 from jitgrad.compiler.index import Simplifier, offset
+from jitgrad.compiler.kernels import (
+    Kernel,
+    LoopKernel,
+    kernel_exprs,
+)
 from jitgrad.compiler.loops import (
     INDEX,
     Array,
     Expr,
-    Kernel,
-    LoopKernel,
     const,
-    kernel_exprs,
     load,
     loads,
     postorder,

@@ -26,7 +26,14 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from jitgrad.compiler.cost import nbytes, weight
-from jitgrad.compiler.loops import Array, Contraction, Expr, Pointwise, Reduction, loads
+from jitgrad.compiler.loops import (
+    Array,
+    Contraction,
+    Expr,
+    Pointwise,
+    Reduction,
+    loads,
+)
 from jitgrad.compiler.passes.inline import HEAVY, Bodies, axis_extents, sums_columns
 from jitgrad.compiler.passes.reach import Precedence
 from jitgrad.compiler.symbolic import Dim, Sym, hint, is_static, prod, same

@@ -17,7 +17,12 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from jitgrad.compiler.cost import nbytes
-from jitgrad.compiler.loops import Array, Kernel, kernel_reads, kernel_writes
+from jitgrad.compiler.kernels import (
+    Kernel,
+    kernel_reads,
+    kernel_writes,
+)
+from jitgrad.compiler.loops import Array
 from jitgrad.compiler.passes.order import Schedule, reads_where_it_writes
 from jitgrad.compiler.symbolic import Dim
 

@@ -16,19 +16,21 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
 from jitgrad.compiler.cost import nbytes
-from jitgrad.compiler.loops import (
-    Array,
+from jitgrad.compiler.kernels import (
     ChainKernel,
     ContractionKernel,
-    Expr,
     Kernel,
     LoopKernel,
     SpecialKernel,
     Stage,
     Store,
-    axis,
     kernel_reads,
     kernel_writes,
+)
+from jitgrad.compiler.loops import (
+    Array,
+    Expr,
+    axis,
     load,
     loads,
 )

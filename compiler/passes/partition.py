@@ -20,7 +20,11 @@ from typing import Any
 
 from jitgrad.compiler.cost import nbytes, weight
 from jitgrad.compiler.ir import Node, Value
-from jitgrad.compiler.loops import Array, Builder, Pointwise
+from jitgrad.compiler.loops import (
+    Array,
+    Builder,
+    Pointwise,
+)
 
 WINDOW = 1000
 """Nodes in one cut; networkx takes some 0.06 s for that many."""

@@ -20,21 +20,23 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from jitgrad.compiler.cost import nbytes
-from jitgrad.compiler.loops import (
-    Array,
+from jitgrad.compiler.kernels import (
     ChainKernel,
-    Contraction,
     ContractionKernel,
-    Expr,
     Kernel,
     LoopKernel,
     Reduce,
     SpecialKernel,
     Stage,
     Store,
-    axis,
     kernel_reads,
     kernel_writes,
+)
+from jitgrad.compiler.loops import (
+    Array,
+    Contraction,
+    Expr,
+    axis,
     load,
     rewrite,
 )

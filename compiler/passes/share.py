@@ -11,14 +11,16 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from jitgrad.compiler.cost import weight
+from jitgrad.compiler.kernels import (
+    LoopKernel,
+    Stage,
+    Store,
+)
 from jitgrad.compiler.loops import (
     INDEX,
     LEAVES,
     Array,
     Expr,
-    LoopKernel,
-    Stage,
-    Store,
     axis,
     load,
     postorder,

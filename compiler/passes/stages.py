@@ -13,24 +13,26 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from jitgrad.compiler.cost import weight
+from jitgrad.compiler.kernels import (
+    ContractionKernel,
+    Kernel,
+    LoopKernel,
+    Reduce,
+    SpecialKernel,
+    Stage,
+    Store,
+)
 from jitgrad.compiler.loops import (
     INDEX,
     Array,
     Call,
     Contraction,
-    ContractionKernel,
     Expr,
-    Kernel,
-    LoopKernel,
     Pointwise,
-    Reduce,
     Reduction,
     Scan,
     Scatter,
     Sort,
-    SpecialKernel,
-    Stage,
-    Store,
     axis,
     const,
     load,

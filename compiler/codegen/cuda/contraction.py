@@ -16,9 +16,9 @@ from jitgrad.compiler.codegen.cuda.special import Flat
 from jitgrad.compiler.codegen.cuda.target import CudaTarget
 from jitgrad.compiler.codegen.cuda.writer import KernelWriter, Scope
 from jitgrad.compiler.codegen.schedule import Space, coefficient, constant_of
+from jitgrad.compiler.kernels import ContractionKernel
 from jitgrad.compiler.loops import (
     Array,
-    ContractionKernel,
     Expr,
     axis,
     load,

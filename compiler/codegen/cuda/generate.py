@@ -18,16 +18,18 @@ from jitgrad.compiler.codegen.cuda.writer import KernelWriter
 from jitgrad.compiler.codegen.kernelcode import Generated, Launch
 from jitgrad.compiler.codegen.program import prepare
 from jitgrad.compiler.codegen.split import split
-from jitgrad.compiler.loops import (
+from jitgrad.compiler.kernels import (
     ContractionKernel,
     Kernel,
     LoopKernel,
-    Scan,
-    Scatter,
-    Sort,
     SpecialKernel,
     Stage,
     Store,
+)
+from jitgrad.compiler.loops import (
+    Scan,
+    Scatter,
+    Sort,
     axis,
 )
 from jitgrad.compiler.symbolic import Dim

@@ -13,7 +13,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from jitgrad.compiler.loops import ARITHMETIC, COMPARE, INDEX, MATH, Expr
+from jitgrad.compiler.loops import (
+    ARITHMETIC,
+    COMPARE,
+    INDEX,
+    MATH,
+    Expr,
+)
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import DType
 from jitgrad.runtime.errors import CompileError, InternalError

@@ -20,7 +20,14 @@ from jitgrad.compiler.codegen.cuda.writer import KernelWriter, Scope
 from jitgrad.compiler.codegen.program import named_dims
 from jitgrad.compiler.codegen.schedule import Operands, Space, flatten_loads, offset_of
 from jitgrad.compiler.index import Simplifier
-from jitgrad.compiler.loops import Array, Expr, Scan, Scatter, Sort, axis
+from jitgrad.compiler.loops import (
+    Array,
+    Expr,
+    Scan,
+    Scatter,
+    Sort,
+    axis,
+)
 from jitgrad.compiler.symbolic import Dim, Sym, hint
 from jitgrad.runtime import dtypes
 

@@ -15,7 +15,11 @@ from jitgrad.compiler.codegen.cuda.target import CudaTarget
 from jitgrad.compiler.codegen.kernelcode import Operand, Site, Size
 from jitgrad.compiler.codegen.offsets import MARK
 from jitgrad.compiler.codegen.schedule import Operands, Space
-from jitgrad.compiler.loops import Array, Expr, postorder
+from jitgrad.compiler.loops import (
+    Array,
+    Expr,
+    postorder,
+)
 from jitgrad.compiler.symbolic import Dim, Sym
 from jitgrad.runtime.dtypes import DType
 
