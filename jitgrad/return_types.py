@@ -32,9 +32,26 @@ def _make(name: str, fields: str) -> Any:
     return made
 
 
-TYPES: dict[str, Any] = {
-    name: _make(name, fields) for names, fields in _FIELDS.items() for name in names.split()
-}
-"""The types, by the function's name."""
+class _Types(dict[str, Any]):
+    """The types by the function's name, each made when it is first asked for."""
 
-globals().update(TYPES)
+    def __missing__(self, name: str) -> Any:
+        fields = next((f for names, f in _FIELDS.items() if name in names.split()), None)
+        if fields is None:
+            raise KeyError(name)
+        made = self[name] = globals()[name] = _make(name, fields)
+        return made
+
+
+TYPES = _Types()
+
+
+def __getattr__(name: str) -> Any:
+    try:
+        return TYPES[name]
+    except KeyError:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *(name for names in _FIELDS for name in names.split())]
