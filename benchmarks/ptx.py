@@ -8,17 +8,13 @@ Needs numba-cuda and NVIDIA's compiler wheels: pip install "jitgrad[cuda]".
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jitgrad as jg
 from jitgrad import nn
 
-# Numba would take benchmarks/coverage.py for the package of that name.
-sys.path = [p for p in sys.path if Path(p) != Path(__file__).parent]
 ARCHITECTURES = ("sm_80", "sm_90")
 
 

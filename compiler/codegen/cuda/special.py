@@ -3,8 +3,7 @@
 A scan is a thread for each line where lines lie side by side, else a block for each line: tiles of
 as many elements as threads, summed by doubling distances, the total carried on. A scatter copies
 its base, then does its points: axes that the index passes through in parallel, the others in order
-by one thread, so that results repeat; points whose order cannot show (whole numbers, maxima) run
-in parallel with atomic updates. A sort is a bitonic network over each line by one block, whose
+by one thread, so that results repeat. A sort is a bitonic network over each line by one block, whose
 comparisons look at the place too, which makes it stable.
 """
 

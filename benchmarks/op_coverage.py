@@ -1,4 +1,4 @@
-"""How much of PyTorch's op database jitgrad passes: python benchmarks/coverage.py [NAME ...].
+"""How much of PyTorch's op database jitgrad passes: python benchmarks/op_coverage.py [NAME ...].
 
 Needs PyTorch and expecttest. With names, runs those entries and prints what differs, by mode
 (tests/parity/op_database.py says what the modes are); without, runs all and prints the table of
@@ -27,7 +27,7 @@ def table(found: list[Findings]) -> str:
     lines = [
         "# What of PyTorch's functions is there",
         "",
-        "Made by `python benchmarks/coverage.py --write`: PyTorch's own op database, run in both",
+        "Made by `python benchmarks/op_coverage.py --write`: PyTorch's own op database, run in both",
         "libraries. A function counts for a mode when all samples tried agree (values, shapes,",
         "dtypes; derivatives; the type of errors; compiled and eager). batch: inside vmap, as a",
         "loop of eager calls; onnx: exported, and run by ONNX Runtime. What differs,",
