@@ -27,8 +27,8 @@ def table(found: list[Findings]) -> str:
     lines = [
         "# What of PyTorch's functions is there",
         "",
-        "Made by `python benchmarks/op_coverage.py --write`: PyTorch's own op database, run in both",
-        "libraries. A function counts for a mode when all samples tried agree (values, shapes,",
+        "Made by `python benchmarks/op_coverage.py --write`: PyTorch's own op database, run in",
+        "both libraries. A function counts for a mode when all samples tried agree (values, shapes,",
         "dtypes; derivatives; the type of errors; compiled and eager). batch: inside vmap, as a",
         "loop of eager calls; onnx: exported, and run by ONNX Runtime. What differs,",
         "but for ONNX, is listed with reasons in tests/parity/test_op_database.py; for ONNX in",

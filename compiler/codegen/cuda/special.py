@@ -3,8 +3,8 @@
 A scan is a thread for each line where lines lie side by side, else a block for each line: tiles of
 as many elements as threads, summed by doubling distances, the total carried on. A scatter copies
 its base, then does its points: axes that the index passes through in parallel, the others in order
-by one thread, so that results repeat. A sort is a bitonic network over each line by one block, whose
-comparisons look at the place too, which makes it stable.
+by one thread, so that results repeat. A sort is a bitonic network over each line by one block,
+whose comparisons look at the place too, which makes it stable.
 """
 
 from __future__ import annotations
