@@ -359,3 +359,14 @@ def test_the_first_draw_of_a_process_compiles(code: str) -> None:
 
 def test_report_of_the_machine() -> None:
     assert "everything works" in jg.utils.collect_env.get_pretty_env_info()
+
+
+@pytest.mark.parametrize("alpha", [1, 1.0, 2, 0.5])
+def test_bools_are_not_subtracted_whatever_alpha_is(alpha) -> None:
+    """So that jit, for which alpha may be any float, and eager code agree (found by the fuzzer)."""
+    x, mask = jg.ones(3), jg.ones(3) > 0
+    for f in (jg.sub, jg.Tensor.sub):
+        with pytest.raises(RuntimeError, match="expected numbers; got bools"):
+            f(x, mask, alpha=alpha)
+    with pytest.raises(RuntimeError, match="expected numbers; got bools"):
+        jg.rsub(x, mask, alpha=alpha)

@@ -122,10 +122,10 @@ def add(input: Any, other: Any, *, alpha: Any = 1) -> Tensor:
 
 
 def sub(input: Any, other: Any, *, alpha: Any = 1) -> Tensor:
-    """input - alpha * other; shapes broadcast, dtypes promote. Raises TypeError for bools."""
+    """input - alpha * other; shapes broadcast, dtypes promote. Raises RuntimeError for bools."""
+    _no_bools(input, other)
     if type(alpha) is not int or alpha != 1:
         other = _scaled("sub", input, other, alpha)
-    _no_bools(input, other)
     return elementwise(_sub, input, other)
 
 
