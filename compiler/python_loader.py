@@ -162,6 +162,8 @@ class Model:
 
     def set_state(self, state):
         """Replaces state by name. Raises KeyError, TypeError, ValueError for what does not fit."""
+        if not isinstance(state, dict):
+            raise TypeError(f"expected a dict of arrays by name; got {type(state).__name__}")
         numbers = {name: i for i, (name, *_) in enumerate(STATES)}
         checked = [(numbers[k], _checked(a, *STATES[numbers[k]])) for k, a in state.items()]
         for i, array in checked:

@@ -32,6 +32,7 @@ from jitgrad.export_names import StateNames, number_node, plain_path
 from jitgrad.exported import Exported, load_exported
 from jitgrad.hostscalar import HostScalar
 from jitgrad.jit import JitFunction
+from jitgrad.lowered import Lowered
 from jitgrad.pytree import Structure, names_of, tree_map
 from jitgrad.random import get_rng_state, set_rng_state
 from jitgrad.recorder import Entry, Trace, plain_attrs
@@ -105,10 +106,17 @@ def record(
 ) -> Exported:
     """What `export` gives, of a function that calls `of`: a Module, after which state is named."""
     inputs = [x.detach().clone() for x in example_inputs]
-    step = None if is_module(of) or dynamic_shapes is not None else _traced_step(function, inputs)
-    if step is not None:
+    if not is_module(of):
         labels = _labels(of, inputs, names)
-        return _exported(step, inputs, labels, output_names, _name(of), StateNames.of_function(of))
+        env = ShapeEnv()
+        given = inputs
+        if dynamic_shapes is not None:
+            given = symbolic_inputs(inputs, labels, dynamic_shapes, env)
+        step = _traced_step(function, given, env)
+        if step is not None:
+            refuse_fixed_dims(env, _name(of))
+            state_names = StateNames.of_function(of)
+            return _exported(step, given, labels, output_names, _name(of), state_names)
     recorded = JitFunction(
         function.__call__ if is_module(function) else function, fallback="error", segments=False
     )
@@ -142,12 +150,12 @@ class _Detaching(JitFunction):
         return tree_map(lambda y: y.detach() if isinstance(y, Tensor) else y, result), profile
 
 
-def _traced_step(function: Any, inputs: Sequence[Tensor]) -> Trace | None:
+def _traced_step(function: Any, inputs: Sequence[Tensor], env: ShapeEnv) -> Trace | None:
     """The trace of a function that changes state or draws numbers, made without running it on
     data; None for a function that only gives results, or needs values."""
     try:
         with enable_grad():
-            trace = _Detaching(function, fallback="error").lower(*inputs).trace
+            trace = Lowered(_Detaching(function, fallback="error"), tuple(inputs), {}, env).trace
     except (RuntimeError, TypeError, ValueError):
         return None  # recording it with data tells why, if it cannot be exported
     if trace.cuts or not (trace.graph.writes or trace.rebinds or trace.draws):

@@ -23,6 +23,7 @@ _NOT_IN_PLACE = frozenset({"clone", "max", "mm"})
 _OPERANDS = {
     name: n for n, names in enumerate((_UNARY, _BINARY, _TERNARY)) for name in names.split()
 }
+_WITH_ONE_MORE = frozenset({"addcmul", "addcdiv", "copy"})  # value, non_blocking
 _NUMBERS = {"maximum": "clamp_min", "minimum": "clamp_max"}  # with a number as operand
 
 
@@ -40,6 +41,7 @@ def function_of(full: str) -> Callable[..., Any]:
 
     def function(self: Any, *operands: Any, **options: Any) -> Any:
         given = [*operands, *(options.pop(k) for k in _LISTS if k in options)]
+        _check(full, base, given)
         value = _value(given, options, count)
         rows, others = _rows(full, self, given[:count])
         values = value if isinstance(value, (list, tuple)) else [value] * len(rows)
@@ -56,6 +58,25 @@ def function_of(full: str) -> Callable[..., Any]:
 
 _LISTS = ("other", "scalar", "scalars", "exponent", "tensor1", "tensor2", "tensors1", "weight",
           "weights", "src", "mat2")  # fmt: skip
+
+
+def _check(full: str, base: str, given: list[Any]) -> None:
+    """Raises TypeError for a number of operands that the function does not take, and for a number
+    or tensor where it takes lists only."""
+    count = _OPERANDS[base]
+    most = count + (base in _WITH_ONE_MORE)
+    if not count <= len(given) <= most:
+        wanted = str(count) if most == count else f"{count} or {most}"
+        raise TypeError(
+            f"{full}(): expected {wanted} operands after the list of tensors; got {len(given)}"
+        )
+    if base in ("addcmul", "addcdiv"):
+        for operand in given[:2]:
+            if not isinstance(operand, (list, tuple)):
+                raise TypeError(
+                    f"{full}(): expected lists of tensors to multiply or divide; got "
+                    f"{type(operand).__name__}"
+                )
 
 
 def _value(given: list[Any], options: dict[str, Any], count: int) -> Any:
@@ -76,6 +97,8 @@ def _rows(full: str, self: Any, operands: Sequence[Any]) -> tuple[list[Any], lis
             )
         self = [self] * len(operands[0])  # one base, a list of exponents
     rows = list(self)
+    if not rows:
+        raise RuntimeError(f"[{full}] expected a list of at least one tensor; got none")
     columns = []
     for operand in operands:
         if isinstance(operand, (list, tuple)):
@@ -106,4 +129,6 @@ def _one(base: str, in_place: bool) -> Callable[..., Any]:
 
 def _norm(self: Sequence[Tensor], ord: Any = 2, dtype: Any = None) -> tuple[Tensor, ...]:
     """The norm of each tensor of a list, of all its elements."""
+    if not self:
+        raise RuntimeError("[_foreach_norm] expected a list of at least one tensor; got none")
     return tuple(jitgrad.linalg.vector_norm(x, ord, dtype=dtype) for x in self)

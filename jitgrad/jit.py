@@ -78,8 +78,9 @@ def jit(
         memory_limit: the most bytes that temporaries of a compiled call may take. What does not
             fit otherwise is computed again where it is needed again, with the same bits.
 
-    Raises TypeError for what cannot be called, ValueError for a memory_limit below 0; calls raise
-    MemoryLimitError, naming the largest tensors, where the limit cannot be kept.
+    Raises TypeError for what cannot be called and a memory_limit that is no number, ValueError for
+    one below 0; calls raise MemoryLimitError, naming the largest tensors, where the limit cannot be
+    kept.
     """
     if function is None:
         return functools.partial(

@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import BuiltinFunctionType, FrameType, FunctionType, MethodType
+from numbers import Real
+from types import NoneType
 from typing import Any
 
 from jitgrad import gpu
@@ -96,7 +98,9 @@ class JitFunction:
             raise TypeError(f"[jit] expected a function; got {type(function).__name__}")
         if fallback not in (None, "warn", "error", "silent"):
             raise ValueError(f"[jit] expected fallback warn, error or silent; got {fallback!r}")
-        if memory_limit is not None and memory_limit < 0:
+        if isinstance(memory_limit, bool) or not isinstance(memory_limit, (Real, NoneType)):
+            raise TypeError(f"[jit] expected a memory_limit in bytes; got {memory_limit!r}")
+        if memory_limit is not None and not memory_limit >= 0:
             raise ValueError(f"[jit] expected a memory_limit of 0 or more; got {memory_limit}")
         functools.update_wrapper(self, function, updated=())
         self.__wrapped__ = function

@@ -134,7 +134,10 @@ class Lowered:
         backward: the graph of the results' gradients, where some result requires grad; or None.
     """
 
-    def __init__(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(
+        self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
+        env: ShapeEnv | None = None,
+    ) -> None:  # fmt: skip
         self.function, self.args, self.kwargs = function, args, kwargs
         absent = tree_map(_without_data, (args, kwargs))
         made: list[_Tracer] = []
@@ -144,7 +147,7 @@ class Lowered:
             return made[0]
 
         try:
-            self.trace = function.symbolic_trace(absent[0], ShapeEnv(), absent[1], recorder)
+            self.trace = function.symbolic_trace(absent[0], env or ShapeEnv(), absent[1], recorder)
         except RuntimeError as error:
             if "is abstract" not in str(error):
                 raise

@@ -313,6 +313,10 @@ class Model:
     def set_state(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Replaces state by name. Raises KeyError for a name that is none, TypeError or ValueError
         for an array of another dtype or shape; then nothing has changed."""
+        if not isinstance(state, Mapping):
+            raise TypeError(
+                f"[{self.name}] expected a dict of arrays by name; got {type(state).__name__}"
+            )
         numbers = {port.name: i for i, port in enumerate(self.states)}
         checked = []
         for name, array in state.items():

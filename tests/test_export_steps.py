@@ -35,7 +35,7 @@ def classifier(optimizer, **options):
         loss = F.cross_entropy(model(x), y)
         loss.backward()
         opt.step()
-        seen.add_(len(x))
+        seen.add_(x.shape[0])
         return {"loss": loss, "seen": seen}
 
     x, y = jg.randn(32, 8), jg.randint(0, 3, (32,))
@@ -76,6 +76,43 @@ def test_all_forms_give_what_the_step_gives(optimizer, options, tmp_path):
     assert final.keys() == exported.state.keys()
     for name, array in final.items():
         np.testing.assert_array_equal(array, exported.state[name])
+
+
+@needs_linker
+@pytest.mark.parametrize(("optimizer", "options"), OPTIMIZERS[:2])
+def test_batches_of_other_sizes(optimizer, options, tmp_path):
+    step, model, _, x, y = classifier(optimizer, **options)
+    step(x, y)
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    n = jg.Dim("n", min=2, max=32)
+    exported = jg.export(step, x, y, dynamic_shapes=[{0: n}, {0: n}])
+    assert all(v.equal(before[k]) for k, v in model.state_dict().items())  # nothing ran
+    exported.save(tmp_path / "step.jgx")
+    exported.native(tmp_path / "libstep.so", weights=tmp_path / "step.weights")
+    loaded = jg.load_exported(tmp_path / "step.jgx")
+    library = load(tmp_path / "libstep.so")
+    assert library.sizes == {"n": (2, 32)}
+    for size in (32, 5, 2, 17):
+        want = results(step(x[:size], y[:size]))
+        np.testing.assert_allclose(results(exported(x[:size], y[:size])), want, rtol=1e-5)
+        np.testing.assert_allclose(results(loaded(x[:size], y[:size])), want, rtol=1e-5)
+        loss, seen = library(x[:size].numpy(), y[:size].numpy())
+        np.testing.assert_allclose([loss, seen], want, rtol=1e-5)
+    with pytest.raises(ValueError, match="n to be 2 to 32"):
+        library(x[:1].numpy(), y[:1].numpy())
+
+
+def test_a_step_that_needs_the_size_itself_is_refused():
+    total = jg.zeros(())
+
+    def step(x):
+        for i in range(x.shape[0]):
+            total.add_(x[i].sum())
+        return total * 1
+
+    with pytest.raises(CompileError, match="holds only where n == 4"):
+        jg.export(step, jg.ones(4, 2), dynamic_shapes=[{0: "n"}])
+    assert total.item() == 0
 
 
 def test_the_first_call_of_an_optimizer_is_refused():
@@ -148,6 +185,8 @@ def test_state_of_a_library(tmp_path):
         library.set_state({"opt.lr": np.array(1.0), "x": np.zeros(1)})
     with pytest.raises(TypeError, match="expected state 'opt.lr'"):
         library.set_state({"opt.lr": np.zeros((), np.float32)})
+    with pytest.raises(TypeError, match="expected a dict of arrays by name; got list"):
+        library.set_state([1])
     assert all((library.get_state()[k] == before[k]).all() for k in before)
     assert load(tmp_path / "libstep.so").get_state()["opt.lr"] == 0.5  # instances are apart
 

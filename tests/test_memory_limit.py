@@ -159,6 +159,9 @@ def test_lower_plans_for_the_bound() -> None:
 def test_the_option_is_checked_and_copied() -> None:
     with pytest.raises(ValueError, match="memory_limit"):
         jit(F.relu, memory_limit=-1)
+    for limit in ("1 MB", True, [5]):
+        with pytest.raises(TypeError, match="memory_limit in bytes"):
+            jit(F.relu, memory_limit=limit)
     g = jit(F.relu, memory_limit=77)
     assert copy.copy(g).memory_limit == 77
     model = jit(nn.Linear(2, 2), memory_limit=5, fallback="error")

@@ -94,6 +94,11 @@ def test_state(tmp_path):
         assert (model.get_state()["total"] == 2).all()
         model.set_state({"total": one * 7})
         assert model(one)[0] == 8
+        try:
+            model.set_state([one])
+            raise SystemExit("taken")
+        except TypeError as error:
+            assert "expected a dict of arrays by name; got list" in str(error)
         assert libm.load()(one)[0] == 1
     """)  # fmt: skip
 

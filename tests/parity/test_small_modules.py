@@ -65,6 +65,25 @@ def test_foreach(name):
             same(ours, theirs, name)
 
 
+@pytest.mark.parametrize("name", FOREACH)
+def test_foreach_refuses_what_does_not_fit(name):
+    for lib in LIBS:
+        x = lib.t.ones(2, 2)
+        takes = 1 if name == "_foreach_mm" else len(next(calls(name))(lib, [x], [x]))
+        function = getattr(lib.t, name)
+        if not name.startswith(("_foreach_norm", "_foreach_pow")):
+            with pytest.raises(TypeError):
+                function([x], *[[x]] * (takes + 3))
+        if takes:
+            with pytest.raises(TypeError):
+                function([x])
+        with pytest.raises(RuntimeError):
+            function([], *[[]] * takes)
+        if "addc" in name:
+            with pytest.raises(TypeError):
+                function([x], [x], 0.5)
+
+
 def test_foreach_under_jit():
     @jitgrad.jit(fallback="error")
     def step(params, grads, ema):
