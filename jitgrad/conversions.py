@@ -137,10 +137,7 @@ def new_full_method(make: Any) -> Callable[..., Tensor]:
     def method(self: Tensor, *size: Any, **kwargs: Any) -> Tensor:
         if "size" in kwargs:
             size = (kwargs.pop("size"), *size)
-        if kwargs.get("dtype") is None:
-            kwargs["dtype"] = self.dtype
-        if kwargs.get("device") is None:
-            kwargs["device"] = self._type.device
+        _as_self(self, kwargs)
         out = make(*size, **kwargs)
         return examples_like(self, out) if state.levels else out
 
@@ -149,20 +146,27 @@ def new_full_method(make: Any) -> Callable[..., Tensor]:
     return method
 
 
-def new_tensor(self: Tensor, data: Any, **kwargs: Any) -> Tensor:
-    """tensor(data) of this dtype: a copy."""
+def _as_self(self: Tensor, kwargs: dict[str, Any]) -> None:
+    """Sets the dtype and device that are not given to those of the tensor."""
     if kwargs.get("dtype") is None:
         kwargs["dtype"] = self.dtype
+    if kwargs.get("device") is None:
+        kwargs["device"] = self._type.device
+
+
+def new_tensor(self: Tensor, data: Any, **kwargs: Any) -> Tensor:
+    """tensor(data) of this dtype, on this device: a copy."""
+    _as_self(self, kwargs)
     if isinstance(data, Tensor):
         copy = shape.clone(cast(data.detach(), kwargs["dtype"]))
+        copy = creation.placed(copy, kwargs["device"]).detach()
         return copy.requires_grad_() if kwargs.get("requires_grad") else copy
     return creation.tensor(data, **kwargs)
 
 
 def new_empty_strided(self: Tensor, size: Any, stride: Any, **kwargs: Any) -> Tensor:
-    """empty_strided in this tensor's dtype."""
-    if kwargs.get("dtype") is None:
-        kwargs["dtype"] = self.dtype
+    """empty_strided in this tensor's dtype, on its device."""
+    _as_self(self, kwargs)
     return creation.empty_strided(size, stride, **kwargs)
 
 

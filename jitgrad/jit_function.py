@@ -18,9 +18,8 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from types import BuiltinFunctionType, FrameType, FunctionType, MethodType
 from numbers import Real
-from types import NoneType
+from types import BuiltinFunctionType, FrameType, FunctionType, MethodType, NoneType
 from typing import Any
 
 from jitgrad import gpu

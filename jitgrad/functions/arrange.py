@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from jitgrad.compiler.symbolic import prod
-from jitgrad.creation import arange, host_tensor, zeros
+from jitgrad.creation import arange, host_tensor, placed, zeros
 from jitgrad.functions.args import as_shape, expect_range, one_axis
 from jitgrad.functions.select import coordinates, searchsorted
 from jitgrad.functions.shape import (
@@ -188,7 +188,8 @@ def _repeated(repeats: Tensor) -> Tensor:
     counts = repeats._array("repeat_interleave")
     if counts.size and counts.min() < 0:
         raise RuntimeError(f"repeats can not be negative; got {counts[counts < 0][0]}")
-    return wrap_array(np.repeat(np.arange(counts.size, dtype=np.int64), counts))
+    index = wrap_array(np.repeat(np.arange(counts.size, dtype=np.int64), counts))
+    return placed(index, repeats._type.device)
 
 
 def _of_size(repeats: Tensor, size: int) -> Tensor:
@@ -204,7 +205,7 @@ def tril_indices(
 ) -> Tensor:  # fmt: skip
     """(2, n): rows and columns of the lower triangle of a row x col matrix."""
     _expect_sizes("tril_indices", row, col)
-    return _triangle_indices(np.tril_indices(row, offset, col), dtype)
+    return _triangle_indices(np.tril_indices(row, offset, col), dtype, device)
 
 
 def triu_indices(
@@ -213,7 +214,7 @@ def triu_indices(
 ) -> Tensor:  # fmt: skip
     """(2, n): rows and columns of the upper triangle of a row x col matrix."""
     _expect_sizes("triu_indices", row, col)
-    return _triangle_indices(np.triu_indices(row, offset, col), dtype)
+    return _triangle_indices(np.triu_indices(row, offset, col), dtype, device)
 
 
 def _expect_sizes(name: str, row: int, col: int) -> None:
@@ -221,8 +222,9 @@ def _expect_sizes(name: str, row: int, col: int) -> None:
         raise RuntimeError(f"[{name}] row and col must be non-negative; got {row} and {col}")
 
 
-def _triangle_indices(found: Any, dtype: DType) -> Tensor:
-    return host_tensor(np.stack(found).astype(dtype.np))
+def _triangle_indices(found: Any, dtype: DType, device: Any) -> Tensor:
+    index = host_tensor(np.stack(found).astype(dtype.np))
+    return index if device is None else placed(index, device)
 
 
 def unravel_index(indices: Tensor, shape: Any) -> tuple[Tensor, ...]:

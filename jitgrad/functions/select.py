@@ -224,12 +224,12 @@ def nonzero(input: Tensor, *, as_tuple: bool = False) -> Any:
             return columns[0].new_zeros((columns[0]._type.shape[0], 0))
         return apply(OPS["concatenate"], tuple([k.unsqueeze(1) for k in columns]), {"axis": 1})
     found = np.nonzero(np.atleast_1d(input._array("nonzero")))
-    parts = tuple(wrap_array(np.ascontiguousarray(k, np.int64)) for k in found)
+    where = input._type.device
     if as_tuple:
-        return parts
+        return tuple(wrap_array(np.ascontiguousarray(k, np.int64)).to(where) for k in found)
     if not input.ndim:
-        return wrap_array(np.zeros((len(found[0]), 0), np.int64))
-    return wrap_array(np.ascontiguousarray(np.stack(found, -1), np.int64))
+        return wrap_array(np.zeros((len(found[0]), 0), np.int64)).to(where)
+    return wrap_array(np.ascontiguousarray(np.stack(found, -1), np.int64)).to(where)
 
 
 def positions_of(mask: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ import numpy as np
 
 from jitgrad.casting import wide
 from jitgrad.compiler.ops.record import OPS
-from jitgrad.creation import arange, host_tensor, linspace
+from jitgrad.creation import arange, host_tensor, linspace, placed
 from jitgrad.dispatch import apply
 from jitgrad.functions.args import expect_range, one_axis
 from jitgrad.functions.reduce import argmax, argsort, sort, sorted_first
@@ -335,13 +335,14 @@ def bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -
         first = array[array < 0][0]
         raise RuntimeError(f"bincount only supports 1-d non-negative integral inputs; got {first}")
     if weights is None:
-        return host_tensor(np.bincount(array, None, minlength).astype(np.int64))
+        counts = host_tensor(np.bincount(array, None, minlength).astype(np.int64))
+        return placed(counts, input._type.device)
     if weights.numel() != input.numel():
         raise RuntimeError(
             f"weights should be 1-d and have the same length as input; got {weights._type}"
         )
     sums = np.bincount(array, weights._array("bincount").astype(np.float64), minlength)
-    out = host_tensor(sums.astype(np.float64))
+    out = placed(host_tensor(sums.astype(np.float64)), input._type.device)
     return cast(out, weights.dtype) if weights.dtype is dtypes.float32 else out
 
 
@@ -429,7 +430,9 @@ def _distinct(
 ) -> Any:
     kinds: Any = (input.dtype.np, np.int64, np.int64)
     arrays = zip((values, inverse, counts), kinds, strict=True)
-    found, places, lengths = [host_tensor(np.array(x, t, order="C")) for x, t in arrays]
+    found, places, lengths = [
+        placed(host_tensor(np.array(x, t, order="C")), input._type.device) for x, t in arrays
+    ]
     return _asked(found, places, lengths, with_inverse, with_counts)
 
 

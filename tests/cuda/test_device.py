@@ -53,6 +53,32 @@ def test_tensors_are_made_on_it_with_the_values_of_the_cpu(make: Any) -> None:
     assert torch.equal(x.cpu(), want) and x.dtype is want.dtype and not x.cpu().is_cuda
 
 
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: x.nonzero(), lambda x: x[0, 1].nonzero(), lambda x: x.nonzero(as_tuple=True),
+        lambda x: torch.where(x > 0), lambda x: x.unique(dim=0),
+        lambda x: x.unique(return_inverse=True, return_counts=True),
+        lambda x: torch.unique_consecutive(x, return_counts=True),
+        lambda x: torch.bincount(x.long().reshape(-1)),
+        lambda x: torch.bincount(x.long().reshape(-1), x.reshape(-1)),
+        lambda x: torch.repeat_interleave(x.long().reshape(-1)),
+        lambda x: torch.tril_indices(3, 2, device=x.device),
+        lambda x: torch.triu_indices(3, 2, device=x.device),
+        lambda x: x.new_tensor([1, 2]), lambda x: x.new_tensor(torch.ones(2)),
+    ],
+)  # fmt: skip
+def test_results_whose_size_is_read_are_on_it(f: Any) -> None:
+    x = torch.tensor([[1.0, 0.0, 2.0], [0.0, 0.0, 3.0]])
+    for got, want in zip(_as_list(f(x.cuda())), _as_list(f(x)), strict=True):
+        assert got.device == "cuda:0" and want.device == "cpu"
+        assert torch.equal(got.cpu(), want) and got.dtype is want.dtype
+
+
+def _as_list(results: Any) -> list[Any]:
+    return list(results) if isinstance(results, tuple) else [results]
+
+
 def test_like_and_new_stay_on_it() -> None:
     x = on_gpu(2, 3)
     for y in (torch.zeros_like(x), torch.full_like(x, 2.0), x.new_ones(3), torch.rand_like(x)):
