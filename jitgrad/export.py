@@ -106,13 +106,14 @@ def record(
 ) -> Exported:
     """What `export` gives, of a function that calls `of`: a Module, after which state is named."""
     inputs = [x.detach().clone() for x in example_inputs]
+    refusal: Exception | None = None
     if not is_module(of):
         labels = _labels(of, inputs, names)
         env = ShapeEnv()
         given = inputs
         if dynamic_shapes is not None:
             given = symbolic_inputs(inputs, labels, dynamic_shapes, env)
-        step = _traced_step(function, given, env)
+        step, refusal = _traced_step(function, given, env)
         if step is not None:
             refuse_fixed_dims(env, _name(of))
             state_names = StateNames.of_function(of)
@@ -140,6 +141,14 @@ def record(
         if text.startswith("[export]"):
             raise
         raise CompileError(f"[export] cannot export {_name(of)}: {text}") from error
+    except RuntimeError as error:
+        if refusal is None or "does not require grad" not in str(error):
+            raise
+        before.restore()
+        raise CompileError(
+            f"[export] cannot export {_name(of)}, a step that takes gradients, without its data: "
+            f"{refusal}; leave what looks at values (.item(), print, if) outside of the step"
+        ) from refusal
 
 
 class _Detaching(JitFunction):
@@ -150,16 +159,18 @@ class _Detaching(JitFunction):
         return tree_map(lambda y: y.detach() if isinstance(y, Tensor) else y, result), profile
 
 
-def _traced_step(function: Any, inputs: Sequence[Tensor], env: ShapeEnv) -> Trace | None:
+def _traced_step(
+    function: Any, inputs: Sequence[Tensor], env: ShapeEnv
+) -> tuple[Trace | None, Exception | None]:
     """The trace of a function that changes state or draws numbers, made without running it on
-    data; None for a function that only gives results, or needs values."""
+    data; None for a function that only gives results, or needs values, and the error then."""
     try:
         with enable_grad():
             trace = Lowered(_Detaching(function, fallback="error"), tuple(inputs), {}, env).trace
-    except (RuntimeError, TypeError, ValueError):
-        return None  # recording it with data tells why, if it cannot be exported
+    except (RuntimeError, TypeError, ValueError) as error:
+        return None, error  # recording it with data tells why, if it cannot be exported
     if trace.cuts or not (trace.graph.writes or trace.rebinds or trace.draws):
-        return None
+        return None, None
     refused = [f"{owner.item.name}[{key!r}]" for owner, key, _ in trace.rebinds
                if isinstance(owner, Captured) and key != "grad"]  # fmt: skip
     if refused:
@@ -169,8 +180,8 @@ def _traced_step(function: Any, inputs: Sequence[Tensor], env: ShapeEnv) -> Trac
         )
     written = [trace.entries[w.input] for w in trace.graph.writes]
     if any(isinstance(e.source, (Arg, Constant)) for e in written):
-        return None
-    return trace
+        return None, None
+    return trace, None
 
 
 class _Before:

@@ -115,6 +115,23 @@ def test_a_step_that_needs_the_size_itself_is_refused():
     assert total.item() == 0
 
 
+@pytest.mark.parametrize("dynamic", [None, [{0: "n"}, {0: "n"}]])
+@pytest.mark.parametrize("look", [lambda loss: loss.item(), lambda loss: print("step")])
+def test_a_step_that_looks_at_values_is_refused(look, dynamic):
+    step, model, _, x, y = classifier(jg.optim.SGD, lr=0.1)
+
+    def looking(x, y):
+        values = step(x, y)
+        look(values["loss"])
+        return values
+
+    looking(x, y)
+    before = {k: v.detach().clone() for k, v in model.named_parameters()}
+    with pytest.raises(CompileError, match=r"cannot export looking, a step .*test_export_steps"):
+        jg.export(looking, x, y, dynamic_shapes=dynamic)
+    assert all(v.equal(before[k]) for k, v in model.named_parameters())
+
+
 def test_the_first_call_of_an_optimizer_is_refused():
     step, model, opt, x, y = classifier(jg.optim.Adam)
     before = {k: v.clone() for k, v in model.state_dict().items()}
