@@ -18,6 +18,7 @@ from jitgrad.compiler.loops import (
     Expr,
     axis,
     const,
+    loads,
     make,
     postorder,
 )
@@ -73,6 +74,29 @@ def close(got: np.ndarray, want: np.ndarray) -> None:
         )
     else:
         np.testing.assert_array_equal(got, want)
+
+
+def test_equal_bodies_are_read_at_0_of_dims_of_size_1() -> None:
+    """Rows that are all cut away have equal bodies, of shape [1, 8]: one array stands for them."""
+    rows = range(6)
+    lines = ['%x: float32[3, 8] = arg "x"', '%two: float32[1, 8] = arg "two"']
+    lines.append("%p: float32[6, 8] = pad(%x) {high=(0,0,), interior=(0,0,), low=(3,0,), value=0}")
+    for k in rows:
+        cut = f"{{starts=({k},0,), steps=(1,1,), stops=({k + 1},8,)}}"
+        lines.append(f"%s{k}: float32[1, 8] = slice(%p) {cut}")
+        lines.append(f"%m{k}: float32[1, 8] = mul(%s{k}, %two)")
+        place = f"{{high=({5 - k},0,), interior=(0,0,), low=({k},0,), value=0}}"
+        lines.append(f"%q{k}: float32[6, 8] = pad(%m{k}) {place}")
+    lines.append("%a1: float32[6, 8] = add(%q0, %q1)")
+    lines += [f"%a{k}: float32[6, 8] = add(%a{k - 1}, %q{k})" for k in rows[2:]]
+    graph = parse("graph f() {\n" + "\n".join(lines) + "\nreturn %a5\n}")
+    bodies = inline(keep_checks(lower(graph)))
+    read = [e for exprs in bodies.exprs.values() for e in loads(exprs)]
+    assert any(e.attr.shape == (1, 8) for e in read)
+    assert all(e.args[0] is const(0, INDEX) for e in read if e.attr.shape == (1, 8))
+    arrays = [np.ones((3, 8), np.float32), np.full((1, 8), 2, np.float32)]
+    (got,), _ = run_schedule(*compile_to_schedule(graph), [a.copy() for a in arrays])
+    close(got, *reference(graph, arrays))
 
 
 @pytest.mark.parametrize("name", sorted(OPS))

@@ -87,7 +87,8 @@ def inline(program: Program) -> Bodies:
             twin = seen.setdefault((roots[0], array.shape), array)
             if twin is not array and array not in keep:
                 known[array] = _Summary(0, 1, False)
-                virtual[array] = load(twin, tuple(axis(k) for k in range(array.ndim)))
+                here = load(twin, tuple(axis(k) for k in range(array.ndim)))
+                virtual[array] = Simplifier(axis_extents(array)).simplify(here)
                 continue
         bodies[array] = roots
         staying.append(array)
