@@ -50,6 +50,7 @@ from jitgrad import facts as facts
 from jitgrad import fft as fft
 from jitgrad import fills as fills
 from jitgrad import first_nan as first_nan
+from jitgrad import foreach as foreach
 from jitgrad import func as func
 from jitgrad import functions as functions
 from jitgrad import fx as fx
@@ -104,6 +105,7 @@ from jitgrad import serialization as serialization
 from jitgrad import serve as serve
 from jitgrad import settings as settings
 from jitgrad import settling as settling
+from jitgrad import signal as signal
 from jitgrad import sizes as sizes
 from jitgrad import sources as sources
 from jitgrad import special as special

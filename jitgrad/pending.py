@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from jitgrad.runtime.buffers import is_leased
 from jitgrad.state import state
 from jitgrad.storage import LevelStorage, Storage
 
@@ -79,11 +80,16 @@ def is_shared(storage: Storage, data: Any) -> bool:
         return True
     if storage not in _exported:
         return False
-    if isinstance(storage.array.base, np.ndarray):  # type: ignore[union-attr]
+    if _is_of_others(storage.array):
         return True
     if data is storage.array:
         return _refs(storage, data) > _ROOT
     return data.base is not storage.array or _refs(storage, data) > _PART
+
+
+def _is_of_others(array: Any) -> bool:
+    """Whether the memory is another array's, or of who knows whom (a buffer, DLPack)."""
+    return array.base is not None and not is_leased(array)
 
 
 def _refs(storage: Storage, data: Any) -> int:

@@ -87,6 +87,11 @@ def empty_cache() -> None:
         memory.clear()
 
 
+def is_leased(array: NDArray[Any]) -> bool:
+    """Whether an array stands directly on memory that `empty_array` gives out again."""
+    return isinstance(array.base, _Lease)
+
+
 def empty_array(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
     """An uninitialised contiguous array, for the outputs of compiled code.
 
