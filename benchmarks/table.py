@@ -16,7 +16,9 @@ import argparse
 import math
 import platform
 import random
+import shlex
 import statistics
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,7 +73,7 @@ def measure(args: argparse.Namespace) -> list[Line]:
         copied = 8.0 * limits.COPY_FLOATS / found["copy"].median
         multiplied = threads * limits.MULTIPLY_ADDS / found["multiply-adds"].median
         print(f"  copy {copied / 1e9:.1f} GB/s, multiply-adds {multiplied / 1e9:.0f} GFLOP/s")
-        for drawn in (False, True):
+        for drawn in (False, True)[: 1 + args.drawn]:
             rng = random.Random(args.seed) if drawn else None
             for w in (w for m in modules for w in m.workloads(rng)):
                 if args.names and not any(n.lower() in w.name.lower() for n in args.names):
@@ -145,6 +147,16 @@ def own_processes(args: argparse.Namespace) -> list[str]:
     return text
 
 
+def processor() -> str:
+    """The model of the CPU, where the system tells it."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.machine()
+    names = [x.split(":")[1].strip() for x in text.splitlines() if x.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
 def plot(lines: list[Line], path: Path) -> None:
     """The best rival's time over ours, a bar for each line."""
     import matplotlib
@@ -178,6 +190,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.1, help="of one round")
     parser.add_argument("--seed", type=int, default=0, help="of the shapes drawn")
     parser.add_argument("--skip", nargs="*", default=[], help="contenders to leave out")
+    parser.add_argument("--drawn", type=int, default=1, choices=(0, 1), help="drawn shapes too")
     parser.add_argument("--processes", action="store_true",
                         help="import, first steps, memory and compile time too")  # fmt: skip
     parser.add_argument("--write", action="store_true", help="write docs/benchmarks.md and .svg")
@@ -189,8 +202,8 @@ def main() -> None:
     print("\n".join(text))
     if args.write:
         head = ["# Benchmarks", "", *(__doc__ or "").split("\n\n", 1)[1].strip().splitlines(), "",
-                f"Measured on {platform.machine()}, {args.rounds} rounds, "
-                "by `python benchmarks/table.py --processes --write`.", "",
+                f"Measured on {processor()}, {args.rounds} rounds, by", "",
+                f"    python benchmarks/table.py {shlex.join(sys.argv[1:])}", "",
                 "![best rival over jitgrad](benchmarks.svg)"]  # fmt: skip
         (DOCS / "benchmarks.md").write_text("\n".join(head + text) + "\n")
         plot(lines, DOCS / "benchmarks.svg")
