@@ -492,8 +492,8 @@ def range(start: Any = 0, end: Any = None, step: Any = 1, **more: Any) -> Tensor
 
 
 def linspace(
-    start: float,
-    end: float,
+    start: float | Tensor,
+    end: float | Tensor,
     steps: int,
     *,
     dtype: DType | None = None,
@@ -508,6 +508,11 @@ def linspace(
         raise TypeError(f"linspace(): argument 'steps' must be int, not {type(steps).__name__}")
     if steps < 0:
         raise RuntimeError(f"number of steps must be non-negative; got {steps}")
+    for x in (start, end):
+        if isinstance(x, Tensor) and x.ndim:
+            raise RuntimeError(
+                f"[linspace] only supports 0-dimensional start and end tensors; got {x._type}"
+            )
     start, end = (x.item() if isinstance(x, Tensor) else float(x) for x in (start, end))
     wanted = _expect_dtype("linspace", dtype or defaults.dtype)
     wide = dtypes.float64
@@ -536,8 +541,9 @@ def _iota(count: Any, start: Any, step: Any, dtype: DType) -> Tensor:
 
 
 def logspace(
-    start: float, end: float, steps: int, base: float = 10.0, *, dtype: DType | None = None,
-    layout: Any = None, device: Any = None, requires_grad: bool = False, pin_memory: bool = False,
+    start: float | Tensor, end: float | Tensor, steps: int, base: float = 10.0, *,
+    dtype: DType | None = None, layout: Any = None, device: Any = None,
+    requires_grad: bool = False, pin_memory: bool = False,
 ) -> Tensor:  # fmt: skip
     """base ** linspace(start, end, steps)."""
     powers = base ** linspace(start, end, steps, dtype=dtypes.float64, device=device)

@@ -115,11 +115,13 @@ class _Merger:
             self.users[p] = (self.users[p] - old) | {whole}
         for m in whole.members:
             self.home[m.array] = whole
+        still = set(self.reads(whole))  # not what one of the two made for the other
         for x in reads:
             known = self.readers[x]
             for g in old:
                 known.pop(g, None)
-            known[whole] = None
+            if x in still:
+                known[whole] = None
         for g in old:
             del self.place[g], self.users[g]
         self.place[whole] = place
