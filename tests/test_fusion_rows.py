@@ -10,6 +10,7 @@ import pytest
 
 import jitgrad as torch
 from jitgrad import jit
+from jitgrad.runtime.knobs import knob
 
 ROWS, COLUMNS = 600, 96
 Tensor = torch.Tensor
@@ -198,3 +199,16 @@ def test_rows_of_any_number() -> None:
         assert sums(y).numpy().tobytes() == alone(y).numpy().tobytes()
     kernels = [s.compiled.report.kernels for s in any_rows.specialisations if s.compiled]
     assert len(kernels) == 2 and set(kernels) == {1}
+
+
+def test_a_hessian_of_sums_and_products_is_merged():
+    """Groups that merged more than once: none is left as a reader of what it makes itself."""
+
+    def scalar(x):
+        return (x**3).sum() * x.prod()
+
+    x = torch.randn(2, 3, dtype=torch.float64)
+    compiled = torch.jit(lambda x: torch.autograd.functional.hessian(scalar, x), fallback="error")
+    with knob(cache=False):
+        results = [compiled(x) for _ in range(2)]
+    assert torch.allclose(results[1], torch.autograd.functional.hessian(scalar, x))
