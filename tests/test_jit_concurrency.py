@@ -156,8 +156,8 @@ def interrupted(run: Any, after: float) -> bool:
     timer = threading.Timer(after, lambda: os.kill(os.getpid(), signal.SIGINT))
     # Processes that are started in the background ignore it.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    timer.start()
     try:
+        timer.start()
         run()
         timer.join()
         time.sleep(0.01)
