@@ -8,7 +8,7 @@ another head, since the names are the same; JAX, tinygrad, ONNX Runtime and NumP
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from _harness import Contender
 
@@ -38,17 +38,22 @@ class Workload:
     floats: float = 0.0
     nbytes: float = 0.0
     rtol: float = 1e-3
-    goals: dict[str, float] = field(default_factory=dict)
 
 
-HEADS = {
-    OURS: """
+_OURS = """
 import numpy as np
 import jitgrad as torch
 import jitgrad.nn as nn
 import jitgrad.nn.functional as F
-def compiled(f):
-    return torch.jit(f, fallback="error")
+"""
+_TORCH = """
+import numpy as np
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+torch.set_num_threads(THREADS)
+"""
+_STEP = """
 def step_of(loss_of, optimizer):
     def train():
         optimizer.zero_grad()
@@ -57,46 +62,15 @@ def step_of(loss_of, optimizer):
         optimizer.step()
         return loss
     return compiled(train)
-""",
-    EAGER: """
-import numpy as np
-import jitgrad as torch
-import jitgrad.nn as nn
-import jitgrad.nn.functional as F
-def compiled(f):
-    return f
-def step_of(loss_of, optimizer):
-    def train():
-        optimizer.zero_grad()
-        loss = loss_of()
-        loss.backward()
-        optimizer.step()
-        return loss
-    return train
-""",
-    PYTORCH: """
-import numpy as np
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-torch.set_num_threads(THREADS)
-def compiled(f):
-    return f
-def step_of(loss_of, optimizer):
-    def train():
-        optimizer.zero_grad()
-        loss = loss_of()
-        loss.backward()
-        optimizer.step()
-        return loss
-    return train
-""",
-    COMPILE: """
-import numpy as np
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-torch.set_num_threads(THREADS)
+"""
+_EAGERLY = "compiled = lambda f: f\n" + _STEP
+
+HEADS = {
+    OURS: _OURS + "compiled = torch.jit(fallback='error')\n" + _STEP,
+    EAGER: _OURS + _EAGERLY,
+    PYTORCH: _TORCH + _EAGERLY,
+    COMPILE: _TORCH
+    + """
 compiled = torch.compile
 def step_of(loss_of, optimizer):
     loss_of, update = torch.compile(loss_of), torch.compile(optimizer.step)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import llvmlite.ir as ir
 
-from jitgrad.compiler.codegen.code import I32, I64, lanes, undefined, vector_of
+from jitgrad.compiler.codegen.code import I32, i64, lanes, undefined, vector_of
 from jitgrad.compiler.codegen.emit import Ops, constant, register_type, width_of
 from jitgrad.compiler.codegen.function import Function
 from jitgrad.compiler.codegen.scope import Scope
@@ -140,9 +140,9 @@ class Accumulator:
         ops = scope.fn.ops
         scope.at_end()
         if width == 1:
-            self.put(ops, array, _i64(0), 1, self.start(count))
+            self.put(ops, array, i64(0), 1, self.start(count))
             return
-        with scope.loop(_i64(0), _i64(count), 1) as (inner, k):
+        with scope.loop(i64(0), i64(count), 1) as (inner, k):
             inner.at_end()
             self.put(ops, array, k, width, self.start(width))
 
@@ -163,17 +163,17 @@ class Accumulator:
         ops = scope.fn.ops
         if width == 1:
             scope.at_end()
-            state = self.get(ops, array, _i64(0), 1, count)
+            state = self.get(ops, array, i64(0), 1, count)
             return self.fold(scope, state)
         half = count // 2
         while half:
-            with scope.loop(_i64(0), _i64(half), 1) as (inner, k):
+            with scope.loop(i64(0), i64(half), 1) as (inner, k):
                 b = inner.at_end()
-                high = self.get(ops, array, b.add(k, _i64(half)), width, width)
+                high = self.get(ops, array, b.add(k, i64(half)), width, width)
                 self.add_to(inner, array, k, width, high)
             half //= 2
         scope.at_end()
-        return self.get(ops, array, _i64(0), width, width)
+        return self.get(ops, array, i64(0), width, width)
 
     def fold(self, scope: Scope, state: list[ir.Value]) -> list[ir.Value]:
         """The lanes of vectors combined by halves, to scalars."""
@@ -194,10 +194,6 @@ class Accumulator:
         b = scope.at_end()
         start = self.start(width_of(state[0]))
         return [b.select(mask, v, s) for v, s in zip(state, start, strict=True)]
-
-
-def _i64(x: int) -> ir.Constant:
-    return ir.Constant(I64, x)
 
 
 def _cell(dtype: DType, width: int) -> ir.Type:

@@ -16,7 +16,7 @@ import llvmlite.ir as ir
 
 from jitgrad.compiler import kernels, loops
 from jitgrad.compiler.codegen.accumulate import COLUMN_BLOCK, LANE_BLOCK, Accumulator
-from jitgrad.compiler.codegen.code import I64
+from jitgrad.compiler.codegen.code import I64, i64
 from jitgrad.compiler.codegen.function import Function
 from jitgrad.compiler.codegen.memory import broadcast, iota
 from jitgrad.compiler.codegen.program import Program, Step
@@ -48,10 +48,6 @@ class _Rows:
     count: ir.Value
     static_rows: int | None
     static_count: int | None
-
-
-def _i64(x: int) -> ir.Constant:
-    return ir.Constant(I64, x)
 
 
 def _static(d: Dim) -> int | None:
@@ -97,7 +93,7 @@ class Nest:
 
     # -- small parts ---------------------------------------------------------------------------
     def dim(self, d: Dim) -> ir.Value:
-        return _i64(d) if isinstance(d, int) else self.fn.top.value(loops.dim(d))
+        return i64(d) if isinstance(d, int) else self.fn.top.value(loops.dim(d))
 
     def unflatten(self, scope: Scope, flat: ir.Value, space: Space) -> None:
         """Binds the axes of a space to the point number `flat` in row-major order."""
@@ -153,7 +149,7 @@ class Nest:
     def rows(self, step: Step) -> _Rows:
         space = step.space
         if not space.axes:
-            return _Rows(Space([], []), None, _i64(1), _i64(1), 1, 1)
+            return _Rows(Space([], []), None, i64(1), i64(1), 1, 1)
         lead = Space(space.axes[:-1], space.extents[:-1])
         last = space.extents[-1]
         return _Rows(
@@ -287,18 +283,18 @@ class Nest:
         elif self.program.block_axis is not None:
             reset(scope, first)
             b = scope.at_end()
-            start = b.mul(scope.axes[self.program.block_axis], _i64(COLUMN_BLOCK))
-            end = b.add(start, _i64(COLUMN_BLOCK))
+            start = b.mul(scope.axes[self.program.block_axis], i64(COLUMN_BLOCK))
+            end = b.add(start, i64(COLUMN_BLOCK))
             run(scope, first, start, b.select(b.icmp_signed("<", end, total), end, total))
         elif not reduces or (static is not None and static <= COLUMN_BLOCK):
             reset(scope, first)
-            run(scope, first, _i64(0), total)
+            run(scope, first, i64(0), total)
         else:
             second, third = state(accs), state(accs)
             for slots in (first, second, third):
                 reset(scope, slots)
-            block = _i64(COLUMN_BLOCK)
-            with scope.loop(_i64(0), total, COLUMN_BLOCK) as (outer, start):
+            block = i64(COLUMN_BLOCK)
+            with scope.loop(i64(0), total, COLUMN_BLOCK) as (outer, start):
                 b = outer.at_end()
                 end = b.add(start, block)
                 end = b.select(b.icmp_signed("<", end, total), end, total)
@@ -308,8 +304,8 @@ class Nest:
                 if limit > 2:
                     b = outer.at_end()
                     done = b.add(start, block)
-                    every = b.and_(done, _i64(COLUMN_BLOCK * COLUMN_BLOCK - 1))
-                    with outer.when(b.icmp_unsigned("==", every, _i64(0))) as full:
+                    every = b.and_(done, i64(COLUMN_BLOCK * COLUMN_BLOCK - 1))
+                    with outer.when(b.icmp_unsigned("==", every, i64(0))) as full:
                         groups = [read(full, a, m) for a, m in zip(accs, second, strict=True)]
                         add(full, third, groups)
                         reset(full, second)
@@ -345,7 +341,7 @@ class Nest:
                 if a.is_arg:
                     flat = b.add(b.mul(r, rows.count), e)
                     new.append(broadcast(b, flat, width))
-                lane = b.and_(e, _i64(a.lanes - 1))
+                lane = b.and_(e, i64(a.lanes - 1))
                 a.add_to(s, array, lane, width, new)
             if stores:
                 self.stores(s, step)
@@ -384,7 +380,7 @@ class Nest:
                 self.finish(scope, r, state, a)
             return
         if single:
-            block(scope, _i64(0), rows.rows, _i64(0), rows.count)
+            block(scope, i64(0), rows.rows, i64(0), rows.count)
             for r, a, state in zip(reduces, accs, trees(scope), strict=True):
                 self.finish(scope, r, state, a)
             return
@@ -394,29 +390,29 @@ class Nest:
                 a.clear(scope, array, a.lanes)
             else:
                 a.clear(scope, array, a.lanes, width)
-        with scope.loop(_i64(0), self.block_count(scope, rows), 1) as (inner, k):
+        with scope.loop(i64(0), self.block_count(scope, rows), 1) as (inner, k):
             block(inner, *self.block_bounds(inner, rows, k))
             for a, array, state in zip(accs, second, trees(inner), strict=True):
                 b = inner.at_end()
-                a.add_to(inner, array, b.and_(k, _i64(a.lanes - 1)), width, state)
+                a.add_to(inner, array, b.and_(k, i64(a.lanes - 1)), width, state)
         for r, a, array in zip(reduces, accs, second, strict=True):
             self.finish(scope, r, a.tree(scope, array, a.lanes, width), a)
 
     def block_count(self, scope: Scope, rows: _Rows) -> ir.Value:
         per_row, rows_each = self._block_shape(scope, rows)
         b = scope.at_end()
-        groups = b.udiv(b.add(rows.rows, b.sub(rows_each, _i64(1))), rows_each)
+        groups = b.udiv(b.add(rows.rows, b.sub(rows_each, i64(1))), rows_each)
         return b.mul(groups, per_row)
 
     def _block_shape(self, scope: Scope, rows: _Rows) -> tuple[ir.Value, ir.Value]:
         """Blocks of one row; rows of one block (one of them is 1)."""
         if rows.static_count is not None:
             n = rows.static_count
-            return _i64(max(1, -(-n // LANE_BLOCK))), _i64(max(1, LANE_BLOCK // max(n, 1)))
+            return i64(max(1, -(-n // LANE_BLOCK))), i64(max(1, LANE_BLOCK // max(n, 1)))
         b = scope.at_end()
-        n, size, one = rows.count, _i64(LANE_BLOCK), _i64(1)
+        n, size, one = rows.count, i64(LANE_BLOCK), i64(1)
         n = b.select(b.icmp_signed("<", n, one), one, n)
-        per_row = b.udiv(b.add(n, _i64(LANE_BLOCK - 1)), size)
+        per_row = b.udiv(b.add(n, i64(LANE_BLOCK - 1)), size)
         each = b.udiv(size, n)
         return per_row, b.select(b.icmp_signed("<", each, one), one, each)
 
@@ -431,8 +427,8 @@ class Nest:
         r0 = b.mul(group, rows_each)
         r1 = b.add(r0, rows_each)
         r1 = b.select(b.icmp_signed("<", r1, rows.rows), r1, rows.rows)
-        e0 = b.mul(part, _i64(LANE_BLOCK))
-        e1 = b.add(e0, _i64(LANE_BLOCK))
+        e0 = b.mul(part, i64(LANE_BLOCK))
+        e1 = b.add(e0, i64(LANE_BLOCK))
         e1 = b.select(b.icmp_signed("<", e1, rows.count), e1, rows.count)
         return r0, r1, e0, e1
 
@@ -473,9 +469,9 @@ class Nest:
         def body(s: Scope, i: ir.Value) -> None:
             self.stores(s, step)
 
-        with scope.loop(_i64(0), rows.rows, 1) as (row, r):
+        with scope.loop(i64(0), rows.rows, 1) as (row, r):
             self.unflatten(row, r, rows.lead)
-            self.sweep(row, rows.last, _i64(0), rows.count, wide, body, exact and wide > 1)
+            self.sweep(row, rows.last, i64(0), rows.count, wide, body, exact and wide > 1)
 
     def inner_lanes(self, scope: Scope, step: Step) -> None:
         """The lanes order with as many virtual lanes at once as the body is light."""
@@ -512,7 +508,7 @@ class Nest:
             for a, array, slots in zip(accs, arrays, registers, strict=True):
                 assert slots is not None
                 s.at_end()
-                for slot, part in zip(slots, a.get(fn.ops, array, _i64(0), 1, wide), strict=True):
+                for slot, part in zip(slots, a.get(fn.ops, array, i64(0), 1, wide), strict=True):
                     s.at_end().store(part, slot)
 
         def spill(s: Scope) -> None:
@@ -522,7 +518,7 @@ class Nest:
                 b = s.at_end()
                 kinds = [part.type for part in a.start(wide)]
                 state = [b.load(x, typ=k) for x, k in zip(slots, kinds, strict=True)]
-                a.put(fn.ops, array, _i64(0), 1, state)
+                a.put(fn.ops, array, i64(0), 1, state)
 
         def values(s: Scope, i: ir.Value, row: ir.Value) -> list[list[ir.Value]]:
             news = []
@@ -544,7 +540,7 @@ class Nest:
                 for a, array, new, n in zip(
                     accs, arrays, values(inner, i, row), counts, strict=True
                 ):
-                    lane = inner.at_end().and_(i, _i64(n - 1))
+                    lane = inner.at_end().and_(i, i64(n - 1))
                     a.add_to(inner, array, lane, 1, new)
 
             if not in_registers:
@@ -561,7 +557,7 @@ class Nest:
                         b.store(part, slot)
 
             if whole_rows and rows.static_count == wide:  # a row is one step
-                step_wide(s.child(), _i64(0))
+                step_wide(s.child(), i64(0))
                 return
             if not whole_rows:
                 fill(s)
