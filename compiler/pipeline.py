@@ -41,6 +41,7 @@ from jitgrad.compiler.nested import generated_of, is_nested, nest
 from jitgrad.compiler.options import Options
 from jitgrad.compiler.passes.chain import chain
 from jitgrad.compiler.passes.checks import keep_checks
+from jitgrad.compiler.passes.fix_sizes import fix_sizes
 from jitgrad.compiler.passes.fuse import fuse
 from jitgrad.compiler.passes.inline import inline
 from jitgrad.compiler.passes.memory import Plan, plan_memory
@@ -58,7 +59,7 @@ from jitgrad.runtime.cuda.device import Device
 from jitgrad.runtime.errors import CompileError
 from jitgrad.runtime.knobs import knobs
 
-GRAPH_PASSES: list[Callable[[Graph], Graph]] = [simplify]
+GRAPH_PASSES: list[Callable[[Graph], Graph]] = [fix_sizes, simplify]
 
 
 class _Runner:

@@ -252,6 +252,19 @@ class Sym:
             return NotImplemented
         return _decide("<=", other, self, self.env)
 
+    def names(self) -> set[str]:
+        """The named dims in it."""
+        found: set[str] = set()
+        stack: list[Dim] = [self]
+        while stack:
+            d = stack.pop()
+            for atom in (x for m in d.terms for x in m) if isinstance(d, Sym) else ():
+                if isinstance(atom, str):
+                    found.add(atom)
+                else:
+                    stack += [atom.a, atom.b]
+        return found
+
     def __str__(self) -> str:
         parts = []
         for m, c in self.key:
@@ -482,6 +495,29 @@ def evaluate(d: Dim, values: Mapping[str, int]) -> int:
             else:
                 product *= values[atom]
         total += product
+    return total
+
+
+def substitute(d: Dim, known: Mapping[str, Dim]) -> Dim:
+    """A dim with others, or numbers, in the place of named dims."""
+    if not isinstance(d, Sym):
+        return d
+    total: Dim = 0
+    for m, c in d.terms.items():
+        product: Dim = c
+        for atom in m:
+            if isinstance(atom, str):
+                value = known.get(atom)
+                product = product * (Sym({(atom,): 1}, d.env) if value is None else value)
+                continue
+            a, b = substitute(atom.a, known), substitute(atom.b, known)
+            if atom.name == "floordiv":
+                product = product * (a // b)
+            elif atom.name == "mod":
+                product = product * (a % b)
+            else:
+                product = product * _func(atom.name, a, b)
+        total = total + product
     return total
 
 

@@ -303,7 +303,7 @@ class Symbols:
             if g.kind != "==" or not g.outcome:
                 continue
             for d, value in ((g.a, g.b), (g.b, g.a)):
-                names = _names(d)
+                names = d.names() if isinstance(d, Sym) else set()
                 if isinstance(value, int) and len(names) == 1 and names <= self.declared:
                     (name,) = names
                     known = evaluate(d, self.env.hints)
@@ -319,22 +319,6 @@ def _pattern(type: TensorType, shape: Sequence[Any]) -> Pattern:
     free = [k for k, d in enumerate(shape) if isinstance(d, Sym)]
     names = [next(iter(d.terms))[0] if isinstance(d, Sym) else d for d in shape]
     return Pattern(type, free, names)
-
-
-def _names(d: Any) -> set[str]:
-    """The names in a dim."""
-    found: set[str] = set()
-    stack = [d]
-    while stack:
-        x = stack.pop()
-        if isinstance(x, Sym):
-            for m in x.terms:
-                for atom in m:
-                    if isinstance(atom, str):
-                        found.add(atom)
-                    else:
-                        stack += [atom.a, atom.b]
-    return found
 
 
 def _is_symbolic(t: TensorType) -> bool:

@@ -304,7 +304,8 @@ def _make_plan(key: Any, op: Any, operands: tuple[Any, ...], attrs: dict[str, An
     operand_types = tuple(x._type for x in operands)
     static = all(is_static(t.shape) for t in operand_types) and not _has_sizes(attrs)
     try:
-        found = op.infer(*operand_types, **attrs) if static else _symbolic(op, operand_types, attrs)
+        infer = op.infer if static else partial(sizes.infer, op)
+        found = infer(*operand_types, **attrs)
     except Exception as error:
         raise with_line(error)  # noqa: B904 (see with_line)
     many = found if isinstance(found, tuple) else (found,)
@@ -332,21 +333,6 @@ def _make_plan(key: Any, op: Any, operands: tuple[Any, ...], attrs: dict[str, An
         with suppress(TypeError):  # an attribute that cannot be hashed: inferred every time
             plans[key] = plan
     return plan
-
-
-def _symbolic(op: Any, types: Sequence[TensorType], attrs: dict[str, Any]) -> Any:
-    """What infer says with symbolic dims: in plain Syms, as graphs have them, then as users do."""
-    plain = [t.with_shape(sizes.plain_shape(t.shape)) for t in types]
-    found = op.infer(*plain, **{k: sizes.to_plain(v) for k, v in attrs.items()})
-    if not any(map(sizes.is_size, (d for t in types for d in t.shape))) and not any(
-        map(sizes.has_users_size, attrs.values())
-    ):
-        return found  # abstract, on plain Syms
-
-    def users(t: TensorType) -> TensorType:
-        return t.with_shape(sizes.users_shape(t.shape))
-
-    return tuple(map(users, found)) if isinstance(found, tuple) else users(found)
 
 
 def _has_sizes(attrs: dict[str, Any]) -> bool:

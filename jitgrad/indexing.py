@@ -21,6 +21,7 @@ from jitgrad.functions.select import nonzero
 from jitgrad.functions.shape import broadcast_shapes_of
 from jitgrad.promotion import can_cast, cast, constant
 from jitgrad.runtime import dtypes
+from jitgrad.sizes import infer
 from jitgrad.tensor import Tensor
 
 
@@ -292,7 +293,7 @@ def setitem(x: Tensor, index: Any, value: Any) -> None:
 def put(view: Tensor, advanced: Sequence[Any], value: Tensor, accumulate: bool) -> None:
     """view[index tensors] = value, or += value with every repetition counted; in place."""
     dims, tensors = _advanced(view, advanced)
-    target = OPS["index"].infer(view._type, *(i._type for i in tensors), dims=dims)
+    target = infer(OPS["index"], view._type, *(i._type for i in tensors), dims=dims)
     assert not isinstance(target, tuple)
     value = _fit(value, tuple(target.shape))
     attrs = {"dims": dims, "accumulate": accumulate}

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from jitgrad.compiler.symbolic import Sym, evaluate, hint
+from jitgrad.compiler.symbolic import Sym, evaluate, hint, is_static
 from jitgrad.compiler.symbolic import plain as plain_dim
 from jitgrad.compiler.types import TensorType
 from jitgrad.hostscalar import HostScalar
@@ -271,3 +271,21 @@ def users_shape(shape: Sequence[Any]) -> tuple[Any, ...]:
             d = d.__index__() if d <= 1 else SymInt(d.terms, d.env)
         out.append(d)
     return tuple(out)
+
+
+def infer(op: Any, /, *types: TensorType, **attrs: Any) -> Any:
+    """What a record's infer says, with symbolic dims in plain Syms, as graphs have them (so that
+    its words for errors fix no size), then as users see them."""
+    if is_static(d for t in types for d in t.shape) and not has_sizes(tuple(attrs.values())):
+        return op.infer(*types, **attrs)
+    plain = [t.with_shape(plain_shape(t.shape)) for t in types]
+    found = op.infer(*plain, **{k: to_plain(v) for k, v in attrs.items()})
+    if not any(map(is_size, (d for t in types for d in t.shape))) and not any(
+        map(has_users_size, attrs.values())
+    ):
+        return found  # abstract, on plain Syms
+
+    def users(t: TensorType) -> TensorType:
+        return t.with_shape(users_shape(t.shape))
+
+    return tuple(map(users, found)) if isinstance(found, tuple) else users(found)

@@ -12,6 +12,7 @@ import pytest
 import jitgrad as jg
 import jitgrad.nn.functional as F
 from jitgrad import nn
+from jitgrad.compiler.passes.fix_sizes import decided
 from jitgrad.compiler.symbolic import ShapeEnv, bounds, evaluate, expression, smax, smin
 from jitgrad.jit import compile as jg_compile
 from jitgrad.jit import jit
@@ -317,6 +318,43 @@ def test_code_that_needs_the_value() -> None:
         return 2 if type(n) is int else 3
 
     both(lambda x: x * helper(x.shape[0]), [(make(n),) for n in (3, 4, 5, 4)], 3)
+
+
+@pytest.mark.parametrize("first", [3, 34])
+def test_a_size_that_code_fixes_is_fixed_everywhere(first: int) -> None:
+    """A write to a part whose end turns out to be the size: the graph and its backward say so of
+    sizes from before and after the guard, and words of errors that nobody sees fix nothing."""
+
+    def f(y: Any) -> Any:
+        y = y.detach().requires_grad_()
+        (y @ y.t())[:, :33].mul_(2).sum().backward()
+        return y.grad
+
+    both(f, [(make(n, 4),) for n in (first, 33, 5, 40, 33, 34, 7)], 3)
+
+
+def test_two_sizes_that_turn_out_to_be_equal() -> None:
+    def f(x: Any, y: Any) -> Any:
+        z = (x + y).requires_grad_()
+        jg.cat([z, x, y * 2]).view(3, -1)[:, : x.shape[0]].mul(x.shape[0]).sum().backward()
+        return z.grad
+
+    both(f, [(make(n), make(m)) for n, m in ((4, 4), (6, 6), (5, 5))])
+    g = jit(f, fallback="error", dynamic_shapes={"x": {0: jg.Dim("a")}, "y": {0: jg.Dim("b")}})
+    for n in (4, 6, 5):
+        assert_same(g(make(n), make(n)), f(make(n), make(n)))
+    assert g.stats.traces == 1 and decided(g.specialisations[0].trace.graph.env).keys() == {"a"}
+
+
+def test_sizes_that_guards_decide() -> None:
+    env = ShapeEnv()
+    a, b, c = (env.dim(n, h) for n, h in (("a", 33), ("b", 8), ("c", 4)))
+    for x, y in ((a, 33), (2 * b, 4 * c), (a // b, 4), (a % 2, 1), (b * c, 32)):
+        assert x == y
+    assert {n: str(d) for n, d in decided(env).items()} == {"a": "33", "b": "2*c"}
+    assert (c > 3) and decided(env).keys() == {"a", "b"}  # other guards decide nothing
+    assert b == 8
+    assert {n: str(d) for n, d in decided(env).items()} == {"a": "33", "b": "8", "c": "4"}
 
 
 def test_numbers_with_tensors() -> None:

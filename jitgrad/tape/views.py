@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from jitgrad.sizes import infer
 from jitgrad.tape.node import Gradients, Node, edge_of, zeros_of
 from jitgrad.tensor import Tensor, _new
 
@@ -74,7 +75,7 @@ def node_of_view(base: Tensor, chain: Chain) -> Node:
     edge, slot = edge_of(base)
     type_ = base._type
     for op, attrs in chain:
-        out_type = op.infer(type_, **attrs)
+        out_type = infer(op, type_, **attrs)
         node = Node(op, attrs, (edge,), (slot,), out_type)
         node.operands = (type_,)
         edge, slot, type_ = node, 0, out_type
