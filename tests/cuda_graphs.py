@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+import jitgrad as jg
 from jitgrad.compiler.codegen.cuda.target import gpu_target
 from jitgrad.compiler.cuda_compiled import CudaCompiled
 from jitgrad.compiler.ir import Graph
@@ -51,6 +52,16 @@ def graph_of(op: Op, args: Sequence[np.ndarray], attrs: dict[str, Any], symbolic
         values.append(graph.add_input(kind, "arg", f"x{i}"))
     graph.outputs = list(graph.add_node(op, values, attrs))
     return graph
+
+
+def recorded(f: Any, *args: np.ndarray) -> Graph:
+    """The graph that a function of tensors records."""
+    specs = [jg.TensorSpec(a.shape, jg.tensor(a).dtype) for a in args]
+    return jg.jit(f).lower(*specs).graph
+
+
+def normal(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
 def compiled(graph: Graph, **target: Any) -> CudaCompiled:

@@ -4,6 +4,7 @@ all but the source and the arithmetic of occupancy."""
 from __future__ import annotations
 
 import importlib.util
+from typing import Any
 
 import numpy as np
 import pytest
@@ -77,6 +78,51 @@ def test_sums_and_products_are_not_contracted() -> None:
     text = f.lower(*[jg.TensorSpec((1000,))] * 2).ptx()
     assert "fma.rn" not in text
     assert text.count("mul.rn.f32") == text.count("add.rn.f32") >= 2
+
+
+@wheels
+@pytest.mark.parametrize(
+    ("f", "dtype", "loads", "stores"),
+    [
+        (lambda x, y: x * y + x, jg.float32, 2, 1),
+        (lambda x, y: (x * y, x > y), jg.float16, 2, 1),  # 8 of them; the bools are 64 bits
+        (lambda x, y: x * y, jg.float64, 0, 0),  # two of them: v2
+        (lambda x, y: jg.softmax(x, -1), jg.float32, 1, 1),
+        (lambda x, y: x * y[:, 1:2], jg.float32, 1, 1),
+    ],
+)
+def test_neighbours_are_loaded_128_bits_at_once(
+    f: Any, dtype: Any, loads: int, stores: int
+) -> None:
+    """At least so many in the code of aligned arrays, each of which may be unrolled."""
+    lowered = jg.jit(f).lower(*[jg.TensorSpec((256, 256), dtype)] * 2)
+    text = lowered.ptx("sm_90")
+    assert (text.count("ld.global.v4") >= loads) and (text.count("st.global.v4") >= stores)
+    assert bool(loads) == ("ld.global.v4" in text) and (loads or "ld.global.v2.f64" in text)
+    assert sum(r.spills for r in lowered.resources("sm_90")) == 0
+
+
+@wheels
+def test_rows_that_are_not_aligned_are_loaded_one_by_one() -> None:
+    text = jg.jit(lambda x: jg.softmax(x, -1)).lower(jg.TensorSpec((256, 255))).ptx()
+    assert ".v4" not in text and "ld.global.f32" in text
+
+
+@wheels
+def test_sorts_by_digits_and_scatters() -> None:
+    def f(x: jg.Tensor, i: jg.Tensor, n: jg.Tensor) -> tuple[jg.Tensor, ...]:
+        small = jg.zeros(64, 8)
+        return (
+            *x.sort(0), small.index_add(0, i, x),
+            jg.zeros(64, dtype=jg.int64).index_add(0, i, n),
+        )  # fmt: skip
+
+    specs = [jg.TensorSpec((4096, 8)), *[jg.TensorSpec((4096,), jg.int64)] * 2]
+    lowered = jg.jit(f).lower(*specs)
+    assert sum(r.spills for r in lowered.resources("sm_90")) == 0
+    text = lowered.ptx("sm_90")
+    assert "atom.global.add.u64" in text or "red.global.add.u64" in text
+    assert "atom" not in text.replace("atom.global.add.u64", "") and "move_" in text
 
 
 @wheels

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuda_graphs import close, compiled, run, run_writing
+from cuda_graphs import close, compiled, normal, recorded, run, run_writing
 from random_graphs import random_graph
 from test_passes import reference
 
@@ -17,22 +17,12 @@ from jitgrad.compiler.ir import Graph
 from jitgrad.compiler.pipeline import compile_graph
 
 
-def graph_of(f: Any, *args: np.ndarray) -> Graph:
-    """The graph that a function of tensors records."""
-    specs = [jg.TensorSpec(a.shape, jg.tensor(a).dtype) for a in args]
-    return jg.jit(f).lower(*specs).graph
-
-
 def check(f: Any, *args: np.ndarray, scale: float = 1.0, **target: Any) -> Any:
-    graph = graph_of(f, *args)
+    graph = recorded(f, *args)
     code = compiled(graph, **target)
     for got, want in zip(run(code, args), interpret(graph, args), strict=True):
         close(got, want, scale)
     return code
-
-
-def normal(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
 @pytest.mark.parametrize("shape", [(3, 40), (1, 200), (70, 5), (2, 1)])
@@ -113,7 +103,7 @@ def test_scatter_and_gather() -> None:
 
 
 def test_a_bad_index_is_the_error_of_eager_code_and_nothing_is_written() -> None:
-    graph = graph_of(lambda w, i: w[i], normal(4, 6), np.array([1, 2]))
+    graph = recorded(lambda w, i: w[i], normal(4, 6), np.array([1, 2]))
     with pytest.raises(IndexError, match="out of"):
         run(compiled(graph), [normal(4, 6), np.array([1, 9])])
 
@@ -141,7 +131,7 @@ def test_philox_gives_the_bits_of_the_cpu() -> None:
     def f(x: Any) -> Any:
         return jg.rand(5, 7) + 0 * x, jg.randint(0, 1000, (4, 3)), jg.randn(6) * 1.0
 
-    graph = graph_of(f, np.zeros((5, 7), np.float32))
+    graph = recorded(f, np.zeros((5, 7), np.float32))
     args = [np.zeros(i.value.type.shape, i.value.type.dtype.np) for i in graph.inputs]
     want = compile_graph(graph).run(args)
     got = run(compiled(graph), args)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from jitgrad.compiler.codegen.cuda import scalar
 from jitgrad.compiler.codegen.cuda.special import Flat
 from jitgrad.compiler.codegen.cuda.target import CudaTarget
-from jitgrad.compiler.codegen.cuda.writer import KernelWriter, Scope
+from jitgrad.compiler.codegen.cuda.writer import KernelWriter, Part, Scope
 from jitgrad.compiler.codegen.schedule import Space, coefficient, constant_of
 from jitgrad.compiler.kernels import ContractionKernel
 from jitgrad.compiler.loops import (
@@ -32,9 +32,7 @@ _DEPTH = 256  # the least k of a part
 _TILES = 128  # so many tiles keep a GPU busy
 
 
-def contraction(
-    kernel: ContractionKernel, symbol: str, target: CudaTarget
-) -> list[tuple[KernelWriter, Dim, int]]:
+def contraction(kernel: ContractionKernel, symbol: str, target: CudaTarget) -> list[Part]:
     """One kernel, or two where k is split."""
     return _Tiles(kernel, symbol, target).kernels()
 
@@ -67,11 +65,11 @@ class _Tiles:
         wanted = _TILES if not self.target.simulated else 2
         return max(1, min(wanted // max(tiles, 1), depth // least))
 
-    def kernels(self) -> list[tuple[KernelWriter, Dim, int]]:
+    def kernels(self) -> list[Part]:
         first = self._products()
         if self.partial is None:
             return [first]
-        first[0].workspace.append(self.partial)
+        first.writer.workspace.append(self.partial)
         return [first, self._sums()]
 
     def _flat(self) -> Flat:
@@ -86,7 +84,7 @@ class _Tiles:
         return {a: "0" for a, d in self.extents.items() if not isinstance(d, Sym) and d == 1}
 
     # -- products ----------------------------------------------------------------------------------
-    def _products(self) -> tuple[KernelWriter, Dim, int]:
+    def _products(self) -> Part:
         flat, c = self._flat(), self.c
         a, b = flat.expr(c.a), flat.expr(c.b)
         epilogue = _Epilogue(self, flat) if self.partial is None else None
@@ -136,7 +134,7 @@ class _Tiles:
                     else:
                         epilogue.emit(w, point, "r", "s", f"{acc}[n]")
         tiles = self.tiles * self.splits
-        return w, tiles, 1
+        return Part(w, tiles, 1)
 
     def _fetch(
         self,
@@ -192,7 +190,7 @@ class _Tiles:
                     w.line(f"{at} = {product(x, y, at, c.acc)}")
 
     # -- the sum of the parts ----------------------------------------------------------------------
-    def _sums(self) -> tuple[KernelWriter, Dim, int]:
+    def _sums(self) -> Part:
         flat, c = self._flat(), self.c
         assert self.partial is not None
         partial = flat.operands.array(self.partial)
@@ -210,7 +208,7 @@ class _Tiles:
             number = w.let(f"p // {M * N}", "j")
             w.unflatten(number, self._space(c.batch), point)
             epilogue.emit(w, point, "r", "s", total)
-        return w, count * M * N, w.threads
+        return Part(w, count * M * N, w.threads)
 
 
 class _Epilogue:

@@ -12,6 +12,8 @@ import numpy as np
 from numba import cuda
 from numba.cuda import libdevice
 
+from jitgrad.compiler.codegen.cuda import intrinsics
+
 u8, i8, i16, i32, i64 = np.uint8, np.int8, np.int16, np.int32, np.int64
 u16, u32, u64 = np.uint16, np.uint32, np.uint64
 f16, f32, f64, c64, c128 = np.float16, np.float32, np.float64, np.complex64, np.complex128
@@ -198,6 +200,91 @@ def argmin_takes(y, j, x, i):
     if y != y:
         return x == x or j < i
     return y < x or (y == x and j < i)
+
+
+# -- wide accesses ---------------------------------------------------------------------------------
+_load2, _load4, _load8 = (intrinsics.wide_load(n) for n in (2, 4, 8))
+_store2, _store4, _store8 = (intrinsics.wide_store(n) for n in (2, 4, 8))
+is_aligned = intrinsics.is_aligned
+
+
+@device
+def load2(x, aligned, at):
+    """x[at] and its neighbour; element by element where x is not aligned."""
+    if aligned:
+        return _load2(x, at)
+    return x[at], x[at + 1]
+
+
+@device
+def load4(x, aligned, at):
+    if aligned:
+        return _load4(x, at)
+    return x[at], x[at + 1], x[at + 2], x[at + 3]
+
+
+@device
+def load8(x, aligned, at):
+    if aligned:
+        return _load8(x, at)
+    return (
+        x[at], x[at + 1], x[at + 2], x[at + 3], x[at + 4], x[at + 5], x[at + 6], x[at + 7]
+    )  # fmt: skip
+
+
+@device
+def store2(x, aligned, at, values):
+    if aligned:
+        _store2(x, at, values)
+    else:
+        for k in range(2):
+            x[at + k] = values[k]
+
+
+@device
+def store4(x, aligned, at, values):
+    if aligned:
+        _store4(x, at, values)
+    else:
+        for k in range(4):
+            x[at + k] = values[k]
+
+
+@device
+def store8(x, aligned, at, values):
+    if aligned:
+        _store8(x, at, values)
+    else:
+        for k in range(8):
+            x[at + k] = values[k]
+
+
+# -- scatters and sorts ----------------------------------------------------------------------------
+atomic_sum, atomic_max, atomic_min = (intrinsics.atomic(x) for x in ("add", "max", "min"))
+
+
+@device
+def digit(key, shift):
+    """4 bits of a key."""
+    return i64((key >> shift) & 15)
+
+
+@device
+def key_f32(x):
+    """Bits that sort as the numbers do; NaN last, -0 with 0."""
+    if x != x:
+        return u32(0xFFFFFFFF)
+    bits = f32(x + f32(0.0)).view(np.uint32)
+    return u32(~bits) if bits & u32(0x80000000) else u32(bits | u32(0x80000000))
+
+
+@device
+def key_f64(x):
+    if x != x:
+        return u64(0xFFFFFFFFFFFFFFFF)
+    bits = f64(x + 0.0).view(np.uint64)
+    top = u64(0x8000000000000000)
+    return u64(~bits) if bits & top else u64(bits | top)
 
 
 # -- blocks ----------------------------------------------------------------------------------------

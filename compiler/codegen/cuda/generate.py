@@ -13,8 +13,10 @@ from dataclasses import dataclass
 
 from jitgrad.compiler.codegen.cuda import nest, special
 from jitgrad.compiler.codegen.cuda.contraction import contraction
+from jitgrad.compiler.codegen.cuda.scatter import scatter
+from jitgrad.compiler.codegen.cuda.sort import sort
 from jitgrad.compiler.codegen.cuda.target import CudaTarget
-from jitgrad.compiler.codegen.cuda.writer import KernelWriter
+from jitgrad.compiler.codegen.cuda.writer import KernelWriter, Part
 from jitgrad.compiler.codegen.kernelcode import Generated, Launch
 from jitgrad.compiler.codegen.program import prepare
 from jitgrad.compiler.codegen.split import split
@@ -27,17 +29,15 @@ from jitgrad.compiler.kernels import (
     Store,
 )
 from jitgrad.compiler.loops import (
+    Array,
     Scan,
     Scatter,
     Sort,
     axis,
 )
-from jitgrad.compiler.symbolic import Dim
 from jitgrad.runtime.errors import InternalError
 
-VERSION = 2
-
-Part = tuple[KernelWriter, Dim, int]
+VERSION = 4
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,7 @@ class Shape:
         shared: bytes of shared memory.
         strides: for each load and store of a loop kernel, how far apart in elements neighbouring
             threads are; None where that is not one number.
+        wide: how many of them are of several elements at once.
     """
 
     kinds: tuple[str, ...]
@@ -60,6 +61,7 @@ class Shape:
     max_blocks: int
     shared: int
     strides: tuple[int | None, ...] = ()
+    wide: int = 0
 
 
 def version_key(target: CudaTarget) -> str:
@@ -86,9 +88,9 @@ def _parts(kernel: Kernel, target: CudaTarget) -> list[Part]:
     if isinstance(define, Scatter):
         identity = tuple(axis(k) for k in range(array.ndim))
         copy = LoopKernel(array.shape, [Stage((), (Store(array, identity, define.base),))])
-        return [*_loops(copy, target), special.scatter(array, define, "points", target)]
+        return [*_loops(copy, target), *scatter(array, define, "points", target)]
     if isinstance(define, Sort):
-        return [special.sort(kernel.arrays, symbol, target)]
+        return sort(kernel.arrays, symbol, target)
     raise InternalError(f"{array} is no special kernel's")
 
 
@@ -96,28 +98,33 @@ def _loops(kernel: LoopKernel, target: CudaTarget) -> list[Part]:
     programs, workspace = split(prepare(kernel, math=True))
     names = ["kernel"] if len(programs) == 1 else ["blocks", "whole"]
     parts = [nest.emit(p, n, target) for p, n in zip(programs, names, strict=True)]
-    parts[0][0].workspace += workspace
+    parts[0].writer.workspace += workspace
     return parts
 
 
 def _assemble(parts: Sequence[Part]) -> Generated:
-    text = "\n\n".join(w.source() for w, _, _ in parts)
+    writers = list(dict.fromkeys(part.writer for part in parts))
+    text = "\n\n".join(w.source() for w in writers)
     key = hashlib.sha256(text.encode()).hexdigest()[:16]
-    launches, shapes, workspace = [], {}, []
-    for w, total, grain in parts:
+    shapes: dict[str, Shape] = {}
+    workspace: list[Array] = []
+    for w in writers:
         symbol = f"{w.symbol}_{key}"
         text = text.replace(f"def {w.symbol}(", f"@cuda.jit\ndef {symbol}(")
-        operands = list(w.operands.list)
-        launches.append(Launch(symbol, operands, total, grain))
-        kinds = tuple(kind for _, kind in w.parameters())
-        sites = w.has_sites
-        shapes[symbol] = Shape(
-            kinds[: len(kinds) - sites],
-            sites,
-            w.threads,
-            w.max_blocks,
-            w.shared_bytes,
-            tuple(w.strides),
-        )
+        shapes[symbol] = _shape(w)
         workspace += [a for a in w.workspace if a not in workspace]
+    launches = [
+        Launch(f"{p.writer.symbol}_{key}", list(p.operands or p.writer.operands.list), p.total,
+               p.grain)
+        for p in parts
+    ]  # fmt: skip
     return Generated(key, text, launches, workspace, 0, frozenset(), shapes)
+
+
+def _shape(w: KernelWriter) -> Shape:
+    kinds = tuple(kind for _, kind in w.parameters())
+    sites = w.has_sites
+    return Shape(
+        kinds[: len(kinds) - sites], sites, w.threads, w.max_blocks, w.shared_bytes,
+        tuple(w.strides), w.wide,
+    )  # fmt: skip

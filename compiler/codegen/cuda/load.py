@@ -146,7 +146,8 @@ def _numba_version() -> str:
 
 
 def _sources() -> str:
-    return sha256(Path(__file__).with_name("device.py").read_bytes()).hexdigest()
+    files = [Path(__file__).with_name(name) for name in ("device.py", "intrinsics.py")]
+    return sha256(b"".join(f.read_bytes() for f in files)).hexdigest()
 
 
 def _compile(text: str, symbol: str, shape: Shape, target: CudaTarget) -> str:

@@ -106,12 +106,15 @@ def occupancy(arch: str, threads: int, registers: int, shared: int) -> float:
 
 def table(rows: list[tuple[Resources, Shape]]) -> str:
     """A line for each kernel, for people. coalesced: of its loads and stores at a place that is
-    known, those where neighbouring threads touch neighbouring elements or one element."""
-    lines = ["kernel                    threads  registers  shared  spills  occupancy  coalesced"]
+    known, those where neighbouring threads touch neighbouring elements or one element. wide: loads
+    and stores of up to 128 bits."""
+    lines = [
+        "kernel                    threads  registers  shared  spills  occupancy  coalesced  wide"
+    ]
     for r, shape in rows:
         lines.append(
             f"{r.symbol:<25} {r.threads:>7}  {r.registers:>9}  {r.shared:>6}  {r.spills:>6}  "
-            f"{r.occupancy:>8.0%}   {coalesced(shape)}"
+            f"{r.occupancy:>8.0%}   {coalesced(shape):<9}  {shape.wide:>4}"
         )
     return "\n".join(lines)
 

@@ -53,6 +53,12 @@ def memory_name(dtype: DType) -> str:
     return {"bool": "uint8", "bfloat16": "uint16"}.get(dtype.name, dtype.name)
 
 
+def element(text: str, dtype: DType) -> str:
+    """`stored`, of the very type of an element of memory."""
+    found = stored(text, dtype)
+    return found if found != text else f"{CONVERT[dtype.name]}({text})"
+
+
 def constant(value: complex, dtype: DType) -> str:
     """A number of the dtype."""
     if dtype is INDEX:

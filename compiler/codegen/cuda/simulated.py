@@ -148,11 +148,70 @@ def argmin_takes(y, j, x, i):
     return y < x or (y == x and j < i)
 
 
-# -- blocks ----------------------------------------------------------------------------------------
+# -- wide accesses ---------------------------------------------------------------------------------
+def is_aligned(x):
+    return x.ctypes.data % 16 == 0
+
+
+def load2(x, aligned, at):
+    return x[at], x[at + 1]
+
+
+def load4(x, aligned, at):
+    return x[at], x[at + 1], x[at + 2], x[at + 3]
+
+
+def load8(x, aligned, at):
+    return (*load4(x, aligned, at), *load4(x, aligned, at + 4))
+
+
+def store2(x, aligned, at, values):
+    for k, value in enumerate(values):
+        x[at + k] = value
+
+
+store4 = store8 = store2
+
+
+# -- scatters and sorts ----------------------------------------------------------------------------
 making = threading.Lock()
 
 
-def shared_array(number, count, dtype):
+def atomic_sum(x, at, value):
+    with making:
+        x[at] = x[at] + value
+
+
+def atomic_max(x, at, value):
+    with making:
+        x[at] = max(x[at], value)
+
+
+def atomic_min(x, at, value):
+    with making:
+        x[at] = min(x[at], value)
+
+
+def digit(key, shift):
+    return int(key) >> shift & 15
+
+
+def key_f32(x):
+    if x != x:
+        return np.uint32(0xFFFFFFFF)
+    bits = int(f32(x + f32(0.0)).view(np.uint32))
+    return np.uint32(~bits & 0xFFFFFFFF if bits >> 31 else bits | 1 << 31)
+
+
+def key_f64(x):
+    if x != x:
+        return np.uint64(0xFFFFFFFFFFFFFFFF)
+    bits = int(f64(x + 0.0).view(np.uint64))
+    return np.uint64(~bits & 0xFFFFFFFFFFFFFFFF if bits >> 63 else bits | 1 << 63)
+
+
+# -- blocks ----------------------------------------------------------------------------------------
+def shared_array(number, count, dtype, alignment):
     """The shared array `number` of a kernel: one for all threads of a block."""
     with making:
         kept = vars(cuda.shared).setdefault("kept", {})

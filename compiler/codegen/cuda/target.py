@@ -26,6 +26,9 @@ class CudaTarget:
             thread has; (rows / its rows) * (columns / its columns) are the threads of its blocks.
         shared_bytes: of shared memory that a block may use.
         max_blocks: blocks of one launch, at most; they take further work in turn.
+        many: points of an elementwise kernel from which on a thread does several at once.
+        many_points: points of a scatter that may meet, from which on they are sorted.
+        long_line: elements of a line, from which on it is sorted by digits.
         in_order: whether a worker does the points of a kernel one after the other.
     """
 
@@ -34,6 +37,9 @@ class CudaTarget:
     tile: tuple[int, int, int, int, int] = (64, 64, 16, 4, 4)
     shared_bytes: int = 48 * 1024
     max_blocks: int = 65535
+    many: int = 1 << 14
+    many_points: int = 512
+    long_line: int = 2048
     in_order: ClassVar[bool] = False
 
     @property
@@ -47,7 +53,16 @@ class CudaTarget:
         return number // 10, number % 10
 
 
-SIMULATOR = CudaTarget("sim", threads=4, tile=(8, 4, 4, 4, 2), shared_bytes=4096, max_blocks=2)
+SIMULATOR = CudaTarget(
+    "sim",
+    threads=4,
+    tile=(8, 4, 4, 4, 2),
+    shared_bytes=4096,
+    max_blocks=2,
+    many=8,
+    many_points=24,
+    long_line=48,
+)
 
 
 def gpu_target(arch: str) -> CudaTarget:

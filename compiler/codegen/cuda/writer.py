@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from jitgrad.compiler import loops
 from jitgrad.compiler.codegen.cuda import scalar
@@ -35,6 +36,7 @@ class KernelWriter:
         threads: of a block. max_blocks: the most blocks of a launch.
         workspace: arrays among the operands that the memory plan must provide.
         strides: of each load and store, how far apart neighbouring threads' elements are.
+        wide: loads and stores of several elements at once.
     """
 
     def __init__(
@@ -47,10 +49,12 @@ class KernelWriter:
         self.max_blocks = target.max_blocks
         self.lines: list[str] = []
         self.shared_bytes = 0
+        self.wide = 0
         self._depth = 1
         self._names = 0
         self._head: list[str] = []
         self._used: dict[int, str] = {}
+        self._aligned: dict[str, str] = {}
 
     # -- lines -----------------------------------------------------------------------------------
     def line(self, text: str) -> None:
@@ -81,7 +85,7 @@ class KernelWriter:
         """An array in the block's shared memory."""
         name = f"shared{len(self._head)}"
         kind = scalar.memory_name(dtype) if dtype not in scalar.HALVES else "float32"
-        self._head.append(f"    {name} = cuda.shared.array({count}, np.{kind})")
+        self._head.append(f"    {name} = cuda.shared.array({count}, np.{kind}, 16)")
         self.shared_bytes += count * (4 if dtype in scalar.HALVES else dtype.itemsize)
         return name
 
@@ -101,8 +105,18 @@ class KernelWriter:
         """The parameter of an array that has no stand-in yet."""
         return self.array(self.operands.array(array))
 
+    def aligned(self, array: Array) -> str:
+        """Whether an array's memory starts at a multiple of 16 bytes, computed once."""
+        name = self.array(array)
+        return self._aligned.setdefault(name, f"aligned_{name}")
+
     def site(self, tag: object) -> str:
         return self._parameter(self.operands.site(tag), "site")
+
+    def word(self, value: int) -> str:
+        """The parameter of a number that each launch brings."""
+        self.operands.list.append(value)
+        return self._parameter(len(self.operands.list) - 1, "n")
 
     def size(self, name: str) -> str:
         return self._parameter(self.operands.size(name, self.dims), "n")
@@ -132,7 +146,8 @@ class KernelWriter:
 
     def source(self) -> str:
         names = ", ".join(name for name, _ in self.parameters())
-        body = [*self._head, *self.lines] or ["    pass"]
+        asked = [f"    {name} = is_aligned({x})" for x, name in self._aligned.items()]
+        body = [*self._head, *asked, *self.lines] or ["    pass"]
         return "\n".join([f"def {self.symbol}({names}):", *body]) + "\n"
 
     # -- loops -----------------------------------------------------------------------------------
@@ -158,6 +173,17 @@ def _kind(operand: Operand) -> str:
         isinstance(operand, Size) and not operand.name.startswith(MARK)
     )
     return "size" if named else "int64"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One launch: of what, over how many points, of which a block does `grain` at once. operands:
+    those of this launch, where its kernel is launched again with others."""
+
+    writer: KernelWriter
+    total: Dim
+    grain: int
+    operands: tuple[Operand, ...] | None = None
 
 
 class Scope:
@@ -206,9 +232,9 @@ class Scope:
                 uses[a] = uses.get(a, 0) + 1
                 todo.append(a)
         order = postorder(roots)
-        cold = _cold(order, roots)
+        skipped = cold(order, roots)
         for e in order:
-            if e not in self.memo and e not in cold:
+            if e not in self.memo and e not in skipped:
                 self.memo[e] = self._one(e, uses.get(e, 1))
         return [self.memo[e] for e in roots]
 
@@ -267,7 +293,7 @@ class Scope:
             w.line(f"{w.array(array)}[{at}] = {scalar.stored(value, array.dtype)}")
 
 
-def _cold(order: Sequence[Expr], roots: Sequence[Expr]) -> set[Expr]:
+def cold(order: Sequence[Expr], roots: Sequence[Expr]) -> set[Expr]:
     """What only the rare sides of selects need: it is computed there."""
     if not any(e.attr == "rare" and e.op == "select" for e in order):
         return set()
