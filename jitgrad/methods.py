@@ -345,7 +345,7 @@ def _set_imag(self: Tensor, value: Any) -> None:
 
 
 def attach() -> None:
-    """Attaches everything. Called once, when jitgrad is imported."""
+    """Attaches everything, when this module is imported."""
     _collect()
     for name, function in FUNCTIONS.items():
         if name not in NOT_METHODS:
@@ -373,3 +373,6 @@ def attach() -> None:
         setattr(Tensor, name, own)
     _attach_operators()
     _attach_properties()
+
+
+attach()

@@ -112,7 +112,7 @@ class Collector(ast.NodeVisitor):
     def visit_function(self, node: ast.AST) -> None:
         if (
             self.functions == 0
-            and getattr(node, "name", "") == "__getattr__"
+            and getattr(node, "name", "") in ("__getattr__", "_complete")
             and self.only_own(node)
         ):
             return  # PEP 562: a package loads its own submodules at their first use
@@ -121,13 +121,16 @@ class Collector(ast.NodeVisitor):
         self.functions -= 1
 
     def only_own(self, node: ast.AST) -> bool:
-        """Whether a function imports submodules of this very package only, by import_module."""
+        """Whether a function imports submodules of this very package only, by import_module.
+        That may be the package's __init__.py, or namespace.py, which holds its names."""
         for inner in ast.walk(node):
             if isinstance(inner, ast.Import | ast.ImportFrom):
                 return False
             if isinstance(inner, ast.Call) and ast.unparse(inner.func) == "importlib.import_module":
                 text = ast.unparse(inner.args[0]).lstrip("f").strip("'\"")
-                if self.package != self.module or not text.startswith(f"{self.module}."):
+                if self.module not in (self.package, f"{self.package}.namespace"):
+                    return False
+                if not text.startswith(f"{self.package}."):
                     return False
         return True
 
@@ -185,11 +188,11 @@ class Tree:
         """package -> the names that its __init__.py binds to something else than a submodule.
 
         `from jitgrad import jit` gives such a name, not the module jitgrad.jit: it needs the whole
-        of jitgrad/__init__.py to have run.
+        of jitgrad/namespace.py to have run.
         """
         names: dict[str, set[str]] = {package: set() for package in self.packages}
         for package in self.packages:
-            for node in self.modules[package].body:
+            for node in self.modules[self.names_of(package)].body:
                 if isinstance(node, ast.FunctionDef | ast.ClassDef):
                     names[package].add(node.name)
                 elif isinstance(node, ast.ImportFrom):
@@ -215,8 +218,14 @@ class Tree:
             if submodule in self.modules:
                 modules.add(submodule)
             if submodule not in self.modules or name in self.bound.get(found.target, ()):
-                modules.add(found.target)
+                modules.add(self.names_of(found.target))
         return modules
+
+    def names_of(self, package: str) -> str:
+        """The module that holds a package's names: namespace.py where there is one, which is run
+        when the first of them is asked for; else its __init__.py."""
+        inner = f"{package}.namespace"
+        return inner if inner in self.modules else package
 
     def executed(self, found: Import) -> set[str]:
         """The modules that the statement runs: those named, and the packages around them. Not the
@@ -470,7 +479,11 @@ def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_import_leaves_heavy_dependencies_out() -> None:
-    code = "import sys, jitgrad, json; print(json.dumps([m.split('.')[0] for m in sys.modules]))"
+    code = """
+import sys, json, jitgrad
+jitgrad.Tensor
+print(json.dumps([m.split('.')[0] for m in sys.modules]))
+"""
     loaded = set(json.loads(run_python("-c", code).stdout))
     assert not loaded & HEAVY
 
@@ -487,6 +500,7 @@ began = spent()
 import numpy
 middle = spent()
 import jitgrad
+jitgrad.Tensor  # brings the public names
 print(middle - began, spent() - middle)
 """
 
@@ -508,13 +522,13 @@ def test_import_time() -> None:
 def slowest_imports() -> str:
     """The cumulative times of numpy and jitgrad, and the modules of ours that take longest."""
     cumulative, own = {}, {}
-    for line in run_python("-X", "importtime", "-c", "import jitgrad").stderr.splitlines():
+    for line in run_python("-X", "importtime", "-c", "from jitgrad import *").stderr.splitlines():
         fields = line.removeprefix("import time:").split("|")
         if len(fields) == 3 and fields[0].strip().isdigit():
             name = fields[2].strip()
             own[name], cumulative[name] = (int(field) / 1000 for field in fields[:2])
     ours = sorted((name for name in own if name.startswith("jitgrad")), key=own.__getitem__)
-    lines = [f"{name}: {cumulative[name]:.1f} ms in all" for name in ("jitgrad", "numpy")]
+    lines = [f"{name}: {cumulative[name]:.1f} ms in all" for name in ("jitgrad.namespace", "numpy")]
     lines += [f"{name}: {own[name]:.1f} ms of its own" for name in reversed(ours[-10:])]
     return "python -X importtime says:\n" + "\n".join(lines)
 
