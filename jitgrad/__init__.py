@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import importlib
 import sys
-from types import ModuleType
+from types import ModuleType as _Module
 from typing import Any
 
 _ALONE = ("runtime", "compiler", "version")  # these need none of the others
 
 
-class _Package(ModuleType):
+class _Package(_Module):
     """The package before its public names are there."""
 
     def __getattr__(self, name: str) -> Any:
@@ -65,7 +65,7 @@ def _complete() -> None:
     names = {n: v for n, v in names.items() if not n.startswith("__")}
     keep = {n: vars(public)[n] for n in ("__all__", "__getattr__", "__version__")}
     vars(package).update({**modules, **names, **keep})
-    package.__class__ = ModuleType
+    package.__class__ = _Module
 
 
 sys.modules[__name__].__class__ = _Package

@@ -75,6 +75,7 @@ from jitgrad import methods as methods
 from jitgrad import missing as missing
 from jitgrad import mps as mps
 from jitgrad import multiprocessing as multiprocessing
+from jitgrad import namespace as namespace
 from jitgrad import nn as nn
 from jitgrad import old_linalg as old_linalg
 from jitgrad import onnx as onnx
