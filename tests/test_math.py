@@ -181,3 +181,15 @@ def test_halves(op: str, dtype: dtypes.DType) -> None:
         want = REFERENCE[op](x.astype(np.float64)).astype(dtype.np)
     close = np.abs(got.view(np.int16).astype(int) - want.view(np.int16).astype(int)) <= 1
     assert np.all(close | (np.isnan(got.astype("f")) & np.isnan(want.astype("f"))))
+
+
+@pytest.mark.parametrize("dtype", [dtypes.float32, dtypes.float64])
+@pytest.mark.parametrize(
+    "op", ["asin", "asinh", "atan", "atanh", "expm1", "log1p", "sin", "sinh", "tan", "tanh"]
+)
+def test_numbers_below_the_normal_ones_stay_as_they_are(op: str, dtype: dtypes.DType) -> None:
+    """f(x) rounds to x there; 0 instead would change what `f(x) > 0` says."""
+    least, tiny = np.finfo(dtype.np).smallest_subnormal, np.finfo(dtype.np).tiny
+    x = np.concatenate([np.arange(9) * least, tiny * np.array([0.3, 0.75, 1, 1.5])])
+    x = np.concatenate([x, -x]).astype(dtype.np)
+    np.testing.assert_array_equal(evaluate(op, dtype, [x]), x)

@@ -112,10 +112,16 @@ def _shared(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> str:
     return f"{len(pairs)}: {pairs[:6]} {zlib.crc32(repr(pairs).encode())}"
 
 
+def parts(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Complex numbers as pairs of floats along a new last axis; other arrays as they are."""
+    return np.stack([x.real, x.imag], axis=-1) if x.dtype.kind == "c" else x
+
+
 def close(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any], exact: bool) -> bool:
     """Equal; or, unless `exact`, floats within a few ulp everywhere. NaNs are equal."""
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
+    a, b = parts(a), parts(b)
     if not from_numpy(a.dtype).is_floating_point:
         return bool(np.array_equal(a, b))
     x, y = a.astype(np.float64), b.astype(np.float64)
@@ -163,7 +169,7 @@ def _loose(a: Picture, path: str) -> bool:
 
 
 def _short(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> str:
-    p, q = x.astype(np.float64).ravel(), y.astype(np.float64).ravel()
+    p, q = parts(x).astype(np.float64).ravel(), parts(y).astype(np.float64).ravel()
     bad = np.flatnonzero(~((p == q) | (np.isnan(p) & np.isnan(q))))
     i = int(bad[np.argmax(np.nan_to_num(np.abs(p[bad] - q[bad]), nan=np.inf))])
     return f"{x.dtype}{list(x.shape)} differs at {len(bad)}, at {i}: {p[i]!r} against {q[i]!r}"
@@ -173,6 +179,7 @@ def explained(
     eager: np.ndarray[Any, Any], found: np.ndarray[Any, Any], noisy: list[np.ndarray[Any, Any]]
 ) -> bool:
     """Whether noise moves each element of eager as far as to `found`."""
+    eager, found, *noisy = (parts(a) for a in (eager, found, *noisy))
     x, y = eager.astype(np.float64), found.astype(np.float64)
     same = (x == y) | (np.isnan(x) & np.isnan(y))
     stack = np.stack([n.astype(np.float64) for n in noisy])

@@ -17,6 +17,7 @@ import numpy as np
 
 import jitgrad as jg
 from fuzz import lines
+from fuzz.compare import parts
 from fuzz.program import Program
 from fuzz.world import namespace
 from jitgrad.compiler.ops.record import OPS
@@ -197,8 +198,8 @@ class Maker:
     def _moderate(self, value: Any) -> bool:
         if value.numel() > LARGEST or value.ndim > 5:
             return False
-        wide = np.abs(value.detach().numpy().astype(np.float64))
-        usual = bool(np.all(wide < 1e4))
+        array = parts(value.detach().numpy()).astype(np.float64)
+        usual = bool(np.all(np.abs(array) < 1e4))
         return usual or self.r.random() < 0.02
 
     def finish(self) -> Program:

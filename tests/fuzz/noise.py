@@ -18,7 +18,7 @@ import numpy as np
 from jitgrad.compiler.ops.quiet import Quiet
 from jitgrad.compiler.ops.record import OPS, Elementwise
 from jitgrad.dispatch import plans
-from jitgrad.runtime.dtypes import from_numpy
+from jitgrad.runtime.dtypes import Category, from_numpy
 
 EXACT = frozenset([
     "abs", "add", "all", "amax", "amin", "any", "argmax", "argmin", "bitwise_and",
@@ -52,6 +52,9 @@ SUMS = frozenset(
 )
 """Off by a few ulp of the sum of the terms' magnitudes."""
 
+PRODUCTS = frozenset({"conv", "conv_input_grad", "conv_weight_grad", "matmul"})
+"""They may take bfloat16 below the normal range for zero (docs/numerics.md, narrow operands)."""
+
 NEAR_ZERO = frozenset({"logsumexp", "log_softmax"})
 ULPS = 6.0
 
@@ -65,15 +68,28 @@ class Noise:
         self.silent = False
 
 
+def _wide(x: Any) -> Any:
+    return x.astype(np.complex128 if x.dtype.kind == "c" else np.float64)
+
+
 def _magnitude(name: str, reference: Any, args: Any, attrs: Any, result: Any) -> Any:
-    wide = np.abs(result.astype(np.float64))
+    wide = np.abs(_wide(result))
     if name in SUMS:
-        size = [np.abs(a) if from_numpy(a.dtype).is_floating_point else a for a in args]
-        return np.abs(reference(*size, **attrs).astype(np.float64))
+        size = [np.abs(a) if from_numpy(a.dtype).category >= Category.FLOAT else a for a in args]
+        return np.abs(_wide(reference(*size, **attrs))) + _flushed(name, args)
     if name in NEAR_ZERO and args[0].size:
-        x = np.abs(args[0].astype(np.float64))
+        x = np.abs(_wide(args[0]))
         return np.maximum(wide, np.max(x[np.isfinite(x)], initial=1.0))
     return wide if stated(name)[1] else np.maximum(wide, 1.0)
+
+
+def _flushed(name: str, args: Any) -> float:
+    """A magnitude whose noise covers what is lost where factors below the normal range are zero."""
+    if name not in PRODUCTS or all(from_numpy(a.dtype).name != "bfloat16" for a in args):
+        return 0.0
+    wide = [np.abs(_wide(a)) for a in args]
+    largest = max(float(np.max(w[np.isfinite(w)], initial=1.0)) for w in wide)
+    return 2.0**-126 * largest * max(w.size for w in wide) * 2.0**8  # in units of 2^-8 of it
 
 
 @cache
@@ -96,21 +112,24 @@ def _wrapped(name: str) -> Any:
     def noisy_reference(*args: Any, **attrs: Any) -> Any:
         reference = type(OPS[name]).reference.__get__(OPS[name])
         result = reference(*args, **attrs)
-        if not from_numpy(result.dtype).is_floating_point:
+        if from_numpy(result.dtype).category < Category.FLOAT:
             return result
         noise = _now[-1]
         noise.used = True
         if noise.silent:
             return result
-        eps = {2: 2.0**-10, 4: 2.0**-23, 8: 2.0**-52}[result.dtype.itemsize]
+        parts = 2 if result.dtype.kind == "c" else 1
+        size = result.dtype.itemsize // parts
+        eps = {2: 2.0**-10, 4: 2.0**-23, 8: 2.0**-52}[size]
         if from_numpy(result.dtype).name == "bfloat16":
             eps = 2.0**-7
-        ulps = stated(name)[0] if result.dtype.itemsize > 2 else 1.0
-        sign = noise.rng.choice([-1.0, 1.0], result.shape)
-        factor = sign * noise.rng.uniform(0.5, 1.0, result.shape) * ulps * eps
+        ulps = stated(name)[0] if size > 2 else 1.0
+        off = noise.rng.uniform(0.5, 1.0, (parts, *result.shape))
+        off *= noise.rng.choice([-1.0, 1.0], off.shape) * ulps * eps
+        factor = off[0] + 1j * off[1] if parts == 2 else off[0]
         with Quiet():
             scale = _magnitude(name, reference, args, attrs, result)
-            moved = result.astype(np.float64) + factor * scale
+            moved = _wide(result) + factor * scale
             return np.asarray(np.where(np.isfinite(moved), moved, result)).astype(result.dtype)
 
     return noisy_reference
