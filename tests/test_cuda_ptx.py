@@ -109,6 +109,27 @@ def test_rows_that_are_not_aligned_are_loaded_one_by_one() -> None:
 
 
 @wheels
+@pytest.mark.parametrize("dtype", [jg.float16, jg.bfloat16])
+def test_halves_are_multiplied_on_tensor_cores(dtype: Any) -> None:
+    lowered = jg.jit(lambda a, b: jg.relu(a @ b)).lower(*[jg.TensorSpec((256, 256), dtype)] * 2)
+    name = "bf16.bf16" if dtype is jg.bfloat16 else "f16.f16"
+    text = lowered.ptx("sm_90")
+    assert f"mma.sync.aligned.m16n8k16.row.col.f32.{name}.f32" in text and "fma.rn" not in text
+    assert sum(r.spills + r.stack for r in lowered.resources("sm_90")) == 0
+    assert "mma.sync" not in lowered.ptx("sm_75")  # whose tensor cores have no bfloat16
+
+
+@wheels
+def test_slices_are_double_buffered_and_read_128_bits_at_once() -> None:
+    for size in (128, 2048):  # tiles of 64 and of 128
+        lowered = jg.jit(lambda a, b: a @ b).lower(*[jg.TensorSpec((size, size))] * 2)
+        text = lowered.ptx("sm_90")
+        assert "ld.shared.v4.f32" in text and "ld.shared.f32" not in text
+        assert text.count("bar.sync") == 2  # before the loop, and once in it
+        assert sum(r.spills + r.stack for r in lowered.resources("sm_90")) == 0
+
+
+@wheels
 def test_sorts_by_digits_and_scatters() -> None:
     def f(x: jg.Tensor, i: jg.Tensor, n: jg.Tensor) -> tuple[jg.Tensor, ...]:
         small = jg.zeros(64, 8)

@@ -208,3 +208,20 @@ def test_a_training_step_is_that_of_the_cpu() -> None:
     got, after = run_writing(compiled(graph), args)
     for a, b in zip([*got, *after], [*want, *cpu], strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("shape", [(16, 16, 16), (21, 19, 37), (40, 17, 50)])
+def test_halves_are_multiplied_on_tensor_cores(shape: tuple[int, int, int], dtype: str) -> None:
+    m, n, k = shape
+    kind = getattr(jg, dtype)
+    a, b = normal(m, k), normal(k, n, seed=1)
+    bias = normal(n, seed=2)
+    args = [jg.tensor(x).to(kind)._data for x in (a, b, bias)]
+    code = check(lambda a, b, c: jg.relu(a @ b + c), *args)
+    assert any(f"mma_{'f16' if dtype == 'float16' else 'bf16'}(" in t for t in code.texts.values())
+
+
+def test_large_tiles_and_ragged_edges() -> None:
+    code = check(lambda a, b: jg.relu(a @ b) + 1, normal(19, 9), normal(9, 21, seed=1), scale=4)
+    assert any(shape.threads == 4 for shape in code.shapes.values())

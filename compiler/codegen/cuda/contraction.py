@@ -2,16 +2,19 @@
 
 A block computes a tile of (rows, columns) of one batch: slices of both operands go through shared
 memory, read by whatever their index expressions say (so transposes and the windows of convolutions
-need no copies), each thread accumulates some rows and columns of the tile in registers, and the
-epilogue is applied before the store. Products are added in the order of k, by fma for floats. Where
+need no copies), two at a time, so that one is read while the next comes. `micro.py` multiplies
+them, by fma or on tensor cores, in the order of k; the epilogue is applied before the store. Where
 tiles are few and k is long, k is split: parts are summed in order by a second kernel.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 from jitgrad.compiler.codegen.cuda import scalar
+from jitgrad.compiler.codegen.cuda.micro import choose
 from jitgrad.compiler.codegen.cuda.special import Flat
 from jitgrad.compiler.codegen.cuda.target import CudaTarget
 from jitgrad.compiler.codegen.cuda.writer import KernelWriter, Part, Scope
@@ -25,16 +28,29 @@ from jitgrad.compiler.loops import (
     loads,
     rewrite,
 )
-from jitgrad.compiler.symbolic import Dim, Sym, is_static, prod
-from jitgrad.runtime.dtypes import DType
+from jitgrad.compiler.symbolic import Dim, Sym, hint, is_static, prod
 
 _DEPTH = 256  # the least k of a part
-_TILES = 128  # so many tiles keep a GPU busy
+_UNROLLED = 16
 
 
 def contraction(kernel: ContractionKernel, symbol: str, target: CudaTarget) -> list[Part]:
     """One kernel, or two where k is split."""
     return _Tiles(kernel, symbol, target).kernels()
+
+
+@dataclass(frozen=True)
+class _Side:
+    """One operand of a tile: where its rows (or columns) start, how many there are in all and in
+    the tile, and its axes; its slices in shared memory, and a thread's elements of the next."""
+
+    start: str
+    extent: str
+    size: int
+    group: Sequence[int]
+    operand: Expr
+    shared: str
+    ahead: str
 
 
 class _Tiles:
@@ -49,9 +65,9 @@ class _Tiles:
         self.depth = tuple(rank + j for j in range(len(c.k)))
         self.M, self.N = (prod(shape[a] for a in group) for group in (c.m, c.n))
         self.count, self.K = prod(shape[a] for a in c.batch), prod(c.k)
-        self.rows, self.cols, self.step, self.each_row, self.each_col = target.tile
-        self.threads = (self.rows // self.each_row) * (self.cols // self.each_col)
-        self.tiles = -(-self.M // self.rows) * -(-self.N // self.cols) * self.count
+        rows, cols, depth, count = (hint(d) for d in (self.M, self.N, self.K, self.count))
+        self.micro = choose(c.a, c.b, c.acc, (count, rows, cols, depth), target)
+        self.tiles = -(-self.M // self.micro.rows) * -(-self.N // self.micro.cols) * self.count
         self.splits = self._splits()
         self.partial: Array | None = None
         if self.splits > 1:
@@ -62,7 +78,7 @@ class _Tiles:
             return 1
         tiles, depth = int(self.tiles), int(self.K)
         least = _DEPTH if not self.target.simulated else 16
-        wanted = _TILES if not self.target.simulated else 2
+        wanted = self.target.busy
         return max(1, min(wanted // max(tiles, 1), depth // least))
 
     def kernels(self) -> list[Part]:
@@ -85,25 +101,22 @@ class _Tiles:
 
     # -- products ----------------------------------------------------------------------------------
     def _products(self) -> Part:
-        flat, c = self._flat(), self.c
+        flat, c, micro = self._flat(), self.c, self.micro
         a, b = flat.expr(c.a), flat.expr(c.b)
         epilogue = _Epilogue(self, flat) if self.partial is None else None
         partial = None if self.partial is None else flat.operands.array(self.partial)
         w = flat.writer(self.symbol, self.target)
-        w.threads = self.threads
+        w.threads = micro.threads
         M, N, K, count = (w.dim(d) for d in (self.M, self.N, self.K, self.count))
-        rows, cols, step = self.rows, self.cols, self.step
-        across = self.cols // self.each_col
-        tile_a, tile_b = w.shared(rows * step, c.acc), w.shared(cols * step, c.acc)
-        acc = w.local(self.each_row * self.each_col, c.acc)
-        w.line("t = cuda.threadIdx.x")
-        w.line(f"ty, tx = t // {across}, t % {across}")
-        col_tiles = w.let(f"({N} + {cols - 1}) // {cols}", "tiles")
-        row_tiles = w.let(f"({M} + {rows - 1}) // {rows}", "tiles")
+        micro.begin(w)
+        ahead_a = w.local(-(-micro.rows * micro.step // micro.threads), c.acc)
+        ahead_b = w.local(-(-micro.cols * micro.step // micro.threads), c.acc)
+        col_tiles = w.let(f"({N} + {micro.cols - 1}) // {micro.cols}", "tiles")
+        row_tiles = w.let(f"({M} + {micro.rows - 1}) // {micro.rows}", "tiles")
         total = w.let(f"{row_tiles} * {col_tiles} * {count} * {self.splits}", "total")
         with w.block(f"for tile in range(cuda.blockIdx.x, {total}, cuda.gridDim.x):"):
-            w.line(f"col = tile % {col_tiles} * {cols}")
-            w.line(f"row = tile // {col_tiles} % {row_tiles} * {rows}")
+            w.line(f"col = tile % {col_tiles} * {micro.cols}")
+            w.line(f"row = tile // {col_tiles} % {row_tiles} * {micro.rows}")
             w.line(f"number = tile // ({row_tiles} * {col_tiles})")
             k0, k1 = "0", K
             if self.splits > 1:
@@ -114,53 +127,82 @@ class _Tiles:
                 k1 = w.let(f"min({k0} + {part}, {K})", "k")
             point = Scope(w, self._ones(), {})
             w.unflatten("number", self._space(c.batch), point)
-            size = self.each_row * self.each_col
-            with w.block(f"for n in range({size}):"):
-                w.line(f"{acc}[n] = {scalar.constant(0, c.acc)}")
-            with w.block(f"for first in range({k0}, {k1}, {step}):"):
-                self._fetch(w, point, tile_a, a, ("row", M, rows, c.m), k1)
-                self._fetch(w, point, tile_b, b, ("col", N, cols, c.n), k1)
+            with w.block(f"for n in range({micro.size}):"):
+                w.line(f"{micro.sums}[n] = {scalar.constant(0, c.acc)}")
+            sides = [
+                _Side("row", M, micro.rows, c.m, a, micro.a, ahead_a),
+                _Side("col", N, micro.cols, c.n, b, micro.b, ahead_b),
+            ]
+            self._read(w, point, sides, k0, k1)
+            self._put(w, sides, "0")
+            w.line("cuda.syncthreads()")
+            w.line("held = 0")
+            # The next slices are on their way from memory while those held are multiplied.
+            with w.block(f"for first in range({k0}, {k1}, {micro.step}):"):
+                more = w.let(f"first + {micro.step} < {k1}", "more")
+                with w.block(f"if {more}:"):
+                    self._read(w, point, sides, f"first + {micro.step}", k1)
+                micro.multiply(w)
+                with w.block(f"if {more}:"):
+                    self._put(w, sides, "(1 - held)")
                 w.line("cuda.syncthreads()")
-                self._multiply(w, acc, tile_a, tile_b)
-                w.line("cuda.syncthreads()")
-            with w.block(f"for n in range({size}):"):
-                w.line(f"r = row + ty * {self.each_row} + n // {self.each_col}")
-                w.line(f"s = col + tx + n % {self.each_col} * {across}")
-                with w.block(f"if r < {M} and s < {N}:"):
-                    if epilogue is None:
-                        assert partial is not None
-                        at = f"((split * {count} + number) * {M} + r) * {N} + s"
-                        w.line(f"{w.array(partial)}[{at}] = {acc}[n]")
-                    else:
-                        epilogue.emit(w, point, "r", "s", f"{acc}[n]")
-        tiles = self.tiles * self.splits
-        return Part(w, tiles, 1)
+                w.line("held = 1 - held")
+            r, s = micro.place()
+            # Loops that are short enough to be unrolled: the sums stay in registers.
+            for start in range(0, micro.size, _UNROLLED):
+                end = min(start + _UNROLLED, micro.size)
+                with w.block(f"for n in range({start}, {end}):"):
+                    w.line(f"r = row + {r}")
+                    w.line(f"s = col + {s}")
+                    with w.block(f"if r < {M} and s < {N}:"):
+                        if epilogue is None:
+                            assert partial is not None
+                            at = f"((split * {count} + number) * {M} + r) * {N} + s"
+                            w.line(f"{w.array(partial)}[{at}] = {micro.sums}[n]")
+                        else:
+                            epilogue.emit(w, point, "r", "s", f"{micro.sums}[n]")
+        return Part(w, self.tiles * self.splits, 1)
 
-    def _fetch(
-        self,
-        w: KernelWriter,
-        point: Scope,
-        into: str,
-        operand: Expr,
-        side: tuple[str, str, int, Sequence[int]],
-        end: str,
+    def _read(
+        self, w: KernelWriter, point: Scope, sides: Sequence[_Side], start: str, end: str
     ) -> None:
-        """A slice of one operand: into[k][r], zeros outside. Threads run along what lies side by
-        side in memory."""
-        start, extent, size, group = side
-        with w.block(f"for e in range(t, {size * self.step}, {self.threads}):"):
-            if self._along(operand, self.depth) > self._along(operand, group):
-                w.line(f"r, k = e // {self.step}, e % {self.step}")
+        """Each thread's elements of both slices from `start` on, zeros outside."""
+        for side in sides:
+            with self._elements(w, side):
+                value = w.let(scalar.constant(0, self.c.acc), "got")
+                at = w.let(f"{start} + k", "j")
+                with w.block(f"if {side.start} + r < {side.extent} and {at} < {end}:"):
+                    scope = point.child()
+                    w.unflatten(w.let(f"{side.start} + r", "j"), self._space(side.group), scope)
+                    w.unflatten(at, self._space(self.depth), scope)
+                    operand = side.operand
+                    text = scalar.cast(scope.value(operand), operand.dtype, self.c.acc)
+                    w.line(f"{value} = {text}")
+                w.line(f"{side.ahead}[n] = {value}")
+
+    def _put(self, w: KernelWriter, sides: Sequence[_Side], which: str) -> None:
+        """The elements that were read go to shared memory."""
+        for side in sides:
+            with self._elements(w, side):
+                self.micro.put(w, side.shared, side.size, which, f"{side.ahead}[n]")
+
+    @contextmanager
+    def _elements(self, w: KernelWriter, side: _Side) -> Iterator[None]:
+        """Element n of a thread is (r, k) of the slice. Threads run along what lies side by side in
+        memory."""
+        micro = self.micro
+        elements = side.size * micro.step
+        with w.block(f"for n in range({-(-elements // micro.threads)}):"):
+            w.line(f"e = t + n * {micro.threads}")
+            if self._along(side.operand, self.depth) > self._along(side.operand, side.group):
+                w.line(f"r, k = e // {micro.step}, e % {micro.step}")
             else:
-                w.line(f"r, k = e % {size}, e // {size}")
-            value = w.let(scalar.constant(0, self.c.acc), "got")
-            with w.block(f"if {start} + r < {extent} and first + k < {end}:"):
-                scope = point.child()
-                w.unflatten(w.let(f"{start} + r", "j"), self._space(group), scope)
-                w.unflatten(w.let("first + k", "j"), self._space(self.depth), scope)
-                text = scalar.cast(scope.value(operand), operand.dtype, self.c.acc)
-                w.line(f"{value} = {text}")
-            w.line(f"{into}[k * {size} + r] = {value}")
+                w.line(f"r, k = e % {side.size}, e // {side.size}")
+            if elements % micro.threads == 0:
+                yield
+            else:
+                with w.block(f"if e < {elements}:"):
+                    yield
 
     def _along(self, operand: Expr, group: Sequence[int]) -> int:
         """How many loads of an operand have neighbours along a group's last axis."""
@@ -171,23 +213,6 @@ class _Tiles:
         s = Flat(self.extents, []).simplifier
         found = [coefficient(s.poly(x.args[0]), from_last) for x in loads([operand]) if x.args]
         return sum(constant_of(p) == 1 for p in found)
-
-    def _multiply(self, w: KernelWriter, acc: str, tile_a: str, tile_b: str) -> None:
-        """Every product of the slices of a tile."""
-        c, across = self.c, self.cols // self.each_col
-        with w.block(f"for k in range({self.step}):"):
-            left = [
-                w.let(f"{tile_a}[k * {self.rows} + ty * {self.each_row} + {i}]")
-                for i in range(self.each_row)
-            ]
-            right = [
-                w.let(f"{tile_b}[k * {self.cols} + tx + {j * across}]")
-                for j in range(self.each_col)
-            ]
-            for i, x in enumerate(left):
-                for j, y in enumerate(right):
-                    at = f"{acc}[{i * self.each_col + j}]"
-                    w.line(f"{at} = {product(x, y, at, c.acc)}")
 
     # -- the sum of the parts ----------------------------------------------------------------------
     def _sums(self) -> Part:
@@ -243,10 +268,3 @@ class _Epilogue:
         values = [w.let(v) for v in scope.values([v for _, _, v in self.stores])]
         for (array, offset, _), v in zip(self.stores, values, strict=True):
             scope.store(array, offset, v)
-
-
-def product(x: str, y: str, total: str, dtype: DType) -> str:
-    """x * y + total."""
-    if dtype.is_floating_point:
-        return scalar.arithmetic("fma", dtype, [x, y, total])
-    return scalar.arithmetic("add", dtype, [scalar.arithmetic("mul", dtype, [x, y]), total])

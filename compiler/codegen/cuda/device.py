@@ -287,6 +287,46 @@ def key_f64(x):
     return u64(~bits) if bits & top else u64(bits | top)
 
 
+# -- tensor cores ----------------------------------------------------------------------------------
+_mma_f16, _mma_bf16 = intrinsics.tensor_core("f16"), intrinsics.tensor_core("bf16")
+
+
+@device
+def part_a(tile, at, pitch):
+    """A thread's registers of the 16 x 16 elements from tile[at] on, in rows `pitch` apart (PTX
+    ISA, "Matrix fragments for mma.m16n8k16")."""
+    lane = cuda.threadIdx.x % 32
+    first = at + lane // 4 * pitch + lane % 4 * 2
+    below = first + 8 * pitch
+    return pair(tile, first), pair(tile, below), pair(tile, first + 8), pair(tile, below + 8)
+
+
+@device
+def part_b(tile, at, pitch):
+    """A thread's registers of 16 x 8 elements, which lie column by column."""
+    lane = cuda.threadIdx.x % 32
+    first = at + lane // 4 * pitch + lane % 4 * 2
+    return pair(tile, first), pair(tile, first + 8)
+
+
+def _mma(instruction: Any) -> Any:
+    @device
+    def multiply(a, b, sums, n):
+        """sums[n : n + 4] take a thread's part of a product."""
+        new = instruction(
+            a[0], a[1], a[2], a[3], b[0], b[1], sums[n], sums[n + 1], sums[n + 2], sums[n + 3]
+        )
+        for k in range(4):
+            sums[n + k] = new[k]
+
+    return multiply
+
+
+mma_f16, mma_bf16 = _mma(_mma_f16), _mma(_mma_bf16)
+pair = intrinsics.pair
+shared2, shared4 = intrinsics.shared_load(2), intrinsics.shared_load(4)
+
+
 # -- blocks ----------------------------------------------------------------------------------------
 @device
 def plus(x, y):

@@ -37,7 +37,7 @@ from jitgrad.compiler.loops import (
 )
 from jitgrad.runtime.errors import InternalError
 
-VERSION = 4
+VERSION = 6
 
 
 @dataclass(frozen=True)

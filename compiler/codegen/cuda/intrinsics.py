@@ -111,6 +111,24 @@ def pair(typing: Any, x: Any, at: Any) -> Any:
     return types.uint32(x, types.int64), code
 
 
+def shared_load(count: int) -> Any:
+    """`count` neighbours in shared memory that begin at an aligned place, by one load."""
+
+    @intrinsic
+    def load(typing: Any, x: Any, at: Any) -> Any:
+        def code(context: Any, b: Any, signature: Any, args: Any) -> Any:
+            vector, _ = _vector(context.get_data_type(x.dtype), count)
+            place = b.gep(context.make_array(x)(context, b, args[0]).data, [args[1]])
+            found = b.load(b.bitcast(place, vector.as_pointer(place.type.addrspace)))
+            found.align = _bytes(vector)
+            parts = [b.extract_element(found, _I32(k)) for k in range(count)]
+            return context.make_tuple(b, signature.return_type, parts)
+
+        return types.UniTuple(x.dtype, count)(x, types.int64), code
+
+    return load
+
+
 def tensor_core(kind: str) -> Any:
     """mma.sync.m16n8k16 (PTX ISA, "Warp-level matrix instructions"): the new c0 to c3 of
     c + a b, where a warp holds a (16 x 16), b (16 x 8) and c (16 x 8) in its registers; kind is

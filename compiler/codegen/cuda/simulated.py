@@ -210,6 +210,43 @@ def key_f64(x):
     return np.uint64(~bits & 0xFFFFFFFFFFFFFFFF if bits >> 63 else bits | 1 << 63)
 
 
+# -- contractions ----------------------------------------------------------------------------------
+def shared2(x, at):
+    return x[at], x[at + 1]
+
+
+def shared4(x, at):
+    return x[at], x[at + 1], x[at + 2], x[at + 3]
+
+
+def part_a(tile, at, pitch):
+    """Stands for registers: the elements are read when they are multiplied."""
+    return tile, at, pitch
+
+
+part_b = part_a
+
+
+def mma(a, b, sums, n, number):
+    (x, at, pitch), (y, start, _) = a, b
+    lane = cuda.threadIdx.x % 32
+    for k in range(4):
+        row = at + (lane // 4 + k // 2 * 8) * pitch
+        column = start + (lane % 4 * 2 + k % 2) * pitch
+        total = float(sums[n + k])
+        for i in range(16):
+            total += float(number(x[row + i])) * float(number(y[column + i]))
+        sums[n + k] = f32(total)
+
+
+def mma_f16(a, b, sums, n):
+    mma(a, b, sums, n, f32)
+
+
+def mma_bf16(a, b, sums, n):
+    mma(a, b, sums, n, from_bf16)
+
+
 # -- blocks ----------------------------------------------------------------------------------------
 def shared_array(number, count, dtype, alignment):
     """The shared array `number` of a kernel: one for all threads of a block."""

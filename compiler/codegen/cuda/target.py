@@ -24,6 +24,10 @@ class CudaTarget:
         threads: the threads of a block, at most; a power of two.
         tile: rows, columns and depth of a contraction's tile, and the rows and columns of it that a
             thread has; (rows / its rows) * (columns / its columns) are the threads of its blocks.
+        large_tile: the same, for contractions of float32 with many tiles of this size.
+        mma: rows, columns and depth of a tile on tensor cores, and how many warps share its rows
+            and columns; None where there are none for bfloat16.
+        busy: so many tiles keep the GPU busy.
         shared_bytes: of shared memory that a block may use.
         max_blocks: blocks of one launch, at most; they take further work in turn.
         many: points of an elementwise kernel from which on a thread does several at once.
@@ -35,6 +39,9 @@ class CudaTarget:
     arch: str = "sm_80"
     threads: int = 256
     tile: tuple[int, int, int, int, int] = (64, 64, 16, 4, 4)
+    large_tile: tuple[int, int, int, int, int] | None = (128, 128, 8, 8, 8)
+    mma: tuple[int, int, int, int, int] | None = (64, 64, 32, 4, 2)
+    busy: int = 128
     shared_bytes: int = 48 * 1024
     max_blocks: int = 65535
     many: int = 1 << 14
@@ -62,6 +69,9 @@ SIMULATOR = CudaTarget(
     many=8,
     many_points=24,
     long_line=48,
+    large_tile=(8, 8, 4, 4, 4),
+    mma=(16, 16, 16, 1, 1),
+    busy=2,
 )
 
 
@@ -76,4 +86,4 @@ def gpu_target(arch: str) -> CudaTarget:
         raise CompileError(
             f"[cuda] expected an architecture from sm_{_OLDEST} on, such as 'sm_90'; got {arch!r}"
         )
-    return CudaTarget(arch)
+    return CudaTarget(arch) if int(arch[3:]) >= 80 else CudaTarget(arch, mma=None)

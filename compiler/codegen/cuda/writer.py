@@ -81,12 +81,14 @@ class KernelWriter:
         self.line(f"{name} = {text}")
         return name
 
-    def shared(self, count: int, dtype: DType) -> str:
-        """An array in the block's shared memory."""
+    def shared(self, count: int, dtype: DType, raw: bool = False) -> str:
+        """An array in the block's shared memory, of values as they are in registers; raw: as they
+        are in memory."""
         name = f"shared{len(self._head)}"
-        kind = scalar.memory_name(dtype) if dtype not in scalar.HALVES else "float32"
+        wide = dtype in scalar.HALVES and not raw
+        kind = "float32" if wide else scalar.memory_name(dtype)
         self._head.append(f"    {name} = cuda.shared.array({count}, np.{kind}, 16)")
-        self.shared_bytes += count * (4 if dtype in scalar.HALVES else dtype.itemsize)
+        self.shared_bytes += count * (4 if wide else dtype.itemsize)
         return name
 
     def local(self, count: int, dtype: DType) -> str:

@@ -1,0 +1,166 @@
+"""What the threads of a block do with two slices of a contraction's operands in shared memory.
+
+Owns who has which elements of the tile and the products: `Registers` (fma, any dtype) and
+`TensorCores` (mma.sync, of float16 and bfloat16, summed in float32). Slices are double-buffered:
+`held` says which half of the shared memory is read, and the other is filled meanwhile.
+"""
+
+from __future__ import annotations
+
+from jitgrad.compiler.codegen.cuda import scalar
+from jitgrad.compiler.codegen.cuda.target import CudaTarget
+from jitgrad.compiler.codegen.cuda.writer import KernelWriter
+from jitgrad.compiler.loops import Expr
+from jitgrad.runtime import dtypes
+from jitgrad.runtime.dtypes import DType
+
+_PAD = 8  # elements between rows of a slice, so that a warp's pairs lie in different banks
+
+
+class Registers:
+    """A thread has `each_row` x `each_col` elements of the tile, in registers."""
+
+    def __init__(self, tile: tuple[int, int, int, int, int], acc: DType) -> None:
+        self.rows, self.cols, self.step, self.each_row, self.each_col = tile
+        self.acc = acc
+        self.across = self.cols // self.each_col
+        self.threads = (self.rows // self.each_row) * self.across
+        self.size = self.each_row * self.each_col
+        wide = 16 // acc.itemsize
+        self.group = wide if wide in (2, 4) and self.each_col % wide == 0 else 1
+
+    def begin(self, w: KernelWriter) -> None:
+        """Shared memory, accumulators, and the thread's place."""
+        self.a = w.shared(2 * self.rows * self.step, self.acc)
+        self.b = w.shared(2 * self.cols * self.step, self.acc)
+        self.sums = w.local(self.size, self.acc)
+        w.line("t = cuda.threadIdx.x")
+        w.line(f"ty, tx = t // {self.across}, t % {self.across}")
+
+    def put(self, w: KernelWriter, into: str, size: int, which: str, value: str) -> None:
+        """Element (r, k) of a slice of `size` rows, in buffer `which`."""
+        w.line(f"{into}[({which} * {self.step} + k) * {size} + r] = {value}")
+
+    def multiply(self, w: KernelWriter) -> None:
+        """Every product of the slices that are held."""
+        rows, cols = self.rows, self.cols
+        own = f"held * {rows * self.step} + ty * {self.each_row}"
+        mine = w.let(own, "j")
+        theirs = w.let(f"held * {cols * self.step} + tx * {self.group}", "j")
+        with w.block(f"for k in range({self.step}):"):
+            left = self._neighbours(w, self.a, f"{mine} + k * {rows}", self.each_row, 1)
+            right = self._neighbours(
+                w, self.b, f"{theirs} + k * {cols}", self.each_col, self.across
+            )
+            for i, x in enumerate(left):
+                for j, y in enumerate(right):
+                    at = f"{self.sums}[{i * self.each_col + j}]"
+                    w.line(f"{at} = {product(x, y, at, self.acc)}")
+
+    def _neighbours(
+        self, w: KernelWriter, tile: str, first: str, count: int, apart: int
+    ) -> list[str]:
+        """`count` elements, groups of which lie side by side: 128 bits at once."""
+        group = self.group if count % self.group == 0 else 1
+        names = []
+        for k in range(0, count, group):
+            new = [w.name() for _ in range(group)]
+            at = f"{first} + {k * apart}"
+            w.line(
+                f"{', '.join(new)} = shared{group}({tile}, {at})" if group > 1 else
+                f"{new[0]} = {tile}[{at}]"
+            )  # fmt: skip
+            names += new
+        return names
+
+    def place(self) -> tuple[str, str]:
+        """The row and the column in the tile of the thread's element n."""
+        column, group = f"n % {self.each_col}", self.group
+        return (
+            f"ty * {self.each_row} + n // {self.each_col}",
+            f"{column} // {group} * {group * self.across} + tx * {group} + {column} % {group}",
+        )
+
+
+class TensorCores:
+    """A warp has `high` x `wide` parts of 16 x 8 elements of the tile, spread over its threads as
+    the PTX ISA says for mma.m16n8k16."""
+
+    def __init__(self, tile: tuple[int, int, int, int, int], dtype: DType) -> None:
+        self.rows, self.cols, self.step, down, self.across = tile
+        self.dtype, self.acc = dtype, dtypes.float32
+        self.threads = 32 * down * self.across
+        self.high, self.wide = self.rows // down // 16, self.cols // self.across // 8
+        self.size = 4 * self.high * self.wide
+        self.pitch = self.step + _PAD
+        self.kind = "f16" if dtype is dtypes.float16 else "bf16"
+
+    def begin(self, w: KernelWriter) -> None:
+        self.a = w.shared(2 * self.rows * self.pitch, self.dtype, raw=True)
+        self.b = w.shared(2 * self.cols * self.pitch, self.dtype, raw=True)
+        self.sums = w.local(self.size, self.acc)
+        w.line("t = cuda.threadIdx.x")
+        w.line(f"down = t // {32 * self.across} * {16 * self.high}")
+        w.line(f"right = t // 32 % {self.across} * {8 * self.wide}")
+
+    def put(self, w: KernelWriter, into: str, size: int, which: str, value: str) -> None:
+        held = scalar.stored(value, self.dtype)
+        w.line(f"{into}[({which} * {size} + r) * {self.pitch} + k] = {held}")
+
+    def multiply(self, w: KernelWriter) -> None:
+        pitch = self.pitch
+        for k in range(0, self.step, 16):
+            left = [
+                w.let(f"part_a({self.a}, (held * {self.rows} + down + {i * 16}) * {pitch} + {k}, "
+                      f"{pitch})")
+                for i in range(self.high)
+            ]  # fmt: skip
+            right = [
+                w.let(f"part_b({self.b}, (held * {self.cols} + right + {j * 8}) * {pitch} + {k}, "
+                      f"{pitch})")
+                for j in range(self.wide)
+            ]  # fmt: skip
+            for i, x in enumerate(left):
+                for j, y in enumerate(right):
+                    at = 4 * (i * self.wide + j)
+                    w.line(f"mma_{self.kind}({x}, {y}, {self.sums}, {at})")
+
+    def place(self) -> tuple[str, str]:
+        return (
+            f"down + n // {4 * self.wide} * 16 + n // 2 % 2 * 8 + t % 32 // 4",
+            f"right + n // 4 % {self.wide} * 8 + t % 4 * 2 + n % 2",
+        )
+
+
+Micro = Registers | TensorCores
+
+
+def choose(
+    a: Expr, b: Expr, acc: DType, shape: tuple[int, int, int, int], target: CudaTarget
+) -> Micro:
+    """The way of a contraction of (count, M, N, K)."""
+    count, rows, cols, depth = shape
+    kind = _held(a)
+    halves = kind in scalar.HALVES and _held(b) is kind and acc is dtypes.float32
+    if halves and target.mma is not None and min(rows, cols, depth) >= 16:
+        return TensorCores(target.mma, kind)
+    large = target.large_tile
+    if acc is dtypes.float32 and large is not None:
+        tiles = -(-rows // large[0]) * -(-cols // large[1]) * count
+        if tiles >= target.busy:
+            return Registers(large, acc)
+    return Registers(target.tile, acc)
+
+
+def _held(e: Expr) -> DType:
+    """The dtype that all values of an expression fit in: that before casts to float32."""
+    while e.op == "cast" and e.dtype is dtypes.float32 and e.args[0].dtype in scalar.HALVES:
+        e = e.args[0]
+    return e.dtype
+
+
+def product(x: str, y: str, acc: str, dtype: DType) -> str:
+    """acc + x * y, by fma for floats."""
+    if dtype in (dtypes.float32, dtypes.float64):
+        return f"libdevice.fma{'f' if dtype is dtypes.float32 else ''}({x}, {y}, {acc})"
+    return scalar.arithmetic("add", dtype, [acc, scalar.arithmetic("mul", dtype, [x, y])])
