@@ -20,13 +20,19 @@ _ARRAYS = {
 
 _WEIGHTS = """\
   weights = new Uint8Array(await bytesOf(weights, @FILE@));
-  if (subtle) {  // the digest of the digests of pieces
+  if (subtle) {  // SHA-256 of the CRC-32s of pieces
+    const table = Uint32Array.from({ length: 256 }, (_, n) => {
+      for (let k = 0; k < 8; k++) n = n & 1 ? (n >>> 1) ^ 0xedb88320 : n >>> 1;
+      return n;
+    });
     const found = [];
     for (let at = @HEAD@; at < weights.length; at += @PIECE@) {
-      const piece = weights.subarray(at, Math.min(at + @PIECE@, weights.length));
-      found.push(...new Uint8Array(await subtle.digest("SHA-256", piece)));
+      let crc = -1;
+      const end = Math.min(at + @PIECE@, weights.length);
+      for (let k = at; k < end; k++) crc = table[(crc ^ weights[k]) & 255] ^ (crc >>> 8);
+      found.push(~crc);
     }
-    const all = new Uint8Array(await subtle.digest("SHA-256", new Uint8Array(found)));
+    const all = new Uint8Array(await subtle.digest("SHA-256", new Int32Array(found)));
     if (Array.from(all, (b) => b.toString(16).padStart(2, "0")).join("") !== "@DIGEST@") {
       throw new Error("expected the weights that this module was written with; got others");
     }

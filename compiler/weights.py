@@ -71,14 +71,14 @@ def write_weights(packed: Packed, path: Path) -> bytes:
         for piece in packed.pieces():
             file.write(piece)
         file.flush()
-        digest = fmt.digest_of(b"")
+        digest = fmt.checksum(b"")
         if packed.nbytes:
             with (
                 mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
                 memoryview(data) as view,
                 view[fmt.WEIGHTS_HEAD :] as content,
             ):
-                digest = fmt.digest_of(content)
+                digest = fmt.checksum(content)
         file.seek(0)
         file.write(fmt.weights_head(packed.nbytes, digest))
     return digest

@@ -6,11 +6,11 @@ Owns numbers, the seal that is appended to a finished library, and the head of a
 library.
 
 The seal is the last 64 bytes of the file: 8 bytes magic, the number of bytes before it (u64, little
-endian), SHA-256 of the digest (`digest_of`) of those bytes and of the 16 before it, 16 zero bytes.
+endian), SHA-256 of the checksum (`checksum`) of those bytes and of the 16 before it, 16 zero bytes.
 Loaders of ELF ignore what follows the last section. It guards against damage; it is no signature.
 
 A file of weights begins with 128 bytes: 8 bytes magic, a version (u64), the number of bytes that
-follow (u64), their digest (32), zeros. A library knows the digest of its own.
+follow (u64), their checksum (32), zeros. A library knows the checksum of its own.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import hashlib
 import os
 import struct
 import threading
+import zlib
 from typing import Any
 
 from jitgrad.runtime.errors import ArtifactError
@@ -46,31 +47,32 @@ DTYPE_CODES = {
     "bfloat16": 7, "float32": 8, "float64": 9, "uint32": 10, "uint64": 11,
 }  # fmt: skip
 
-SEAL_MAGIC = b"JGSEAL02"
+SEAL_MAGIC = b"JGSEAL03"
 SEAL_BYTES = 64
 _HEAD = struct.Struct("<8sQ")
 
 WEIGHTS_MAGIC = b"JGWEIGHT"
-WEIGHTS_VERSION = 1
+WEIGHTS_VERSION = 2
 WEIGHTS_HEAD = 128
 _WEIGHTS = struct.Struct("<8sQQ32s")
 
 PIECE = 2**22
-_HASHERS = 4
+_WORKERS = 4
 
 
-def digest_of(data: Any) -> bytes:
-    """SHA-256 of the SHA-256s of the data's pieces of 4 MiB, which threads share among them."""
+def checksum(data: Any) -> bytes:
+    """SHA-256 of the CRC-32s of the data's pieces of 4 MiB, which threads share among them. Twice
+    as fast as SHA-256 of all where the processor has instructions for that, else ten times."""
     view = memoryview(data)
     starts = range(0, len(view), PIECE)
-    found = [b""] * len(starts)
+    found = [0] * len(starts)
     available = getattr(os, "sched_getaffinity", None)
     processors = len(available(0)) if available is not None else os.cpu_count() or 1
-    count = max(1, min(len(starts), processors, _HASHERS))
+    count = max(1, min(len(starts), processors, _WORKERS))
 
     def work(first: int) -> None:
         for k in range(first, len(starts), count):
-            found[k] = hashlib.sha256(view[starts[k] : starts[k] + PIECE]).digest()
+            found[k] = zlib.crc32(view[starts[k] : starts[k] + PIECE])
 
     threads = [threading.Thread(target=work, args=(k,)) for k in range(1, count)]
     for t in threads:
@@ -78,7 +80,7 @@ def digest_of(data: Any) -> bytes:
     work(0)
     for t in threads:
         t.join()
-    return hashlib.sha256(b"".join(found)).digest()
+    return hashlib.sha256(struct.pack(f"<{len(found)}I", *found)).digest()
 
 
 def sealed(content: bytes) -> bytes:
@@ -88,7 +90,7 @@ def sealed(content: bytes) -> bytes:
 
 
 def _sealing(content: Any, head: bytes) -> bytes:
-    return hashlib.sha256(digest_of(content) + head).digest()
+    return hashlib.sha256(checksum(content) + head).digest()
 
 
 def check_seal(data: Any, path: str) -> bytes:
@@ -115,7 +117,7 @@ def check_seal(data: Any, path: str) -> bytes:
         found = _sealing(view[:start], seal[: _HEAD.size])
     if length != start or found != seal[16:48] or any(seal[48:]):
         raise ArtifactError(
-            f"[load] the content of {path!r} ({len(data)} bytes) does not match its SHA-256 seal: "
+            f"[load] the content of {path!r} ({len(data)} bytes) does not match its checksum: "
             "the file was altered or damaged; copy or export it again"
         )
     return found
@@ -148,9 +150,9 @@ def check_weights(data: Any, path: str, digest: bytes, nbytes: int, verify: bool
         )
     if verify:
         with memoryview(data) as view, view[WEIGHTS_HEAD:] as content:
-            found = digest_of(content)
+            found = checksum(content)
         if found != digest:
             raise ArtifactError(
-                f"[load] the content of {path!r} ({len(data)} bytes) does not match its SHA-256: "
+                f"[load] the content of {path!r} ({len(data)} bytes) does not match its checksum: "
                 "the file was altered or damaged; copy or export it again"
             )
