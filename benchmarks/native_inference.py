@@ -4,14 +4,16 @@ Each model (mlp: 784-512-512-10, batches of 64; resnet18: one image of 224 x 224
 as a native library and as an ONNX file. Both run in processes of their own, in turn, on one thread
 and on two (`_harness.py`); their outputs must agree. A ratio above 1 means that ONNX Runtime takes
 longer. Also printed: the library's size without weights, and the time from the start of a Python
-process to the end of the first inference, and how much of it processors worked: on a busy machine
-the latter tells more.
+process to the end of the first inference, by `jitgrad.runtime.load`, by the `libm.py` beside the
+library, and by ONNX Runtime, and how much of it processors worked: on a busy machine the latter
+tells more.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -102,20 +104,25 @@ def resnet18() -> tuple[nn.Module, jg.Tensor]:
 MODELS = {"mlp": mlp, "resnet18": resnet18}
 
 
-def starts(sources: dict[str, str], rounds: int) -> None:
-    """Times new processes up to the end of their first call, in turn."""
+def starts(sources: dict[str, str], rounds: int, peer: str) -> None:
+    """Times new processes up to the end of their first call, in turn. Processors' time is told
+    beside that of `peer`, as the median of the rounds' ratios."""
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in sources}
     for _ in range(rounds):
         for name, source in sources.items():
-            begin, before = time.perf_counter(), os.times()
+            begin, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
             subprocess.run([sys.executable, "-c", source + "\nstep()"], check=True)
-            wall, after = time.perf_counter() - begin, os.times()
-            worked = after.children_user - before.children_user
-            worked += after.children_system - before.children_system
+            wall, after = time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_CHILDREN)
+            worked = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
             found[name].append((wall, worked))
     for name, seconds in found.items():
         wall, worked = (statistics.median(s) * 1e3 for s in zip(*seconds, strict=True))
-        print(f"  {name:28} {wall:6.0f} ms, of which processors worked {worked:6.0f} ms")
+        best = min(s[1] for s in seconds) * 1e3
+        ratio = statistics.median(p[1] / s[1] for s, p in zip(seconds, found[peer], strict=True))
+        print(
+            f"  {name:24} {wall:6.0f} ms; processors worked {worked:6.0f} ms (least {best:.0f}), "
+            f"{peer} {ratio:.2f} times that"
+        )
 
 
 def main() -> None:
@@ -146,7 +153,7 @@ def main() -> None:
             print(f"\n{name}: library without weights: {size / 1e3:,.0f} kB")
             print(f"{name}: process start to first result")
             bare = {"jitgrad, by libm.py": _BARE.format(threads=threads, **at)}
-            starts({**both, **bare}, args.rounds)
+            starts({**both, **bare}, args.rounds, "ONNX Runtime")
 
 
 if __name__ == "__main__":

@@ -181,7 +181,7 @@ def _write(
         _replace(path, _sealed(linked.read_bytes(), made), 0o777)
     module = _identifier(path.stem)
     if not made.is_wasm:
-        text = python_loader(model, module, path.name)
+        text = python_loader(model, module, path.name, made.is_elf)
         _replace(path.with_name(f"{module}.py"), text.encode())
     write_header(path)
     return NativeFiles(None, path.with_suffix(".js") if made.is_wasm else header_path, path, side)

@@ -1,10 +1,12 @@
 """The Python module that goes with a shared library: loads it with ctypes, needs NumPy only.
 
-Owns the text, which stands by itself: it imports nothing of jitgrad. `jitgrad.runtime.load` does
-more (it checks the file's seal, and calls without ctypes).
+Owns the text, which stands by itself: it imports nothing of jitgrad, and has the source of the
+checksum in it. `jitgrad.runtime.load` does more (errors say more, and it calls without ctypes).
 """
 
 from __future__ import annotations
+
+import inspect
 
 from jitgrad.compiler.codegen.capi import Model, Port
 from jitgrad.runtime import artifact_format as fmt
@@ -19,10 +21,16 @@ _TEMPLATE = '''\
 Needs Python and NumPy only.
 """
 
+from __future__ import annotations
+
 import ctypes
+import hashlib
 import mmap
 import os
+import struct
 import threading
+import zlib
+from typing import Any
 
 import numpy as np
 
@@ -34,21 +42,45 @@ _PREFIX = "jg_@NAME@_"
 _LIBRARY = "@LIBRARY@"
 _WEIGHTS = @WEIGHTS@
 _FAULT, _BAD_ARGUMENT = @FAULT@, @BAD_ARGUMENT@
+_SEAL, _SEALED = @SEAL@, @SEALED@
+PIECE, WORKERS = @PIECE@, @WORKERS@
 
 
-def load(path=None, threads=1, weights=None):
+def load(path=None, threads=1, weights=None, verify=True):
     """The model of a library; default: the one beside this file. threads: for each call. weights:
-    their file, of a library that keeps them in one; default: the one beside the library.
+    their file, of a library that keeps them in one; default: the one beside the library. verify:
+    whether checksums are computed first (`strip` removes the library's).
 
-    Raises OSError when a file cannot be opened, RuntimeError when the processor lacks what the code
-    needs, or the file of weights is another library's or truncated.
+    Raises OSError when a file cannot be opened, RuntimeError when one is truncated or altered, the
+    file of weights is another library's, or the processor lacks what the code needs.
     """
     path = path or os.path.join(os.path.dirname(os.path.abspath(__file__)), _LIBRARY)
     if _WEIGHTS and weights is None:
         weights = os.path.join(os.path.dirname(os.path.abspath(path)), _WEIGHTS)
-    return Model(path, threads, weights)
+    if _SEALED and verify:
+        _verify(path)
+    model = Model(path, threads, weights)
+    if _WEIGHTS and verify and checksum(model.weights[@HEAD@:]) != bytes.fromhex("@DIGEST@"):
+        raise RuntimeError(f"{weights} was altered; copy or export it again")
+    return model
 
 
+def _verify(path):
+    with open(path, "rb") as file:
+        seal = b""
+        if os.fstat(file.fileno()).st_size > @SEAL_BYTES@:
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            start = len(data) - @SEAL_BYTES@
+            seal = data[start:]
+            with memoryview(data) as view, view[:start] as content:
+                found = checksum(content) if seal[:8] == _SEAL else b""
+            head = struct.pack("<8sQ", _SEAL, start)
+    if not seal or seal != head + hashlib.sha256(found + head).digest() + bytes(16):
+        raise RuntimeError(f"{path} is no library that jitgrad wrote, or is truncated, altered or "
+                           "stripped; copy or export it again")
+
+
+@CHECKSUM@
 def _dtype(name):
     return np.dtype({"bfloat16": "uint16"}.get(name, name))  # bfloat16: its bits
 
@@ -59,10 +91,10 @@ class Model:
 
     def __init__(self, path, threads, weights=None):
         library = ctypes.CDLL(os.path.abspath(path))
-        self._weights = None
+        self.weights = None
         if _WEIGHTS:
             with open(weights, "rb") as file:
-                self._weights = np.frombuffer(
+                self.weights = np.frombuffer(
                     mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
             self._create = self._function(
                 library, "create_with", ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p,
@@ -96,12 +128,12 @@ class Model:
         return function
 
     def _new(self):
-        if self._weights is None:
+        if self.weights is None:
             instance = self._create(self._threads)
             if not instance:
                 raise MemoryError("no memory for an instance")
         else:
-            why, given = ctypes.c_char_p(), self._weights
+            why, given = ctypes.c_char_p(), self.weights
             instance = self._create(self._threads, given.ctypes.data, given.nbytes, why)
             if not instance:
                 raise RuntimeError(why.value.decode())
@@ -186,8 +218,8 @@ def _checked(array, name, dtype, shape, sizes=None):
 '''
 
 
-def python_loader(model: Model, module: str, library: str) -> str:
-    """The text of the module `module` for a library file."""
+def python_loader(model: Model, module: str, library: str, sealed: bool) -> str:
+    """The text of the module `module` for a library file. sealed: whether that ends with a seal."""
 
     def describe(ports: list[Port]) -> str:
         rows = [f"    ({p.name!r}, {p.dtype!r}, {p.labels})," for p in ports]
@@ -195,11 +227,15 @@ def python_loader(model: Model, module: str, library: str) -> str:
 
     fill = {
         "VERSION": model.version, "MODULE": module, "LIBRARY": library, "NAME": model.name,
-        "WEIGHTS": repr(model.weights_file or None),
+        "WEIGHTS": repr(model.weights_file or None), "HEAD": str(fmt.WEIGHTS_HEAD),
+        "DIGEST": model.side.hex() if model.side else "",
         "INPUTS": describe([p for _, p in model.inputs]),
         "OUTPUTS": describe([p for _, p in model.outputs]), "STATES": describe(model.own),
         "SIZES": repr({s.name: (s.low, s.high) for s in model.sizes}),
         "FAULT": str(fmt.FAULT), "BAD_ARGUMENT": str(fmt.BAD_ARGUMENT),
+        "SEAL": repr(fmt.SEAL_MAGIC), "SEALED": repr(sealed), "SEAL_BYTES": str(fmt.SEAL_BYTES),
+        "PIECE": str(fmt.PIECE), "WORKERS": str(fmt.WORKERS),
+        "CHECKSUM": inspect.getsource(fmt.checksum),
     }  # fmt: skip
     text = _TEMPLATE
     for key, value in fill.items():

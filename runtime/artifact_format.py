@@ -57,7 +57,7 @@ WEIGHTS_HEAD = 128
 _WEIGHTS = struct.Struct("<8sQQ32s")
 
 PIECE = 2**22
-_WORKERS = 4
+WORKERS = 4
 
 
 def checksum(data: Any) -> bytes:
@@ -68,7 +68,7 @@ def checksum(data: Any) -> bytes:
     found = [0] * len(starts)
     available = getattr(os, "sched_getaffinity", None)
     processors = len(available(0)) if available is not None else os.cpu_count() or 1
-    count = max(1, min(len(starts), processors, _WORKERS))
+    count = max(1, min(len(starts), processors, WORKERS))
 
     def work(first: int) -> None:
         for k in range(first, len(starts), count):

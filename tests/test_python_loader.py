@@ -84,6 +84,38 @@ def test_errors(tmp_path):
     assert said[5:] == ["[3. 4.]", "OSError"]
 
 
+def test_damaged_files(tmp_path):
+    weight = jg.rand(64)
+    exported = jg.export(lambda x: x * weight, jg.rand(64))
+    exported.native(tmp_path / "libm.so", weights=tmp_path / "m.weights")
+    said = bare(tmp_path, """
+        good = open("libm.so", "rb").read()
+        at = len(good) // 2
+        altered = good[:at] + bytes([good[at] ^ 1]) + good[at + 1:]
+        for bad in (b"", good[:-1], good[:at], good + b"0", altered, good[:-64]):
+            with open("bad.so", "wb") as file:
+                file.write(bad)
+            try:
+                libm.load("bad.so")
+            except RuntimeError as error:
+                print(error)
+        weights = open("m.weights", "rb").read()
+        for bad in (weights[:-1] + bytes([weights[-1] ^ 1]), weights[:-1], weights[:-64]):
+            with open("bad.weights", "wb") as file:
+                file.write(bad)
+            try:
+                libm.load(weights="bad.weights")
+            except RuntimeError as error:
+                print(error)
+        x = np.ones(64, np.float32)
+        with open("bad.so", "wb") as file:
+            file.write(good[:-64])  # as strip leaves it
+        assert (libm.load("bad.so", verify=False)(x) == libm.load()(x)).all()
+    """).splitlines()  # fmt: skip
+    assert len(said) == 9 and all("truncated, altered or stripped" in s for s in said[:6])
+    assert "was altered; copy or export it again" in said[6] and "truncated" in said[7]
+
+
 def test_state(tmp_path):
     total = jg.zeros(2)
     jg.export(lambda x: total.add_(x) * 1, jg.ones(2)).native(tmp_path / "libm.so")
