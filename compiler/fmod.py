@@ -1,11 +1,11 @@
-"""Exact floating remainder in the loop language: fmod(x, y), without loops, branches or fma.
+"""Exact floating remainder in the loop language: fmod(x, y), without loops or fma.
 
 Owns the expansion only. x = mx 2^ex and y = my 2^ey with mx, my in [1, 2). Long division takes a
 fixed number of quotient bits per step from mx 2^(ex-ey), by a float64 quotient q (an integer)
 whose product with my is exact: for float32 because q and my have few bits, for float64 by Dekker's
 product (T. J. Dekker, "A floating-point technique for extending the available precision", 1971).
 The number of steps covers the largest exponent difference of the dtype. Zero quotients change
-nothing.
+nothing. Where the whole quotient is that small, as it nearly always is, one step does it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from jitgrad.compiler.loops import (
     Expr,
     const,
     make,
+    rare,
     select,
 )
 from jitgrad.runtime import dtypes
@@ -37,15 +38,18 @@ def fmod(x: Expr, y: Expr) -> Expr:
 
 def _fmod32(x: Expr, y: Expr) -> Expr:
     """fmod of |x|, |y|: float64 values that are float32 numbers."""
-    r, m = make("abs", x), make("abs", y)
+    a, m = make("abs", x), make("abs", y)
     infinite = m.eq(math.inf)
+    near = (a < m * 2.0**_F32_STEP) & (m < math.inf)
+    usual = a - make("trunc", a / m) * m
+    r = a
     steps = -(-_F32_SPAN // _F32_STEP)
     for k in range(steps - 1, -1, -1):
         scaled = m * 2.0 ** (k * _F32_STEP)
         # 24 bits of the remainder over 24 of the divisor, quotient below 2^28: the distance of an
         # inexact ratio to the next integer exceeds half an ulp of float64, so trunc is right.
         r = r - make("trunc", r / scaled) * scaled
-    return select(infinite, select(make("abs", x) < math.inf, make("abs", x), r), r)
+    return rare(~near, select(infinite, select(a < math.inf, a, r), r), usual)
 
 
 def _fmod64(x: Expr, y: Expr) -> Expr:
@@ -53,28 +57,34 @@ def _fmod64(x: Expr, y: Expr) -> Expr:
     ax, ay = make("abs", x), make("abs", y)
     mx, ex = _frexp(ax)
     my, ey = _frexp(ay)
-    high = _split(my)
-    low = my - high
     r = mx
     left = make("max", ex - ey, const(0, dtypes.int64))
     for _ in range(-(-_F64_SPAN // _F64_STEP) + 1):
         bits = make("min", left, const(_F64_STEP, dtypes.int64))
         left = left - bits
-        r = r * _power_of_two(bits)
-        q = make("trunc", r / my)
-        q_high = _split(q)
-        q_low = q - q_high
-        p = q * my
-        error = ((q_high * high - p) + q_high * low + q_low * high) + q_low * low
-        r = (r - p) - error  # exact: the true value has at most 53 bits
-        r = select(r < 0.0, r + my, r)  # q was rounded up to the next integer
-        r = select(r < my, r, r - my)
+        r = _step64(r * _power_of_two(bits), my)
     half = ey >> const(1, dtypes.int64)  # 2^ey may be subnormal: scale in two exact steps
     scaled = (r * _power_of_two(half)) * _power_of_two(ey - half)
     result = select(ax < ay, ax, scaled)
     bad = make("or", make("not", ax < math.inf), ay.eq(0.0))
     nan = const(math.nan, dtypes.float64)
-    return select(make("or", bad, ay.ne(ay)), nan, result)
+    far = select(make("or", bad, ay.ne(ay)), nan, result)
+    near = (ax < ay * 2.0**_F64_STEP) & (ay > 2.0**-900) & (ay < 2.0**900)
+    return rare(~near, far, _step64(ax, ay))
+
+
+def _step64(r: Expr, m: Expr) -> Expr:
+    """r - trunc(r / m) m for a quotient of at most 51 bits."""
+    high = _split(m)
+    low = m - high
+    q = make("trunc", r / m)
+    q_high = _split(q)
+    q_low = q - q_high
+    p = q * m
+    error = ((q_high * high - p) + q_high * low + q_low * high) + q_low * low
+    r = (r - p) - error  # exact: the true value has at most 53 bits
+    r = select(r < 0.0, r + m, r)  # q was rounded up to the next integer
+    return select(r < m, r, r - m)
 
 
 def _frexp(a: Expr) -> tuple[Expr, Expr]:
@@ -92,6 +102,6 @@ def _power_of_two(e: Expr) -> Expr:
 
 
 def _split(a: Expr) -> Expr:
-    """The high 26 bits of a (Veltkamp); a is below 2^60 here."""
+    """The high 26 bits of a (Veltkamp); a is far below the largest number here."""
     c = a * _SPLIT
     return c - (c - a)

@@ -38,6 +38,7 @@ ARITHMETIC = {
     "fma": 3, "sqrt": 1, "floor": 1, "ceil": 1, "trunc": 1,
     "rint": 1,  # to nearest, ties to even
     "copysign": 2,
+    "ldexp": 2,  # floats: x * 2^n for a whole n below 2^20 in size, rounded once
     "and": 2, "or": 2, "xor": 2, "not": 1,  # integers, bool
     "shl": 2, "shr": 2,  # shr is arithmetic for signed dtypes, logical for unsigned
 }  # fmt: skip

@@ -116,6 +116,17 @@ def cos_short(x: Expr) -> Expr:
     return _turned(x, q + 1, s, _cos_short(z))
 
 
+def tan_short(x: Expr) -> Expr:
+    """Tangent, for a result that is rounded to float32; x holds a float32."""
+    r, q = _reduce_short(x)
+    z = r * r
+    s = _poly(z, fits.SIN_SHORT) * z * r + r
+    c = _cos_short(z)
+    odd = (q & 1).ne(0)
+    y = select(x.eq(0.0), x, select(odd, -c, s) / select(odd, s, c))
+    return select(make("abs", x) < math.inf, y, math.nan)
+
+
 def _cos_short(z: Expr) -> Expr:
     return (_poly(z, fits.COS_SHORT) * z - 0.5) * z + 1.0
 

@@ -83,6 +83,7 @@ SCALAR: dict[str, Callable[..., Any]] = {
     "div": _truncating_div, "floordiv": _integral(np.floor_divide),
     "mod": _integral(np.remainder),
     "min": np.minimum, "max": np.maximum, "fma": _fma, "sqrt": np.sqrt, "floor": np.floor,
+    "ldexp": lambda x, n: np.ldexp(x, n.astype(np.int32)),
     "ceil": np.ceil, "trunc": np.trunc, "rint": np.rint, "copysign": np.copysign,
     "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor, "not": np.invert,
     "shl": _shift(np.left_shift), "shr": _shift(np.right_shift),

@@ -16,7 +16,7 @@ from typing import Any
 
 import llvmlite.ir as ir
 
-from jitgrad.compiler.codegen import convert
+from jitgrad.compiler.codegen import convert, scale
 from jitgrad.compiler.codegen.code import I1, I8, I64, vector_of
 from jitgrad.compiler.codegen.target import Target
 from jitgrad.compiler.loops import (
@@ -178,6 +178,8 @@ class Ops:
             if self.target.has_fma:
                 return self.intrinsic("fma", args)
             return b.fadd(b.fmul(args[0], args[1]), args[2])
+        if op == "ldexp":
+            return scale.scale(b, self.target, dtype, *args)
         if op in ("floor", "ceil", "trunc", "rint"):
             if self.target.has_rounding:
                 return self.intrinsic(op, args)
@@ -231,10 +233,17 @@ class Ops:
         one, zero = constant(1, dtype, n), constant(0, dtype, n)
         if not dtype.signed:
             d = b.select(b.icmp_unsigned("==", d, zero), one, d)
+            if n > 1 and dtype.bits <= 32:
+                q = self._quotient(dtype, a, d)
+                return b.sub(a, b.mul(q, d)) if op == "mod" else q
             return b.urem(a, d) if op == "mod" else b.udiv(a, d)
         minus = b.icmp_signed("==", d, constant(-1, dtype, n))
         safe = b.select(b.icmp_unsigned("<=", b.add(d, one), one), one, d)
-        q, r = b.sdiv(a, safe), b.srem(a, safe)
+        if n > 1 and dtype is not INDEX and dtype.bits <= 32:
+            q = self._quotient(dtype, a, safe)
+            r = b.sub(a, b.mul(q, safe))
+        else:
+            q, r = b.sdiv(a, safe), b.srem(a, safe)
         if op == "div":
             return b.select(minus, b.neg(a), q)
         off = b.and_(
@@ -243,6 +252,23 @@ class Ops:
         if op == "mod":
             return b.select(off, b.add(r, safe), r)
         return b.select(minus, b.neg(a), b.select(off, b.sub(q, one), q))
+
+    def _quotient(self, dtype: DType, a: ir.Value, d: ir.Value) -> ir.Value:
+        """a / d toward zero, by vectors of floats: few processors divide vectors of integers.
+
+        The ratio of integers below 2^16 is never nearer to the next integer than float32 can tell,
+        nor that of integers below 2^32 for float64.
+        """
+        b, n = self.builder, width_of(a)
+        small = dtype.bits < 32
+        whole = vector_of(ir.IntType(32), n)
+        real = vector_of(ir.FloatType() if small else ir.DoubleType(), n)
+        if small:  # as signed 32-bit integers, whatever they are
+            a, d = ((b.sext if dtype.signed else b.zext)(x, whole) for x in (a, d))
+        plain = small or dtype.signed
+        x, y = ((b.sitofp if plain else b.uitofp)(v, real) for v in (a, d))
+        q = (b.fptosi if plain else b.fptoui)(b.fdiv(x, y), whole)
+        return b.trunc(q, vector_of(register_type(dtype), n)) if small else q
 
     def intrinsic(self, name: str, args: list[ir.Value]) -> ir.Value:
         """A call of llvm.<name> on the type of its first argument."""

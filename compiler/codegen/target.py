@@ -38,6 +38,7 @@ class Target:
         in_order: whether a worker does the points of a kernel one after the other.
         has_bfloat_dot: pairs of bfloat16 are multiplied and added to float32 by one instruction.
         has_byte_dot: so are groups of four bytes, to int32.
+        has_scale: products with powers of two are one instruction (`scalef`).
     """
 
     in_order: ClassVar[bool] = True
@@ -56,6 +57,7 @@ class Target:
     l3: int = _DEFAULT_CACHES[2]
     has_bfloat_dot: bool = False
     has_byte_dot: bool = False
+    has_scale: bool = False
 
     @property
     def arch(self) -> str:
@@ -223,7 +225,7 @@ def _describe(
         return Target(
             triple, cpu, features, vector_bytes, "fma" in has, "sse4.1" in has, "f16c" in has,
             "avx2" in has, wide, l1, l2, l3, wide and "avx512bf16" in has,
-            wide and "avx512vnni" in has,
+            wide and "avx512vnni" in has, wide,
         )  # fmt: skip
     if arch in ("aarch64", "arm64"):
         return Target(

@@ -12,6 +12,7 @@ from jitgrad.compiler.loops import (
     Expr,
     const,
     make,
+    rare,
     select,
 )
 from jitgrad.compiler.ops import examples
@@ -22,6 +23,7 @@ from jitgrad.runtime.dtypes import DType
 
 # Steps that Euclid's algorithm needs at most (consecutive Fibonacci numbers), by bits.
 _STEPS = {8: 12, 16: 24, 32: 47, 64: 92}
+_USUAL_STEPS = 22
 
 
 class Gcd(Binary):
@@ -42,11 +44,26 @@ class Gcd(Binary):
 
     def scalar(self, b: Builder, *x: Expr, **attrs: Any) -> Expr:
         high, low = (make("abs", v) if v.dtype.signed else v for v in x)
+        a, d = high, low
         for _ in range(_STEPS[high.dtype.bits]):
             ended = low.eq(0)
             rest = high % select(ended, const(1, low.dtype), low)
             high, low = select(ended, high, low), select(ended, low, rest)
-        return make("abs", high) if high.dtype.signed else high
+        exact = make("abs", high) if high.dtype.signed else high
+        if a.dtype.bits < 32:
+            return exact
+        # Nearly all need fewer steps, in floats (as compiler/math.py divides long integers).
+        limit = const(1 << (51 if a.dtype.bits == 64 else 31), dtypes.uint64)
+        inside = (_unsigned(a) < limit) & (_unsigned(d) < limit)
+        r, m = (v.cast(dtypes.float64) for v in (a, d))
+        for _ in range(_USUAL_STEPS):
+            q = make("trunc", r / select(m.eq(0.0), 1.0, m))
+            r, m = select(m.eq(0.0), r, m), select(m.eq(0.0), m, r - q * m)
+        return rare(~inside | m.ne(0.0), exact, r.cast(a.dtype))
+
+
+def _unsigned(x: Expr) -> Expr:
+    return x.cast(dtypes.int64).bitcast(dtypes.uint64)
 
     def samples(self) -> Iterable[Sample]:
         a = np.array([[12, 18, 0, 7, -24], [89, 55, -13, 1, 0]])

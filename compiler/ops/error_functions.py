@@ -3,8 +3,9 @@
 Owns their records; erf and erfc are in transcendental.py. In kernels they compute in float64 and
 round once. The references are other algorithms, in long double.
 
-Sources: S. Winitzki, A handy approximation for the error function and its inverse (2008), as the
-first guess; continued fraction of erfc, NIST Digital Library of Mathematical Functions 7.9.2.
+Sources: M. Giles, Approximating the erfinv function (2010), for the form of erfinv; S. Winitzki, A
+handy approximation for the error function and its inverse (2008), as a first guess; continued
+fraction of erfc, NIST Digital Library of Mathematical Functions 7.9.2.
 """
 
 from __future__ import annotations
@@ -15,16 +16,20 @@ from typing import Any
 
 import numpy as np
 
+from jitgrad.compiler import math_coefficients as fits
 from jitgrad.compiler.loops import (
     Builder,
     Expr,
     make,
+    rare,
     select,
 )
+from jitgrad.compiler.math_float32 import log2_wide
 from jitgrad.compiler.ops.elementwise import Unary
-from jitgrad.compiler.ops.gamma import PI, f64, in_float64, in_long
+from jitgrad.compiler.ops.gamma import PI, f64, horner, in_float64, in_long
 from jitgrad.compiler.ops.record import Accuracy, Sample, op
 from jitgrad.compiler.ops.transcendental import elementwise_float
+from jitgrad.runtime import dtypes
 
 _INF, _NAN = math.inf, math.nan
 _SLOPE = 2 / math.sqrt(math.pi)
@@ -71,20 +76,24 @@ def _guess(square: Expr) -> Expr:
     return make("sqrt", low / (make("sqrt", t * t + low) + t))
 
 
-def _erfinv(x: Expr) -> Expr:
+def _erfinv(x: Expr, short: bool = False) -> Expr:
+    """x P(w) with w = -log(1 - x^2), by other polynomials P in sqrt(w) where x is near 1."""
     a = make("abs", x)
     inside = a < 1.0
     a = select(inside, a, 0.0)
-    rest = 1.0 - a  # exact from 1/2 on
-    middle = a < 0.5
-    log = select(middle, make("log1p", select(middle, -a * a, 0.0)), make("log", rest * (1.0 + a)))
-    y = _guess(log)
-    for _ in range(3):  # Halley
-        lack = select(middle, make("erf", y) - a, rest - make("erfc", y))
-        step = lack / (make("exp", -y * y) * _SLOPE)
-        y = y - step / (1.0 + y * step)
+    square = (1.0 - a) * (1.0 + a)
+    if short:
+        w = log2_wide(square) * -math.log(2.0)
+        far = horner(make("sqrt", w) - 3.1, fits.ERFINV_FAR_SHORT)
+        p = rare(w >= 5.0, far, horner(w - 2.5, fits.ERFINV_SHORT))
+    else:
+        w = -make("log", square)
+        far, last = w >= 6.25, w >= 16.0
+        s = make("sqrt", w)
+        end = select(last, horner(s - 5.0, fits.ERFINV_LAST), horner(s - 3.25, fits.ERFINV_FAR))
+        p = rare(far, end, horner(w - 3.125, fits.ERFINV))
     ends = select(make("abs", x).eq(1.0), _INF, f64(_NAN))
-    return make("copysign", select(inside, y, ends), x)
+    return make("copysign", select(inside, a * p, ends), x)
 
 
 _erf, _erfc = elementwise_float(math.erf), elementwise_float(math.erfc)
@@ -121,7 +130,8 @@ class Erfinv(Unary):
     domain = (-0.9, 0.9)
 
     def scalar(self, b: Builder, *x: Expr, **attrs: Any) -> Expr:
-        return in_float64(_erfinv, *x)
+        (v,) = x
+        return _erfinv(v.cast(dtypes.float64), v.dtype is dtypes.float32).cast(v.dtype)
 
     def derivative(self, out: Any, x: Any) -> Any:
         return op.mul(op.exp(op.mul(out, out)), 1 / _SLOPE)

@@ -20,6 +20,7 @@ from jitgrad.compiler.loops import (
     Expr,
     const,
     make,
+    rare,
     select,
 )
 from jitgrad.compiler.ops import examples
@@ -101,31 +102,30 @@ def positive_numbers() -> np.ndarray:
 
 # -- lgamma ----------------------------------------------------------------------------------------
 def _lgamma(x: Expr) -> Expr:
-    low = x < 0.5
-    negative = x <= 0.0
-    y = select(negative, 1.0 - x, select(low, x + 2.0, x))  # at least 1/2
-    # to z in [1.5, 2.5]: down by n factors, or up by one
-    n = make("floor", y - 1.5)
+    positive = _lgamma_positive(select(x > 0.0, x, 1.0))
+    sine = make("abs", sine_cosine(x)[0])
+    mirrored = make("log", math.pi / sine) - _lgamma_positive(1.0 - x)
+    mirrored = select(sine.eq(0.0) | x.eq(-_INF), _INF, mirrored)
+    return rare(~(x > 0.0), mirrored, positive)
+
+
+def _lgamma_positive(x: Expr) -> Expr:
+    """For x > 0, with one logarithm: of a product that leads to z in [1.5, 2.5], or of x."""
+    low, up, far = x < 0.5, x < 1.5, x >= 8.5
+    n = make("floor", x - 1.5)
     n = select(n < 0.0, 0.0, select(n > 6.0, 6.0, n))
-    up = y < 1.5
     product = f64(1.0)
     for k in range(1, 7):
-        product = product * select(n >= float(k), y - float(k), f64(1.0))
-    d = select(up, y - 1.0, (y - 2.0) - n)
-    d = select(low & make("not", negative), x, d)
-    d = select((d > -1.0) & (d < 1.0), d, 0.0)
-    near = horner(d, _AROUND_2) * d
-    near = near + select(up, -make("log1p", select(up, y - 1.0, 0.0)), make("log", product))
-    near = select(low & make("not", negative), horner(d, _AROUND_2) * d
-                  - make("log1p", d) - make("log", select(low, x, 1.0)), near)  # fmt: skip
-    inverse = 1.0 / y
+        product = product * select(n >= float(k), x - float(k), f64(1.0))
+    product = select(low, x * (x + 1.0), select(up, x, product))
+    log = make("log", select(far, x, product))
+    d = select(low, x, select(up, x - 1.0, (x - 2.0) - n))
+    d = select(far, 0.0, d)
+    near = horner(d, _AROUND_2) * d + select(up, -log, log)
+    inverse = 1.0 / select(far, x, 8.5)
     series = horner(inverse * inverse, _STIRLING) * inverse
-    far = (y - 0.5) * (make("log", y) - 1.0) + ((_HALF_LOG_TWO_PI - 0.5) + series)
-    size = select(y < 8.5, near, far)
-    sine = make("abs", sine_cosine(x)[0])
-    mirrored = make("log", math.pi / sine) - size
-    mirrored = select(sine.eq(0.0) | x.eq(-_INF), _INF, mirrored)
-    return select(x.eq(_INF), _INF, select(negative, mirrored, size))
+    large = (x - 0.5) * (log - 1.0) + ((_HALF_LOG_TWO_PI - 0.5) + series)
+    return select(x.eq(_INF), _INF, select(far, large, near))
 
 
 PI = np.longdouble("3.14159265358979323846264338327950288")
