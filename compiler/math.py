@@ -147,7 +147,8 @@ def _expm1_f64(x: Expr) -> Expr:
     lost = select(n.eq(0.0), 0.0, (base - total) + sr)
     y = (total + (fma(s, tail, lost))) * 2.0
     y = select(x > 709.79, _INF, y)
-    return select(_abs(x) < 2.0**-54, x, y)  # s r would lose bits of numbers below the normal ones
+    # s r would lose bits of numbers below the normal ones
+    return select(absolute(x) < 2.0**-54, x, y)
 
 
 def _tanh_f64(x: Expr) -> Expr:
