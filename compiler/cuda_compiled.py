@@ -27,6 +27,7 @@ from jitgrad.runtime import abi
 from jitgrad.runtime.buffers import address
 from jitgrad.runtime.cuda import arrays as device_arrays
 from jitgrad.runtime.cuda.arrays import DeviceArray, host_copy
+from jitgrad.runtime.cuda.blas import nbytes
 from jitgrad.runtime.cuda.device import Device, current_stream
 from jitgrad.runtime.errors import InternalError
 
@@ -83,6 +84,9 @@ class CudaCompiled:
         code_of = loader(texts, self.shapes, target)
         self._functions = []
         for _, symbol in self.image.kernels:
+            if self.shapes[symbol].call is not None:
+                self._functions.append((None, self.shapes[symbol]))
+                continue
             function = device.functions.get(symbol)
             if function is None:
                 function = device.driver.load(device.index, code_of, symbol)
@@ -180,6 +184,9 @@ class CudaCompiled:
                 (kind, slots[a] if kind[0] == "*" else sizes[a] if kind == "size" else a)
                 for kind, a in zip(shape.kinds, args, strict=True)
             ]
+            if shape.call is not None:
+                _call(shape, [word for _, word in words], device, stream)
+                continue
             if shape.sites:
                 words.append(("*int64", address(cell)))
             grid = min(-(-points // grain), shape.max_blocks)
@@ -201,3 +208,17 @@ class CudaCompiled:
     def __repr__(self) -> str:
         r = self.report
         return f"<CudaCompiled {self.graph.name}: {r.nodes} nodes, {r.kernels} kernels>"
+
+
+def _call(shape: Shape, words: list[int], device: Device, stream: int) -> None:
+    """A product by cuBLAS; words: for each matrix its address, an offset, and pairs of an offset's
+    size and factor."""
+    assert shape.call is not None and device.blas is not None
+    g, places, rest = shape.call.gemm, [], iter(words)
+    for matrix, pairs in zip((g.a, g.b, g.c), shape.call.pairs, strict=True):
+        place, offset = next(rest), next(rest)
+        for _ in range(pairs):
+            offset += next(rest) * next(rest)
+        places.append(place + offset * nbytes(matrix.dtype))
+    device.driver.use(device.index)
+    device.blas.gemm(g, places[0], places[1], places[2], stream)

@@ -7,6 +7,7 @@ Code of ops is made by the compiler's GPU pipeline (compiler/pipeline.py, compil
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -42,7 +43,10 @@ def compile_for(graph: Graph, index: int, options: Options) -> Any:
     from jitgrad.compiler.pipeline import compile_cuda
 
     device = cuda.device.device(index)
-    return compile_cuda(graph, gpu_target(device.properties.arch), device, options)
+    target = gpu_target(device.properties.arch)
+    if device.blas is not None:
+        target = replace(target, blas=True)
+    return compile_cuda(graph, target, device, options)
 
 
 def strides_of(arrays: Sequence[Array]) -> Strides:

@@ -9,9 +9,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 from jitgrad.runtime.cuda.allocator import Allocator
+from jitgrad.runtime.cuda.blas import Blas
+from jitgrad.runtime.cuda.blas import find as find_blas
 from jitgrad.runtime.cuda.driver import CudaError, Driver, Properties
 from jitgrad.runtime.cuda.library import find_library
 from jitgrad.runtime.cuda.simulator import SimulatedDriver
@@ -27,6 +30,15 @@ class Device:
         self.allocator = Allocator(driver, index)
         self.functions: dict[Any, Any] = {}
         self._error: int | None = None
+
+    @cached_property
+    def blas(self) -> Blas | None:
+        """cuBLAS; None where it is not installed, and on the simulator."""
+        library = None if self.properties.simulated else find_blas()
+        if library is None:
+            return None
+        self.driver.use(self.index)
+        return Blas(library, lambda n, stream: self.allocator.allocate(n, stream, "cuBLAS"))
 
     def synchronize(self) -> None:
         self.driver.synchronize(self.index)

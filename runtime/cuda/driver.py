@@ -52,6 +52,9 @@ class Driver(Protocol):
 
     def properties(self, device: int) -> Properties: ...
 
+    def use(self, device: int) -> None:
+        """Makes a device the thread's current one, for libraries that ask for it."""
+
     def memory_info(self, device: int) -> tuple[int, int]:
         """Bytes that are free, and bytes in all."""
 

@@ -67,7 +67,7 @@ class LibraryDriver:
         kind = DeviceMemoryError if result == _OUT_OF_MEMORY else CudaError
         raise kind(f"[cuda] CUDA error: {message} ({name}, {result})")
 
-    def _on(self, device: int) -> None:
+    def use(self, device: int) -> None:
         """Makes a device the driver's current one in this thread."""
         context = self._contexts.get(device)
         if context is None:
@@ -98,42 +98,42 @@ class LibraryDriver:
         return Properties(name.value.decode(), total_memory=total.value, **found)
 
     def memory_info(self, device: int) -> tuple[int, int]:
-        self._on(device)
+        self.use(device)
         free, total = c_size_t(), c_size_t()
         self._call("cuMemGetInfo_v2", byref(free), byref(total))
         return free.value, total.value
 
     # -- memory ------------------------------------------------------------------------------------
     def allocate(self, device: int, nbytes: int) -> int:
-        self._on(device)
+        self.use(device)
         address = c_void_p()
         self._call("cuMemAlloc_v2", byref(address), c_size_t(nbytes))
         return address.value or 0
 
     def release(self, device: int, address: int) -> None:
-        self._on(device)
+        self.use(device)
         self._call("cuMemFree_v2", c_void_p(address))
 
     def copy_in(self, device: int, to: int, host: int, nbytes: int, stream: int) -> None:
-        self._on(device)
+        self.use(device)
         self._call(
             "cuMemcpyHtoDAsync_v2", c_void_p(to), c_void_p(host), c_size_t(nbytes), c_void_p(stream)
         )
 
     def copy_out(self, device: int, host: int, of: int, nbytes: int, stream: int) -> None:
-        self._on(device)
+        self.use(device)
         self._call(
             "cuMemcpyDtoHAsync_v2", c_void_p(host), c_void_p(of), c_size_t(nbytes), c_void_p(stream)
         )
 
     def copy_within(self, device: int, to: int, of: int, nbytes: int, stream: int) -> None:
-        self._on(device)
+        self.use(device)
         self._call(
             "cuMemcpyDtoDAsync_v2", c_void_p(to), c_void_p(of), c_size_t(nbytes), c_void_p(stream)
         )
 
     def fill(self, device: int, to: int, byte: int, nbytes: int, stream: int) -> None:
-        self._on(device)
+        self.use(device)
         self._call(
             "cuMemsetD8Async",
             c_void_p(to),
@@ -143,30 +143,30 @@ class LibraryDriver:
         )
 
     def pin(self, address: int, nbytes: int) -> None:
-        self._on(0)
+        self.use(0)
         self._call("cuMemHostRegister_v2", c_void_p(address), c_size_t(nbytes), c_uint(1))
 
     def unpin(self, address: int) -> None:
-        self._on(0)
+        self.use(0)
         self._call("cuMemHostUnregister", c_void_p(address))
 
     # -- streams and events ------------------------------------------------------------------------
     def new_stream(self, device: int, priority: int) -> int:
-        self._on(device)
+        self.use(device)
         stream = c_void_p()
         self._call("cuStreamCreateWithPriority", byref(stream), c_uint(1), c_int(priority))
         return stream.value or 0
 
     def release_stream(self, device: int, stream: int) -> None:
-        self._on(device)
+        self.use(device)
         self._call("cuStreamDestroy_v2", c_void_p(stream))
 
     def synchronize_stream(self, device: int, stream: int) -> None:
-        self._on(device)
+        self.use(device)
         self._call("cuStreamSynchronize", c_void_p(stream))
 
     def stream_done(self, device: int, stream: int) -> bool:
-        self._on(device)
+        self.use(device)
         return self._ready("cuStreamQuery", c_void_p(stream))
 
     def _ready(self, name: str, handle: c_void_p) -> bool:
@@ -178,37 +178,37 @@ class LibraryDriver:
         return True
 
     def synchronize(self, device: int) -> None:
-        self._on(device)
+        self.use(device)
         self._call("cuCtxSynchronize")
 
     def new_event(self, device: int, timing: bool) -> int:
-        self._on(device)
+        self.use(device)
         event = c_void_p()
         self._call("cuEventCreate", byref(event), c_uint(0 if timing else 2))
         return event.value or 0
 
     def release_event(self, device: int, event: int) -> None:
-        self._on(device)
+        self.use(device)
         self._call("cuEventDestroy_v2", c_void_p(event))
 
     def record(self, device: int, event: int, stream: int) -> None:
-        self._on(device)
+        self.use(device)
         self._call("cuEventRecord", c_void_p(event), c_void_p(stream))
 
     def event_done(self, device: int, event: int) -> bool:
-        self._on(device)
+        self.use(device)
         return self._ready("cuEventQuery", c_void_p(event))
 
     def wait(self, device: int, stream: int, event: int) -> None:
-        self._on(device)
+        self.use(device)
         self._call("cuStreamWaitEvent", c_void_p(stream), c_void_p(event), c_uint(0))
 
     def synchronize_event(self, device: int, event: int) -> None:
-        self._on(device)
+        self.use(device)
         self._call("cuEventSynchronize", c_void_p(event))
 
     def elapsed(self, device: int, start: int, end: int) -> float:
-        self._on(device)
+        self.use(device)
         milliseconds = c_float()
         self._call("cuEventElapsedTime", byref(milliseconds), c_void_p(start), c_void_p(end))
         return milliseconds.value
@@ -216,7 +216,7 @@ class LibraryDriver:
     # -- kernels -----------------------------------------------------------------------------------
     def load(self, device: int, code: Any, symbol: str) -> Any:
         """`code` gives the PTX of a kernel and the name of its entry: code(symbol)."""
-        self._on(device)
+        self.use(device)
         text, entry = code(symbol)
         module = self._modules.get((device, symbol))
         if module is None:
@@ -231,7 +231,7 @@ class LibraryDriver:
         self, device: int, function: Any, grid: int, block: int, stream: int,
         args: Sequence[tuple[str, int]],
     ) -> None:  # fmt: skip
-        self._on(device)
+        self.use(device)
         words = (ctypes.c_uint64 * len(args))(*[word & 2**64 - 1 for _, word in args])
         start = ctypes.addressof(words)
         pointers = (c_void_p * len(args))(*[start + 8 * k for k in range(len(args))])

@@ -53,6 +53,9 @@ class SimulatedDriver:
                 "ordinal)"
             )
 
+    def use(self, device: int) -> None:
+        self._check(device)
+
     def memory_info(self, device: int) -> tuple[int, int]:
         return self.capacity - self.used[device], self.capacity
 

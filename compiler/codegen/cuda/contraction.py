@@ -14,10 +14,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from jitgrad.compiler.codegen.cuda import scalar
+from jitgrad.compiler.codegen.cuda.blas import Product, product_of
 from jitgrad.compiler.codegen.cuda.micro import choose
 from jitgrad.compiler.codegen.cuda.special import Flat
 from jitgrad.compiler.codegen.cuda.target import CudaTarget
-from jitgrad.compiler.codegen.cuda.writer import KernelWriter, Part, Scope
+from jitgrad.compiler.codegen.cuda.writer import KernelWriter, LibraryCall, Part, Scope
 from jitgrad.compiler.codegen.schedule import Space, coefficient, constant_of
 from jitgrad.compiler.kernels import ContractionKernel
 from jitgrad.compiler.loops import (
@@ -35,8 +36,22 @@ _UNROLLED = 16
 
 
 def contraction(kernel: ContractionKernel, symbol: str, target: CudaTarget) -> list[Part]:
-    """One kernel, or two where k is split."""
-    return _Tiles(kernel, symbol, target).kernels()
+    """One kernel, or two where k is split; where cuBLAS does the products, its call and at most a
+    kernel for the epilogue."""
+    tiles = _Tiles(kernel, symbol, target)
+    if target.blas:
+        product = product_of(kernel, target.blas_least, None)
+        if product is not None:
+            return [_call(product)]
+        sums = tiles.whole()
+        product = product_of(kernel, target.blas_least, sums)
+        if product is not None:
+            return [_call(product), tiles.epilogue_of(sums)]
+    return tiles.kernels()
+
+
+def _call(product: Product) -> Part:
+    return Part(LibraryCall("gemm", product.gemm, product.pairs()), 1, 1, tuple(product.operands()))
 
 
 @dataclass(frozen=True)
@@ -85,8 +100,21 @@ class _Tiles:
         first = self._products()
         if self.partial is None:
             return [first]
+        assert isinstance(first.writer, KernelWriter)
         first.writer.workspace.append(self.partial)
         return [first, self._sums()]
+
+    def whole(self) -> Array:
+        """An array for all sums as one part."""
+        return Array("product", (self.count * self.M * self.N,), self.c.acc)
+
+    def epilogue_of(self, sums: Array) -> Part:
+        """The kernel that stores what was made of them."""
+        self.splits, self.partial = 1, sums
+        part = self._sums()
+        assert isinstance(part.writer, KernelWriter)
+        part.writer.workspace.append(sums)
+        return part
 
     def _flat(self) -> Flat:
         arrays = [self.kernel.array, *(s.array for s in self.kernel.stores)]

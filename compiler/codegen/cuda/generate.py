@@ -16,8 +16,8 @@ from jitgrad.compiler.codegen.cuda.contraction import contraction
 from jitgrad.compiler.codegen.cuda.scatter import scatter
 from jitgrad.compiler.codegen.cuda.sort import sort
 from jitgrad.compiler.codegen.cuda.target import CudaTarget
-from jitgrad.compiler.codegen.cuda.writer import KernelWriter, Part
-from jitgrad.compiler.codegen.kernelcode import Generated, Launch
+from jitgrad.compiler.codegen.cuda.writer import KernelWriter, LibraryCall, Part
+from jitgrad.compiler.codegen.kernelcode import Generated, Launch, Operand
 from jitgrad.compiler.codegen.program import prepare
 from jitgrad.compiler.codegen.split import split
 from jitgrad.compiler.kernels import (
@@ -37,7 +37,7 @@ from jitgrad.compiler.loops import (
 )
 from jitgrad.runtime.errors import InternalError
 
-VERSION = 6
+VERSION = 7
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,7 @@ class Shape:
         strides: for each load and store of a loop kernel, how far apart in elements neighbouring
             threads are; None where that is not one number.
         wide: how many of them are of several elements at once.
+        call: what a library does instead of a kernel.
     """
 
     kinds: tuple[str, ...]
@@ -62,6 +63,7 @@ class Shape:
     shared: int
     strides: tuple[int | None, ...] = ()
     wide: int = 0
+    call: LibraryCall | None = None
 
 
 def version_key(target: CudaTarget) -> str:
@@ -98,7 +100,9 @@ def _loops(kernel: LoopKernel, target: CudaTarget) -> list[Part]:
     programs, workspace = split(prepare(kernel, math=True))
     names = ["kernel"] if len(programs) == 1 else ["blocks", "whole"]
     parts = [nest.emit(p, n, target) for p, n in zip(programs, names, strict=True)]
-    parts[0].writer.workspace += workspace
+    first = parts[0].writer
+    assert isinstance(first, KernelWriter)
+    first.workspace += workspace
     return parts
 
 
@@ -110,15 +114,32 @@ def _assemble(parts: Sequence[Part]) -> Generated:
     workspace: list[Array] = []
     for w in writers:
         symbol = f"{w.symbol}_{key}"
+        if isinstance(w, LibraryCall):
+            shapes[symbol] = _call_shape(w)
+            continue
         text = text.replace(f"def {w.symbol}(", f"@cuda.jit\ndef {symbol}(")
         shapes[symbol] = _shape(w)
         workspace += [a for a in w.workspace if a not in workspace]
     launches = [
-        Launch(f"{p.writer.symbol}_{key}", list(p.operands or p.writer.operands.list), p.total,
-               p.grain)
+        Launch(f"{p.writer.symbol}_{key}", _operands(p), p.total, p.grain)
         for p in parts
     ]  # fmt: skip
     return Generated(key, text, launches, workspace, 0, frozenset(), shapes)
+
+
+def _operands(p: Part) -> list[Operand]:
+    if p.operands is not None:
+        return list(p.operands)
+    assert isinstance(p.writer, KernelWriter)
+    return list(p.writer.operands.list)
+
+
+def _call_shape(call: LibraryCall) -> Shape:
+    g = call.gemm
+    kinds: list[str] = []
+    for matrix, pairs in zip((g.a, g.b, g.c), call.pairs, strict=True):
+        kinds += [f"*{matrix.dtype}", "int64", *["int64"] * (2 * pairs)]
+    return Shape(tuple(kinds), False, 0, 1, 0, call=call)
 
 
 def _shape(w: KernelWriter) -> Shape:

@@ -33,6 +33,7 @@ class CudaTarget:
         many: points of an elementwise kernel from which on a thread does several at once.
         many_points: points of a scatter that may meet, from which on they are sorted.
         long_line: elements of a line, from which on it is sorted by digits.
+        blas: whether cuBLAS does contractions of at least `blas_least` products.
         in_order: whether a worker does the points of a kernel one after the other.
     """
 
@@ -47,6 +48,8 @@ class CudaTarget:
     many: int = 1 << 14
     many_points: int = 512
     long_line: int = 2048
+    blas: bool = False
+    blas_least: int = 1 << 24
     in_order: ClassVar[bool] = False
 
     @property

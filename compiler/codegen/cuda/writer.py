@@ -22,6 +22,7 @@ from jitgrad.compiler.loops import (
     postorder,
 )
 from jitgrad.compiler.symbolic import Dim, Sym
+from jitgrad.runtime.cuda.blas import Gemm
 from jitgrad.runtime.dtypes import DType
 
 _SHORT = 48  # a value of one use is written where it is used, up to so many characters
@@ -178,11 +179,24 @@ def _kind(operand: Operand) -> str:
 
 
 @dataclass(frozen=True)
+class LibraryCall:
+    """A launch that is a library's: a product of matrices. pairs: how many sizes with factors the
+    offset of each matrix has (blas.py)."""
+
+    symbol: str
+    gemm: Gemm
+    pairs: tuple[int, ...]
+
+    def source(self) -> str:
+        return f"# {self.symbol}: cuBLAS, {self.gemm}\n"
+
+
+@dataclass(frozen=True)
 class Part:
     """One launch: of what, over how many points, of which a block does `grain` at once. operands:
     those of this launch, where its kernel is launched again with others."""
 
-    writer: KernelWriter
+    writer: KernelWriter | LibraryCall
     total: Dim
     grain: int
     operands: tuple[Operand, ...] | None = None
