@@ -66,10 +66,11 @@ def measure(args: argparse.Namespace) -> list[Line]:
     """All lines, in order."""
     lines = []
     skipped = set(args.skip)
+    clock = "process_time" if args.cpu else "perf_counter"
     modules = (elementwise, rows, products, steps, inference)
     for threads in args.threads:
         found = compare("limits of the machine", [limits.COPY, limits.FMA], args.rounds,
-                        args.seconds, threads)  # fmt: skip
+                        args.seconds, threads, clock=clock)  # fmt: skip
         copied = 8.0 * limits.COPY_FLOATS / found["copy"].median
         multiplied = threads * limits.MULTIPLY_ADDS / found["multiply-adds"].median
         print(f"  copy {copied / 1e9:.1f} GB/s, multiply-adds {multiplied / 1e9:.0f} GFLOP/s")
@@ -79,7 +80,9 @@ def measure(args: argparse.Namespace) -> list[Line]:
                 if args.names and not any(n.lower() in w.name.lower() for n in args.names):
                     continue
                 chosen = [c for c in w.contenders if c.name not in skipped]
-                results = compare(w.name, chosen, args.rounds, args.seconds, threads, w.rtol)
+                results = compare(
+                    w.name, chosen, args.rounds, args.seconds, threads, w.rtol, clock
+                )
                 limit = max(w.nbytes / copied, w.floats / multiplied)
                 if OURS not in results or not results[OURS].seconds:
                     continue
@@ -191,10 +194,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the shapes drawn")
     parser.add_argument("--skip", nargs="*", default=[], help="contenders to leave out")
     parser.add_argument("--drawn", type=int, default=1, choices=(0, 1), help="drawn shapes too")
+    parser.add_argument("--cpu", action="store_true",
+                        help="the processor's time, on one thread: for a machine that is not quiet")  # fmt: skip
     parser.add_argument("--processes", action="store_true",
                         help="import, first steps, memory and compile time too")  # fmt: skip
     parser.add_argument("--write", action="store_true", help="write docs/benchmarks.md and .svg")
     args = parser.parse_args()
+    if args.cpu:
+        args.threads = [1]
     lines = measure(args)
     text = table(lines)
     if args.processes:
