@@ -80,9 +80,7 @@ def measure(args: argparse.Namespace) -> list[Line]:
                 if args.names and not any(n.lower() in w.name.lower() for n in args.names):
                     continue
                 chosen = [c for c in w.contenders if c.name not in skipped]
-                results = compare(
-                    w.name, chosen, args.rounds, args.seconds, threads, w.rtol, clock
-                )
+                results = compare(w.name, chosen, args.rounds, args.seconds, threads, w.rtol, clock)
                 limit = max(w.nbytes / copied, w.floats / multiplied)
                 if OURS not in results or not results[OURS].seconds:
                     continue
@@ -195,7 +193,7 @@ def main() -> None:
     parser.add_argument("--skip", nargs="*", default=[], help="contenders to leave out")
     parser.add_argument("--drawn", type=int, default=1, choices=(0, 1), help="drawn shapes too")
     parser.add_argument("--cpu", action="store_true",
-                        help="the processor's time, on one thread: for a machine that is not quiet")  # fmt: skip
+                        help="the processor's time, one thread: for a busy machine")  # fmt: skip
     parser.add_argument("--processes", action="store_true",
                         help="import, first steps, memory and compile time too")  # fmt: skip
     parser.add_argument("--write", action="store_true", help="write docs/benchmarks.md and .svg")

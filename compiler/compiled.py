@@ -100,6 +100,8 @@ class Compiled:
             arena=self._arena if replan else launch.ArenaPlan(image.arena, image.arena_bytes),
             scratch=image.scratch,
             n_sizes=len(self.syms),
+            n_once=image.n_once,
+            kept=image.kept,
             n_main=image.n_main,
             loose=image.loose,
             sites={i: _fault(i) for i in range(image.n_sites)},
@@ -127,6 +129,19 @@ class Compiled:
         are read from the shapes of the arrays. results: dense arrays to write results into, in the
         place of new ones.
         """
+        if self.image.n_once:
+            self.prepare(arrays)
+        return self.run_prepared(arrays, dims, results)
+
+    def prepare(self, arrays: Sequence[np.ndarray]) -> None:
+        """Makes what is kept between calls, of the inputs `image.constants`."""
+        self.executable.prepare(arrays)
+
+    def run_prepared(
+        self, arrays: Sequence[np.ndarray], dims: tuple[int, ...] | None = None,
+        results: list[np.ndarray] | None = None,
+    ) -> list[np.ndarray]:  # fmt: skip
+        """As `run`, where no constant has changed since `prepare`."""
         if self.syms:
             return self._run_symbolic(arrays, dims, results)
         try:

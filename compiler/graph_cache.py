@@ -43,7 +43,7 @@ _lock = threading.Lock()
 def graph_key(graph: Graph, options: Options, target: Target) -> str:
     """The key of a recorded graph: canonical text, options, target, versions."""
     text = to_text(graph, names=False)
-    chosen = repr((options.strides, options.memory_limit))
+    chosen = repr((options.strides, options.memory_limit, sorted(options.constants)))
     parts = [text, chosen, version_key(target), source_stamp()]
     return "image-" + hashlib.sha256("\0".join(parts).encode()).hexdigest()
 

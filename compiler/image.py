@@ -4,7 +4,8 @@ Everything that running needs and nothing that only compiling needs: kernels by 
 launch rows, what each buffer slot is, the arena. It is JSON (no code, no pickle), so it is what
 the graph level of the disk cache holds, and what export writes into a library.
 
-Slots of the buffer table: graph inputs, then fresh results, then temporaries, then scratch.
+Slots of the buffer table: graph inputs, then fresh results, then temporaries and scratch, then what
+is kept between calls.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-VERSION = 3
+VERSION = 4
 
 
 CONTROL = "control"
@@ -26,19 +27,25 @@ class Image:
     """Attributes:
     kernels: (object key, symbol) of each distinct kernel function.
     launches: (kernel number, args, total, grain, last_of_wave); kernel -1 is the commit row.
-    n_main: the rows of the program; those of bodies of control flow stand behind them.
+    n_once: the first rows, which make what is kept; they need not run while no constant changes.
+    n_main: the rows of the program, with the first ones; those of bodies of control flow stand
+        behind them.
+    constants: numbers of the inputs that the first rows read.
     loose: slots that control flow sets while it runs.
     n_inputs, n_results: slots 0..n_inputs-1 and the next n_results come with each call.
     results: (shape, dtype name) of each fresh result.
     arena: {slot: byte offset}; arena_bytes.
     scratch: {slot: bytes for each worker}.
+    kept: {slot: bytes} of memory that stays between calls.
     n_sites: of faults that kernels may flag.
     report: figures for people: see Report in pipeline.py.
     """
 
     kernels: list[tuple[str, str]] = field(default_factory=list)
     launches: list[tuple[int, list[int], int, int, bool]] = field(default_factory=list)
+    n_once: int = 0
     n_main: int = 0
+    constants: list[int] = field(default_factory=list)
     loose: list[int] = field(default_factory=list)
     n_inputs: int = 0
     n_results: int = 0
@@ -46,6 +53,7 @@ class Image:
     arena: dict[int, int] = field(default_factory=dict)
     arena_bytes: int = 0
     scratch: dict[int, int] = field(default_factory=dict)
+    kept: dict[int, int] = field(default_factory=dict)
     n_sites: int = 0
     report: dict[str, Any] = field(default_factory=dict)
     version: int = VERSION
@@ -53,7 +61,7 @@ class Image:
     @property
     def n_buffers(self) -> int:
         fixed = self.n_inputs + self.n_results + len(self.loose)
-        return fixed + len(self.arena) + len(self.scratch)
+        return fixed + len(self.arena) + len(self.scratch) + len(self.kept)
 
     def to_json(self) -> bytes:
         return json.dumps(asdict(self), separators=(",", ":")).encode()
@@ -69,7 +77,9 @@ class Image:
                 [(str(k), str(s)) for k, s in raw["kernels"]],
                 [(int(k), [int(a) for a in args], int(t), int(g), bool(last))
                  for k, args, t, g, last in raw["launches"]],
+                int(raw["n_once"]),
                 int(raw["n_main"]),
+                [int(k) for k in raw["constants"]],
                 [int(k) for k in raw["loose"]],
                 int(raw["n_inputs"]),
                 int(raw["n_results"]),
@@ -77,6 +87,7 @@ class Image:
                 {int(k): int(v) for k, v in raw["arena"].items()},
                 int(raw["arena_bytes"]),
                 {int(k): int(v) for k, v in raw["scratch"].items()},
+                {int(k): int(v) for k, v in raw["kept"].items()},
                 int(raw["n_sites"]),
                 dict(raw["report"]),
             )  # fmt: skip

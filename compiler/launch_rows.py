@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jitgrad.compiler.codegen import drivers
-from jitgrad.compiler.codegen.kernelcode import Operand, Site, Size
+from jitgrad.compiler.codegen.kernelcode import Generated, Launch, Operand, Site, Size
 from jitgrad.compiler.cost import nbytes
 from jitgrad.compiler.image import CONTROL, Image
 from jitgrad.compiler.kernels import Kernel
@@ -62,6 +62,7 @@ class _Rows:
         self.count = image.n_inputs + image.n_results
         self.parts: list[_Part] = []
         slots = {a: i for i, a in enumerate([*program.inputs, *program.fresh])}
+        self._once(stages, slots)
         self._place(stages, slots, 0)
         self._rows(stages, slots, 0, None)
         image.n_main = len(image.launches)
@@ -71,6 +72,30 @@ class _Rows:
             self._rows(part.stages, part.slots, part.base, part.site)
             part.args[part.where + 1] = len(image.launches) - part.args[part.where]
         image.kernels = list(self.numbers)
+
+    def _once(self, stages: Stages, slots: Slots) -> None:
+        """The rows that make what is kept between calls; what is made alike is kept once."""
+        image = self.image
+        made: dict[tuple[object, ...], int] = {}
+        for k in stages.kernels:
+            code = stages.generated[k]
+            for launch in code.launches:
+                if not launch.once:
+                    continue
+                arrays = [x for x in launch.operands if isinstance(x, Array)]
+                (own,) = [x for x in arrays if x in code.kept]
+                read = [slots[x] for x in arrays if x is not own]
+                words = [-1 if x is own else self._word(x, slots, None) for x in launch.operands]
+                alike = (launch.once, *words)
+                slot = made.get(alike)
+                if slot is None:
+                    slot = made[alike] = self._new()
+                    image.kept[slot] = round_up(nbytes(own))
+                    image.constants = sorted({*image.constants, *read})
+                    words = [slot if w < 0 else w for w in words]
+                    self._launch(code, launch, words, self._scratch(code), True)
+                slots[own] = slot
+        image.n_once = len(image.launches)
 
     def _new(self) -> int:
         self.count += 1
@@ -88,7 +113,7 @@ class _Rows:
         for n, wave in enumerate(stages.schedule.waves):
             if n == stages.schedule.commit and site is None:
                 self.image.launches.append((-1, [], 0, 1, True))
-            single = all(len(stages.generated[k].launches) == 1 for k in wave)
+            single = all(_count(stages.generated[k]) == 1 for k in wave)
             for k in wave:
                 self._kernel(stages, k, slots, base, site, not single or k is wave[-1])
 
@@ -102,17 +127,28 @@ class _Rows:
             self.image.launches.append((number, place.args, 1, 1, True))
             return
         code = stages.generated[k]
-        scratch: list[int] = []
-        if code.scratch:
-            scratch = [self._new()]
-            self.image.scratch[scratch[0]] = round_up(code.scratch)
+        scratch = self._scratch(code)
         for launch in code.launches:
-            args = [self._word(x, slots, site) for x in launch.operands] + scratch
-            total = launch.total
-            if isinstance(total, Sym):
-                total = -self.syms.setdefault(total, len(self.syms)) - 1
-            number = self._number(code.key, launch.symbol)
-            self.image.launches.append((number, args, total, launch.grain, last))
+            if not launch.once:
+                words = [self._word(x, slots, site) for x in launch.operands]
+                self._launch(code, launch, words, scratch, last)
+
+    def _scratch(self, code: Generated) -> list[int]:
+        """The slot of the scratch that code needs, if any."""
+        if not code.scratch:
+            return []
+        slot = self._new()
+        self.image.scratch[slot] = round_up(code.scratch)
+        return [slot]
+
+    def _launch(
+        self, code: Generated, launch: Launch, words: list[int], scratch: list[int], last: bool
+    ) -> None:
+        total = launch.total
+        if isinstance(total, Sym):
+            total = -self.syms.setdefault(total, len(self.syms)) - 1
+        number = self._number(code.key, launch.symbol)
+        self.image.launches.append((number, words + scratch, total, launch.grain, last))
 
     def _number(self, key: str, symbol: str) -> int:
         return self.numbers.setdefault((key, symbol), len(self.numbers))
@@ -191,6 +227,11 @@ class _Inner:
         slots = dict(zip(program.inputs, inputs, strict=True))
         slots.update(zip(program.fresh, results, strict=True))
         self.rows.parts.append(_Part(stages, slots, self.bases[name], self.site, self.args, where))
+
+
+def _count(code: Generated) -> int:
+    """The launches of each call."""
+    return sum(not launch.once for launch in code.launches)
 
 
 def _static(d: Dim) -> int:

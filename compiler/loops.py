@@ -312,10 +312,11 @@ class Array:
     """A tensor-shaped value of the loop program. Compared by identity.
 
     `define` is None for inputs; an input's memory is dense row-major unless `strides` (in
-    elements) says otherwise. `line` is the user's source line.
+    elements) says otherwise. `line` is the user's source line. `constant`: an input that seldom
+    changes between calls, so that what is made of it alone is worth keeping.
     """
 
-    __slots__ = ("__weakref__", "define", "dtype", "line", "name", "shape", "strides")
+    __slots__ = ("__weakref__", "constant", "define", "dtype", "line", "name", "shape", "strides")
 
     def __init__(
         self,
@@ -325,6 +326,7 @@ class Array:
         define: Definition | None = None,
         line: str = "",
         strides: tuple[Dim, ...] | None = None,
+        constant: bool = False,
     ) -> None:
         self.name = name
         self.shape = tuple(shape)
@@ -332,6 +334,7 @@ class Array:
         self.define = define
         self.line = line
         self.strides = strides
+        self.constant = constant
 
     def __getitem__(self, index: Expr | tuple[Expr, ...]) -> Expr:
         return load(self, index if isinstance(index, tuple) else (index,))

@@ -5,7 +5,7 @@ Owns the Program: input arrays, definitions in order, results, and the fault sit
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -95,10 +95,15 @@ def _lowered(builder: Builder, node: Node, operands: list[Array], number: int) -
     return builder.call(operands, types, node, number)
 
 
-def lower(graph: Graph, strides: Mapping[int, tuple[Dim, ...]] | None = None) -> Program:
+def lower(
+    graph: Graph,
+    strides: Mapping[int, tuple[Dim, ...]] | None = None,
+    constants: Collection[int] = (),
+) -> Program:
     """Builds the loop definitions of a graph.
 
-    strides: memory strides, in elements, of inputs that are not dense row-major.
+    strides: memory strides, in elements, of inputs that are not dense row-major. constants: numbers
+    of inputs that seldom change.
     Raises CompileError naming the op and the user's line where an op has no lowering.
     """
     builder = Builder()
@@ -106,7 +111,8 @@ def lower(graph: Graph, strides: Mapping[int, tuple[Dim, ...]] | None = None) ->
     inputs = []
     for i, item in enumerate(graph.inputs):
         t = item.value.type
-        array = Array(f"in{i}", t.shape, t.dtype, strides=(strides or {}).get(i))
+        memory = (strides or {}).get(i)
+        array = Array(f"in{i}", t.shape, t.dtype, strides=memory, constant=i in constants)
         arrays[item.value] = array
         inputs.append(array)
     sites: list[Site] = []

@@ -159,7 +159,7 @@ def _compile(graph: Graph, options: Options) -> Compiled:
         image, syms = assemble(stages)
     sites = sites_of(graph)
     image.n_sites = len(sites)
-    report.launches = len(image.launches)
+    report.launches, report.kept = len(image.launches), sum(image.kept.values())
     run.log_budget(spent)
     image.report = {**asdict(report), "milliseconds": {}}
     run.progress.done(f"{report.nodes} nodes became {report.kernels} kernels")
@@ -239,7 +239,7 @@ def to_stages(
     path: where the graph stands, for one that a node holds (nested.node_at reads it).
     """
     with run.step("lower"):
-        program = lower(graph, dict(options.strides))
+        program = lower(graph, dict(options.strides), options.constants)
     with run.step("checks"):
         program = keep_checks(program)
     run.dump("loops", lambda: program_text(program))

@@ -11,7 +11,8 @@ class Report:
 
     nodes: recorded / left after simplification. kernels: after fusion. launches: rows; waves:
     barriers. bytes_before: read and written if every node ran by itself; bytes_after: by the
-    kernels. peak, lower_bound, total: of the memory plan, bytes. milliseconds: by step.
+    kernels. peak, lower_bound, total: of the memory plan, bytes. kept: bytes that stay between
+    calls, made of constants. milliseconds: by step.
     cached: whether the graph was compiled before (by this process or, on disk, by another).
     """
 
@@ -25,6 +26,7 @@ class Report:
     peak: int = 0
     lower_bound: int = 0
     total: int = 0
+    kept: int = 0
     milliseconds: dict[str, float] = field(default_factory=dict)
     cached: bool = False
 

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from numbers import Real
@@ -33,6 +33,7 @@ from jitgrad.dims import History
 from jitgrad.effects import Profile, is_module
 from jitgrad.explain import SENTENCES, Explanation, Stats, check_run, compile_options, pair_options
 from jitgrad.first_nan import watch_run
+from jitgrad.kept import KeptRun, constants_of
 from jitgrad.lifting import Lifter, leaf_names, plain
 from jitgrad.lowered import Lowered
 from jitgrad.pytree import Structure, flatten, nodes_of
@@ -523,7 +524,8 @@ class JitFunction:
         start = time.perf_counter()
         try:
             if trace.leaf is None:
-                found = self._compiled(trace.graph, compile_options(trace))
+                options = replace(compile_options(trace), constants=constants_of(trace))
+                found = self._compiled(trace.graph, options, trace.entries)
             else:
                 trace.leaf.compile(self._compiled)
                 found = trace.leaf.part.compiled, trace.leaf.run
@@ -539,8 +541,11 @@ class JitFunction:
         compiled, run = found
         return compiled, metered(run, self.name, time.perf_counter() - start, trace.seconds)
 
-    def _compiled(self, graph: Graph, options: Options) -> tuple[Any, Callable[[Any], Any]]:
-        """A graph's code, and what runs it (beside the references where these are asked for)."""
+    def _compiled(
+        self, graph: Graph, options: Options, entries: Sequence[Any] = ()
+    ) -> tuple[Any, Callable[[Any], Any]]:
+        """A graph's code, and what runs it (beside the references where these are asked for).
+        entries: of the inputs, where some of them are constants."""
         options = replace(options, memory_limit=self.memory_limit)
         on_gpu = gpu.computes(graph)
         compiled = None if on_gpu else find_compiled(graph, options)
@@ -551,7 +556,7 @@ class JitFunction:
 
             compiled = compile_graph(graph, options)
         self._counts.compiles += 1
-        return compiled, self._runner(graph, compiled)
+        return compiled, self._runner(graph, compiled, entries)
 
     def _compiled_backward(self, trace: Trace, graph: Graph, cotangents: int) -> Any:
         """What runs a backward, or a part of one that has so many cotangents."""
@@ -560,12 +565,13 @@ class JitFunction:
         trace.pair.compiled.append(compiled)
         return run if self._check else compiled.run
 
-    def _runner(self, graph: Graph, compiled: Any) -> Callable[..., Any]:
+    def _runner(self, graph: Graph, compiled: Any, entries: Sequence[Any]) -> Callable[..., Any]:
         if state.anomaly:
             return lambda arrays, dims=(): watch_run(graph, compiled, arrays, dims)
         if not self._check:
             run: Callable[..., Any] = compiled.run
-            return run
+            kept = not gpu.computes(graph) and compiled.image.n_once
+            return KeptRun(compiled, entries) if kept else run
 
         def checked(arrays: Any, dims: tuple[int, ...] = ()) -> Any:
             return check_run(graph, compiled, arrays, dims)

@@ -1,7 +1,8 @@
 """Tensors whose data is still to be computed: by segments (lazy_recorder.py), when it is wanted.
 
-Owns who has work to do (`recorders`), what memory others than tensors can see (`is_shared`), and
-`fetch`, which gives a tensor its data. A pending tensor has no `_data` and its storage no array.
+Owns who has work to do (`recorders`), what memory others than tensors can see (`is_shared`,
+`watch`), and `fetch`, which gives a tensor its data. A pending tensor has no `_data` and its
+storage no array.
 """
 
 from __future__ import annotations
@@ -26,6 +27,13 @@ _exported: weakref.WeakSet[Storage] = weakref.WeakSet()
 
 _pointed: weakref.WeakSet[Storage] = weakref.WeakSet()
 """Storages whose address others have been given: nobody knows for how long."""
+
+
+_watched: weakref.WeakSet[Storage] = weakref.WeakSet()
+"""Storages of `watch`."""
+
+shown_now = [0]
+"""How often others were given the memory of a watched storage."""
 
 
 def waits(x: Any) -> bool:
@@ -67,6 +75,17 @@ def export(storage: Storage, address: bool = False) -> None:
     if state.lazy is not None:
         state.lazy.export(storage)
     (_pointed if address else _exported).add(storage)
+    if storage in _watched:
+        shown_now[0] += 1
+
+
+def watch(storage: Storage) -> bool:
+    """Whether tensors alone see a storage's memory, so that whoever writes to it grows its version.
+    If so, `shown_now` changes when that ends."""
+    if storage in _pointed or storage in _exported or _is_of_others(storage.array):
+        return False
+    _watched.add(storage)
+    return True
 
 
 def is_shared(storage: Storage, data: Any) -> bool:

@@ -108,8 +108,8 @@ class _Frame:
     """
 
     __slots__ = (
-        "words", "ctx", "cell", "sizes", "bufs", "varying", "call", "native_args", "pool",
-        "scratch", "sizes_now", "plan", "arena_address", "arena",
+        "words", "ctx", "cell", "sizes", "bufs", "varying", "call", "native_args", "once_args",
+        "pool", "scratch", "sizes_now", "plan", "arena_address", "arena",
     )  # fmt: skip
 
     def __init__(self, program: Executable) -> None:
@@ -145,14 +145,20 @@ class _Frame:
 
         call_words[abi.CALL_CTX] = buffers.address(self.ctx)
         call_words[abi.CALL_BUFS] = buffers.address(self.bufs)
-        call_words[abi.CALL_TABLE] = buffers.address(program.table)
-        call_words[abi.CALL_NROWS] = program.n_main
+        for slot, memory in program.kept.items():
+            self.bufs[slot] = buffers.address(memory)
+        first = buffers.address(program.table)
+        call_words[abi.CALL_TABLE] = first + 8 * abi.ROW_WORDS * program.n_once
+        call_words[abi.CALL_NROWS] = program.n_main - program.n_once
         call_words[abi.CALL_NARGS] = program.n_varying
         self.varying = (ctypes.c_int64 * program.n_varying).from_address(buffers.address(self.bufs))
         self.native_args = tuple(
             ctypes.c_void_p(int(call_words[word]))
             for word in (abi.CALL_CTX, abi.CALL_BUFS, abi.CALL_TABLE)
-        ) + (ctypes.c_int64(program.n_main),)
+        ) + (ctypes.c_int64(program.n_main - program.n_once),)
+        self.once_args = (
+            *self.native_args[:2], ctypes.c_void_p(first), ctypes.c_int64(program.n_once)
+        )  # fmt: skip
         self.call: Callable[..., int] | None = None
         if native.bind is not None:
             threads.fill_call_words(call_words, program.release_gil)
@@ -195,7 +201,9 @@ class Executable:
     scratch: {slot: bytes for each thread}, multiples of 128. Worker w's part is at w * bytes.
     constants: {slot: array}; kept alive.
     n_sizes: how many symbolic sizes each call brings.
-    n_main: how many of the rows a call runs; the others are run by rows of control flow. None: all.
+    n_once: how many of the rows `prepare` runs, and calls do not. kept: {slot: bytes} of what they
+        write, which stays.
+    n_main: behind which row a call ends; the others are run by rows of control flow. None: all.
     loose: slots that rows of control flow bind.
     sites: {site number: makes the exception}; for the numbers that kernels flag.
     owners: kept alive: whatever owns the kernels' code.
@@ -216,6 +224,8 @@ class Executable:
         scratch: Mapping[int, int] | None = None,
         constants: Mapping[int, NDArray[Any]] | None = None,
         n_sizes: int = 0,
+        n_once: int = 0,
+        kept: Mapping[int, int] | None = None,
         n_main: int | None = None,
         loose: Sequence[int] = (),
         sites: Mapping[int, Callable[[], BaseException]] | None = None,
@@ -227,6 +237,10 @@ class Executable:
         self.arena, self.scratch = arena, dict(scratch or {})
         self.constants, self.sites = dict(constants or {}), dict(sites or {})
         self.owners, self.release_gil = tuple(owners), release_gil
+        self.n_once = n_once
+        self.kept = {slot: buffers.empty(nbytes) for slot, nbytes in (kept or {}).items()}
+        for memory in self.kept.values():
+            buffers.statistics.add(memory, memory.nbytes, "kept")
         self.n_main, self.loose = len(launches) if n_main is None else n_main, tuple(loose)
         self._check()
         self.parallel = _can_be_parallel(self.launches)
@@ -302,6 +316,14 @@ class Executable:
         """Like `run`, from addresses; the caller keeps the memory alive. 1 to 2 us slower."""
         self._run(self._take_frame(), pointers, sizes)
 
+    def prepare(self, arrays: Sequence[NDArray[Any]]) -> None:
+        """Makes what is kept between calls, of `arrays`, for the first varying slots in order."""
+        frame = self._take_frame()
+        for i, address in enumerate(_addresses(arrays)):
+            frame.varying[i] = address
+        threads.native().run(*frame.once_args)
+        self._idle.append(frame)
+
     def _run(self, frame: _Frame, pointers: Sequence[int], sizes: Sequence[int]) -> None:
         if len(pointers) != self.n_varying:
             raise InternalError(f"expected {self.n_varying} arrays, got {len(pointers)}")
@@ -353,7 +375,7 @@ class Executable:
             if launch.total < -self.n_sizes:
                 raise InternalError(f"launch {index} names size {-launch.total - 1}")
         bound = list(range(self.n_varying)) + list(self.scratch) + list(self.constants)
-        bound += self.loose
+        bound += [*self.loose, *self.kept]
         if isinstance(self.arena, ArenaPlan):
             bound += list(self.arena.offsets)
             if sorted(bound) != list(range(self.n_buffers)):

@@ -26,7 +26,7 @@ from jitgrad.compiler.kernels import (
     kernel_reads,
     kernel_writes,
 )
-from jitgrad.compiler.loops import Expr
+from jitgrad.compiler.loops import Expr, loads, postorder
 from jitgrad.compiler.symbolic import Dim, Func, Sym, hint, prod, smax, smin
 from jitgrad.runtime.dtypes import DType
 
@@ -41,7 +41,10 @@ _PANELS = 4  # panels of A that a block of rows has at least
 _COLS = 1024  # the most columns of a block of a shared B
 _DIRECT = 128  # the most rows and columns of a product whose operands are read where they lie
 _DIRECT_BYTES = 1 << 17  # and the most bytes of an operand
-_ROW_COLS = 512  # the most columns of one row, whose sums stay in L1
+_KEPT = 512  # rows up to which packing a constant B takes a share of a product worth keeping it
+_ROW_COLS = 1024  # the most columns of one row, whose sums stay in L1
+_KEPT_ROW = 1 << 15  # elements of a constant B from which panels are read faster than its columns
+_ROW_TILE = 4  # vectors of panels for one row
 
 Group = tuple[int, ...]
 
@@ -53,6 +56,7 @@ class Plan:
     block_rows, block_cols: multiples of the tile's. depth_cap: no block of k is larger.
     splits: how many partial results are summed at the end.
     share_b: B is packed once, by a launch of its own; else by each task.
+    kept: the sides, "a" and "b", whose panels stay between calls: they are made of constants.
     one_row: "rows" or "columns": there is one row, and B is read where it lies, along its rows or
         its columns, but for a torn last panel; else "".
     dot: how products of narrow operands are formed in groups along k; else None.
@@ -81,6 +85,7 @@ class Plan:
     dot: Dot | None
     direct_a: tuple[int, int] | None
     direct_b: bool
+    kept: str
 
     @property
     def grain(self) -> int:
@@ -116,8 +121,8 @@ def splits_of(count: Dim, m: Dim, n: Dim, k: Dim) -> Dim:
     return smax(1, smin(_MAX_SPLITS, smin(k // _SPLIT_DEPTH, room)))
 
 
-def plan_blocks(kernel: ContractionKernel, target: Target) -> Plan:
-    """Decides sides, tile and blocks."""
+def plan_blocks(kernel: ContractionKernel, target: Target, keeps: bool = True) -> Plan:
+    """Decides sides, tile and blocks. keeps: whether panels may stay between calls."""
     c, array = kernel.contraction, kernel.array
     extents: dict[int, Dim] = dict(enumerate((*array.shape, *c.k)))
     depth = tuple(range(array.ndim, array.ndim + len(c.k)))
@@ -133,8 +138,15 @@ def plan_blocks(kernel: ContractionKernel, target: Target) -> Plan:
     dot = dot_of(c, a, b, target)
     tile = choose_tile(target, c.acc, hm, hn, _dot_tiles(dot, a, batch, rows, depth, extents))
     access = _plain_access(b, c.acc, (batch, cols, depth), extents)
-    one_row = ""
-    if _is_one(M):
+    one_row = kept = ""
+    if keeps and is_constant(b, (count, N, K)):
+        if not _is_one(M):
+            kept = "b" if hm <= _KEPT else ""
+        elif hn * hk >= _KEPT_ROW and not _is_readable(access):
+            kept = "b"
+    if _is_one(M) and kept:
+        tile = Tile(1, _ROW_TILE, tile.width)
+    elif _is_one(M):
         if _is_readable(access):
             one_row, tile = "rows", Tile(1, 1, tile.width)
         elif (
@@ -178,11 +190,24 @@ def plan_blocks(kernel: ContractionKernel, target: Target) -> Plan:
         found = _plain_access(a, c.acc, (batch, rows, depth), extents)
         direct_a = _steps(found, nbytes) if found is not None else None
         direct_b = _is_readable(access)
+    if direct_b:
+        kept = ""
+    if keeps and not _is_one(M) and direct_a is None and hn <= _KEPT:
+        kept += "a" if is_constant(a, (count, M, K)) else ""
     return Plan(
         batch, rows, cols, depth, extents, a, b, count, M, N, K, tile,
         block_rows, block_cols, depth_cap, splits,
-        not one_row_block and not direct_b, one_row, dot, direct_a, direct_b,
+        "b" in kept or (not one_row_block and not direct_b), one_row, dot, direct_a, direct_b,
+        kept,
     )  # fmt: skip
+
+
+def is_constant(e: Expr, sizes: tuple[Dim, ...]) -> bool:
+    """Whether an operand of known size is made of inputs that seldom change."""
+    read = loads([e])
+    checked = any(x.op == "check" for x in postorder([e]))
+    known = not any(isinstance(d, Sym) for d in sizes)
+    return known and not checked and bool(read) and all(x.attr.constant for x in read)
 
 
 def _dot_tiles(

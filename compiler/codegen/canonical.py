@@ -89,7 +89,7 @@ def _renamed(
     code, arrays, sites = found
     mine = [own.get(a, a) for a in form.arrays]
     new: dict[Array, Array] = dict(zip(arrays, mine, strict=True))
-    for w in code.workspace:
+    for w in (*code.workspace, *code.kept):
         new[w] = Array(w.name, w.shape, w.dtype, None, w.line, w.strides)
     tags = dict(zip(sites, form.sites, strict=True))
 
@@ -101,7 +101,8 @@ def _renamed(
         return Site(tags[x.tag]) if isinstance(x, Site) else x
 
     launches = [replace(n, operands=[operand(x) for x in n.operands]) for n in code.launches]
-    return replace(code, launches=launches, workspace=[new[w] for w in code.workspace])
+    workspace, kept = [new[w] for w in code.workspace], tuple(new[w] for w in code.kept)
+    return replace(code, launches=launches, workspace=workspace, kept=kept)
 
 
 class _Form:
@@ -180,7 +181,7 @@ class _Form:
             self.words += ["array", number, array.dtype.name]
             self._dims(array.shape)
             self._dims(array.strides or ())
-            self.words.append(array.strides is None)
+            self.words += [array.strides is None, array.constant]
         return number
 
     def _root(self, root: Expr) -> int:

@@ -3,7 +3,8 @@
 Owns `generate` and the loops around the micro-kernel; sizes are `blocking.py`'s, reading operands
 `packing.py`'s, the inner loop `microkernel.py`'s, results `epilogue.py`'s. Up to three launches:
 
-    pack    the panels of B, into a workspace (only where several row blocks share them)
+    pack    the panels of B, into a workspace (only where several row blocks share them); of a side
+            that is made of constants, into memory that stays between calls
     blocks  for each (batch, split, row block, column block): for each block of k, pack A (and B),
             then run the micro-kernel over the tiles; after the last block of k, the epilogue
     reduce  (only where K is split) sums the splits' tiles in order, then the epilogue
@@ -44,17 +45,18 @@ _REDUCE_GRAIN = 1 << 12  # results that a thread sums at least
 _GROUP = 8  # panels of B that are packed together
 
 
-def generate(kernel: ContractionKernel, target: Target) -> Generated:
-    """Code of a contraction for a target. Raises InternalError for an expression that it lacks."""
+def generate(kernel: ContractionKernel, target: Target, keeps: bool = True) -> Generated:
+    """Code of a contraction for a target. keeps: whether what is made of constants may stay between
+    calls. Raises InternalError for an expression that it lacks."""
     if kernel.contraction.winograd:
-        return winograd.generate(kernel, target)
-    return _Engine(kernel, target).generate()
+        return winograd.generate(kernel, target, keeps)
+    return _Engine(kernel, target, keeps).generate()
 
 
 class _Engine:
-    def __init__(self, kernel: ContractionKernel, target: Target) -> None:
+    def __init__(self, kernel: ContractionKernel, target: Target, keeps: bool) -> None:
         self.kernel, self.target = kernel, target
-        self.plan = plan_blocks(kernel, target)
+        self.plan = plan_blocks(kernel, target, keeps)
         self.acc = kernel.contraction.acc
         self.element = storage_type(self.acc)
         dot = self.plan.dot
@@ -67,12 +69,14 @@ class _Engine:
         self.uses = Uses(self.module)
         self.split = not (isinstance(self.plan.splits, int) and self.plan.splits == 1)
         p = self.plan
-        self.b_panels: Array | None = None
+        self.panels: dict[str, Array] = {}  # of the sides that a launch of their own packs
         self.partials: Array | None = None
-        if p.share_b:
-            panels = ceildiv(p.N, p.tile.nr)
-            size = p.count * panels * (ceildiv(p.K, self.group) * self.group) * p.tile.nr
-            self.b_panels = Array("b_panels", (size,), self.packed["b"])
+        for side in "ab":
+            if side in p.kept or (side == "b" and p.share_b):
+                width, extent = self._side(side)
+                size = ceildiv(p.K, self.group) * self.group * width
+                size = p.count * ceildiv(extent, width) * size
+                self.panels[side] = Array(f"{side}_panels", (size,), self.packed[side])
         if self.split:
             size = p.tasks * (p.block_rows * p.block_cols)
             self.partials = Array("partials", (size,), self.acc)
@@ -80,12 +84,13 @@ class _Engine:
     def generate(self) -> Generated:
         p = self.plan
         frames: list[tuple[Frame, str, Dim, int]] = []
-        if self.b_panels is not None:
-            frame = self._frame("pack")
-            self._pack(frame)
-            total = p.count * ceildiv(ceildiv(p.N, p.tile.nr), _GROUP)
-            work = max(1, hint(p.K) * p.tile.nr * _GROUP)
-            frames.append((frame, "pack", total, max(1, _PACK_GRAIN // work)))
+        for side in self.panels:
+            width, extent = self._side(side)
+            frame = self._frame(f"pack_{side}")
+            self._pack(frame, side)
+            total = p.count * ceildiv(ceildiv(extent, width), _GROUP)
+            work = max(1, hint(p.K) * width * _GROUP)
+            frames.append((frame, f"pack_{side}", total, max(1, _PACK_GRAIN // work)))
         frame = self._frame("blocks")
         self._blocks(frame)
         frames.append((frame, "blocks", p.tasks, p.grain))
@@ -94,8 +99,14 @@ class _Engine:
             self._reduce(frame)
             grain = max(1, _REDUCE_GRAIN // (p.block_rows * p.block_cols))
             frames.append((frame, "reduce", p.count * p.row_blocks * p.col_blocks, grain))
-        workspace = [w for w in (self.b_panels, self.partials) if w is not None]
-        return link(self.module, self.target, frames, workspace, self.uses.codes)
+        kept = [self.panels[side] for side in p.kept]
+        workspace = [w for w in (*self.panels.values(), self.partials) if w and w not in kept]
+        return link(self.module, self.target, frames, workspace, self.uses.codes, kept)
+
+    def _side(self, side: str) -> tuple[int, Dim]:
+        """The width of a side's panels, and how many rows or columns it has."""
+        p = self.plan
+        return (p.tile.mr, p.M) if side == "a" else (p.tile.nr, p.N)
 
     def _frame(self, symbol: str) -> Frame:
         return Frame(self.module, symbol, self.names)
@@ -140,34 +151,34 @@ class _Engine:
         return K, blocks, size
 
     # -- launch: pack --------------------------------------------------------------------------
-    def _pack(self, frame: Frame) -> None:
-        """Packs whole panels, [count][panels][K][nr]."""
+    def _pack(self, frame: Frame, side: str) -> None:
+        """Packs whole panels, [count][panels][K][width]."""
         p, code = self.plan, frame.code
-        assert self.b_panels is not None
-        source = self._source(frame, "b", _GROUP * p.tile.nr, DEPTH)
-        memory = frame.array(self.b_panels)
+        width, extent = self._side(side)
+        source = self._source(frame, side, _GROUP * width, DEPTH)
+        memory = frame.array(self.panels[side])
         K, blocks, size = self._depth(frame)
-        N = frame.dim(p.N)
-        panels = code.ceildiv(N, p.tile.nr)
+        N = frame.dim(extent)
+        panels = code.ceildiv(N, width)
         groups = code.ceildiv(panels, _GROUP)
         with code.loop(frame.begin, frame.end) as t:
             number = code.div(t, groups)
             first = code.mul(code.rem(t, groups), _GROUP)
             source.set_batch(frame.unflatten(number, p.batch, p.extents))
-            col = code.mul(first, p.tile.nr)
-            cols = code.min(_GROUP * p.tile.nr, code.sub(N, col))
+            col = code.mul(first, width)
+            cols = code.min(_GROUP * width, code.sub(N, col))
             source.set_x(col, cols)
-            stride = code.mul(self._padded(code, K), p.tile.nr)
+            stride = code.mul(self._padded(code, K), width)
             at = code.mul(code.add(code.mul(number, panels), first), stride)
-            element = storage_type(self.packed["b"])
+            element = storage_type(self.packed[side])
             panel = code.at(memory, at, element)
             with code.loop(0, blocks) as q:
                 start = code.min(code.mul(q, size), K)
                 depth = code.min(size, code.sub(K, start))
                 source.set_k(start, depth)
-                at = code.mul(start, p.tile.nr)
+                at = code.mul(start, width)
                 place = code.at(panel, at, element)
-                self._fill(source, place, p.tile.nr, cols, depth, stride, "b")
+                self._fill(source, place, width, cols, depth, stride, side)
 
     # -- launch: blocks ------------------------------------------------------------------------
     def _blocks(self, frame: Frame) -> None:
@@ -177,10 +188,12 @@ class _Engine:
         micro_a = None  # for panels of A that are read where they lie
         if p.direct_a is not None:
             micro_a = self.uses(micro_routine(tile, self.acc, self.target, p.direct_a))
-        source_a = self._source(frame, "a", p.block_rows, p.depth_cap)
-        a_panels = frame.scratch(of_a, p.block_rows * p.depth_cap)
+        source_a = None
+        if "a" not in self.panels:
+            source_a = self._source(frame, "a", p.block_rows, p.depth_cap)
+            a_panels = frame.scratch(of_a, p.block_rows * p.depth_cap)
         source_b = b_block = None
-        if self.b_panels is None:
+        if "b" not in self.panels:
             source_b = self._source(frame, "b", p.block_cols, p.depth_cap)
             packed = tile.nr if p.one_row or p.direct_b else p.block_cols  # the last panel, or all
             b_block = frame.scratch(of_b, packed * p.depth_cap)
@@ -212,8 +225,9 @@ class _Engine:
             rows = code.min(p.block_rows, code.sub(M, row))
             cols = code.min(p.block_cols, code.sub(N, col))
             axes = frame.unflatten(number, p.batch, p.extents)
-            source_a.set_batch(axes)
-            source_a.set_x(row, rows)
+            if source_a is not None:
+                source_a.set_batch(axes)
+                source_a.set_x(row, rows)
             if source_b is not None:
                 source_b.set_batch(axes)
                 source_b.set_x(col, cols)
@@ -234,12 +248,15 @@ class _Engine:
             with code.loop(first_block, code.add(last_block, 1)) as q:
                 start = code.min(code.mul(q, size), K)
                 depth = code.min(size, code.sub(K, start))
-                source_a.set_k(start, depth)
                 padded = self._padded(code, depth)
                 words = code.value(code.div(padded, self.group))
                 a_stride = code.mul(padded, tile.mr)
                 whole_rows: Int = 0  # that are read where they lie
-                if micro_a is None:
+                if source_a is not None:
+                    source_a.set_k(start, depth)
+                if source_a is None:
+                    a_panels, a_stride = self._ready(frame, "a", number, row, K, start)
+                elif micro_a is None:
                     self._fill(source_a, a_panels, tile.mr, rows, depth, a_stride, "a")
                 else:
                     whole_rows = code.mul(code.div(rows, tile.mr), tile.mr)
@@ -256,12 +273,7 @@ class _Engine:
                     elif not p.one_row:
                         self._fill(source_b, b_block, tile.nr, cols, depth, b_stride, "b")
                 else:
-                    assert self.b_panels is not None
-                    b_stride = code.mul(self._padded(code, K), tile.nr)
-                    panels = code.ceildiv(N, tile.nr)
-                    panel = code.add(code.mul(number, panels), code.div(col, tile.nr))
-                    at = code.add(code.mul(panel, b_stride), code.mul(start, tile.nr))
-                    b_base = code.at(frame.array(self.b_panels), at, of_b)
+                    b_base, b_stride = self._ready(frame, "b", number, col, K, start)
                 first = code.equal(q, first_block)
                 last = code.equal(q, last_block)
                 row_panels = code.ceildiv(rows, tile.mr)
@@ -286,7 +298,7 @@ class _Engine:
                         step = code.value(source_b.k.stride)
                         b_step = code.b.select(torn, code.value(tile.nr), step)
                     with code.loop(0, row_panels) as i:
-                        if source_b is None:
+                        if source_b is None and p.lanes == 1:
                             self._prefetch_panel(code, b_panel, b_stride, i, row_panels, depth)
                         where = code.mul(code.add(code.mul(j, row_panels), i), tile.mr * tile.nr)
                         result = code.at(home, where if keep else 0, self.element)
@@ -300,6 +312,7 @@ class _Engine:
                                 code.b.call(micro, [code.value(depth), a_panels, *rest])
                         elif micro_a is not None:
                             row = code.mul(i, tile.mr)
+                            assert source_a is not None
                             with code.b.if_else(code.less(row, whole_rows)) as (there, packed_one):
                                 with there:
                                     a_panel = source_a.address(row, 0)
@@ -312,6 +325,20 @@ class _Engine:
                         if epilogue is not None:
                             with code.b.if_then(last):
                                 self._finish_tile(epilogue, result, i, rows, j, cols)
+
+    def _ready(
+        self, frame: Frame, side: str, number: Int, x: Int, K: Int, start: Int
+    ) -> tuple[ir.Value, Int]:
+        """Where the panel of row or column x, from `start` of k on, lies in the panels of a launch
+        of their own, and the distance to the next."""
+        code = frame.code
+        width, extent = self._side(side)
+        stride = code.mul(self._padded(code, K), width)
+        panels = code.ceildiv(frame.dim(extent), width)
+        panel = code.add(code.mul(number, panels), code.div(x, width))
+        at = code.add(code.mul(panel, stride), code.mul(start, width))
+        element = storage_type(self.packed[side])
+        return code.at(frame.array(self.panels[side]), at, element), stride
 
     @staticmethod
     def _pack_edge(

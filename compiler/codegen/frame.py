@@ -182,11 +182,13 @@ def link(
     frames: Sequence[tuple[Frame, str, Dim, int]],
     workspace: list[Array],
     routines: Sequence[Generated] = (),
+    kept: Sequence[Array] = (),
 ) -> Generated:
     """The code of a kernel whose launches are the functions of a module, in order.
 
     frames: each with its symbol, the size of its parallel space, and its grain. routines: the code
-    of the functions that the module calls.
+    of the functions that the module calls. kept: arrays that stay between calls; launches that
+    bring one besides constants alone run once.
     """
     scratch = -(-max(f.scratch_bytes for f, *_ in frames) // 128) * 128
     for f, *_ in frames:
@@ -196,8 +198,15 @@ def link(
     launches = []
     for f, symbol, total, grain in frames:
         text = text.replace(f'@"{symbol}"', f'@"k{key}_{symbol}"')
-        launches.append(Launch(f"k{key}_{symbol}", f.operands, total, grain))
-    return Generated(key, text, launches, workspace, scratch, routines=tuple(routines))
+        arrays = [x for x in f.operands if isinstance(x, Array)]
+        once = ""
+        if any(x in kept for x in arrays) and all(x.constant or x in kept for x in arrays):
+            own = str(f.function).replace(f'@"{symbol}"', "")
+            once = hashlib.sha256(own.encode()).hexdigest()
+        launches.append(Launch(f"k{key}_{symbol}", f.operands, total, grain, once=once))
+    return Generated(
+        key, text, launches, workspace, scratch, routines=tuple(routines), kept=tuple(kept)
+    )
 
 
 class Positions:

@@ -54,13 +54,15 @@ Operand = Array | Dim | Site | Size
 @dataclass(frozen=True)
 class Launch:
     """One call of `symbol` over [0, total), in blocks of `grain` points; any multiple of `unit`
-    would do as well."""
+    would do as well. `once`: not "" where what it reads are constants, and what it writes is kept:
+    a digest of its code, for launches of other kernels that do the same."""
 
     symbol: str
     operands: list[Operand]
     total: Dim
     grain: int
     unit: int = 1
+    once: str = ""
 
 
 @dataclass
@@ -72,6 +74,7 @@ class Generated:
         module_text: LLVM assembly; symbols carry the key, so many modules link together.
         launches: in order, a barrier after each.
         workspace: temporary arrays among the operands that the memory plan must provide.
+        kept: arrays among the operands that stay between calls; launches of kind `once` fill them.
         scratch: bytes for each worker.
         may_call: symbols from outside that this code may need (none for kernels).
         shapes: of GPU code: how each function is launched (codegen/cuda/generate.py).
@@ -86,6 +89,7 @@ class Generated:
     may_call: frozenset[str] = frozenset()
     shapes: dict[str, Any] = field(default_factory=dict)
     routines: tuple[Generated, ...] = ()
+    kept: tuple[Array, ...] = ()
 
     def with_routines(self) -> Iterator[Generated]:
         """Its routines, then itself."""

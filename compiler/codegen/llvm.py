@@ -34,8 +34,15 @@ def generate(kernel: Kernel, target: Target) -> Generated:
     if isinstance(kernel, LoopKernel):
         return generate_loops(kernel, target)
     if isinstance(kernel, ChainKernel):
-        return generate_chain(kernel, target, generate)
+        return generate_chain(kernel, target, _part)
     return generate_special(kernel, target)
+
+
+def _part(kernel: Kernel, target: Target) -> Generated:
+    """Code for a part of a chain, which keeps nothing between calls."""
+    if isinstance(kernel, ContractionKernel):
+        return generate_contraction(kernel, target, keeps=False)
+    return generate(kernel, target)
 
 
 def generate_loops(kernel: LoopKernel, target: Target) -> Generated:

@@ -42,7 +42,7 @@ from jitgrad.runtime.dtypes import DType
 
 _UNROLL = 2  # more is no faster, and takes longer to compile
 LANES = 4  # sums of each result of a product with one row; `joined` adds them up
-_ROWS = 2 * LANES  # rows that emit_row reads side by side
+_ROWS = 8  # rows that emit_row reads side by side
 
 
 @dataclass(frozen=True)
@@ -266,8 +266,8 @@ def emit_row(module: ir.Module, name: str, width: int, acc: DType, ops: Ops) -> 
         void row(i64 kb, ptr a, ptr b, i64 b_step, ptr c, i1 first, ptr sums, i64 count)
 
     c[count] = or += a[kb] @ b, in the same order of operations as the micro-kernel. `count` is a
-    multiple of `width`; sums[LANES * count] is scratch. A few rows of b at a time are read along
-    their whole length, which the memory system likes better than tall narrow panels.
+    multiple of `width`; sums[LANES * count] is scratch. A few rows of b at a time, all of one sum,
+    are read along their whole length, which the memory system likes better than tall narrow panels.
     """
     element = storage_type(acc)
     kind = ir.FunctionType(VOID, [I64, PTR, PTR, I64, PTR, I1, PTR, I64])
@@ -291,16 +291,17 @@ def emit_row(module: ir.Module, name: str, width: int, acc: DType, ops: Ops) -> 
         row = code.at(b_ptr, code.mul(k, b_step), element)
         return code.load(row, x, element, width)
 
-    whole = code.mul(code.div(kb, _ROWS), _ROWS)
-    with code.loop(0, whole, _ROWS) as k:
-        ks = [code.add(k, r) for r in range(_ROWS)]
+    many = LANES * _ROWS
+    whole = code.mul(code.div(kb, many), many)
+    with code.loop(0, whole, many) as start, code.loop(0, LANES) as lane:
+        ks = [code.add(code.add(start, lane), r * LANES) for r in range(_ROWS)]
         scalars = [code.splat(code.load(a, k, element), width) for k in ks]
         with code.loop(0, count, width) as x:
-            for lane in range(LANES):
-                total = code.load(sums, lane_at(lane, x), element, width)
-                for r in range(lane, _ROWS, LANES):
-                    total = multiply_add(ops, acc, scalars[r], read(ks[r], x), total)
-                code.store(total, sums, lane_at(lane, x), element)
+            at = lane_at(lane, x)
+            total = code.load(sums, at, element, width)
+            for k, scalar in zip(ks, scalars, strict=True):
+                total = multiply_add(ops, acc, scalar, read(k, x), total)
+            code.store(total, sums, at, element)
     with code.loop(whole, kb) as k:
         scalar = code.splat(code.load(a, k, element), width)
         lane_start = code.mul(code.rem(k, LANES), count)

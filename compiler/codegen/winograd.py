@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import llvmlite.ir as ir
 
 from jitgrad.compiler.codegen.access import Access, separate
-from jitgrad.compiler.codegen.blocking import DEPTH, ceildiv, named_dims
+from jitgrad.compiler.codegen.blocking import DEPTH, ceildiv, is_constant, named_dims
 from jitgrad.compiler.codegen.code import I1, I64, Code, Int, storage_type
 from jitgrad.compiler.codegen.emit import Ops, constant
 from jitgrad.compiler.codegen.epilogue import Epilogue
@@ -50,15 +50,17 @@ _P2, _Q2 = _P * _P, _Q * _Q
 _LINE = 16  # elements of a cache line
 _MOST_TILES = 64  # of a block
 _TASKS = 8  # blocks that are wanted, so that threads get equal shares
+_KEPT_TILES = 512  # up to which the filter's transform takes a share of the time worth keeping it
 _FILTER_GRAIN = 64  # pairs of (panel of rows, channel) that a thread transforms at least
 
 F32 = dtypes.float32
 Vectors = Sequence[ir.Value]
 
 
-def generate(kernel: ContractionKernel, target: Target) -> Generated:
-    """Code of a contraction that is marked `winograd`."""
-    return _Generator(kernel, target).generate()
+def generate(kernel: ContractionKernel, target: Target, keeps: bool = True) -> Generated:
+    """Code of a contraction that is marked `winograd`. keeps: whether the filter's transforms may
+    stay between calls, where they are constants."""
+    return _Generator(kernel, target, keeps).generate()
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ def _choose(target: Target, outputs: int, across: int, rows: int) -> _Blocks:
 
 
 class _Generator:
-    def __init__(self, kernel: ContractionKernel, target: Target) -> None:
+    def __init__(self, kernel: ContractionKernel, target: Target, keeps: bool) -> None:
         self.kernel, self.target, self.ops = kernel, target, Ops(target)
         c, array = kernel.contraction, kernel.array
         first = array.ndim
@@ -118,6 +120,9 @@ class _Generator:
         self.product_step = self.col_panels * self.part_panels * self.tile.mr * self.tile.nr + _LINE
         self.side_step = self.cols + _LINE
         self.filters = Array("filters", (POINTS * self.filter_step,), F32)
+        tiles = hint(self.tile_rows) * self.across
+        keeps &= is_constant(c.a, (self.O, self.C)) and tiles <= _KEPT_TILES
+        self.kept = [self.filters] if keeps else []
 
     def generate(self) -> Generated:
         names = named_dims(self.kernel)
@@ -130,7 +135,8 @@ class _Generator:
             (filter_frame, "filter", self.panels * self.C, _FILTER_GRAIN),
             (blocks_frame, "blocks", total, 1),
         ]
-        return link(self.module, self.target, frames, [self.filters], self.uses.codes)
+        workspace = [] if self.kept else [self.filters]
+        return link(self.module, self.target, frames, workspace, self.uses.codes, self.kept)
 
     # -- launch: filter ------------------------------------------------------------------------
     def _filter(self, frame: Frame) -> None:
