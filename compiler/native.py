@@ -33,7 +33,7 @@ from jitgrad.compiler.link import link_shared
 from jitgrad.compiler.lower import is_complex
 from jitgrad.compiler.pipeline import Options, stages_of
 from jitgrad.compiler.python_loader import python_loader
-from jitgrad.compiler.size_limits import conditions, planned_at_most, with_limits
+from jitgrad.compiler.size_limits import conditions, empty_at_zero, planned_at_most, with_limits
 from jitgrad.compiler.wasm_loader import wasm_loader
 from jitgrad.compiler.weights import Packed, fill_section, pack, write_weights
 from jitgrad.runtime import artifact_format as fmt
@@ -323,7 +323,8 @@ def _part(
     )  # fmt: skip
     if graph.env.hints:
         env = simple.env
-        model.sizes = [Size(n, env.low[n], env.high[n]) for n in env.hints]
+        empty = empty_at_zero(simple)
+        model.sizes = [Size(n, 0 if n in empty else env.low[n], env.high[n]) for n in env.hints]
         model.conditions, model.syms = conditions(env), syms
     if simple.writes:
         model.own = [ports[slot] for slot in offsets]

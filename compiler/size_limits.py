@@ -17,10 +17,11 @@ from jitgrad.compiler.loops import Array
 from jitgrad.compiler.parse import parse
 from jitgrad.compiler.passes.memory import plan_memory
 from jitgrad.compiler.stages import Stages
-from jitgrad.compiler.symbolic import LARGEST, Dim, Guard, ShapeEnv, Sym, bounds
+from jitgrad.compiler.symbolic import LARGEST, Dim, Guard, ShapeEnv, Sym, bounds, evaluate
 from jitgrad.runtime.errors import CompileError
 
 _MOST_CORNERS = 64
+_MOST_STEPS = 4096
 
 
 def with_limits(graph: Graph) -> Graph:
@@ -46,6 +47,7 @@ def with_limits(graph: Graph) -> Graph:
     for name in env.hints:
         if env.low[name] == 1 and not _holds(copy, {**env.high, name: 1}):
             env.low[name] = 2
+    _raise_low(env)
     names = list(env.hints)
     corners = product(*((env.low[n], env.high[n]) for n in names))
     for _, corner in zip(range(_MOST_CORNERS), corners, strict=False):
@@ -53,6 +55,37 @@ def with_limits(graph: Graph) -> Graph:
         if not _holds(copy, sizes):
             at_sizes(copy, sizes)  # says which op
     return copy
+
+
+def empty_at_zero(graph: Graph) -> list[str]:
+    """The dims of a graph with ranges that may be 0 as well: all results then have no elements, so
+    nothing is to be computed. Graphs that write state have none."""
+    env = graph.env
+    shapes = [v.type.shape for v in graph.outputs]
+    found = []
+    for name in env.hints:
+        sizes = {**env.high, name: 0}
+        empty = all(0 in [evaluate(d, sizes) for d in shape] for shape in shapes)
+        if env.low[name] == 1 and empty and not graph.writes and _holds(graph, sizes):
+            found.append(name)
+    return found
+
+
+def _raise_low(env: ShapeEnv) -> None:
+    """Takes conditions on one dim alone into its range, as far as they say what its least and most
+    are."""
+    for g in conditions(env):
+        names = {n for d in (g.a, g.b) if isinstance(d, Sym) for n in d.names()}
+        if len(names) != 1:
+            continue
+        (name,) = names
+        low, high = env.low[name], env.high[name]
+        while low < high and low - env.low[name] < _MOST_STEPS and not g.holds({name: low}):
+            low += 1
+        while high > low and env.high[name] - high < _MOST_STEPS and not g.holds({name: high}):
+            high -= 1
+        if g.holds({name: low}) and g.holds({name: high}):
+            env.low[name], env.high[name] = low, high
 
 
 def _holds(graph: Graph, sizes: Mapping[str, int]) -> bool:

@@ -54,14 +54,25 @@ _CREATE_WITH = """\
 _RESIZE = """
   // Sets the sizes that may differ, by name; results then have the shapes `outputShapes`.
   resize(given) {
-    const missing = sizes.find((s) => !Number.isInteger(given[s.name]));
-    if (missing) throw new TypeError(`expected a whole number as size ${missing.name}`);
+    const names = sizes.map((s) => s.name);
+    const other = Object.keys(given ?? {}).find((name) => !names.includes(name));
+    if (typeof given !== "object" || given === null || other !== undefined) {
+      const got = other ?? (given === null ? "null" : typeof given);
+      throw new TypeError(`expected an object of the sizes ${names.join(", ")}; got ${got}`);
+    }
+    const missing = names.find((name) => !Number.isSafeInteger(given[name]));
+    if (missing !== undefined) {
+      throw new TypeError(`expected a whole number as size ${missing}; got ${given[missing]}`);
+    }
     const place = this.allocate(8 * sizes.length);
     const values = sizes.map((s) => BigInt(given[s.name]));
     new BigInt64Array(this.exports.memory.buffer, place, sizes.length).set(values);
     const status = this.call("set_sizes", this.instance, place);
     this.call("free", place);
-    if (status) throw new RangeError(this.text(this.call("last_error", this.instance)));
+    if (status) {
+      const text = this.text(this.call("last_error", this.instance));
+      throw new RangeError(`${text}; got ${names.map((n) => `${n} = ${given[n]}`).join(", ")}`);
+    }
     const memory = new BigInt64Array(this.exports.memory.buffer);
     const product = (shape) => shape.reduce((a, b) => a * b, 1);
     this.outputShapes = outputs.map((p, i) => {

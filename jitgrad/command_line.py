@@ -152,7 +152,7 @@ def _export(given: Any) -> None:
     inputs, names, dynamic = [], [], []
     largest = dict(map(_largest, given.max))
     for number, text in enumerate(given.input):
-        name, array, sizes = _example(text)
+        name, array, sizes = _example(text, largest)
         dims = {k: Dim(n, max=largest.get(n)) for k, n in sizes.items()}
         names.append(name or f"input{number}")
         inputs.append(jitgrad.from_numpy(array))
@@ -160,11 +160,16 @@ def _export(given: Any) -> None:
     options: dict[str, Any] = {"names": names} if any("=" in t for t in given.input) else {}
     if any(dynamic):
         options["dynamic_shapes"] = dynamic
-    unknown = [n for n in largest if not any(d.__name__ == n for k in dynamic for d in k.values())]
+    output = Path(given.output)
+    named = list(dict.fromkeys(d.__name__ for k in dynamic for d in k.values()))
+    unknown = [n for n in largest if n not in named]
     if unknown:
         raise _Mistake(f"no size of the inputs is called {', '.join(unknown)}")
+    unlimited = [n for n in named if n not in largest]
+    if unlimited and output.suffix not in (".jgx", ".onnx"):
+        hint = " ".join(f"--max {n}=64" for n in unlimited)
+        raise _Mistake(f"a library has memory for the largest sizes, which it is told: {hint}")
     exported = jitgrad.export(target, *inputs, **options)
-    output = Path(given.output)
     if output.suffix in (".jgx", ".onnx") and (given.target or given.weights):
         raise _Mistake(f"--target and --weights are for native code; {output} is none")
     if output.suffix == ".jgx":
@@ -212,7 +217,9 @@ def _find(source: str) -> Any:
 _EXAMPLE = re.compile(r"(?:(?P<name>[\w.]+)=)?(?P<shape>(?:\w+(?:x\w+)*)?)(?::(?P<dtype>\w+))?")
 
 
-def _example(text: str) -> tuple[str, np.ndarray[Any, Any], dict[int, str]]:
+def _example(
+    text: str, largest: dict[str, int]
+) -> tuple[str, np.ndarray[Any, Any], dict[int, str]]:
     """An input of the command line: its name, an example array, its dynamic dims."""
     found = _EXAMPLE.fullmatch(text)
     if found is None:
@@ -224,7 +231,7 @@ def _example(text: str) -> tuple[str, np.ndarray[Any, Any], dict[int, str]]:
     if "" in sizes:
         raise _Mistake(f"expected sizes between the x; got {text!r}")
     dims = {k: s for k, s in enumerate(sizes) if not s.isdigit()}
-    shape = [2 if k in dims else int(s) for k, s in enumerate(sizes)]
+    shape = [min(2, largest.get(s, 2)) if k in dims else int(s) for k, s in enumerate(sizes)]
     return found["name"] or "", np.zeros(shape, dtype.np), dims
 
 

@@ -26,7 +26,8 @@ def symbolic_inputs(
     """Tensors without data, of the inputs' types, with the dims that `dynamic_shapes` names.
 
     A dim's hint is its example size, but at least 2. Raises ValueError for names and dims that are
-    not there, and for dims of one name whose example sizes differ.
+    not there, for dims of one name whose example sizes differ, and for examples outside a Dim's
+    range.
     """
     if isinstance(dynamic_shapes, Mapping):
         unknown = [k for k in dynamic_shapes if k not in names]
@@ -53,6 +54,12 @@ def symbolic_inputs(
                 raise ValueError(
                     f"[export] expected dims called {label!r} to have one size; got "
                     f"{sizes[label]} and {size}; give them different names"
+                )
+            if size < low or (high is not None and size > high):
+                most = "or more" if high is None else f"to {high}"
+                raise ValueError(
+                    f"[export] expected the example's size of Dim {label!r} to be {low} {most}; "
+                    f"got {size} (dim {axis} of {name!r}); give another example or range"
                 )
             if label not in made:
                 made[label] = SymInt(env.dim(label, max(size, 2)).terms, env)

@@ -144,16 +144,18 @@ def test_description_and_mistakes(tmp_path):
     _, graph, _ = exported("encoder")
     graph.native(tmp_path / "libm.so")
     model = load(tmp_path / "libm.so")
-    assert model.sizes == {"batch": (1, 9), "seq": (1, 12)}
+    assert model.sizes == {"batch": (0, 9), "seq": (1, 12)}
     assert str(model.inputs[0]) == "x: int64[batch, seq]"
     assert [str(p) for p in model.outputs] == [
         "hidden: float32[batch, seq, 8]", "last: int64[batch]", "best: int64[batch]",
     ]  # fmt: skip
     x = np.zeros((2, 3), np.int64)
     want = model(x)
-    for n in (0, 10):
-        with pytest.raises(ValueError, match=f"expected batch to be 1 to 9; got {n}"):
-            model(np.zeros((n, 3), np.int64))
+    with pytest.raises(ValueError, match="expected batch to be 0 to 9; got 10"):
+        model(np.zeros((10, 3), np.int64))
+    with pytest.raises(ValueError, match="expected seq to be 1 to 12; got 0"):
+        model(np.zeros((2, 0), np.int64))
+    assert [y.shape for y in model(np.zeros((0, 3), np.int64))] == [(0, 3, 8), (0,), (0,)]
     with pytest.raises(ValueError, match=r"int64\[batch, seq\]\); got int64\[2\]"):
         model(x[:, 0])
     with pytest.raises(TypeError, match="got dtype float64"):
@@ -172,6 +174,46 @@ def test_a_least_size_that_was_declared(tmp_path):
     assert load(tmp_path / "libm.so").sizes == {"n": (2, 8), "m": (3, 3)}
     with pytest.raises(ValueError, match="expected sizes with 2 <= n"):
         graph(jg.rand(1, 3))
+
+
+@pytest.mark.parametrize(
+    ("f", "shape", "sizes"),
+    [  # the least and the most that hold, for f and for the conditions of its recording
+        (lambda x: x * 2, (3, 2), (0, 8)),
+        (lambda x: x.sum(0), (3, 2), (1, 8)),
+        (lambda x: x.std(0), (3, 2), (1, 8)),
+        (lambda x: (x * 2, x.sum()), (3, 2), (1, 8)),
+        (lambda x: x[1:] - x[:-1], (3, 2), (3, 8)),
+        (lambda x: x[4:] * 2, (7, 2), (6, 8)),
+        (lambda x: F.max_pool1d(x.T[None], 3), (7, 2), (6, 8)),
+    ],
+)
+def test_all_sizes_that_are_promised_hold(tmp_path, f, shape, sizes):
+    """And no example outside its Dim is taken."""
+    n = jg.Dim("n", max=8)
+    graph = jg.export(f, jg.rand(shape), dynamic_shapes=[{0: n}])
+    graph.native(tmp_path / "libm.so")
+    model = load(tmp_path / "libm.so")
+    assert model.sizes == {"n": sizes}
+    for size in range(sizes[0], sizes[1] + 1):
+        x = jg.rand(size, *shape[1:])
+        want, found = f(x), model(x.numpy())
+        pairs = zip(want, found, strict=True) if isinstance(want, tuple) else [(want, found)]
+        for a, b in pairs:
+            close(b, a.numpy())
+    with pytest.raises(ValueError, match=r"n to be \d to 8; got 9; export the model"):
+        model(np.zeros((9, *shape[1:]), np.float32))
+    with pytest.raises(ValueError, match="size of Dim 'n' to be 0 to 2; got"):
+        jg.export(f, jg.rand(shape), dynamic_shapes=[{0: jg.Dim("n", max=2)}])
+    with pytest.raises(ValueError, match="size of Dim 'n' to be 8 or more; got"):
+        jg.export(f, jg.rand(shape), dynamic_shapes=[{0: jg.Dim("n", min=8)}])
+
+
+def test_what_is_exported_has_no_variance_of_nothing(tmp_path):
+    graph = jg.export(lambda x: x.var(0), jg.rand(3, 2), dynamic_shapes=[{0: jg.Dim("n")}])
+    for n in (0, 1):
+        assert graph(jg.ones(n, 2)).isnan().all()
+    assert (graph(jg.ones(2, 2)) == 0).all()
 
 
 def test_sizes_of_one_name_are_equal(tmp_path):
@@ -282,10 +324,10 @@ def test_the_python_module_beside_it(tmp_path):
                 model(bad)
             except ValueError as error:
                 print(error)
-        assert libm.SIZES == {"batch": (1, 9), "seq": (1, 12)}
+        assert libm.SIZES == {"batch": (0, 9), "seq": (1, 12)}
     """).splitlines()  # fmt: skip
     assert said == [
-        "expected batch to be 1 to 9; it is not; got {'batch': 10, 'seq': 3}",
+        "expected batch to be 0 to 9; it is not; got {'batch': 10, 'seq': 3}",
         "expected x to have shape ['batch', 'seq']; got (3,)",
     ]
 
@@ -341,7 +383,7 @@ def test_from_c(language, valgrind, tmp_path):
     said = run(["./main"], tmp_path, valgrind).splitlines()
     assert said[:2] == ["2 seq 1 9", "1 -1 -1"]
     assert said[2] == "2 expected sizes to be set first; they are not"
-    assert said[3:5] == ["1", "2 expected batch to be 1 to 9; it is not"]
+    assert said[3:5] == ["1", "2 expected batch to be 0 to 9; it is not"]
     assert said[5:10] == ["0 ", "2", "2", "3 5 8 3", "1"]
     x = (np.arange(15) * 7 % 20).reshape(3, 5)
     close(np.array(said[10].split(), float).reshape(3, 5, 8), results_of(f, x)[0])
@@ -378,12 +420,21 @@ def test_wasm(tmp_path):
         const x = new Float32Array({json.dumps(x.numpy().ravel().tolist())});
         tell(() => model.resize({{}}));
         tell(() => model.resize({{ batch: 10 }}));
+        for (const bad of [undefined, null, 5, {{ batch: 2 ** 64 + 3 }}, {{ batch: 1, n: 2 }}]) {{
+          tell(() => model.resize(bad));
+        }}
+        model.resize({{ batch: 0 }});
+        console.log(model.run(new Float32Array(0))[0].length);
         for (const batch of [9, 1, 5]) model.resize({{ batch }});
         console.log(JSON.stringify(model.outputShapes), x.length);
         tell(() => model.run(new Float32Array(3)));
         console.log(JSON.stringify(Array.from(model.run(x)[0])));
     """).splitlines()  # fmt: skip
-    assert said[0] == "TypeError: expected a whole number as size batch"
-    assert said[1] == "RangeError: expected batch to be 1 to 9; it is not"
-    assert said[2] == "[[5,5]] 640" and "of 640 elements" in said[3]
-    close(np.array(json.loads(said[4])).reshape(5, 5), f(x).detach().numpy())
+    assert said[0] == "TypeError: expected a whole number as size batch; got undefined"
+    assert said[1] == "RangeError: expected batch to be 0 to 9; it is not; got batch = 10"
+    for k, got in enumerate(["undefined", "null", "number"]):
+        assert said[2 + k] == f"TypeError: expected an object of the sizes batch; got {got}"
+    assert "a whole number as size batch; got 18446744073709552000" in said[5]
+    assert said[6] == "TypeError: expected an object of the sizes batch; got n" and said[7] == "0"
+    assert said[8] == "[[5,5]] 640" and "of 640 elements" in said[9]
+    close(np.array(json.loads(said[10])).reshape(5, 5), f(x).detach().numpy())

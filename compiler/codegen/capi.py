@@ -98,10 +98,11 @@ def emit_text(model: Model, target: Target, part: int | None = None) -> str:
 
 
 class Emitter(Interface):
-    """Attributes: words of an instance: ERROR, BUSY, SIZED, and where those begin whose number
-    depends on the model: `sizes_at`, `shapes_at` (of the results), `bufs`."""
+    """Attributes: words of an instance: ERROR, BUSY, SIZED (1, or EMPTY where the sizes leave
+    nothing to compute), and where those begin whose number depends on the model: `sizes_at`,
+    `shapes_at` (of the results), `bufs`."""
 
-    ERROR, BUSY, SIZED = _ERROR, _BUSY, _SIZED
+    ERROR, BUSY, SIZED, EMPTY = _ERROR, _BUSY, _SIZED, 2
 
     def __init__(self, model: Model, target: Target, part: int | None = None) -> None:
         super().__init__(model, target)
@@ -379,6 +380,11 @@ class Emitter(Interface):
             with b.if_then(b.icmp_signed("==", get(b, me, _SIZED), const(0)), likely=False):
                 b.store(b.ptrtoint(unset, I64), message)
                 b.branch(refuse)
+            nothing = b.icmp_signed("==", get(b, me, _SIZED), const(self.EMPTY))
+            with b.if_then(nothing, likely=False):
+                put(b, me, _ERROR, reference(self.text("")))
+                atomic(b, "xchg", me, _BUSY, 0, "release")
+                b.ret(ir.Constant(I32, fmt.OK))
         self._bind(b, me, inputs, model.inputs, "inputs", message, refuse)
         self._bind(b, me, outputs, model.outputs, "outputs", message, refuse)
         put(b, me, _CELL, const(abi.NO_ERROR))

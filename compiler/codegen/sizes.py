@@ -3,6 +3,7 @@
 Owns the functions set_sizes, set_shapes, output_shape and the table of sizes. An instance keeps
 what follows from the sizes that were set last: the words that kernels read (Ctx word 2) and, behind
 them, the shapes of the results. Memory is made for the largest sizes, so setting them makes none.
+A size may be 0 where all results then have no elements; a call does nothing then.
 """
 
 from __future__ import annotations
@@ -120,7 +121,11 @@ def _emit_take(e: Emitter) -> ir.Function:
         for d in port.shape:
             put(b, me, at, emit_dim(b, d, values))
             at += 1
-    put(b, me, e.SIZED, const(1))
+    empty: ir.Value = ir.Constant(ir.IntType(1), 0)
+    for s in e.model.sizes:
+        if s.low == 0:
+            empty = b.or_(empty, b.icmp_signed("==", values[s.name], const(0)))
+    put(b, me, e.SIZED, b.select(empty, const(e.EMPTY), const(1)))
     b.ret(ir.Constant(PTR, None))
     return function
 

@@ -12,7 +12,7 @@ from jitgrad.casting import wide
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.compiler.symbolic import Sym, is_static
 from jitgrad.compiler.symbolic import prod as dims_product
-from jitgrad.dispatch import apply
+from jitgrad.dispatch import apply, full
 from jitgrad.functions.args import all_axes, one_axis
 from jitgrad.functions.complex_numbers import squared_size
 from jitgrad.promotion import cast, floating
@@ -99,14 +99,14 @@ def var_mean(
     center = _over(_reduce("sum", x, axes, True), count)
     delta = x - center
     squares = _reduce("sum", squared_size(delta), axes, keepdim)
-    variance = squares / _at_least_zero(count - correction)
+    variance = squares / _at_least_zero(count - correction, squares.dtype)
     average = center if keepdim else center.reshape(squares.shape)
     return cast(variance, input.dtype.to_real()), cast(average, input.dtype)
 
 
-def _at_least_zero(count: Any) -> Any:
-    if isinstance(count, Sym) and count > 0:
-        return count
+def _at_least_zero(count: Any, dtype: DType) -> Any:
+    if isinstance(count, Sym):  # it may be less in a call of what is exported
+        return full((), count, dtype).clamp(min=0)
     return builtins.max(float(count), 0.0)
 
 
