@@ -52,7 +52,7 @@ def assemble(parts: list[Part], target: Target, workspace: list[Array]) -> Gener
                 known,
                 program.outer.total,
                 _grain(part),
-                max(1, program.unit),
+                max(1, program.unit, program.aligned),
             )  # fmt: skip
         )
     text = str(module)
@@ -69,7 +69,7 @@ def _grain(part: Part) -> int:
     """Points of a block: worth waking a thread, whole vectors, whole rows where rows are short."""
     program = part.program
     each = points_cost(program) if part.cost is None else part.cost
-    points = max(1, int(_BLOCK_NS / each))
+    points = max(1 if program.aligned == 1 else 64, int(_BLOCK_NS / each))
     if program.unit:
         return max(1, points // program.unit) * program.unit
     if len(program.outer.axes) > 1:

@@ -15,7 +15,7 @@ import llvmlite.ir as ir
 from jitgrad.compiler.codegen.code import I8, I64, PTR, VOID
 from jitgrad.compiler.codegen.emit import Ops, constant, from_memory, memory_type, to_memory
 from jitgrad.compiler.codegen.offsets import MARK
-from jitgrad.compiler.codegen.schedule import Operands
+from jitgrad.compiler.codegen.schedule import Operands, step_of
 from jitgrad.compiler.codegen.scope import Key, Scope
 from jitgrad.compiler.codegen.target import Target
 from jitgrad.compiler.index import Simplifier
@@ -64,6 +64,7 @@ class Function:
         self._scratch_uses: list[ir.Instruction] = []
         self._scratch_totals: list[ir.Instruction] = []
         self._deps: dict[Expr, frozenset[Key]] = {}
+        self._likeness: dict[int, dict[Expr, int]] = {}
         self._slots = self.function.append_basic_block("entry")
         start = self.function.append_basic_block("start")
         work = self.function.append_basic_block("work")
@@ -251,6 +252,19 @@ class Function:
         b.ret_void()
         self._cold[key] = Cold(f, needed)
         return self._cold[key]
+
+    def likeness(self, root: Expr, k: int) -> int:
+        """d where root reads axis k only as axis // d, 2 d, ...; 0 where it does not read it."""
+        known = self._likeness.setdefault(k, {})
+        if root not in known:
+            for e in postorder([root]):
+                if e in known:
+                    continue
+                if e.op == "load" and (e.attr not in self.operands.number or e.attr in self.stored):
+                    known[e] = 1
+                else:
+                    known[e] = step_of(e, k, known)
+        return known[root]
 
     # -- what expressions depend on --------------------------------------------------------------
     def deps(self, root: Expr) -> frozenset[Key]:

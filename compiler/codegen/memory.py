@@ -137,9 +137,20 @@ def broadcast(b: ir.IRBuilder, x: ir.Value, width: int) -> ir.Value:
     return b.shuffle_vector(first, undefined(vt), lanes((0,) * width))
 
 
-def iota(width: int) -> ir.Constant:
-    """0, 1, ..., width - 1 as i64 lanes."""
-    return integers(I64, range(width))
+def iota(width: int, step: int = 1) -> ir.Constant:
+    """0, step, ..., (width - 1) * step as i64 lanes."""
+    return integers(I64, range(0, width * step, step))
+
+
+def repeat(b: ir.IRBuilder, x: ir.Value, count: int) -> ir.Value:
+    """Every lane of x `count` times."""
+    order = tuple(k // count for k in range(x.type.count * count))
+    return b.shuffle_vector(x, undefined(x.type), lanes(order))
+
+
+def every(b: ir.IRBuilder, x: ir.Value, count: int) -> ir.Value:
+    """Every count-th lane of x, from the first on."""
+    return b.shuffle_vector(x, undefined(x.type), lanes(tuple(range(0, x.type.count, count))))
 
 
 def _reverse(b: ir.IRBuilder, x: ir.Value) -> ir.Value:

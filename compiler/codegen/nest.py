@@ -9,6 +9,7 @@ the target has masks, else one by one). Bits do not depend on the choice: see `a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -115,22 +116,23 @@ class Nest:
         wide: int,
         body: Callable[[Scope, ir.Value], None],
         exact: bool = False,
+        aligned: int = 1,
     ) -> None:
         """body(scope, first point) along axis v in [start, stop): wide steps, then the tail.
 
-        exact: the length is known to be a multiple of `wide`.
+        exact: the length is known to be a multiple of `wide`. aligned: `start` is one of this.
         """
         slot = scope.counter(start)
         if wide > 1:
             with scope.loop_from(slot, stop, wide, whole=True) as (inner, i):
-                inner.bind_lanes(v, i, wide)
+                inner.bind_lanes(v, i, wide, math.gcd(aligned, wide))
                 body(inner, i)
             if exact:
                 return
         masked = self.fn.target.has_masks and self.program.masks_pay(self.fn.target)
         narrow = self.width if masked and not 1 < wide < self.width else 1
         with scope.loop_from(slot, stop, narrow) as (inner, i):
-            inner.bind_lanes(v, i, narrow)
+            inner.bind_lanes(v, i, narrow, math.gcd(aligned, wide, narrow))
             if narrow > 1:
                 b = inner.at_end()
                 left = broadcast(b, b.sub(stop, i), narrow)
@@ -179,6 +181,9 @@ class Nest:
         unroll = 4 if size <= 16 else 2 if size <= 60 else 1
         if any(s.space.axes for s in program.steps):
             unroll = 4 if size <= 60 else 2
+        unroll = max(
+            unroll, program.aligned
+        )  # so that what is done once for several fills a vector
         wide = 1 if program.scalar else self.width * unroll
         self._most_lanes = wide if outer.axes else 1
         if not outer.axes:
@@ -196,7 +201,7 @@ class Nest:
             if outer.extents[-1] in (2, 4, 8) and wide == 1:  # a row is one step
                 wide = min(outer.extents[-1], self.width)
         if len(outer.axes) == 1:
-            self.sweep(top, v, fn.begin, fn.end, wide, body)
+            self.sweep(top, v, fn.begin, fn.end, wide, body, aligned=program.aligned)
             return
         lead = Space(outer.axes[:-1], outer.extents[:-1])
         length = self.dim(outer.extents[-1])
@@ -208,7 +213,7 @@ class Nest:
             room = b.add(start, b.sub(fn.end, at))
             stop = b.select(b.icmp_signed("<", room, length), room, length)
             self.unflatten(row, number, lead)
-            self.sweep(row, v, start, stop, wide, body)
+            self.sweep(row, v, start, stop, wide, body, aligned=program.aligned)
             b = row.at_end()
             b.store(b.add(at, b.sub(stop, start)), position)
 

@@ -6,6 +6,7 @@ joined where every index allows it. It chooses no loop (`nest.py`) and knows no 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -16,6 +17,7 @@ from jitgrad.compiler.codegen.schedule import (
     collapse,
     flatten_loads,
     offset_of,
+    step_of,
 )
 from jitgrad.compiler.codegen.target import Target
 from jitgrad.compiler.index import Simplifier
@@ -71,7 +73,8 @@ class Program:
     has. flat_lanes: the lanes order without blocks. block_axis: for the first of two
     launches, the outer axis that numbers the blocks of the (only) reduction. scalar: no lanes.
     unit: where not 0, one outer point after the other with lanes along each stage's last axis, and
-    blocks of work are multiples of so many points.
+    blocks of work are multiples of so many points. aligned: where not 1, so many neighbours along
+    the last outer axis have values in common, and rows and blocks are multiples of it.
     """
 
     outer: Space
@@ -84,6 +87,7 @@ class Program:
     block_axis: int | None = None
     scalar: bool = False
     unit: int = 0
+    aligned: int = 1
 
     def exprs(self) -> list[Expr]:
         return [e for s in self.steps for e in s.roots()]
@@ -177,6 +181,8 @@ def prepare(kernel: LoopKernel, math: bool = False) -> Program:
     _refuse(e for s in steps for e in s.roots())
     program = Program(space, steps, buffers, operands, named_dims(kernel))
     _collapse(program)
+    _join_copies(program)
+    program.aligned = _neighbours(program)
     return program
 
 
@@ -210,6 +216,52 @@ def _collapse(program: Program) -> None:
             replace(t, offset=renew(t.offset), value=renew(t.value)) for t in step.stores
         ]
         step.reduces = [replace(r, value=renew(r.value)) for r in step.reduces]
+
+
+def _join_copies(program: Program) -> None:
+    """Joins a short last outer axis that only stores read (copies of each element, as in nearest
+    interpolation) with the one before it, so that rows are long."""
+    *lead, before, last = [(None, None), (None, None)] + list(
+        zip(program.outer.axes, program.outer.extents, strict=True)
+    )
+    (k, length), (j, count) = before, last
+    if k is None or j is None or count not in (2, 4, 8) or not isinstance(length, int):
+        return
+    by = loops.const(count, INDEX)
+    mapping = {
+        loops.axis(k): loops.make("floordiv", loops.axis(k), by),
+        loops.axis(j): loops.make("mod", loops.axis(k), by),
+    }
+    outer = Space(program.outer.axes[:-1], [*program.outer.extents[:-2], length * count])
+    steps = []
+    for step in program.steps:
+        inner = dict(zip(step.space.axes, step.space.extents, strict=True))
+        s = Simplifier({**dict(zip(outer.axes, outer.extents, strict=True)), **inner})
+
+        def renew(e: Expr, s: Simplifier = s) -> Expr:
+            return s.simplify(rewrite(e, lambda x: mapping.get(x)))
+
+        stores = [replace(t, offset=renew(t.offset), value=renew(t.value)) for t in step.stores]
+        reduces = [replace(r, value=renew(r.value)) for r in step.reduces]
+        steps.append(Step(step.space, stores, reduces))
+    if not any(e is mapping[loops.axis(j)] for t in steps for e in postorder(t.roots())):
+        program.outer, program.steps = outer, steps
+
+
+def _neighbours(program: Program) -> int:
+    """How many neighbours along the last outer axis have values in common: 1, 2 or 4."""
+    if not program.outer.axes:
+        return 1
+    k, row = program.outer.axes[-1], program.outer.extents[-1]
+    known: dict[Expr, int] = {}
+    found = 1
+    for e in postorder(program.exprs()):
+        known[e] = step_of(e, k, known)
+        if e.dtype is not INDEX and e.op not in LEAVES or e.op == "load":
+            found = max(found, math.gcd(known[e], 4) if known[e] else 1)
+    if len(program.outer.axes) > 1 and (isinstance(row, Sym) or row % found):
+        return 1
+    return found
 
 
 def points_cost(program: Program) -> float:

@@ -7,6 +7,7 @@ it. Which loop is vectorised is decided in `nest.py`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -90,6 +91,16 @@ def offset_of(array: Array, index: Iterable[Expr]) -> Expr:
     for i, stride in zip(index, strides_of(array), strict=True):
         total = make("add", total, make("mul", i, loops.dim(stride)))
     return total
+
+
+def step_of(e: Expr, k: int, known: Mapping[Expr, int]) -> int:
+    """d where e reads axis k only as axis // d, 2 d, ...; 0 where it does not read it. `known`: of
+    its arguments."""
+    if e.op == "axis":
+        return int(e.attr == k)
+    if e.op == "floordiv" and e.args[1].op == "const" and e.args[0] is loops.axis(k):
+        return int(e.args[1].attr)
+    return math.gcd(*(known[a] for a in e.args))
 
 
 # -- linear forms ----------------------------------------------------------------------------------

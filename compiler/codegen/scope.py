@@ -10,13 +10,14 @@ block can be split after a branch leaves it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import llvmlite.ir as ir
 
-from jitgrad.compiler.codegen.code import I8, I64, alignment, storage_type, vector_of
+from jitgrad.compiler.codegen.code import I8, I64, alignment, integers, storage_type, vector_of
 from jitgrad.compiler.codegen.emit import (
     constant,
     from_memory,
@@ -25,13 +26,15 @@ from jitgrad.compiler.codegen.emit import (
     width_of,
 )
 from jitgrad.compiler.codegen.guarded import unclamped
-from jitgrad.compiler.codegen.memory import Access, broadcast, iota
+from jitgrad.compiler.codegen.memory import Access, broadcast, every, iota, repeat
 from jitgrad.compiler.codegen.schedule import coefficient, constant_of
 from jitgrad.compiler.loops import (
     INDEX,
     Array,
     Expr,
     axis,
+    const,
+    make,
 )
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.errors import InternalError
@@ -45,8 +48,11 @@ Key = int | Array  # what an expression may depend on: an axis, an array that th
 class Scope:
     """A loop level (or a straight part of one). Bindings are found in it and its parents.
 
-    width: lanes of what is emitted here; lane k is point vector_base + k of axis vector_axis.
-    mask: which lanes count (None: all).
+    width: lanes of what is emitted here; lane k is point base + k * lane_step of axis vector_axis,
+    whose base is a multiple of `aligned`. mask: which lanes count (None: all).
+
+    What is the same in neighbouring lanes (it reads the axis only as axis // 4, say) is computed
+    once for them, in a coarse scope of fewer lanes, and repeated.
     """
 
     def __init__(
@@ -62,6 +68,9 @@ class Scope:
         self.width: int = 1 if parent is None else parent.width
         self.mask: ir.Value | None = None if parent is None else parent.mask
         self.vector_axis: int | None = None if parent is None else parent.vector_axis
+        self.lane_step: int = 1 if parent is None else parent.lane_step
+        self.aligned: int = 1 if parent is None else parent.aligned
+        self._coarse: dict[int, Scope] = {}
         self.bound: dict[Key, Scope] = {} if parent is None else dict(parent.bound)
         self.axes: dict[int, ir.Value] = {} if parent is None else dict(parent.axes)
         self.locals: dict[Array, ir.Value] = {} if parent is None else dict(parent.locals)
@@ -98,10 +107,10 @@ class Scope:
         self.axes[k] = value
         self.bound[k] = self
 
-    def bind_lanes(self, k: int, base: ir.Value, width: int) -> None:
-        """Axis k is base + lane, for `width` lanes."""
+    def bind_lanes(self, k: int, base: ir.Value, width: int, aligned: int = 1) -> None:
+        """Axis k is base + lane, for `width` lanes; base is a multiple of `aligned`."""
         self.bind(k, base)
-        self.width = width
+        self.width, self.aligned, self.lane_step = width, aligned, 1
         self.vector_axis = k
         if width > 1:
             self.varying.add(k)
@@ -171,6 +180,29 @@ class Scope:
         inner.at_end().branch(done)
         self.block = done
 
+    # -- lanes that are alike --------------------------------------------------------------------
+    def _likeness(self, e: Expr) -> int:
+        """How many neighbouring lanes are known to have the same value of e: a power of two."""
+        if self.width == 1 or self.aligned == 1 or e.dtype is INDEX or not self.varies(e):
+            return 1
+        assert self.vector_axis is not None
+        same = math.gcd(self.fn.likeness(e, self.vector_axis), self.aligned)
+        count = same // self.lane_step
+        return count if same % self.lane_step == 0 and self.width >= 2 * count else 1
+
+    def _in_coarse(self, e: Expr, count: int) -> ir.Value:
+        """e, computed once for every `count` neighbouring lanes."""
+        coarse = self._coarse.get(count)
+        if coarse is None:
+            k = self.vector_axis
+            assert k is not None
+            coarse = self._coarse[count] = self.child()
+            coarse.bind_lanes(k, self.axes[k], self.width // count, self.aligned)
+            coarse.lane_step = self.lane_step * count
+            if self.mask is not None:
+                coarse.mask = every(self.at_end(), self.mask, count)
+        return repeat(self.at_end(), coarse.vector(e), count)
+
     # -- values ----------------------------------------------------------------------------------
     def home(self, e: Expr) -> Scope:
         """The outermost scope in which e can be computed."""
@@ -200,6 +232,10 @@ class Scope:
             if e in home.memo:
                 continue
             if not ready:
+                alike = home._likeness(e)
+                if alike > 1:
+                    home.memo[e] = home._in_coarse(e, alike)
+                    continue
                 todo.append((e, True))
                 if e.op == "select" and e.attr == "rare":
                     group = [x for x in self.fn.rare.get(e.args[0], [e]) if self.home(x) is home]
@@ -238,7 +274,11 @@ class Scope:
             if not self.varies(e):
                 return base
             b = home.at_end()
-            return b.add(broadcast(b, base, self.width), iota(self.width))
+            return b.add(broadcast(b, base, self.width), iota(self.width, self.lane_step))
+        if e.op == "mod" and self.varies(e):
+            x, d = e.args
+            if x.op == "axis" and d.op == "const" and self.aligned % d.attr == 0:
+                return integers(I64, [k * self.lane_step % d.attr for k in range(self.width)])
         if e.op == "size":
             return self.fn.size(e.attr)
         if e.op == "load":
@@ -284,6 +324,8 @@ class Scope:
         """(c, rest) where offset is c * the lanes' axis + rest, the same in all lanes."""
         assert self.vector_axis is not None
         v = axis(self.vector_axis)
+        if self.lane_step > 1:
+            v = make("floordiv", v, const(self.lane_step, INDEX))
         poly = self.fn.simplifier.poly(offset)
         stride = constant_of(coefficient(poly, v))
         rest = self.fn.simplifier.expr({m: c for m, c in poly.items() if v not in m})
@@ -433,6 +475,8 @@ class Scope:
                 at = self.value(rest)
                 b = home.at_end()
                 start = self.axes[self.vector_axis]
+                if self.lane_step > 1:
+                    start = b.udiv(start, ir.Constant(I64, self.lane_step))
                 if stride != 1:
                     start = b.mul(start, ir.Constant(I64, stride))
                 at = b.add(at, start)

@@ -128,10 +128,10 @@ def fraction53(f: Ops, first: Any, second: Any) -> Any:
     return high | f.cast(second >> f.const(11, dtypes.uint32), dtypes.int64)
 
 
-def log_unit(f: Ops, u: Any) -> Any:
+def log_unit(f: Ops, u: Any, terms: int) -> Any:
     """log(u) for float64 u in (0, 1], normal: 2 atanh((m - 1) / (m + 1)) + e log 2, as a series.
 
-    |s| <= 0.1716, so twelve terms reach 2^-56.
+    |s| <= 0.1716, so twelve terms reach 2^-56, six 2^-34.
     """
     bits = f.bitcast(u, dtypes.int64)
     shifted = bits + f.const(0x3FF0000000000000 - 0x3FE6A09E667F3BCD, dtypes.int64)
@@ -140,15 +140,16 @@ def log_unit(f: Ops, u: Any) -> Any:
     one = f.const(1.0, dtypes.float64)
     s = (m - one) / (m + one)
     square = s * s
-    series = f.const(1 / 23, dtypes.float64)
-    for k in range(10, -1, -1):
+    series = f.const(1 / (2 * terms - 1), dtypes.float64)
+    for k in range(terms - 2, -1, -1):
         series = series * square + f.const(1 / (2 * k + 1), dtypes.float64)
     scaled = f.cast(exponent, dtypes.float64) * f.const(math.log(2.0), dtypes.float64)
     return scaled + f.const(2.0, dtypes.float64) * (s * series)
 
 
-def cos_turns(f: Ops, v: Any) -> Any:
-    """cos(2 pi v) for float64 v in [-1, 1]: exact reduction to an eighth turn, then Taylor."""
+def cos_turns(f: Ops, v: Any, back: Any, terms: int) -> Any:
+    """cos(2 pi (v - back / 4)) for float64 v in [0, 1] and int64 back, 0 or 1: exact reduction to
+    an eighth turn, then Taylor: nine terms reach 2^-57, six 2^-33."""
 
     def number(value: float) -> Any:
         return f.const(value, dtypes.float64)
@@ -156,14 +157,15 @@ def cos_turns(f: Ops, v: Any) -> Any:
     quarter = f.floor(v * number(4.0) + number(0.5))
     angle = (v - quarter * number(0.25)) * number(2 * math.pi)
     square = angle * angle
-    cosine = number(1 / math.factorial(18)) * number(-1.0)
-    sine = number(1 / math.factorial(17))
-    for k in range(8, -1, -1):
-        cosine = cosine * square + number((-1) ** k / math.factorial(2 * k))
-    for k in range(7, -1, -1):
-        sine = sine * square + number((-1) ** k / math.factorial(2 * k + 1))
+    cosine = sine = number(0.0)
+    for k in range(terms, -1, -1):
+        term = number((-1) ** k / math.factorial(2 * k))
+        cosine = term if k == terms else cosine * square + term
+    for k in range(terms - 1, -1, -1):
+        term = number((-1) ** k / math.factorial(2 * k + 1))
+        sine = term if k == terms - 1 else sine * square + term
     sine = sine * angle
-    turn = f.cast(quarter, dtypes.int64) & f.const(3, dtypes.int64)
+    turn = (f.cast(quarter, dtypes.int64) - back) & f.const(3, dtypes.int64)
     low = f.select(f.equal(turn, f.const(0, dtypes.int64)), cosine, number(0.0) - sine)
     high = f.select(f.equal(turn, f.const(2, dtypes.int64)), number(0.0) - cosine, sine)
     return f.select(turn < f.const(2, dtypes.int64), low, high)
@@ -172,7 +174,9 @@ def cos_turns(f: Ops, v: Any) -> Any:
 class Random(Op):
     """An op with operands (seed, draw), 0-d int64, and attributes shape, dtype, device.
 
-    A record gives `per_block` (elements that share the words of a block) and `finish`.
+    A record gives `per_block` (elements that share the words of a block) and `finish`. What
+    neighbours share is written in terms of the numbers of their block and pair alone, so that
+    kernels compute it once for them (codegen/scope.py).
     """
 
     random = True
@@ -203,8 +207,9 @@ class Random(Op):
     def per_block(self, dtype: DType) -> int:
         return 2 if dtype is dtypes.float64 else 4
 
-    def finish(self, f: Ops, words: Sequence[Any], lane: Any, dtype: DType) -> Any:
-        """The element from its block's words; `lane` is its int64 number within the block."""
+    def finish(self, f: Ops, words: Sequence[Any], lane: Any, pair: Any, dtype: DType) -> Any:
+        """The element from its block's words; `lane` is its int64 number within the block, `pair`
+        that of its pair of neighbours."""
         raise NotImplementedError(self.name)
 
     def reference(self, *arrays: np.ndarray, **attrs: Any) -> np.ndarray:
@@ -214,10 +219,8 @@ class Random(Op):
         block = np.arange(-(-n // per), dtype=np.int64)
         seed, draw = (np.asarray(x, np.int64).reshape(1) for x in arrays)
         words = philox(_NumPy, seed, draw, block)
-        lanes = [
-            self.finish(_NumPy, words, np.full(block.shape, lane, np.int64), dtype)
-            for lane in range(per)
-        ]
+        numbers = [np.full(block.shape, k, np.int64) for k in range(per)]
+        lanes = [self.finish(_NumPy, words, numbers[k], numbers[k // 2], dtype) for k in range(per)]
         return np.stack(lanes, axis=-1).reshape(-1)[:n].reshape(shape)
 
     def lower(self, b: Builder, *operands: Array, **attrs: Any) -> Array:
@@ -225,9 +228,10 @@ class Random(Op):
         per = self.per_block(dtype)
         flat = b.flat_index(b.axes(len(shape)), shape)
         block, lane = (flat // per).cast(dtypes.int64), (flat % per).cast(dtypes.int64)
+        pair = ((flat // 2) % max(1, per // 2)).cast(dtypes.int64)
         seed, draw = (load(x, ()) for x in operands)
         words = philox(_Loop, seed, draw, block)
-        return b.pointwise(shape, dtype, self.finish(_Loop, words, lane, dtype))
+        return b.pointwise(shape, dtype, self.finish(_Loop, words, lane, pair, dtype))
 
     def batch(self, operands: Sequence[Any], batched: Sequence[bool], **attrs: Any) -> Any:
         raise RuntimeError(
@@ -267,7 +271,7 @@ class RandomBits(Random):
     def per_block(self, dtype: DType) -> int:
         return 4
 
-    def finish(self, f: Ops, words: Sequence[Any], lane: Any, dtype: DType) -> Any:
+    def finish(self, f: Ops, words: Sequence[Any], lane: Any, pair: Any, dtype: DType) -> Any:
         return _choose(f, lane, words)
 
     def samples(self) -> Iterable[Sample]:
@@ -283,7 +287,7 @@ class Uniform(Random):
 
     name = "uniform"
 
-    def finish(self, f: Ops, words: Sequence[Any], lane: Any, dtype: DType) -> Any:
+    def finish(self, f: Ops, words: Sequence[Any], lane: Any, pair: Any, dtype: DType) -> Any:
         if dtype is dtypes.float64:
             first = _choose(f, lane, (words[0], words[2]))
             second = _choose(f, lane, (words[1], words[3]))
@@ -296,7 +300,8 @@ class Uniform(Random):
 
 
 class Normal(Random):
-    """Standard normal, by Box and Muller (1958) in float64, rounded once to the dtype.
+    """Standard normal, by Box and Muller (1958) in float64, rounded once to the dtype (its error
+    before is 2^-32 of the value, for float64 2^-52).
 
     Two elements share a pair of uniforms: radius sqrt(-2 log u), angles 2 pi v and that less a
     quarter turn. float32 takes 32 bits for each uniform, float64 53.
@@ -304,22 +309,21 @@ class Normal(Random):
 
     name = "normal"
 
-    def finish(self, f: Ops, words: Sequence[Any], lane: Any, dtype: DType) -> Any:
+    def finish(self, f: Ops, words: Sequence[Any], lane: Any, pair: Any, dtype: DType) -> Any:
         one = f.const(1, dtypes.int64)
         if dtype is dtypes.float64:
             first = fraction53(f, words[0], words[1])
             second = fraction53(f, words[2], words[3])
             scale = f.const(2.0**-53, dtypes.float64)
         else:
-            pairs = ((0, 1), (0, 1), (2, 3), (2, 3))
-            first = f.cast(_choose(f, lane, [words[a] for a, _ in pairs]), dtypes.int64)
-            second = f.cast(_choose(f, lane, [words[b] for _, b in pairs]), dtypes.int64)
+            first = f.cast(_choose(f, pair, (words[0], words[2])), dtypes.int64)
+            second = f.cast(_choose(f, pair, (words[1], words[3])), dtypes.int64)
             scale = f.const(2.0**-32, dtypes.float64)
         u = f.cast(first + one, dtypes.float64) * scale  # (0, 1]
         v = f.cast(second, dtypes.float64) * scale  # [0, 1)
-        quarter = f.cast(lane & one, dtypes.float64) * f.const(0.25, dtypes.float64)
-        radius = f.sqrt(f.const(-2.0, dtypes.float64) * log_unit(f, u))
-        value = radius * cos_turns(f, v - quarter)
+        long = dtype is dtypes.float64
+        radius = f.sqrt(f.const(-2.0, dtypes.float64) * log_unit(f, u, 12 if long else 6))
+        value = radius * cos_turns(f, v, lane & one, 9 if long else 5)
         if dtype is dtypes.float64:
             return value
         return f.cast(f.cast(value, dtypes.float32), dtype)

@@ -1,0 +1,60 @@
+"""What neighbouring lanes have in common is computed once for them: the numbers stay the same.
+
+Blocks of random words and copies of elements (nearest interpolation) are read through axis // 2
+and axis // 4; lengths that are no multiple of anything, rows, tails and threads.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import jitgrad as jg
+import jitgrad.nn.functional as F
+from jitgrad.compiler.ops import op
+
+SHAPES = [(7,), (64,), (1000,), (33, 100), (17, 5, 12), (3, 129), (2, 2), (100003,)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", ["normal", "uniform"])
+@pytest.mark.parametrize("dtype", [jg.float32, jg.float64, jg.float16])
+def test_random_numbers_are_those_of_the_reference(
+    shape: tuple[int, ...], name: str, dtype: jg.dtype
+) -> None:
+    record = getattr(op, name)
+    attrs = {"shape": shape, "dtype": dtype, "device": "cpu"}
+    seed, number = np.asarray(5), np.asarray(3)
+    f = jg.jit(lambda s, d: record(s, d, **attrs), fallback="error")
+    f(jg.from_numpy(seed), jg.from_numpy(number))
+    found = f(jg.from_numpy(seed), jg.from_numpy(number)).numpy()
+    np.testing.assert_array_equal(found, record.reference(seed, number, **attrs))
+
+
+@pytest.mark.parametrize("scale", [2, 3, 4, 8])
+@pytest.mark.parametrize("shape", [(4, 8, 20, 20), (1, 2, 7, 5), (2, 3, 1, 1), (1, 1, 3, 64)])
+def test_copies_of_elements(scale: int, shape: tuple[int, ...]) -> None:
+    x = jg.randn(*shape)
+    f = jg.jit(lambda x: F.interpolate(x, scale_factor=scale) * 2, fallback="error")
+    g = jg.jit(lambda x: x.repeat_interleave(scale, -1) + 1, fallback="error")
+    f(x), g(x)
+    wide = np.repeat(x.numpy(), scale, -1)
+    np.testing.assert_array_equal(f(x).numpy(), np.repeat(wide, scale, -2) * 2)
+    np.testing.assert_array_equal(g(x).numpy(), wide + 1)
+
+
+def test_threads_draw_the_same_numbers() -> None:
+    f = jg.jit(lambda: (jg.randn(300_001), jg.rand(77, 1236)), fallback="error")
+    f()
+    threads = jg.get_num_threads()
+    results = []
+    try:
+        for n in (1, 2, 8):
+            jg.set_num_threads(n)
+            jg.manual_seed(1)
+            results.append([t.numpy() for t in f()])
+    finally:
+        jg.set_num_threads(threads)
+    for other in results[1:]:
+        for a, b in zip(results[0], other, strict=True):
+            np.testing.assert_array_equal(a, b)
