@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from jitgrad.promotion import cast
 from jitgrad.runtime import dtypes
-from jitgrad.runtime.arguments import CAUGHT, complete, locates
+from jitgrad.runtime.arguments import CAUGHT, complete, expect_flags, locates
 from jitgrad.runtime.dtypes import DType
 from jitgrad.state import state
 from jitgrad.tensor import Tensor
@@ -77,6 +77,8 @@ def _decorator(choose: Callable[[Casting, list[Tensor]], DType | None]) -> Any:
         def autocasting(*args: Any, **kwargs: Any) -> Any:
             settings = state.casting
             try:
+                if kwargs or len(args) > 2:
+                    expect_flags(function, args, kwargs)
                 if settings is None or settings.lower is None:
                     return function(*args, **kwargs)
                 return _run(function, choose, settings, args, kwargs)

@@ -13,7 +13,7 @@ import numpy as np
 from jitgrad import creation
 from jitgrad.device import device as Device
 from jitgrad.functions import shape
-from jitgrad.functions.args import as_shape, expect_tensor
+from jitgrad.functions.args import as_shape, expect_rank_of, expect_tensor
 from jitgrad.levels import examples_like
 from jitgrad.promotion import cast
 from jitgrad.runtime import dtypes
@@ -44,12 +44,14 @@ def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     with non_blocking and copy after. Itself if nothing changes (a copy with copy=True)."""
     dtype, copy = kwargs.get("dtype"), kwargs.get("copy", False)
     target: Any = None
+    if kwargs:
+        _expect_options(self, kwargs)
     if dtype is not None and not isinstance(dtype, DType):
         raise TypeError(f"to(): expected a dtype as dtype; got {type(dtype).__name__}")
     if kwargs.get("device") is not None:
         target = kwargs["device"]
     flags = []
-    for arg in args:
+    for arg in (*args, kwargs.get("tensor")):
         if isinstance(arg, DType):
             dtype = arg
         elif isinstance(arg, Tensor):
@@ -70,6 +72,17 @@ def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     if dtype is not None and dtype is not x._type.dtype:
         return cast(x, dtype)
     return shape.clone(x) if copy and x is self else x
+
+
+_OPTIONS = {"dtype", "device", "non_blocking", "copy", "memory_format", "tensor"}
+
+
+def _expect_options(self: Tensor, given: dict[str, Any]) -> None:
+    if not _OPTIONS.issuperset(given):
+        unknown = ", ".join(sorted(set(given) - _OPTIONS))
+        raise TypeError(f"to(): got an unexpected keyword argument: {unknown}")
+    if given.get("memory_format") is not None:
+        expect_rank_of(given["memory_format"], self.ndim)
 
 
 def type_(self: Tensor, dtype: Any = None, non_blocking: bool = False) -> Any:
@@ -100,6 +113,8 @@ def conversion(name: str, dtype: DType) -> Callable[..., Tensor]:
     """The method `name` that converts to `dtype`."""
 
     def method(self: Tensor, memory_format: Any = None) -> Tensor:
+        if memory_format is not None:
+            expect_rank_of(memory_format, self.ndim)
         return cast(self, dtype)
 
     method.__name__ = method.__qualname__ = name

@@ -16,7 +16,7 @@ from jitgrad.device import device as Device
 from jitgrad.device import place
 from jitgrad.dispatch import apply
 from jitgrad.dispatch import full as _full
-from jitgrad.functions.args import as_shape, expect_range
+from jitgrad.functions.args import as_shape, expect_range, expect_rank_of
 from jitgrad.functions.shape import as_strided
 from jitgrad.hostscalar import HostScalar
 from jitgrad.levels import draw_for_examples, examples_like
@@ -351,9 +351,10 @@ def _filled(name: str, value: int) -> Any:
     ) -> Tensor:
         _check_device(device)
         wanted = defaults.dtype if dtype is None else _expect_dtype(name, dtype)
-        out = _full(
-            _shape(name, sizes if size is None else (size,)), plain_number(value, wanted), wanted
-        )
+        shape = _shape(name, sizes if size is None else (size,))
+        if memory_format is not None:
+            expect_rank_of(memory_format, len(shape))
+        out = _full(shape, plain_number(value, wanted), wanted)
         return _finish(out, requires_grad, device)
 
     make.__name__ = make.__qualname__ = name
@@ -380,6 +381,8 @@ def _like(make: Any) -> Any:
         memory_format: Any = None,
         **more: Any,  # generator, for the random ones
     ) -> Tensor:
+        if memory_format is not None:
+            expect_rank_of(memory_format, input.ndim)
         wanted = input.dtype if dtype is None else dtype
         where = input._type.device if device is None else device
         out: Tensor = make(tuple(input._type.shape), dtype=wanted, device=where,
@@ -406,6 +409,8 @@ def full_like(
     memory_format: Any = None,
 ) -> Tensor:
     """A tensor of one value, of input's shape and dtype."""
+    if memory_format is not None:
+        expect_rank_of(memory_format, input.ndim)
     where = input._type.device if device is None else device
     out = full(tuple(input._type.shape), fill_value, dtype=dtype or input.dtype, device=where,
                requires_grad=requires_grad)  # fmt: skip
@@ -689,15 +694,20 @@ def normal(
     """Normal numbers with these means and standard deviations (tensors or numbers). Raises
     RuntimeError for a negative standard deviation."""
     if isinstance(std, Tensor):
+        if std.dtype.is_complex:
+            raise RuntimeError(
+                f"normal expects standard deviation to be non-complex; got {std._type}"
+            )
         text = "normal expects all elements of std >= 0.0; got {value}"
         std = expect_range(std, 0.0, None, RuntimeError, text)
-    elif std < 0:
+    elif not std >= 0:
         raise RuntimeError(f"normal expects std >= 0.0, but found std {std}")
     _check_device(device)
     if size is None:
         like = mean if isinstance(mean, Tensor) else std
         shape = (mean + std)._type.shape if isinstance(like, Tensor) else ()
         dtype = dtype or (like.dtype if isinstance(like, Tensor) else None)
+        std = cast(std, dtype) if isinstance(std, Tensor) and dtype is not None else std
     else:
         shape = _shape("normal", (tuple(size),))
     drawn = draw("normal", tuple(shape), dtype or defaults.dtype, generator)

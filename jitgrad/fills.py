@@ -37,11 +37,16 @@ def _uniform(self: Tensor, generator: Generator | None, dtype: DType) -> Tensor:
     return creation.draw("uniform", tuple(self._type.shape), dtype, generator)
 
 
+def _nothing_more(name: str, more: dict[str, Any]) -> None:
+    if more:
+        raise TypeError(f"{name}(): got an unexpected keyword argument {next(iter(more))!r}")
+
+
 def normal_(
     self: Tensor, mean: Any = 0.0, std: Any = 1.0, *, generator: Generator | None = None
 ) -> Tensor:
     """Filled with normal numbers. Raises RuntimeError for a negative std."""
-    if std < 0:
+    if not std >= 0:
         raise RuntimeError(f"normal expects std >= 0.0, but found std {std}")
     if self.is_complex():
         draw = creation.randn(self._type.shape, generator=generator, dtype=self.dtype)
@@ -56,7 +61,7 @@ def log_normal_(
     self: Tensor, mean: Any = 1.0, std: Any = 2.0, *, generator: Generator | None = None
 ) -> Tensor:
     """Filled with exp of normal numbers of this mean and std."""
-    if std <= 0:
+    if not std > 0:
         raise RuntimeError(f"log_normal_ expects std > 0.0, but found std={std}")
     dtype = _draw_dtype("log_normal_", self)
     draw = creation.draw("normal", tuple(self._type.shape), dtype, generator)
@@ -68,8 +73,8 @@ def uniform_(
     **more: Any,
 ) -> Tensor:  # fmt: skip
     """Filled with uniform numbers in [from, to)."""
-    low = more.pop("from", from_)
-    high = more.pop("a", to)
+    low, high = more.pop("from", from_), to
+    _nothing_more("uniform_", more)
     if low > high:
         raise RuntimeError(
             f"uniform_ expects to return a [from, to) range, but found from={low} > to={high}"
@@ -94,7 +99,7 @@ def bernoulli_(self: Tensor, p: Any = 0.5, *, generator: Generator | None = None
 
 def exponential_(self: Tensor, lambd: float = 1.0, *, generator: Generator | None = None) -> Tensor:
     """Filled with exponentially distributed numbers of rate lambd."""
-    if lambd <= 0:
+    if not lambd > 0:
         raise RuntimeError(f"exponential_ expects lambda > 0.0, but found lambda={lambd}")
     draw = _uniform(self, generator, _draw_dtype("exponential_", self))
     return _fill(self, -(-draw).log1p() / lambd)
@@ -115,7 +120,7 @@ def cauchy_(
     self: Tensor, median: float = 0.0, sigma: float = 1.0, *, generator: Generator | None = None
 ) -> Tensor:
     """Filled with Cauchy-distributed numbers: median + sigma tan(pi (u - 1/2)), u uniform."""
-    if sigma <= 0:
+    if not sigma > 0:
         raise RuntimeError(f"cauchy_ expects sigma > 0.0, but found sigma={sigma}")
     _draw_dtype("cauchy_", self)
     draw = _uniform(self, generator, dtypes.float64)
@@ -129,6 +134,7 @@ def random_(
     """Filled with integers in [from, to): random_(to) starts at 0, random_() goes as far as the
     dtype counts exactly."""
     from_ = more.pop("from", from_)
+    _nothing_more("random_", more)
     low, high = (from_, to) if to is not None else (0, from_)
     if to is None and from_ == 0:
         bits = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}

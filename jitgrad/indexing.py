@@ -19,7 +19,7 @@ from jitgrad.creation import tensor
 from jitgrad.dispatch import apply, assign
 from jitgrad.functions.select import nonzero
 from jitgrad.functions.shape import broadcast_shapes_of
-from jitgrad.promotion import can_cast, cast, constant
+from jitgrad.promotion import cast, constant
 from jitgrad.runtime import dtypes
 from jitgrad.sizes import infer
 from jitgrad.tensor import Tensor
@@ -304,7 +304,7 @@ def index_put_(
     input: Tensor, indices: Sequence[Any], values: Tensor, accumulate: bool = False
 ) -> Tensor:
     """input[indices] = values (or += values) in place; returns input."""
-    if not isinstance(values, Tensor) or not can_cast(values.dtype, input.dtype):
+    if not isinstance(values, Tensor) or values.dtype is not input.dtype:
         raise RuntimeError(
             f"Index put requires the source and destination dtypes match, got {input.dtype} for "
             f"the destination and {getattr(values, 'dtype', type(values))} for the source."
@@ -315,7 +315,7 @@ def index_put_(
         return input
     index = tuple(slice(None) if i is None else i for i in indices)
     view, advanced = _view(input, _parts(input, index))
-    put(view, advanced, cast(values, input.dtype), accumulate)
+    put(view, advanced, values, accumulate)
     return input
 
 

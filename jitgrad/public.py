@@ -20,7 +20,7 @@ from jitgrad.functions.args import numpy_names
 from jitgrad.functions.elementwise import records_in
 from jitgrad.methods import FUNCTIONS
 from jitgrad.promotion import can_cast, cast
-from jitgrad.runtime.arguments import CAUGHT, complete, located, locates
+from jitgrad.runtime.arguments import CAUGHT, complete, expect_flags, located, locates
 from jitgrad.runtime.userline import warn
 from jitgrad.state import state
 from jitgrad.storage import Storage, TypedStorage
@@ -38,6 +38,8 @@ def with_out(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def wrapper(*args: Any, out: Any = None, **kwargs: Any) -> Any:
         try:
+            if kwargs or len(args) > 2:
+                expect_flags(function, args, kwargs)
             if out is None:
                 return function(*args, **kwargs)
             return _into(as_given(function), out, args, kwargs)

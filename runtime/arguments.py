@@ -2,7 +2,7 @@
 
 Owns `located`, which wraps a function, and `complete`, what every wrapper of a public function
 calls where it catches an error: it looks at the function's annotations then, so that calls that
-work pay nothing. What is annotated `Any` is not looked at.
+work pay nothing. What is annotated `Any` is not looked at. Bools are looked at before the call.
 """
 
 from __future__ import annotations
@@ -29,12 +29,49 @@ def located(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def locating(*args: Any, **kwargs: Any) -> Any:
         try:
+            if kwargs or len(args) > 2:
+                expect_flags(function, args, kwargs)
             return function(*args, **kwargs)
         except CAUGHT as error:
             complete(error, function, args, kwargs)
             raise
 
     return locates(locating)
+
+
+_flags: dict[Any, tuple[tuple[int, ...], frozenset[str]]] = {}
+
+
+def expect_flags(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raises TypeError for an argument that is annotated as a bool and is no bool or number. (What
+    else is of a wrong type fails where it is used; a string is as good as True.)"""
+    found = _flags.get(function)
+    if found is None:
+        found = _flags[function] = _flags_of(function)
+    places, names = found
+    for k in places:
+        if k < len(args) and type(args[k]) is not bool:
+            break
+    else:
+        for name in kwargs:
+            if name in names and type(kwargs[name]) is not bool:
+                break
+        else:
+            return
+    wrong = wrong_argument(function, args, kwargs)
+    if wrong is not None:
+        raise TypeError(wrong)
+
+
+def _flags_of(function: Any) -> tuple[tuple[int, ...], frozenset[str]]:
+    """Where and how a function's arguments are named that are annotated as bools."""
+    inner = inspect.unwrap(function)
+    code = getattr(inner, "__code__", None)
+    if code is None:
+        return (), frozenset()
+    names = [n for n, wanted in inner.__annotations__.items() if wanted == "bool"]
+    positional = code.co_varnames[: code.co_argcount]
+    return tuple(k for k, n in enumerate(positional) if n in names), frozenset(names)
 
 
 def locates(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -138,7 +138,7 @@ def test_least_squares(shape):
         found = t.linalg.lstsq(t.from_numpy(a), t.from_numpy(b), driver=driver)
         wanted = np.linalg.pinv(a) @ b
         np.testing.assert_allclose(found.solution.numpy(), wanted, rtol=1e-9, atol=1e-12)
-        if shape[-2] > shape[-1]:
+        if shape[-2] > shape[-1] and driver not in (None, "gelsy"):
             squares = ((a @ wanted - b) ** 2).sum(-2)
             np.testing.assert_allclose(found.residuals.numpy(), squares, rtol=1e-9, atol=1e-12)
         else:

@@ -105,11 +105,14 @@ class Unary(Elementwise):
 class _NoBool(Unary):
     """Bool operands are a mistake."""
 
+    mistake: type[Exception] = RuntimeError
+
     def check_dtype(self, dtype: DType) -> None:
         super().check_dtype(dtype)
         self.expect(
             dtype is not dtypes.bool_,
             "expected a number; got a bool tensor; use logical_not (~) or convert with .to(dtype)",
+            self.mistake,
         )
 
 
@@ -123,9 +126,10 @@ class Neg(_NoBool):
         return op.neg(t)
 
 
-class Abs(Unary):
+class Abs(_NoBool):
     """The size; of complex numbers a real one."""
 
+    mistake = NotImplementedError
     name, promotes, onnx_op = "abs", "same", "Abs"
     complex_too = True
     exact = True
@@ -197,9 +201,10 @@ class Sign(Stepwise):
         return ctx.node("Where", [nan, self.like(ctx, inputs[0], 0), ctx.node("Sign", inputs)])
 
 
-class Rounding(Stepwise):
+class Rounding(Stepwise, _NoBool):
     """To an integral value, in the operand's dtype; integers stay as they are."""
 
+    mistake = NotImplementedError
     domain = (0.1, 0.4)
 
     def reference(self, x: np.ndarray) -> np.ndarray:

@@ -11,7 +11,8 @@ from typing import Any
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.compiler.symbolic import Sym
 from jitgrad.dispatch import apply
-from jitgrad.runtime.arguments import CAUGHT, complete, locates
+from jitgrad.runtime.arguments import CAUGHT, complete, expect_flags, locates
+from jitgrad.runtime.dtypes import DType
 from jitgrad.tensor import Tensor
 
 Dims = "int | Sequence[int] | None"
@@ -37,6 +38,8 @@ def numpy_names(function: Callable[..., Any]) -> Callable[..., Any]:
                         )
                     kwargs[ours] = kwargs.pop(theirs)
         try:
+            if kwargs or len(args) > 2:
+                expect_flags(function, args, kwargs)
             return function(*args, **kwargs)
         except CAUGHT as error:
             complete(error, function, args, kwargs)
@@ -56,7 +59,9 @@ def is_dim(x: Any) -> bool:
 
 def as_dim(x: Any) -> Any:
     """A size or index as an int or Sym; a one-element integer tensor is read."""
-    return x if isinstance(x, (int, Sym)) else operator.index(x)
+    if type(x) is int or isinstance(x, Sym):
+        return x
+    return int(operator.index(x))  # not a bool: sizes are keys, and True equals 1
 
 
 def as_shape(sizes: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -74,6 +79,66 @@ def expect_tensor(name: str, x: Any) -> Tensor:
             "jitgrad.tensor(...)"
         )
     return x
+
+
+def expect_floating(op: str, name: str, x: Tensor) -> None:
+    """Raises NotImplementedError unless x is of a floating dtype."""
+    if not x.is_floating_point():
+        raise NotImplementedError(
+            f"[{op}] expected {name} of a floating dtype; got {x.dtype} {tuple(x.shape)}; convert "
+            "it with .float()"
+        )
+
+
+def expect_real(op: str, *tensors: Any) -> None:
+    """Raises NotImplementedError for a complex tensor."""
+    for x in tensors:
+        if isinstance(x, Tensor) and x._type.dtype.is_complex:
+            raise NotImplementedError(
+                f"[{op}] expected real numbers; got {x._type}; use its real, imag or abs"
+            )
+
+
+def expect_dtype(op: str, dtype: DType, **tensors: Tensor | None) -> None:
+    """Raises RuntimeError, naming the argument, unless all tensors are of the input's dtype."""
+    for name, x in tensors.items():
+        if x is not None and x.dtype is not dtype:
+            raise RuntimeError(
+                f"[{op}] expected {name} of input's dtype {dtype}; got {x.dtype} "
+                f"{tuple(x.shape)}; convert one with .to(dtype)"
+            )
+
+
+def expect_shape(op: str, shape: Sequence[int], **tensors: Tensor | None) -> None:
+    """Raises RuntimeError, naming the argument, unless all tensors are of the shape."""
+    for name, x in tensors.items():
+        if x is not None and tuple(x.shape) != tuple(shape):
+            raise RuntimeError(
+                f"[{op}] expected {name} of shape {tuple(shape)}; got {tuple(x.shape)}"
+            )
+
+
+def expect_rank_of(memory_format: Any, rank: int) -> None:
+    """Raises RuntimeError for a memory format that tensors of this rank cannot have. There is one
+    layout, so it changes nothing."""
+    needed = {"channels_last": 4, "channels_last_3d": 5}.get(memory_format, rank)
+    if needed != rank:
+        raise RuntimeError(
+            f"required rank {needed} tensor to use {memory_format} format; got one of {rank} dims"
+        )
+
+
+def expect_expandable(op: str, shape: Sequence[Any], **tensors: Tensor | None) -> None:
+    """Raises RuntimeError, naming the argument, unless all tensors can be expanded to the shape."""
+    for name, x in tensors.items():
+        if x is not None:
+            own = x._type.shape
+            lead = len(shape) - len(own)
+            if lead < 0 or any(d != n and d != 1 for d, n in zip(own, shape[lead:], strict=True)):
+                raise RuntimeError(
+                    f"[{op}] expected {name} of a shape that can be expanded to {tuple(shape)}; "
+                    f"got {x._type}"
+                )
 
 
 def one_axis(name: str, rank: int, dim: Any) -> int:

@@ -234,6 +234,8 @@ def unravel_index(indices: Tensor, shape: Any) -> tuple[Tensor, ...]:
             f"expected 'indices' to be integer dtype, but got {indices._type}; use .long()"
         )
     sizes = as_shape((shape,)) if isinstance(shape, int) else as_shape((tuple(shape),))
+    if any(isinstance(n, int) and n < 0 for n in sizes):
+        raise ValueError(f"'shape' cannot have negative values, but got {tuple(sizes)}")
     total = prod(sizes)
     text = f"[unravel_index] index {{value}} is out of range for shape {tuple(sizes)}"
     flat = expect_range(cast(indices, dtypes.int64), -total, total - 1, ValueError, text)

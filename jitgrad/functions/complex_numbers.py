@@ -75,7 +75,12 @@ def complex(real: Tensor, imag: Tensor) -> Tensor:
 
 
 def polar(abs: Tensor, angle: Tensor) -> Tensor:
-    """abs * exp(i angle)."""
+    """abs * exp(i angle). Raises RuntimeError unless both are of one floating dtype."""
+    if not abs.is_floating_point() or abs.dtype is not angle.dtype:
+        raise RuntimeError(
+            f"[polar] expected both tensors of one floating dtype; got {abs._type} and "
+            f"{angle._type}; convert with .to(dtype)"
+        )
     return complex(abs * generated["cos"](angle), abs * generated["sin"](angle))
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.creation import empty, eye
 from jitgrad.dispatch import apply
+from jitgrad.functions.args import expect_range
 from jitgrad.functions.complex_numbers import conj
 from jitgrad.promotion import cast
 from jitgrad.runtime import dtypes
@@ -231,6 +232,22 @@ def ormqr(
             f"torch.ormqr: other.shape[-2] must be equal to input.shape[-2]; got {a._type} and "
             f"{other._type}"
         )
+    if tau.ndim != a.ndim - 1 or tau._type.shape[:-1] != a._type.shape[:-2]:
+        raise RuntimeError(
+            "torch.ormqr: Expected tau to have one dimension less than input, of the same batch; "
+            f"got input {a._type} and tau {tau._type}"
+        )
+    if other.ndim != a.ndim or other._type.shape[:-2] != a._type.shape[:-2]:
+        raise RuntimeError(
+            "torch.ormqr: Expected other to have the same number of dimensions and batch as input; "
+            f"got {a._type} and {other._type}"
+        )
+    if tau._type.shape[-1] != min(a._type.shape[-2:]):
+        raise RuntimeError(
+            "torch.ormqr: tau.shape[-1] must be equal to min(other.shape[-2], input.shape[-1]); "
+            f"got tau {tau._type} and input {a._type}"
+        )
+    _same_dtype("torch.ormqr", input=a, tau=tau, other=other)
     order = list(range(int(tau._type.shape[-1])))
     return _reflect(a, tau, other, order if transpose else order[::-1], transpose)
 
@@ -303,8 +320,14 @@ def eigvals(A: Tensor) -> Tensor:
 # -- LU --------------------------------------------------------------------------------------------
 def lu_factor(A: Tensor, *, pivot: bool = True) -> LUFactor:
     """(LU, pivots): L (unit diagonal, not stored) and U of A = P L U in one matrix; the rows
-    exchanged, from 1."""
-    return LUFactor(*lu_factor_ex(A, pivot=pivot)[:2])
+    exchanged, from 1. Raises RuntimeError for a zero on the diagonal of U."""
+    packed, pivots, info = lu_factor_ex(A, pivot=pivot)
+    text = (
+        "torch.linalg.lu_factor: U[{value},{value}] is zero, and using it on lu_solve would result "
+        "in a division by zero; use linalg.lu or linalg.lu_factor_ex to have the factors"
+    )
+    expect_range(info, None, 0, RuntimeError, text)
+    return LUFactor(packed, pivots)
 
 
 def lu_factor_ex(A: Tensor, *, pivot: bool = True, check_errors: bool = False) -> LUFactorEx:
@@ -373,7 +396,9 @@ def lu_unpack(
     low, up = unpack(LU_data) if unpack_data else (none, none)
     if not unpack_pivots:
         return LU(none, low, up)
-    return LU(permutation(LU_pivots, LU_data._type.shape[-2], LU_data.dtype), low, up)
+    batch, count = LU_data._type.shape[:-2], LU_pivots._type.shape[-1]
+    pivots = LU_pivots.expand((*batch, count)) if LU_pivots.ndim <= len(batch) else LU_pivots
+    return LU(permutation(pivots, LU_data._type.shape[-2], LU_data.dtype), low, up)
 
 
 def matrix_exp(A: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import numpy as np
 from jitgrad import creation
 from jitgrad.casting import wide
 from jitgrad.functions import elementwise, linalg, reduce
-from jitgrad.functions.args import expect_tensor
+from jitgrad.functions.args import expect_dtype, expect_floating, expect_tensor
 from jitgrad.functions.shape import broadcast_shapes_of
 from jitgrad.promotion import promote_types
 from jitgrad.tensor import Tensor
@@ -47,18 +47,10 @@ def _unit(x: Tensor, dim: int, eps: float) -> Tensor:
     return x / elementwise.where(length < eps, length - length.detach() + eps, length)
 
 
-def _expect_floating(name: str, *tensors: Tensor) -> None:
-    for x in tensors:
-        if not expect_tensor(name, x).dtype.is_floating_point:
-            raise NotImplementedError(
-                f"[{name}] expected a floating dtype; got {x._type}; use .float()"
-            )
-
-
 @wide
 def cdist(
     x1: Tensor, x2: Tensor, p: float = 2.0,
-    compute_mode: str | None = "use_mm_for_euclid_dist_if_necessary",
+    compute_mode: str = "use_mm_for_euclid_dist_if_necessary",
 ) -> Tensor:  # fmt: skip
     """The p-norm distances of all rows: x1 (*, P, M), x2 (*, R, M) -> (*, P, R); * broadcasts.
 
@@ -66,24 +58,31 @@ def cdist(
     for rows close to each other (compute_mode "donot_use_mm_for_euclid_dist" never does so,
     "use_mm_for_euclid_dist" always). Raises RuntimeError for sizes that do not fit, a negative p.
     """
-    _expect_floating("cdist", x1, x2)
+    for name, x in (("x1", x1), ("x2", x2)):
+        expect_floating("cdist", name, expect_tensor("cdist", x))
+    expect_dtype("cdist", x1.dtype, x2=x2)
     if x1.dim() < 2 or x2.dim() < 2 or x1.shape[-1] != x2.shape[-1]:
         raise RuntimeError(
             "[cdist] expected x1 (*, P, M) and x2 (*, R, M): X1 and X2 must have the same number "
             f"of columns; got {x1._type} and {x2._type}"
         )
     modes = (
-        None, "use_mm_for_euclid_dist_if_necessary", "use_mm_for_euclid_dist",
+        "use_mm_for_euclid_dist_if_necessary", "use_mm_for_euclid_dist",
         "donot_use_mm_for_euclid_dist",
     )  # fmt: skip
     if compute_mode not in modes:
         raise ValueError(f"[cdist] {compute_mode} is not a valid value for compute_mode")
-    if p < 0:
+    if not p >= 0:
         raise RuntimeError(f"[cdist] only supports non-negative p values; got {p}")
     many = max(x1.shape[-2], x2.shape[-2]) > _MANY_ROWS
-    if p == 2 and (compute_mode == modes[2] or (compute_mode in modes[:2] and many)):
+    if p == 2 and (compute_mode == modes[1] or (compute_mode == modes[0] and many)):
         return _by_product(x1, x2)
-    return reduce.vector_norm(x1.unsqueeze(-2) - x2.unsqueeze(-3), p, -1)
+    return _lengths(x1.unsqueeze(-2) - x2.unsqueeze(-3), p)
+
+
+def _lengths(x: Tensor, p: float) -> Tensor:
+    """The p-norms along the last dim; 0 where it is empty."""
+    return reduce.vector_norm(x, p if x.shape[-1] else 1, -1)
 
 
 def _by_product(x1: Tensor, x2: Tensor) -> Tensor:
@@ -99,11 +98,11 @@ def pdist(input: Tensor, p: float = 2.0) -> Tensor:
 
     Raises RuntimeError for another rank or a negative p.
     """
-    _expect_floating("pdist", input)
+    expect_floating("pdist", "input", expect_tensor("pdist", input))
     if input.dim() != 2:
         raise RuntimeError(f"[pdist] only supports 2D tensors, got {input._type}")
-    if p < 0:
+    if not p >= 0:
         raise RuntimeError(f"[pdist] only supports non-negative p values; got {p}")
     pairs = np.triu_indices(int(input.shape[0]), 1)
     first, second = (input.index_select(0, creation.tensor(k)) for k in pairs)
-    return reduce.vector_norm(first - second, p, -1)
+    return _lengths(first - second, p)

@@ -9,6 +9,7 @@ from typing import Any
 from jitgrad.compiler import ops as _records  # noqa: F401 (fills OPS)
 from jitgrad.compiler.ops.record import OPS, Elementwise
 from jitgrad.dispatch import apply
+from jitgrad.functions.args import expect_real
 from jitgrad.hostscalar import is_lifted
 from jitgrad.promotion import (
     cast,
@@ -280,7 +281,7 @@ def _bound(x: Tensor, bound: Tensor, keep: str) -> Tensor:
     op = OPS["lt" if keep == "ge" else "gt"]
     outside = apply(op, (x, bound), {})
     out: Tensor = apply(_where, (outside, bound, x), {})
-    if bound.ndim and bound.dtype.is_floating_point:
+    if bound.dtype.is_floating_point:
         out = apply(_where, (apply(OPS["isnan"], (bound,), {}), bound, out), {})
     return out
 
@@ -302,6 +303,8 @@ def square(input: Tensor) -> Tensor:
 
 def frac(input: Tensor) -> Tensor:
     """The fractional part: input - trunc(input)."""
+    if input.dtype.category < Category.FLOAT:
+        raise NotImplementedError(f"[frac] expected floating numbers; got {input._type}")
     return sub(input, generated["trunc"](input))
 
 
@@ -326,14 +329,27 @@ def round(input: Tensor, *, decimals: int = 0) -> Tensor:
 
 def logit(input: Tensor, eps: float | None = None) -> Tensor:
     """log(x / (1 - x)); with eps, x clamped to [eps, 1 - eps] first."""
+    expect_real("logit", input)
     x = cast(input, floating(input.dtype))
     if eps is not None:
         x = clamp(x, eps, 1 - eps)
-    return generated["log"](x / (1 - x))
+    inside = (x >= 0) & (x <= 1)
+    value = generated["log"](x) - generated["log1p"](-x)  # at 0 and 1 its slope is infinite
+    nothing = generated["sqrt"](where(inside, 1.0, x * (1 - x)))  # NaN, and so is its slope
+    return where(inside, value, nothing)
 
 
 def lerp(input: Tensor, end: Tensor, weight: Any) -> Tensor:
     """input + weight * (end - input), from the nearer end (exact at both)."""
+    for name, x in (("end", end), ("weight", weight)):
+        if isinstance(x, Tensor) and x._type.dtype is not input._type.dtype:
+            if name == "end" or x.ndim:
+                raise RuntimeError(
+                    f"[lerp] expected {name} of input's dtype; got {x._type} for {input._type}; "
+                    "convert one with .to(dtype)"
+                )
+    if input._type.dtype.category < Category.FLOAT:
+        raise NotImplementedError(f"[lerp] expected floating numbers; got {input._type}")
     if isinstance(weight, Tensor) or is_lifted(weight):
         low = generated["abs"](weight) < 0.5 if isinstance(weight, Tensor) else weight.lift() < 0.5
         return where(low, input + weight * (end - input), end - (end - input) * (1 - weight))
@@ -342,9 +358,17 @@ def lerp(input: Tensor, end: Tensor, weight: Any) -> Tensor:
     return end - (end - input) * (1 - weight)
 
 
+def _expect_value(name: str, value: Any, dtype: DType) -> None:
+    if isinstance(value, complex) and not dtype.is_complex:
+        raise RuntimeError(
+            f"[{name}] value cannot be converted to type {dtype.name} without overflow; got {value}"
+        )
+
+
 def addcmul(input: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Any = 1) -> Tensor:
     """input + value * tensor1 * tensor2."""
     dtype = result_type(input, tensor1, tensor2)
+    _expect_value("addcmul", value, dtype)
     product = to_operand(tensor1, dtype) * to_operand(tensor2, dtype)
     return input + (product if _is_one(value) else value * product)
 
@@ -357,6 +381,7 @@ def addcdiv(input: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Any = 1) 
             "floating point first"
         )
     dtype = result_type(input, tensor1, tensor2)
+    _expect_value("addcdiv", value, dtype)
     tensor1, tensor2 = to_operand(tensor1, dtype), to_operand(tensor2, dtype)
     quotient = tensor1 / tensor2 if _is_one(value) else value * tensor1 / tensor2
     return input + quotient
@@ -368,6 +393,7 @@ def _is_one(value: Any) -> bool:
 
 def hypot(input: Tensor, other: Any) -> Tensor:
     """sqrt(input**2 + other**2), without overflow in between."""
+    expect_real("hypot", input, other)
     a, b = generated["abs"](input), generated["abs"](to_operand(other, result_type(input, other)))
     high, low = generated["maximum"](a, b), generated["minimum"](a, b)
     ratio = where(high == 0, low, low / where(high == 0, 1.0, high))
@@ -413,6 +439,11 @@ def xlogy(input: Any, other: Any) -> Tensor:
 
 def heaviside(input: Tensor, values: Tensor) -> Tensor:
     """0 where input < 0, `values` where it is 0, 1 where it is greater."""
+    if input.dtype is not values.dtype or input.dtype.is_complex:
+        raise RuntimeError(
+            f"[heaviside] expected real tensors of one dtype; got {input._type} and "
+            f"{values._type}; convert one with .to(dtype)"
+        )
     one, zero = constant(1, input.dtype), constant(0, input.dtype)
     step = apply(_where, (input > 0, one, zero), {})
     return apply(_where, (input == 0, cast(values, input.dtype), step), {})
@@ -464,12 +495,14 @@ def _number_wins(input: Tensor, other: Any, name: str) -> Tensor:
 
 
 def deg2rad(input: Tensor) -> Tensor:
-    """Degrees to radians."""
+    """Degrees to radians. Raises RuntimeError for complex numbers."""
+    _real_only("deg2rad", input)
     return input * (math.pi / 180)
 
 
 def rad2deg(input: Tensor) -> Tensor:
-    """Radians to degrees."""
+    """Radians to degrees. Raises RuntimeError for complex numbers."""
+    _real_only("rad2deg", input)
     return input * (180 / math.pi)
 
 
@@ -504,7 +537,7 @@ def isclose(
     if input.dtype is not other.dtype:
         raise RuntimeError(f"{input.dtype} did not match {other.dtype}")
     for what, bound in (("rtol", rtol), ("atol", atol)):
-        if bound < 0:
+        if not bound >= 0:
             raise RuntimeError(f"{what} must be greater than or equal to zero, but got {bound}")
     close = input == other
     if input.dtype.category >= Category.FLOAT:

@@ -296,7 +296,7 @@ def _shifted(x: Tensor, dim: Any, sign: int) -> Tensor:
     dims = range(x.ndim) if dim is None else (dim,) if isinstance(dim, int) else tuple(dim)
     axes = [one_axis("fftshift", x.ndim, d) for d in dims]
     if not axes:
-        return x.clone()
+        raise RuntimeError(f"[fftshift] expected at least one dim; got {x._type} and dim {dim}")
     half = [int(x._type.shape[k]) // 2 for k in axes]
     shifts = half if sign > 0 else [-h for h in half]
     return roll(x, tuple(shifts), tuple(axes))

@@ -10,7 +10,7 @@ from jitgrad.casting import exempt, lower, wide
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.compiler.symbolic import prod as dims_product
 from jitgrad.dispatch import apply
-from jitgrad.functions.args import expect_tensor
+from jitgrad.functions.args import expect_dtype, expect_expandable, expect_tensor
 from jitgrad.functions.complex_numbers import conj
 from jitgrad.promotion import cast
 from jitgrad.tensor import Tensor
@@ -118,6 +118,10 @@ def inner(input: Tensor, other: Tensor) -> Tensor:
     """Products summed over the last dims."""
     if input.ndim == 0 or other.ndim == 0:
         return input * other
+    if input._type.shape[-1] != other._type.shape[-1]:
+        raise RuntimeError(
+            f"[inner] expected last dims of one size; got {input._type} and {other._type}"
+        )
     if input.ndim == 1 and other.ndim == 1:
         return dot(input, other)
     return tensordot(input, other, ([-1], [-1]))
@@ -140,6 +144,7 @@ def _blend(name: str, base: Tensor, product: Tensor, beta: Any, alpha: Any) -> T
             f"[{name}] expected input of the matrices' dtype; got {base._type} and the product "
             f"{product._type}; convert one with .to(dtype)"
         )
+    expect_expandable(name, product._type.shape, input=base)
     for key, x in (("beta", beta), ("alpha", alpha)):
         if isinstance(x, Tensor) and x.ndim or isinstance(x, str) or x is None:
             raise TypeError(f"[{name}] expected a number as {key}; got {type(x).__name__}")
@@ -224,11 +229,24 @@ def kron(input: Tensor, other: Tensor) -> Tensor:
     return (a.reshape(sa) * b.reshape(sb)).reshape(shape)
 
 
-def cross(input: Tensor, other: Tensor, dim: int = -1) -> Tensor:
-    """The vector product along a dim of size 3. Raises RuntimeError for dtypes that differ."""
-    if input.dtype is not other.dtype:
+def cross(input: Tensor, other: Tensor, dim: int | None = None) -> Tensor:
+    """vector_product along dim, or along the first dim of size 3."""
+    if dim is None:
+        sizes = input._type.shape
+        dim = next((k for k, size in enumerate(sizes) if size == 3), None)
+        if dim is None:
+            raise RuntimeError(f"[cross] expected a dim of size 3; got {input._type}; pass dim")
+    return vector_product(input, other, dim=dim)
+
+
+def vector_product(input: Tensor, other: Tensor, dim: int) -> Tensor:
+    """The vector product along a dim of size 3; others broadcast. Raises RuntimeError for dtypes or
+    ranks that differ."""
+    expect_dtype("linalg.cross", input.dtype, other=other)
+    if input.ndim != other.ndim:
         raise RuntimeError(
-            f"linalg.cross: expected operands of one dtype; got {input._type} and {other._type}"
+            "linalg.cross: inputs must have the same number of dimensions; got "
+            f"{input._type} and {other._type}"
         )
     if input.shape[dim] != 3 or other.shape[dim] != 3:
         raise RuntimeError(

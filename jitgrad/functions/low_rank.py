@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from jitgrad.creation import randn
+from jitgrad.functions.args import expect_dtype
 from jitgrad.functions.decompositions import cholesky, eigh, qr, svd
 from jitgrad.functions.solvers import solve_triangular
 from jitgrad.tensor import Tensor
@@ -20,6 +21,7 @@ def svd_lowrank(
     Martinsson and Tropp, "Finding structure with randomness" (2011), algorithm 4.4.
     """
     if M is not None:
+        expect_dtype("svd_lowrank", A.dtype, M=M)
         A = A - M.broadcast_to(A.shape)
     rows, columns = A.shape[-2:]
     q = 6 if q is None else q

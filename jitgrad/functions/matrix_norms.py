@@ -15,6 +15,7 @@ from jitgrad.functions.elementwise import where
 from jitgrad.functions.reduce import nuclear_norm, vector_norm
 from jitgrad.functions.solvers import inv_ex
 from jitgrad.promotion import cast, result_type
+from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import Category, DType
 from jitgrad.tensor import Tensor
 
@@ -47,6 +48,8 @@ def matrix_norm(
         raise RuntimeError(
             f"{name}: Order {ord} not supported; expected 'fro', 'nuc', 1, -1, 2, -2, inf or -inf"
         )
+    if ord in (1, 2, math.inf) and 0 in [a._type.shape[k] for k in (rows, columns)]:
+        return vector_norm(a, 1, (rows, columns), keepdim)  # zeros
     if ord in (2, -2):
         s = apply(OPS["svdvals"], (a.movedim((rows, columns), (-2, -1)),), {})
         out = s.amax(-1) if ord > 0 else s.amin(-1)
@@ -130,12 +133,7 @@ def diagonal(A: Tensor, *, offset: int = 0, dim1: int = -2, dim2: int = -1) -> T
 
 def cross(input: Tensor, other: Tensor, *, dim: int = -1) -> Tensor:
     """The vector product along a dim of size 3; other dims broadcast."""
-    if input.ndim != other.ndim:
-        raise RuntimeError(
-            "linalg.cross: inputs must have the same number of dimensions; got "
-            f"{input._type} and {other._type}"
-        )
-    return linalg.cross(input, other, dim)
+    return linalg.vector_product(input, other, dim)
 
 
 def vecdot(x: Tensor, y: Tensor, *, dim: int = -1) -> Tensor:
@@ -150,6 +148,8 @@ def vecdot(x: Tensor, y: Tensor, *, dim: int = -1) -> Tensor:
 
 def vander(x: Tensor, N: int | None = None) -> Tensor:
     """Powers x**0 ... x**(N - 1) of the elements of vectors (..., n), in a last dim of size N."""
+    if x.dtype is dtypes.bool_:
+        raise RuntimeError(f"linalg.vander: expected numbers; got {x._type}; use .int()")
     if x.ndim == 0 and N is None:
         raise RuntimeError(f"linalg.vander: expected N, or at least one dim; got {x._type}")
     count = int(x._type.shape[-1]) if N is None else N

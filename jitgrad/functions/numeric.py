@@ -90,9 +90,9 @@ def dist(input: Tensor, other: Tensor, p: float = 2) -> Tensor:
 
 def renorm(input: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:
     """input with every slice along dim whose p-norm exceeds maxnorm scaled down to it."""
-    if p <= 0:
+    if not p > 0:
         raise RuntimeError(f"renorm: non-positive-norm not supported; got p={p}")
-    if maxnorm < 0:
+    if not maxnorm >= 0:
         raise RuntimeError(f"renorm: expected maxnorm to be >= 0 but got {maxnorm}")
     if input.ndim < 2:
         raise RuntimeError(
@@ -134,39 +134,42 @@ def logcumsumexp(input: Tensor, dim: int) -> Tensor:
 def trapezoid(y: Tensor, x: Tensor | None = None, *, dx: Any = None, dim: int = -1) -> Tensor:
     """The integral of y along dim by the trapezoidal rule, at points x or dx apart (1 by
     default)."""
-    return _trapezoids("trapezoid", y, x, dx, dim).sum(dim)
+    axis = one_axis("trapezoid", y.ndim, dim)
+    return _trapezoids("trapezoid", y, x, dx, axis).sum(axis)
 
 
 def cumulative_trapezoid(
     y: Tensor, x: Tensor | None = None, *, dx: Any = None, dim: int = -1
 ) -> Tensor:
     """The integral from the first point to each later one, by the trapezoidal rule."""
-    return _trapezoids("cumulative_trapezoid", y, x, dx, dim).cumsum(dim)
+    axis = one_axis("cumulative_trapezoid", y.ndim, dim)
+    return _trapezoids("cumulative_trapezoid", y, x, dx, axis).cumsum(axis)
 
 
-def _trapezoids(name: str, y: Tensor, x: Tensor | None, dx: Any, dim: int) -> Tensor:
+def _trapezoids(name: str, y: Tensor, x: Tensor | None, dx: Any, axis: int) -> Tensor:
     if x is not None and dx is not None:
         raise TypeError(f"{name}(): expected x or dx, not both")
     if y.dtype is dtypes.bool_ or (x is not None and x.dtype is dtypes.bool_):
         raise RuntimeError(f"{name}: expected numbers as y and x; got bools; use .float()")
-    axis = one_axis(name, y.ndim, dim)
-    size = y.shape[axis]
-    if size == 0:
+    if isinstance(dx, (bool, complex)):
+        raise RuntimeError(f"{name}: Currently, we only support dx as a real number; got {dx}")
+    size = y._type.shape[axis]
+    if size == 0 and (x is None or name == "trapezoid"):
         return cast(y, floating(y.dtype))
-    pairs = y.narrow(axis, 0, size - 1) + y.narrow(axis, 1, size - 1)
+    pairs = slice_along(y, axis, 0, max(size - 1, 0)) + slice_along(y, axis, 1, size)
     if x is None:
         return pairs * ((1.0 if dx is None else dx) / 2)
     if x.ndim == 1:
-        if x.shape[0] != size:
+        if x._type.shape[0] != size:
             raise RuntimeError(
                 f"{name}: There must be one `x` value for each sample point; got {x._type} for "
                 f"{size} points"
             )
-        steps = (x[1:] - x[:-1]).reshape((-1,) + (1,) * (y.ndim - 1 - axis))
-    else:
-        along = axis - y.ndim + x.ndim
-        count = x.shape[along]
-        steps = x.narrow(along, 1, count - 1) - x.narrow(along, 0, count - 1)
+        x = x.reshape((-1,) + (1,) * (y.ndim - 1 - axis))
+    if x.ndim < y.ndim:
+        x = x.reshape((1,) * (y.ndim - x.ndim) + tuple(x._type.shape))
+    count = x._type.shape[axis]
+    steps = slice_along(x, axis, 1, count) - slice_along(x, axis, 0, max(count - 1, 0))
     return pairs * steps / 2.0
 
 
@@ -196,6 +199,17 @@ def gradient(
         raise RuntimeError(
             f"torch.gradient only supports edge_order=1 and edge_order=2; got {edge_order}"
         )
+    if input.dtype is dtypes.bool_:
+        raise RuntimeError(
+            f"torch.gradient expected numbers; got {input._type}; convert with .to(dtype)"
+        )
+    for axis, h in zip(axes, spaces, strict=True):
+        if isinstance(spacing, (tuple, list)) and isinstance(h, Tensor):
+            if h.ndim != 1 or h._type.shape[0] != input._type.shape[axis]:
+                raise RuntimeError(
+                    "torch.gradient expected each element of spacing to have one dimension, and a "
+                    f"coordinate for each point; got {h._type} for dim {axis} of {input._type}"
+                )
     return tuple(
         _gradient_along(input, k, h, edge_order) for k, h in zip(axes, spaces, strict=True)
     )

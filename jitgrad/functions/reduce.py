@@ -221,15 +221,22 @@ def _arg(name: str, input: Tensor, dim: int | None, keepdim: bool) -> Tensor:
     return _reduce(name, input, axes if input.ndim else (), keepdim)
 
 
+def _logical_axes(name: str, input: Tensor, dim: Any) -> tuple[int, ...]:
+    """The axes of any and all: unlike for other reductions, an empty tuple is none of them."""
+    if isinstance(dim, (tuple, list)) and not dim:
+        return ()
+    return all_axes(name, input.ndim, dim)
+
+
 def any(input: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
     """Whether any element is nonzero. bool (uint8 for uint8)."""
-    out = _reduce("any", input, all_axes("any", input.ndim, dim), keepdim)
+    out = _reduce("any", input, _logical_axes("any", input, dim), keepdim)
     return cast(out, dtypes.uint8) if input.dtype is dtypes.uint8 else out
 
 
 def all(input: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
     """Whether all elements are nonzero. bool (uint8 for uint8)."""
-    out = _reduce("all", input, all_axes("all", input.ndim, dim), keepdim)
+    out = _reduce("all", input, _logical_axes("all", input, dim), keepdim)
     return cast(out, dtypes.uint8) if input.dtype is dtypes.uint8 else out
 
 
@@ -241,7 +248,9 @@ def count_nonzero(input: Tensor, dim: Any = None) -> Tensor:
 def nansum(
     input: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: DType | None = None
 ) -> Tensor:
-    """The sum, NaN counted as 0."""
+    """The sum, NaN counted as 0. Raises RuntimeError for complex numbers."""
+    if input.dtype.is_complex:
+        raise RuntimeError(f"nansum(): expected real numbers; got {input._type}")
     if input.dtype.category >= Category.FLOAT:
         input = input.masked_fill(input.isnan(), 0.0)
     return sum(input, dim, keepdim, dtype=dtype)
@@ -340,6 +349,8 @@ def sorted_first(x: Tensor, axis: int, descending: bool, count: int) -> Any:
 
 def topk(input: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
     """The k largest (or smallest) elements along `dim`, in order, and their indices."""
+    if input.dtype is dtypes.bool_:
+        raise RuntimeError(f"[topk] expected numbers; got {input._type}; use .int()")
     axis = one_axis("topk", input.ndim, dim)
     size = input.shape[axis] if input.ndim else 1
     if not 0 <= k <= size:
@@ -366,6 +377,14 @@ def vector_norm(
     axes = all_axes("norm", x.ndim, dim)
     if x.dtype.is_complex and ord != 2:
         x = x.abs()
+    sizes = [x._type.shape[k] for k in axes]
+    if (ord < 0 or ord == math.inf) and 0 in [n for n in sizes if not isinstance(n, Sym)]:
+        raise RuntimeError(
+            f"linalg.vector_norm cannot compute the {ord} norm of an empty tensor, because the "
+            f"operation has no identity; got {x._type}"
+        )
+    if ord not in (0, 1, 2) and builtins.all(n == 1 and not isinstance(n, Sym) for n in sizes):
+        ord = 1  # the size of one element: no power overflows
     if ord == math.inf:
         return _reduce("amax", x.abs(), axes, keepdim)
     if ord == -math.inf:

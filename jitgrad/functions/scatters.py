@@ -11,7 +11,7 @@ from typing import Any
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.dispatch import apply
 from jitgrad.functions.args import expect_range, one_axis
-from jitgrad.functions.select import as_index, scatter, scatter_add, scatter_by
+from jitgrad.functions.select import as_index, expect_slices, scatter, scatter_add, scatter_by
 from jitgrad.functions.shape import (
     as_strided,
     broadcast_tensors,
@@ -97,7 +97,7 @@ def index_reduce(
             f"and {source._type}"
         )
     axis = one_axis("index_reduce", input.ndim, dim)
-    index = as_index("index_reduce", index).reshape(-1)
+    index = expect_slices("index_reduce_", input, axis, index, source)
     shape = tuple(source._type.shape) or (1,)
     place = tuple(-1 if k == axis else 1 for k in range(len(shape)))
     wide = index.reshape(place).expand(shape).reshape(tuple(source._type.shape))

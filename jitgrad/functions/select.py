@@ -12,7 +12,7 @@ from jitgrad.casting import widest
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.compiler.symbolic import Sym, prod
 from jitgrad.dispatch import apply
-from jitgrad.functions.args import expect_range, one_axis
+from jitgrad.functions.args import expect_dtype, expect_range, one_axis
 from jitgrad.promotion import cast, constant, elementwise, plain_number, result_type
 from jitgrad.runtime import dtypes
 from jitgrad.state import state
@@ -44,6 +44,32 @@ def expect_positions(name: str, index: Tensor, axis: int, size: Any) -> Tensor:
     return expect_range(index, 0, size - 1, IndexError, text)
 
 
+def _line(name: str, index: Tensor, error: type[Exception] = IndexError) -> Tensor:
+    """The index as a vector. Raises `error` for one of more dims."""
+    if index.ndim > 1:
+        raise error(f"{name}(): Index is supposed to be a vector; got {index._type}")
+    return as_index(name, index).reshape(-1)
+
+
+def expect_slices(name: str, input: Tensor, axis: int, index: Tensor, source: Tensor) -> Tensor:
+    """The index as a vector. Raises RuntimeError unless source has one slice of input along the
+    axis for each of its elements."""
+    index = _line(name, index)
+    own, given = list(input._type.shape), list(source._type.shape)
+    if len(own) != len(given) or own[:axis] + own[axis + 1 :] != given[:axis] + given[axis + 1 :]:
+        raise RuntimeError(
+            f"{name}(): source tensor shape must match self tensor shape, excluding dim {axis}; "
+            f"got self {input._type} and source {source._type}"
+        )
+    count = given[axis] if given else 1
+    if index._type.shape[0] != count:
+        raise RuntimeError(
+            f"{name}(): Number of indices ({index.numel()}) should be equal to source.size({axis}) "
+            f"({count})"
+        )
+    return index
+
+
 def _no_positions(index: Tensor, input: Tensor) -> bool:
     """Whether the index is empty, and so may have any rank."""
     return index.ndim != input.ndim and any(d == 0 for d in index._type.shape)
@@ -55,8 +81,8 @@ def gather(input: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False)
     index = as_index("gather", index)
     if _no_positions(index, input):
         return input.reshape(-1)[:0].reshape(tuple(index._type.shape))
-    if not input.ndim:
-        source, flat = input.reshape(1), index.reshape(-1)
+    if not input.ndim or not index.ndim and input.ndim == 1:
+        source, flat = input.reshape(-1), index.reshape(-1)
         picked = apply(OPS["gather"], (source, flat), {"axis": 0})
         return picked.reshape(tuple(index._type.shape))
     return apply(OPS["gather"], (input, index), {"axis": axis})
@@ -89,6 +115,11 @@ def _source(input: Tensor, index: Tensor, src: Any) -> Tensor:
             "scatter(): Expected self.dtype to be equal to src.dtype; got "
             f"{input._type} and {src._type}"
         )
+    if max(src.ndim, 1) != max(index.ndim, 1):
+        raise RuntimeError(
+            "[scatter] Index tensor must have the same number of dimensions as src tensor; got "
+            f"{index._type} and {src._type}"
+        )
     for k in range(min(src.ndim, index.ndim)):
         if src._type.shape[k] != index._type.shape[k]:
             if src._type.shape[k] < index._type.shape[k]:
@@ -104,6 +135,7 @@ def scatter_by(name: str, record: str, input: Tensor, dim: int, index: Tensor, s
     """A scatter record applied; of bools, sums are "or" and products "and"."""
     if input.dtype is dtypes.bool_ and record != "scatter":
         record = {"scatter_add": "scatter_amax", "scatter_prod": "scatter_amin"}.get(record, record)
+        expect_dtype(name, input.dtype, src=src if isinstance(src, Tensor) else None)
         wide = cast(src, dtypes.uint8) if isinstance(src, Tensor) else int(bool(src))
         out = scatter_by(name, record, cast(input, dtypes.uint8), dim, index, wide)
         return cast(out, dtypes.bool_)
@@ -111,9 +143,9 @@ def scatter_by(name: str, record: str, input: Tensor, dim: int, index: Tensor, s
     index = as_index(name, index)
     if _no_positions(index, input):
         return input.clone()
-    if not input.ndim:
-        parts = (input.reshape(1), index.reshape(-1), _source(input, index, src).reshape(-1))
-        return apply(OPS[record], parts, {"axis": 0}).reshape(())
+    if not input.ndim or not index.ndim and input.ndim == 1:
+        parts = (input.reshape(-1), index.reshape(-1), _source(input, index, src).reshape(-1))
+        return apply(OPS[record], parts, {"axis": 0}).reshape(tuple(input._type.shape))
     operands = (input, index, _source(input, index, src))
     return apply(OPS[record], operands, {"axis": axis})
 
@@ -177,6 +209,8 @@ def index_add(input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: 
             f"index_add_(): self ({input._type}) and source ({source._type}) must have the same "
             "scalar type"
         )
+    axis = one_axis("index_add_", input.ndim, dim)
+    index = expect_slices("index_add_", input, axis, index, source)
     values = source if alpha == 1 else source * alpha
     return _put_along("index_add", input, dim, index, values, True)
 
@@ -189,13 +223,14 @@ def index_copy(input: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor
             f"index_copy_(): self ({input._type}) and source ({source._type}) expected to have "
             "the same dtype"
         )
-    if input.ndim and not source.ndim:
+    index = _line("index_copy_", index)
+    if not source.ndim or not input.ndim:
         if index.numel() != 1:
             raise IndexError(
                 f"index_copy_(): When source is scalar, index should have one element (got "
                 f"{index._type}); make source a slice for each index"
             )
-        source = source.expand(tuple([1] * input.ndim))
+        source = source.expand(tuple([1] * input.ndim)) if input.ndim else source
     elif source.ndim != input.ndim and input.ndim:
         raise IndexError(
             f"index_copy_(): expected source of input's rank; got {source._type} for {input._type}"
@@ -206,6 +241,17 @@ def index_copy(input: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor
 def index_fill(input: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
     """input with a number written at the indices along dim."""
     axis = one_axis("index_fill", input.ndim, dim)
+    index = _line("index_fill_", index, RuntimeError)
+    if isinstance(value, Tensor) and value.ndim:
+        raise RuntimeError(
+            "index_fill_ only supports a 0-dimensional value tensor, but got tensor with "
+            f"{value.ndim} dimension(s); got {value._type}"
+        )
+    if isinstance(value, Tensor) and value.dtype.is_complex and not input.dtype.is_complex:
+        raise RuntimeError(
+            f"index_fill_(): Converting complex Scalar to non-complex type is not supported; got "
+            f"{value._type} for {input._type}"
+        )
     shape = list(input._type.shape)
     if shape:
         shape[axis] = index.numel()

@@ -11,7 +11,14 @@ from jitgrad.compiler.symbolic import Sym
 from jitgrad.compiler.symbolic import prod as dims_product
 from jitgrad.compiler.types import broadcast_shapes
 from jitgrad.dispatch import apply
-from jitgrad.functions.args import as_dim, as_shape, expect_tensor, infer_minus_one, one_axis
+from jitgrad.functions.args import (
+    as_dim,
+    as_shape,
+    expect_rank_of,
+    expect_tensor,
+    infer_minus_one,
+    one_axis,
+)
 from jitgrad.layouts import can_view, is_dense, layout_of
 from jitgrad.pending import fetch, waits
 from jitgrad.promotion import cast, constant, result_type
@@ -231,6 +238,11 @@ def unflatten(input: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
     axis = one_axis("unflatten", input.ndim, dim)
     shape = input._type.shape
     split = infer_minus_one("unflatten", as_shape(tuple(sizes)), shape[axis])
+    if dims_product(split) != shape[axis]:
+        raise RuntimeError(
+            f"unflatten: Provided sizes {list(split)} don't multiply up to the size of dim {axis} "
+            f"({shape[axis]}) in the input tensor"
+        )
     return view(input, (*shape[:axis], *split, *shape[axis + 1 :]))
 
 
@@ -248,6 +260,8 @@ def squeeze(input: Tensor, dim: Any = None) -> Tensor:
     else:
         dims = dim if isinstance(dim, (tuple, list)) else (dim,)
         drop = {one_axis("squeeze", rank, d) for d in dims}
+        if len(drop) != len(dims):
+            raise RuntimeError(f"[squeeze] dim appears multiple times in the list of dims: {dim}")
     kept = tuple(d for k, d in enumerate(shape) if k not in drop or isinstance(d, Sym) or d != 1)
     return _restructure(input, kept)
 
@@ -472,11 +486,15 @@ def tensor_split(input: Tensor, indices_or_sections: Any, dim: int = 0) -> tuple
 # -- copies --------------------------------------------------------------------------------------
 def clone(input: Tensor, *, memory_format: Any = None) -> Tensor:
     """A copy; gradients flow to the original."""
+    if memory_format is not None:
+        expect_rank_of(memory_format, input.ndim)
     return apply(OPS["clone"], (expect_tensor("clone", input),), {})
 
 
 def contiguous(input: Tensor, memory_format: Any = None) -> Tensor:
     """The tensor itself if its elements lie in row-major order, else a copy."""
+    if memory_format is not None:
+        expect_rank_of(memory_format, input.ndim)
     if input._data is not None:
         return input if input._data.flags.c_contiguous else _dense(input)
     if waits(input):

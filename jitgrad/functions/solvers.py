@@ -196,6 +196,11 @@ def lu_solve(
     if pivots.dtype is not dtypes.int32:
         raise RuntimeError(f"{name}: pivots should be a Tensor of scalar type torch.int32; got "
                            f"{pivots._type}")  # fmt: skip
+    if tuple(pivots._type.shape) != tuple(packed._type.shape[:-1]):
+        raise RuntimeError(
+            f"{name}: Expected LU.shape[:-1] and pivots.shape to be the same; got LU {LU._type} "
+            f"and pivots {pivots._type}"
+        )
     if not left:
         return lu_solve(LU, pivots, B.mH, adjoint=not adjoint).mH
     b = matrix(name, B)
@@ -265,6 +270,8 @@ def _tolerances(
     scaled = cast(largest * rtol, largest.dtype)
     if atol is None:
         return scaled
+    if isinstance(atol, float) and atol != atol:
+        return scaled.fill_(atol)
     return scaled.maximum(atol) if isinstance(atol, Tensor) else scaled.clamp_min(atol)
 
 
@@ -316,7 +323,7 @@ def lstsq(A: Tensor, B: Tensor, rcond: Any = None, *, driver: str | None = None)
 
     driver "gelsy" (default; rank by rcond), "gels" (A of full rank), "gelsd" and "gelss" (also give
     the singular values). residuals: squared norms (..., k), where m > n and A is of full rank, else
-    empty; to know that, the rank is read, which ends a trace (not with "gels").
+    empty; none with "gelsy". To know that, "gelsd" and "gelss" read the rank, which ends a trace.
     """
     name = "torch.linalg.lstsq"
     if driver not in (None, "gels", "gelsy", "gelsd", "gelss"):
@@ -326,6 +333,11 @@ def lstsq(A: Tensor, B: Tensor, rcond: Any = None, *, driver: str | None = None)
     a = matrix(name, A)
     if B.ndim < 1:
         raise RuntimeError(f"{name}: input `other` must have at least 1 dimension; got {B._type}")
+    if not 0 <= a.ndim - B.ndim <= 1:
+        raise RuntimeError(
+            f"{name}: input.dim() must be greater or equal to other.dim() and (input.dim() - "
+            f"other.dim()) <= 1; got {a._type} and {B._type}"
+        )
     b, vector = _as_columns(name, a, B)
     if a._type.shape[-2] != b._type.shape[-2]:
         raise RuntimeError(
@@ -340,7 +352,7 @@ def lstsq(A: Tensor, B: Tensor, rcond: Any = None, *, driver: str | None = None)
     rank = empty(0, dtype=dtypes.int64) if full else matrix_rank(a, rtol=rcond)
     none = empty(0, dtype=a.dtype.to_real())
     residuals = none
-    if m > n and (full or bool((rank == n).all())):
+    if m > n and (full or driver in ("gelsd", "gelss") and bool((rank == n).all())):
         delta = (a @ x - b).abs()
         residuals = (delta * delta).sum(-2)
         if vector:
@@ -445,6 +457,8 @@ def tensorinv(A: Tensor, ind: int = 2) -> Tensor:
     if ind <= 0:
         raise RuntimeError(f"Expected a strictly positive integer for 'ind', got {ind}")
     factored("linalg.tensorinv", A)
+    if ind > A.ndim:
+        raise RuntimeError(f"[linalg.tensorinv] expected at least {ind} dims; got {A._type}")
     shape = A._type.shape
     rows, columns = dims_product(shape[:ind]), dims_product(shape[ind:])
     if rows != columns:

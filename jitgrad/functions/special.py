@@ -63,13 +63,14 @@ def log_ndtr(input: Tensor) -> Tensor:
 
 
 def entr(input: Tensor) -> Tensor:
-    """-x log(x): 0 at 0, -inf below."""
+    """-x log(x): 0 at 0, where the derivative is infinite; -inf below, where it is NaN."""
     x = _float(input)
-    positive = x > 0
-    inside = where(positive, x, 1.0)
-    value = -inside * generated["log"](inside)
-    outside = where(x == 0, 0.0, where(generated["isnan"](x), x.detach(), -math.inf))
-    return cast(where(positive, value, outside), x.dtype)
+    log = generated["log"]
+    negative, zero = x < 0, x == 0
+    below = log(0.0 / where(negative, x, -1.0))  # -inf, of a slope that is NaN
+    at_zero = generated["sqrt"](where(zero, x, 1.0))  # 0, of an infinite slope
+    inside = where(negative | zero, 1.0, x)
+    return where(negative, below, where(zero, at_zero, -inside * log(inside)))
 
 
 def xlog1py(input: Any, other: Any) -> Tensor:

@@ -17,7 +17,13 @@ from jitgrad.casting import wide
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.creation import arange, host_tensor, linspace, placed
 from jitgrad.dispatch import apply
-from jitgrad.functions.args import expect_range, one_axis
+from jitgrad.functions.args import (
+    expect_dtype,
+    expect_range,
+    expect_real,
+    expect_shape,
+    one_axis,
+)
 from jitgrad.functions.reduce import argmax, argsort, sort, sorted_first
 from jitgrad.functions.select import positions_of, scatter_add, searchsorted
 from jitgrad.promotion import cast, constant, floating
@@ -31,6 +37,8 @@ from jitgrad.tensor import Tensor
 # -- order statistics ----------------------------------------------------------------------------
 def kthvalue(input: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Any:
     """The k-th smallest element (from 1) along `dim`, and its index."""
+    if input.dtype is dtypes.bool_:
+        raise NotImplementedError(f"[kthvalue] expected numbers; got {input._type}; use .int()")
     axis = one_axis("kthvalue", input.ndim, dim)
     size = input.shape[axis] if input.ndim else 1
     if not 1 <= k <= size:
@@ -229,8 +237,11 @@ def histc(input: Tensor, bins: int = 100, min: Any = 0, max: Any = 0) -> Tensor:
 def _range(x: Tensor, low: Any, high: Any, margin: float) -> tuple[Tensor, Tensor]:
     """The bounds as 0-d tensors: the elements' own where both are 0; where they are equal, moved
     apart by `margin` each."""
-    if not isinstance(low, Tensor) and low == high == 0 and x.numel():
-        low, high = x.amin(), x.amax()
+    if not isinstance(low, Tensor) and low == high == 0:
+        if x.numel():
+            low, high = x.amin(), x.amax()
+        else:
+            low, high = constant(0, x.dtype), constant(1, x.dtype)
     else:
         low, high = (constant(v, x.dtype) if not isinstance(v, Tensor) else v for v in (low, high))
     same = low == high
@@ -252,6 +263,7 @@ def histogram(
     if not input.is_floating_point():
         raise NotImplementedError(f"[histogram] expected a floating tensor; got {input._type}")
     x = input.detach().reshape(-1)
+    _expect_weight("histogram", input, weight, input._type.shape)
     edges, place, inside = _buckets("histogram", x, bins, range)
     counts = cast(inside, x.dtype)
     if weight is not None:
@@ -262,9 +274,16 @@ def histogram(
     return TYPES["histogram"](hist, edges)
 
 
+def _expect_weight(name: str, input: Tensor, weight: Tensor | None, shape: Sequence[Any]) -> None:
+    """Raises RuntimeError unless the weight is of input's dtype and of the shape."""
+    expect_dtype(name, input.dtype, weight=weight)
+    expect_shape(name, shape, weight=weight)
+
+
 def _buckets(name: str, x: Tensor, bins: Any, given: Any) -> tuple[Tensor, Tensor, Tensor]:
     """(edges, the part that each element falls into, whether it falls into any)."""
     if isinstance(bins, Tensor):
+        expect_dtype(name, x.dtype, bins=bins)
         edges = bins
     else:
         if bins <= 0:
@@ -291,6 +310,7 @@ def histogramdd(
             f"torch.histogramdd: input tensor should have at least 2 dimensions, and a floating "
             f"dtype; got {input._type}"
         )
+    _expect_weight("histogramdd", input, weight, input._type.shape[:-1])
     dims = operator.index(input.shape[-1])
     points = input.detach().reshape(-1, dims)
     if isinstance(bins, int):
@@ -360,6 +380,17 @@ def _counted(input: Tensor, weights: Tensor | None, minlength: int) -> Tensor:
     return cast(out, dtypes.float32) if floats else out
 
 
+def _expect_distinct(name: str, input: Tensor, dim: int | None) -> None:
+    """Raises NotImplementedError for complex numbers, RuntimeError for slices without elements."""
+    expect_real(name, input)
+    if dim is not None:
+        axis = one_axis(name, input.ndim, dim)
+        if 0 in [n for k, n in enumerate(input.shape) if k != axis] and input.shape[axis]:
+            raise RuntimeError(
+                f"[{name}] expected slices with elements; got {input._type} and dim {dim}"
+            )
+
+
 def unique(
     input: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False,
     dim: int | None = None,
@@ -367,6 +398,7 @@ def unique(
     """The distinct elements (slices along dim), ascending; with the place of each element among
     them, and how often each occurs, where asked. NaN is distinct from NaN. Under jit Python looks
     at how many there are; slices along dim end a trace."""
+    _expect_distinct("unique", input, dim)
     if state.recorder is not None and state.lazy is None and not state.levels and dim is None:
         flat = input.reshape(-1)
         ordered, order = sort(flat)
@@ -388,6 +420,7 @@ def unique_consecutive(
 ) -> Any:
     """The elements (slices along dim) without those equal to the one before. Under jit Python looks
     at how many there are; slices along dim end a trace."""
+    _expect_distinct("unique_consecutive", input, dim)
     if state.recorder is not None and state.lazy is None and not state.levels and dim is None:
         found, places, lengths = _runs(input.reshape(-1))
         return _asked(found, places.reshape(input.shape), lengths, return_inverse, return_counts)

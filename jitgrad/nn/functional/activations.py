@@ -92,6 +92,8 @@ def hardtanh(
     Raises ValueError when min_val > max_val.
     """
     expect_tensors("hardtanh", input=input)
+    if input.dtype is dtypes.bool_:
+        raise RuntimeError(f"[hardtanh] expected numbers; got {input._type}; use .float()")
     if min_val > max_val:
         raise ValueError(
             f"[hardtanh] expected min_val <= max_val; got min_val={min_val}, max_val={max_val}; "
@@ -145,10 +147,10 @@ def hardshrink(input: Tensor, lambd: float = 0.5) -> Tensor:
 def softshrink(input: Tensor, lambd: float = 0.5) -> Tensor:
     """x moved by lambd towards 0, where it stays once there.
 
-    Raises RuntimeError for a negative lambd.
+    Raises RuntimeError for a lambd that is negative or not finite.
     """
-    if lambd < 0:
-        raise RuntimeError(f"[softshrink] lambda must be greater or equal to 0; got {lambd}")
+    if not 0 <= lambd < math.inf:
+        raise RuntimeError(f"[softshrink] lambda must be finite and at least 0; got {lambd}")
     inside = ops.where(ops.isnan(input), input, 0.0)
     return ops.where(input > lambd, input - lambd, ops.where(input < -lambd, input + lambd, inside))
 

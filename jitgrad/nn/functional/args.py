@@ -6,6 +6,9 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
+from jitgrad.functions.args import expect_dtype as expect_dtype
+from jitgrad.functions.args import expect_floating as expect_floating
+from jitgrad.functions.args import expect_shape as expect_shape
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import DType
 from jitgrad.tensor import Tensor
@@ -45,39 +48,11 @@ def expect_tensors(op: str, **tensors: Any) -> None:
             )
 
 
-def expect_floating(op: str, name: str, x: Tensor) -> None:
-    """Raises NotImplementedError unless x is of a floating dtype."""
-    if not x.is_floating_point():
-        raise NotImplementedError(
-            f"[{op}] expected {name} of a floating dtype; got {x.dtype} {tuple(x.shape)}; convert "
-            "it with .float()"
-        )
-
-
-def expect_dtype(op: str, dtype: DType, **tensors: Tensor | None) -> None:
-    """Raises RuntimeError, naming the argument, unless all tensors are of the input's dtype."""
-    for name, x in tensors.items():
-        if x is not None and x.dtype is not dtype:
-            raise RuntimeError(
-                f"[{op}] expected {name} of input's dtype {dtype}; got {x.dtype} "
-                f"{tuple(x.shape)}; convert one with .to(dtype)"
-            )
-
-
 def expect_same_or_wide(op: str, dtype: DType, **tensors: Tensor | None) -> None:
     """expect_dtype, where tensors beside a 16-bit input may be of float32."""
     for name, x in tensors.items():
         if x is not None and not (dtype.itemsize == 2 and x.dtype is dtypes.float32):
             expect_dtype(op, dtype, **{name: x})
-
-
-def expect_shape(op: str, shape: Sequence[int], **tensors: Tensor | None) -> None:
-    """Raises RuntimeError, naming the argument, unless all tensors are of the shape."""
-    for name, x in tensors.items():
-        if x is not None and tuple(x.shape) != tuple(shape):
-            raise RuntimeError(
-                f"[{op}] expected {name} of shape {tuple(shape)}; got {tuple(x.shape)}"
-            )
 
 
 def into(input: Tensor, result: Tensor, inplace: bool) -> Tensor:

@@ -89,17 +89,13 @@ def transposed_convolution(
         )
     unbatched = input.dim() == n + 1
     x = input.unsqueeze(0) if unbatched else input
-    if any(q == 0 for q in x.shape[2:]):
-        raise RuntimeError(
-            f"[{op}] expected an input with no empty spatial dim; got {tuple(input.shape)}"
-        )
     shape = tuple(
         (q - 1) * a - 2 * p + b * (k - 1) + e + 1
         for q, a, p, b, k, e in zip(x.shape[2:], s, pads, d, weight.shape[2:], extra, strict=True)
     )
-    if any(size < 0 for size in shape):
+    if any(isinstance(size, int) and size <= 0 for size in shape):
         raise RuntimeError(
-            f"[{op}] expected an output with no negative size; got {shape} for input "
+            f"[{op}] expected an output with sizes above 0; got {shape} for input "
             f"{tuple(input.shape)}, weight {tuple(weight.shape)}, padding {pads}"
         )
     # Output padding of a stride or more is room for more windows, which see zeros.
@@ -113,6 +109,12 @@ def transposed_convolution(
 
 def _check(op: str, n: int, input: Tensor, weight: Tensor) -> None:
     expect_tensors(op, input=input, weight=weight)
+    spatial = (*input._type.shape[input.dim() - n :], *weight._type.shape[2:])
+    if 0 in [q for q in spatial if isinstance(q, int)]:
+        raise RuntimeError(
+            f"[{op}] expected an input and a kernel with no empty spatial dim; got input "
+            f"{tuple(input.shape)}, weight {tuple(weight.shape)}"
+        )
     if input.dim() not in (n + 1, n + 2) or weight.dim() != n + 2:
         raise RuntimeError(
             f"[{op}] expected input of {n + 1} (unbatched) or {n + 2} dims and weight of {n + 2}; "

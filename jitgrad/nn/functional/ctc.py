@@ -19,6 +19,7 @@ from jitgrad.functions.shape import cat, stack
 from jitgrad.nn.functional.args import expect_floating, expect_tensors
 from jitgrad.nn.functional.reduction import reduce_loss
 from jitgrad.runtime import dtypes
+from jitgrad.runtime.dtypes import Category
 from jitgrad.state import state
 from jitgrad.tensor import Tensor
 
@@ -80,7 +81,10 @@ def ctc_loss(
 
 
 def _lengths(op: str, name: str, lengths: Lengths, count: int, most: int | None) -> Tensor:
-    made = (lengths if isinstance(lengths, Tensor) else as_tensor(list(lengths))).long()
+    given = lengths if isinstance(lengths, Tensor) else as_tensor(list(lengths))
+    if given.numel() and (given.dtype is dtypes.bool_ or given.dtype.category > Category.INT):
+        raise RuntimeError(f"[{op}] expected {name} of an integer dtype; got {given._type}")
+    made = given.long()
     made = made if made.dim() else made.reshape(1)
     if tuple(made.shape) != (count,):
         raise RuntimeError(

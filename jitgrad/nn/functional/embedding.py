@@ -114,6 +114,10 @@ def embedding_bag(
     """
     op = "embedding_bag"
     padding_idx = _expect_table(op, input, weight, padding_idx, sparse)
+    if not weight.is_floating_point():
+        raise RuntimeError(f"[{op}] expected a floating weight; got {weight._type}")
+    if offsets is not None and offsets.dtype not in (dtypes.int64, dtypes.int32):
+        raise RuntimeError(f"[{op}] expected offsets of int64 or int32; got {offsets._type}")
     _expect_bags(input, offsets, mode, per_sample_weights, scale_grad_by_freq)
     flat = expect_positions(op, input.reshape(-1).long(), 0, weight.shape[0])
     wide = dtypes.float32 if weight.dtype.itemsize == 2 else weight.dtype

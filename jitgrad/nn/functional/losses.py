@@ -14,7 +14,7 @@ from jitgrad.casting import wide
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.creation import ones_like
 from jitgrad.dispatch import apply
-from jitgrad.functions.args import expect_range
+from jitgrad.functions.args import expect_expandable, expect_range, expect_real
 from jitgrad.nn.functional.activations import logsigmoid
 from jitgrad.nn.functional.args import expect_dtype, expect_floating, expect_shape, expect_tensors
 from jitgrad.nn.functional.reduction import (
@@ -56,6 +56,7 @@ def mse_loss(
 ) -> Tensor:  # fmt: skip
     """(input - target)**2 * weight; the mean is weighted. Shapes broadcast, with a warning."""
     reduction = legacy_reduction(size_average, reduce, reduction)
+    expect_real("mse_loss", input, target)
     d = _difference("mse_loss", input, target)
     return reduce_weighted("mse_loss", d * d, weight, reduction, input.shape)
 
@@ -67,6 +68,9 @@ def l1_loss(
 ) -> Tensor:  # fmt: skip
     """|input - target| * weight; the mean is weighted. Shapes broadcast, with a warning."""
     reduction = legacy_reduction(size_average, reduce, reduction)
+    for x in (input, target):
+        if isinstance(x, Tensor) and x.dtype is dtypes.bool_:
+            raise RuntimeError(f"[l1_loss] expected numbers; got {x._type}; use .float()")
     d = _difference("l1_loss", input, target).abs()
     return reduce_weighted("l1_loss", d, weight, reduction, input.shape)
 
@@ -83,6 +87,7 @@ def smooth_l1_loss(
     reduction = legacy_reduction(size_average, reduce, reduction)
     if beta < 0:
         raise RuntimeError(f"[smooth_l1_loss] expected beta of at least 0; got {beta}")
+    expect_real("smooth_l1_loss", input, target)
     d = _difference("smooth_l1_loss", input, target).abs()
     if beta == 0:
         return reduce_loss("smooth_l1_loss", d, reduction)
@@ -102,6 +107,7 @@ def huber_loss(
     """
     if delta <= 0:
         raise RuntimeError(f"[huber_loss] expected delta above 0; got {delta}")
+    expect_real("huber_loss", input, target)
     d = _difference("huber_loss", input, target).abs()
     loss = ops.where(d < delta, 0.5 * d * d, delta * (d - 0.5 * delta))
     if weight is not None:
@@ -142,6 +148,8 @@ def binary_cross_entropy(
     op = "binary_cross_entropy"
     _expect_same_shape(op, input, target)
     expect_floating(op, "input", input)
+    expect_dtype(op, input.dtype, target=target)
+    _expect_factor(op, input, weight=weight)
     input = _expect_probabilities(op, input)
     # Where the derivative is clipped, the loss is a constant plus what has that derivative.
     flat = input * (1 - input) < _FLAT
@@ -153,8 +161,17 @@ def binary_cross_entropy(
     parabola = (input - target.detach()) ** 2 * (0.5 / _FLAT)
     parabola = ops.where(flat, parabola - parabola.detach(), 0.0)
     loss = parabola - ops.where(flat, clipped, curved)
-    loss = loss if weight is None else loss * weight
+    loss = loss if weight is None else (loss * weight).to(input.dtype)
     return reduce_loss(op, loss, reduction)
+
+
+def _expect_factor(op: str, input: Tensor, **factors: Tensor | None) -> None:
+    """Raises RuntimeError, naming the argument, for a factor of the loss that is complex or does
+    not expand to input's shape."""
+    expect_expandable(op, input._type.shape, **factors)
+    for name, x in factors.items():
+        if x is not None and x.dtype.is_complex:
+            raise RuntimeError(f"[{op}] expected real numbers as {name}; got {x._type}")
 
 
 def _expect_probabilities(op: str, input: Tensor) -> Tensor:
@@ -184,11 +201,17 @@ def binary_cross_entropy_with_logits(
     op = "binary_cross_entropy_with_logits"
     _expect_same_shape(op, input, target)
     expect_floating(op, "input", input)
+    if not target.is_floating_point():
+        raise RuntimeError(
+            f"[{op}] expected a floating target, whose dtype the loss has; got {target._type}; "
+            "convert it with .to(input.dtype)"
+        )
+    _expect_factor(op, input, weight=weight, pos_weight=pos_weight)
     log_p = logsigmoid(input)
     if pos_weight is not None:
         log_p = (1 + (pos_weight - 1) * target) * log_p
     loss = (1 - target) * input - log_p
-    loss = loss if weight is None else loss * weight
+    loss = (loss if weight is None else loss * weight).to(target.dtype)
     return reduce_loss(op, loss, reduction)
 
 
@@ -203,6 +226,11 @@ def kl_div(
     """
     reduction = legacy_reduction(size_average, reduce, reduction)
     expect_tensors("kl_div", input=input, target=target)
+    for x in (input, target):
+        if not x.is_floating_point():
+            raise RuntimeError(
+                f"[kl_div] expected floating tensors; got {input._type} and {target._type}"
+            )
     if log_target:
         loss = ops.exp(target) * (target - input)
     else:
@@ -227,6 +255,8 @@ def poisson_nll_loss(
     op = "poisson_nll_loss"
     reduction = legacy_reduction(size_average, reduce, reduction)
     expect_tensors(op, input=input, target=target)
+    if full and target.dtype is dtypes.bool_:
+        raise RuntimeError(f"[{op}] expected numbers as target; got {target._type}; use .float()")
     rate = ops.exp(input) if log_input else input
     loss = rate - target * (input if log_input else ops.log(input + eps))
     if full:
@@ -250,6 +280,8 @@ def gaussian_nll_loss(
     op = "gaussian_nll_loss"
     expect_tensors(op, input=input, target=target)
     v = var if isinstance(var, Tensor) else ones_like(input) * var
+    if not v.is_floating_point():
+        raise RuntimeError(f"[{op}] expected a floating var; got {v._type}; use .float()")
     text = f"[{op}] expected var of at least 0; got var with negative entries"
     expect_range((v < 0).long(), 0, 0, ValueError, text)  # NaN is not negative
     shape, own = tuple(input.shape), tuple(v.shape)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import jitgrad.functions as ops
 from jitgrad.casting import wide
 from jitgrad.creation import arange
+from jitgrad.functions.args import expect_expandable
 from jitgrad.functions.distance import pairwise_distance
 from jitgrad.functions.select import one_hot
 from jitgrad.nn.functional.activations import logsigmoid
@@ -28,7 +29,11 @@ def soft_margin_loss(
     """log(1 + exp(-target * input)), target 1 or -1; computed without overflow."""
     reduction = legacy_reduction(size_average, reduce, reduction)
     expect_tensors("soft_margin_loss", input=input, target=target)
-    return reduce_loss("soft_margin_loss", -logsigmoid(target * input), reduction)
+    expect_expandable("soft_margin_loss", input._type.shape, target=target)
+    if not input.is_floating_point():
+        raise RuntimeError(f"[soft_margin_loss] expected a floating input; got {input._type}")
+    loss = -logsigmoid(target * input).to(input.dtype)
+    return reduce_loss("soft_margin_loss", loss, reduction)
 
 
 @wide
@@ -41,7 +46,7 @@ def hinge_embedding_loss(
     expect_tensors("hinge_embedding_loss", input=input, target=target)
     apart = ops.where(target != 1, (margin - input).clamp(min=0), 0.0)
     together = ops.where(target != -1, input, 0.0)
-    return reduce_loss("hinge_embedding_loss", apart + together, reduction)
+    return reduce_loss("hinge_embedding_loss", (apart + together).to(input.dtype), reduction)
 
 
 @wide
@@ -191,7 +196,8 @@ def multilabel_soft_margin_loss(
     expect_tensors(op, input=input, target=target)
     loss = -(target * logsigmoid(input) + (1 - target) * logsigmoid(-input))
     loss = loss if weight is None else loss * weight
-    return reduce_loss(op, loss.sum(-1) / input.shape[-1], reduction)
+    axis = max(input.dim() - 1, 0)  # of input, whatever target broadcasts to, as PyTorch
+    return reduce_loss(op, loss.sum(axis) / input.shape[-1], reduction)
 
 
 # -- triplets --------------------------------------------------------------------------------------

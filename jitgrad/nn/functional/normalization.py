@@ -75,13 +75,16 @@ def batch_norm(
     dims = (0, *range(2, input.dim()))
     shape = (1, -1) + (1,) * (input.dim() - 2)
     x = _wide(input)
-    expect_same_or_wide("batch_norm", input.dtype, weight=weight, bias=bias)
+    expect_same_or_wide(
+        "batch_norm", input.dtype, weight=weight, bias=bias, running_mean=running_mean,
+        running_var=running_var,
+    )  # fmt: skip
     if (running_mean is None) != (running_var is None) and training:
         raise ValueError(
             "[batch_norm] expected both of running_mean and running_var, or neither; got one"
         )
-    if eps < 0:
-        raise ValueError(f"[batch_norm] expected eps of at least 0; got {eps}")
+    if eps < 0 or (training and eps == 0):
+        raise ValueError(f"[batch_norm] expected a positive eps (0 in evaluation); got {eps}")
     if training:
         count = math.prod(input.shape[d] for d in dims)
         if count == 1:
@@ -121,6 +124,7 @@ def layer_norm(
     """
     shape = tuple(normalized_shape)
     _expect_last_dims("layer_norm", input, shape, weight=weight, bias=bias)
+    expect_same_or_wide("layer_norm", input.dtype, weight=weight, bias=bias)
     dims = tuple(range(-len(shape), 0))
     _, centred, var = _centre(_wide(input), dims)
     return _affine(centred * ops.rsqrt(var + eps), weight, bias).to(input.dtype)
@@ -138,7 +142,6 @@ def _expect_last_dims(
             f"{shape}; got {tuple(input.shape)}"
         )
     expect_shape(op, shape, **affine)
-    expect_same_or_wide(op, input.dtype, **affine)
 
 
 def group_norm(
@@ -222,7 +225,8 @@ def rms_norm(
     eps: float | None = None,
 ) -> Tensor:  # fmt: skip
     """x / sqrt(mean(x**2) + eps) * weight over the last dims, which are of the sizes
-    normalized_shape, as weight is (Zhang and Sennrich 2019). eps None is the dtype's.
+    normalized_shape, as weight is (Zhang and Sennrich 2019). eps None is the dtype's. The result
+    is of input's dtype, whatever weight's is.
 
     Raises RuntimeError for shapes that do not fit, or an input that is not floating.
     """
@@ -231,7 +235,7 @@ def rms_norm(
     small = finfo(x.dtype).eps if eps is None else eps
     dims = tuple(range(-len(tuple(normalized_shape)), 0))
     scaled = (x * ops.rsqrt((x * x).mean(dims, keepdim=True) + small)).to(input.dtype)
-    return _affine(scaled, weight, None)
+    return _affine(scaled, weight, None).to(input.dtype)
 
 
 def local_response_norm(

@@ -11,6 +11,7 @@ from jitgrad import functions as ops
 from jitgrad.casting import wide
 from jitgrad.nn.functional.args import expect_tensors
 from jitgrad.nn.functional.tables import Table, resampled, table
+from jitgrad.runtime import dtypes
 from jitgrad.tensor import Tensor
 
 _MODES = ("constant", "reflect", "replicate", "circular")
@@ -34,7 +35,9 @@ def pad(
     if value is not None and value != 0:
         raise RuntimeError(f"[pad] expected no value with mode {mode!r}; got value={value}")
     amounts = [int(p) for p in pad]
-    if len(amounts) % 2 or not 1 <= input.dim() - len(amounts) // 2 <= 2:
+    if mode != "circular" and input.dtype is dtypes.bool_:
+        raise NotImplementedError(f"[pad] mode {mode!r} is not for bools; got {input._type}")
+    if not amounts or len(amounts) % 2 or not 1 <= input.dim() - len(amounts) // 2 <= 2:
         raise NotImplementedError(
             f"[pad] mode {mode!r} pads all dims but the first 1 or 2; got pad {tuple(amounts)} "
             f"for input {tuple(input.shape)}"

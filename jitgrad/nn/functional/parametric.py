@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import math
+
 import jitgrad.functions as ops
 from jitgrad.casting import lower
 from jitgrad.creation import rand_like, zeros_like
@@ -71,6 +73,8 @@ def rrelu(
     """
     expect_tensors("rrelu", input=input)
     expect_floating("rrelu", "input", input)
+    if not (math.isfinite(lower) and math.isfinite(upper)):
+        raise RuntimeError(f"[rrelu] expected finite bounds; got lower={lower}, upper={upper}")
     if lower > upper:
         raise RuntimeError(f"[rrelu] expected lower <= upper; got lower={lower}, upper={upper}")
     slope: Tensor | float = (lower + upper) / 2

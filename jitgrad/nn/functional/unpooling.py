@@ -14,7 +14,13 @@ from jitgrad.autograd.modes import is_grad_enabled
 from jitgrad.casting import wide
 from jitgrad.creation import rand, tensor
 from jitgrad.functions.select import expect_positions
-from jitgrad.nn.functional.args import IntOrInts, expect_dtype, expect_tensors, per_dim
+from jitgrad.nn.functional.args import (
+    IntOrInts,
+    expect_dtype,
+    expect_floating,
+    expect_tensors,
+    per_dim,
+)
 from jitgrad.runtime import dtypes
 from jitgrad.state import state
 from jitgrad.tensor import Tensor
@@ -56,6 +62,7 @@ def max_unpool(
     """max_unpool1d, 2d or 3d, by the number n of spatial dims."""
     op = f"max_unpool{n}d"
     expect_tensors(op, input=input, indices=indices)
+    expect_floating(op, "input", input)
     if input.dim() not in (n + 1, n + 2):
         raise RuntimeError(
             f"[{op}] expected input of {n + 1} (unbatched) or {n + 2} dims; got "
