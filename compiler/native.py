@@ -20,11 +20,12 @@ from typing import Any
 
 import numpy as np
 
+from jitgrad.compiler import kept_weights
 from jitgrad.compiler.archive import archive
 from jitgrad.compiler.codegen import capi, features, levels, mapping, pool, pyinit
 from jitgrad.compiler.codegen.cross import compile_for
 from jitgrad.compiler.codegen.interface import Size
-from jitgrad.compiler.codegen.target import Target, llvm_binding, targets_of
+from jitgrad.compiler.codegen.target import Target, llvm_binding, own, targets_of
 from jitgrad.compiler.header import c_header
 from jitgrad.compiler.interpret import unknown_fault
 from jitgrad.compiler.ir import Graph, Node, all_nodes
@@ -34,6 +35,7 @@ from jitgrad.compiler.lower import is_complex
 from jitgrad.compiler.pipeline import Options, stages_of
 from jitgrad.compiler.python_loader import python_loader
 from jitgrad.compiler.size_limits import conditions, empty_at_zero, planned_at_most, with_limits
+from jitgrad.compiler.stages import Stages
 from jitgrad.compiler.wasm_loader import wasm_loader
 from jitgrad.compiler.weights import Packed, fill_section, pack, write_weights
 from jitgrad.runtime import artifact_format as fmt
@@ -232,7 +234,8 @@ def _build(
     parts: list[tuple[capi.Model, list[str]]] = []
     for number, t in enumerate(targets):
         label = name if len(targets) == 1 else levels.part_name(name, number)
-        part, packed, texts = _part(graph, state, label, output_names, t, creator)
+        keep = len(targets) == 1 and t == own()
+        part, packed, texts = _part(graph, state, label, output_names, t, creator, keep)
         if store is None:
             content = _content(packed, lowest)
             part.weights = b"" if lowest.is_elf else content
@@ -293,15 +296,20 @@ def _part(
     output_names: Sequence[str],
     target: Target,
     creator: str,
+    keep: bool,
 ) -> tuple[capi.Model, Packed, list[str]]:
-    """A model for one target: its description, its weights, the texts of its kernels' modules."""
+    """A model for one target: its description, its weights, the texts of its kernels' modules.
+    keep: whether weights may be stored as the code reads them, for which the code runs here."""
     needed = features.required_features(target)
     with graph.env.deciding_by_form():
-        simple, stages = stages_of(graph, Options(target=target))
+        simple, stages = _stages(graph, target, keep and not graph.writes)
         if graph.env.hints:
             stages = planned_at_most(stages)
         image, syms = assemble(stages)
-    packed = pack(simple, state)
+    slots = {k: state[i.name] for k, i in enumerate(simple.inputs) if i.kind == "state"}
+    packed = pack(
+        simple, state, kept_weights.unread(stages), kept_weights.make(stages, image, slots, target)
+    )
     offsets = packed.offsets
     ports = [
         capi.Port(i.name, i.value.type.dtype.name, tuple(i.value.type.shape),
@@ -333,6 +341,16 @@ def _part(
     model.metadata = _metadata(model, needed, target, creator, moved)
     kernels = {g.key: g.module_text for g in stages.all_generated() if g.module_text}
     return model, packed, list(kernels.values())
+
+
+def _stages(graph: Graph, target: Target, keep: bool) -> tuple[Graph, Stages]:
+    """The stages of a graph whose state, if it is worth it, is constant."""
+    states = frozenset(k for k, i in enumerate(graph.inputs) if keep and i.kind == "state")
+    simple, stages = stages_of(graph, Options(target=target, constants=states))
+    larger = kept_weights.too_large(stages)
+    if larger:
+        simple, stages = stages_of(graph, Options(target=target, constants=states - larger))
+    return simple, stages
 
 
 def _provided(target: Target) -> frozenset[str]:

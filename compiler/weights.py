@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mmap
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,22 +46,34 @@ def _gap(array: np.ndarray[Any, Any]) -> int:
     return -array.nbytes % _ALIGN if array.nbytes else _ALIGN  # something to point at
 
 
-def pack(graph: Graph, state: Mapping[str, np.ndarray[Any, Any]]) -> Packed:
-    """The state that a graph of static state reads or writes."""
+def pack(
+    graph: Graph,
+    state: Mapping[str, np.ndarray[Any, Any]],
+    unread: Collection[int] = (),
+    kept: Mapping[int, np.ndarray[Any, Any]] | None = None,
+) -> Packed:
+    """The state that a graph of static state reads or writes, but for the slots `unread`; then what
+    is kept of it, by slot."""
     used = {v for node in graph.nodes for v in node.inputs} | set(graph.outputs)
     used |= {graph.inputs[w.input].value for w in graph.writes}
     packed = Packed({}, [], 0)
     for slot, item in enumerate(graph.inputs):
-        if item.kind != "state" or item.value not in used:
+        if item.kind != "state" or item.value not in used or slot in unread:
             continue
         shape = tuple(int(d) for d in item.value.type.shape)
         array = np.ascontiguousarray(state[item.name]).reshape(shape)
         if array.dtype != item.value.type.dtype.np:
             raise InternalError(f"state {item.name}: {array.dtype}, not {item.value.type}")
-        packed.offsets[slot] = packed.nbytes
-        packed.arrays.append(array)
-        packed.nbytes += array.nbytes + _gap(array)
+        _add(packed, slot, array)
+    for slot, array in (kept or {}).items():
+        _add(packed, slot, array)
     return packed
+
+
+def _add(packed: Packed, slot: int, array: np.ndarray[Any, Any]) -> None:
+    packed.offsets[slot] = packed.nbytes
+    packed.arrays.append(array)
+    packed.nbytes += array.nbytes + _gap(array)
 
 
 def write_weights(packed: Packed, path: Path) -> bytes:

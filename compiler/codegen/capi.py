@@ -389,8 +389,10 @@ class Emitter(Interface):
         self._bind(b, me, outputs, model.outputs, "outputs", message, refuse)
         put(b, me, _CELL, const(abi.NO_ERROR))
         put(b, me, _ERROR, reference(self.text("")))
-        arguments = [word(b, me, _CTX), word(b, me, self.bufs), reference(self.table)]
-        flagged = b.call(self.run_table, [*arguments, const(model.image.n_main)])
+        # What rows of n_once make is among the weights (kept_weights.py).
+        first = word(b, reference(self.table), abi.ROW_WORDS * model.image.n_once)
+        rows = const(model.image.n_main - model.image.n_once)
+        flagged = b.call(self.run_table, [word(b, me, _CTX), word(b, me, self.bufs), first, rows])
         if model.faults:
             texts = self.struct_array([[self.text(t)] for t in model.faults], "faults")
             with b.if_then(b.icmp_signed("!=", flagged, ir.Constant(I32, 0)), likely=False):

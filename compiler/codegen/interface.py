@@ -95,7 +95,7 @@ class Model:
     def useful_threads(self) -> int:
         """The most blocks that a wave has: more threads than that would find no work."""
         most, blocks = 1, 0
-        for kernel, _, total, grain, last in self.image.launches:
+        for kernel, _, total, grain, last in self.image.launches[self.image.n_once :]:
             total = at_most(self.syms[-total - 1]) if total < 0 else total
             blocks += 0 if kernel < 0 else -(-total // grain)
             most = max(most, blocks)

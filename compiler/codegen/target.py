@@ -160,6 +160,11 @@ def host() -> Target:
     return _host(knobs.cpu or "")
 
 
+def own() -> Target:
+    """The target of this very machine, whatever `JITGRAD_CPU` says: its code runs here."""
+    return _host("")
+
+
 @lru_cache(maxsize=8)
 def _host(cpu: str) -> Target:
     binding = llvm_binding()
