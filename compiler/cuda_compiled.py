@@ -8,7 +8,9 @@ jit's guards have.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +34,8 @@ from jitgrad.runtime.cuda.device import Device, current_stream
 from jitgrad.runtime.errors import InternalError
 
 _ALIGNMENT = 256
+_KEPT = 32  # graphs, and sets of memory that were seen once
+_Launch = tuple[Any, Shape, int, list[tuple[str, int]]]
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,8 @@ class _Loaded:
 class CudaCompiled:
     """A compiled graph. `run(arrays)` returns the fresh results: graph outputs, then rebinds.
 
-    Attributes: `graph`, `image`, `report`, `stages`, `target`, `device`.
+    Attributes: `graph`, `image`, `report`, `stages`, `target`, `device`. `replays`: launches on the
+    same memory as before are replayed as CUDA graphs.
     """
 
     def __init__(
@@ -92,6 +97,9 @@ class CudaCompiled:
                 function = device.driver.load(device.index, code_of, symbol)
                 device.functions[symbol] = function
             self._functions.append((function, self.shapes[symbol]))
+        self.replays = False
+        self._graphs: OrderedDict[Any, _Graph] = OrderedDict()
+        self._seen: OrderedDict[Any, None] = OrderedDict()
         self._plans: dict[tuple[int, ...], tuple[dict[int, int], int]] = {}
         self._may_flag = bool(sites) and any(shape.sites for shape in self.shapes.values())
 
@@ -170,11 +178,12 @@ class CudaCompiled:
             slots.update({slot: base + offset for slot, offset in offsets.items()})
         if self._may_flag:
             cell = device_arrays.to_device(np.array([abi.NO_ERROR], np.int64), device, "fault cell")
-        checked = cell is None
+        parts: list[list[_Launch]] = [[]]
+        checks = 0
         for number, args, total, grain, _ in image.launches[: image.n_main]:
-            if number < 0:
-                self._check(cell, arrays, named)
-                checked = True
+            if number < 0:  # the commit point
+                parts.append([])
+                checks += 1
                 continue
             function, shape = self._functions[number]
             points = total if total >= 0 else sizes[-total - 1]
@@ -184,15 +193,36 @@ class CudaCompiled:
                 (kind, slots[a] if kind[0] == "*" else sizes[a] if kind == "size" else a)
                 for kind, a in zip(shape.kinds, args, strict=True)
             ]
-            if shape.call is not None:
-                _call(shape, [word for _, word in words], device, stream)
-                continue
             if shape.sites:
                 words.append(("*int64", address(cell)))
-            grid = min(-(-points // grain), shape.max_blocks)
-            device.driver.launch(device.index, function, grid, shape.threads, stream, words)
-        if not checked:
+            parts[-1].append((function, shape, -(-points // grain), words))
+        for n, launches in enumerate(parts):
+            if n:
+                self._check(cell, arrays, named)
+            self._run(launches, stream)
+        if not checks:
             self._check(cell, arrays, named)
+
+    def _run(self, launches: list[_Launch], stream: int) -> None:
+        """Launches on a stream: as a graph, where such launches on the same memory came before."""
+        device = self.device
+        if not self.replays or len(launches) < 2:
+            _launch_all(device, launches, stream)
+            return
+        key = tuple([(blocks, *(word for _, word in words)) for *_, blocks, words in launches])
+        graph = self._graphs.get(key)
+        if graph is None and key not in self._seen:
+            self._seen[key] = None
+            if len(self._seen) > _KEPT:
+                self._seen.popitem(last=False)
+            _launch_all(device, launches, stream)
+            return
+        if graph is None:
+            graph = self._graphs[key] = _Graph(device, launches)
+            if len(self._graphs) > _KEPT:
+                self._graphs.popitem(last=False)
+        self._graphs.move_to_end(key)
+        device.driver.launch_graph(device.index, graph.handle, stream)
 
     def _check(self, cell: Any, arrays: list[Any], named: Mapping[str, int]) -> None:
         """Waits, and raises the user's error where a kernel flagged a fault."""
@@ -208,6 +238,32 @@ class CudaCompiled:
     def __repr__(self) -> str:
         r = self.report
         return f"<CudaCompiled {self.graph.name}: {r.nodes} nodes, {r.kernels} kernels>"
+
+
+class _Graph:
+    """Launches noted once, to be replayed on the same memory."""
+
+    def __init__(self, device: Device, launches: list[_Launch]) -> None:
+        self.driver, self.index = device.driver, device.index
+        stream = device.capturing
+        self.driver.begin_capture(self.index, stream)
+        try:
+            _launch_all(device, launches, stream)
+        finally:
+            self.handle = self.driver.end_capture(self.index, stream)
+
+    def __del__(self) -> None:
+        with suppress(Exception):  # the interpreter is going down, or the capture failed
+            self.driver.release_graph(self.index, self.handle)
+
+
+def _launch_all(device: Device, launches: list[_Launch], stream: int) -> None:
+    for function, shape, blocks, words in launches:
+        if shape.call is not None:
+            _call(shape, [word for _, word in words], device, stream)
+            continue
+        grid = min(blocks, shape.max_blocks)
+        device.driver.launch(device.index, function, grid, shape.threads, stream, words)
 
 
 def _call(shape: Shape, words: list[int], device: Device, stream: int) -> None:

@@ -16,11 +16,12 @@ from jitgrad.functions import shape
 from jitgrad.functions.args import as_shape, expect_rank_of, expect_tensor
 from jitgrad.levels import examples_like
 from jitgrad.promotion import cast
+from jitgrad.runtime import cuda as cuda_runtime
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import DType
 from jitgrad.state import defaults, set_default_dtype, state
 from jitgrad.storage import Storage
-from jitgrad.tensor import Size, Tensor, root_of
+from jitgrad.tensor import Size, Tensor, root_of, wrap_array
 
 TYPE_NAMES = {
     dtypes.float32: "FloatTensor", dtypes.float64: "DoubleTensor", dtypes.float16: "HalfTensor",
@@ -66,9 +67,10 @@ def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
             )
     if len(flags) > 1:
         copy = flags[1]
+    non_blocking = flags[0] if flags else bool(kwargs.get("non_blocking", False))
     x = self
     if target is not None:
-        x = creation.placed(x, target)
+        x = creation.placed(x, target, non_blocking)
     if dtype is not None and dtype is not x._type.dtype:
         return cast(x, dtype)
     return shape.clone(x) if copy and x is self else x
@@ -137,12 +139,17 @@ def cuda(self: Tensor, device: Any = None, non_blocking: bool = False, **more: A
     """On a GPU (the current one if None). Raises RuntimeError where there is none."""
     if device is not None and Device(device).type != "cuda":
         raise RuntimeError(f"Invalid device, must be cuda device; got {device}")
-    return creation.placed(self, "cuda" if device is None else device)
+    return creation.placed(self, "cuda" if device is None else device, non_blocking)
 
 
 def pin_memory(self: Tensor, device: Any = None) -> Tensor:
-    """This tensor: without a GPU there is nothing to pin for."""
-    return self
+    """A copy in pinned memory, from which GPUs copy while the host goes on; itself where it is in
+    such memory, and where there is no GPU to pin for. Raises RuntimeError on a GPU."""
+    if self.is_cuda:
+        raise RuntimeError("cannot pin a tensor on a GPU; only dense CPU tensors can be pinned")
+    if not cuda_runtime.device.count() or self.is_pinned():
+        return self
+    return wrap_array(cuda_runtime.pinned.pinned_copy(self._array("pin_memory of")))
 
 
 # -- made like another ---------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from jitgrad import gpu
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.compiler.symbolic import Sym
 from jitgrad.device import device as Device
@@ -36,12 +37,16 @@ def _finish(out: Tensor, requires_grad: bool, device: Any = None) -> Tensor:
     return out.requires_grad_() if requires_grad else out
 
 
-def placed(x: Tensor, device: Any) -> Tensor:
-    """x on a device: itself if it is there, else a copy, whose gradient goes back."""
+def placed(x: Tensor, device: Any, non_blocking: bool = False) -> Tensor:
+    """x on a device: itself if it is there, else a copy, whose gradient goes back. non_blocking:
+    pinned memory is copied while the host goes on."""
     where = place(device)
     if where == x._type.device:
         return x
-    out: Tensor = apply(OPS["to_device"], (x,), {"device": where})
+    attrs: dict[str, Any] = {"device": where}
+    if non_blocking and where != "cpu":
+        attrs["non_blocking"] = True
+    out: Tensor = apply(OPS["to_device"], (x,), attrs)
     return out
 
 
@@ -253,6 +258,9 @@ def as_tensor(data: Any, dtype: DType | None = None, device: Any = None) -> Tens
     if isinstance(data, np.ndarray):
         out = from_numpy(data)
         return out if dtype is None else cast(out, dtype)
+    if hasattr(data, "__cuda_array_interface__"):
+        out = gpu.interop.from_interface(data)
+        return out if dtype is None else cast(out, dtype)
     return tensor(data, dtype=dtype)
 
 
@@ -283,6 +291,9 @@ def frombuffer(
     return _finish(from_numpy(np.frombuffer(buffer, dtype.np, count, offset)), requires_grad)
 
 
+_CUDA = 2  # DLPack's number
+
+
 class _Capsule:
     """A DLPack capsule as what NumPy takes."""
 
@@ -299,7 +310,11 @@ class _Capsule:
 def from_dlpack(source: Any) -> Tensor:
     """A tensor on the memory of any object that speaks DLPack, or of a capsule (used once)."""
     if not hasattr(source, "__dlpack__"):
+        if gpu.interop.is_device_capsule(source):
+            return gpu.interop.from_capsule(source)
         source = _Capsule(source)
+    elif hasattr(source, "__dlpack_device__") and source.__dlpack_device__()[0] == _CUDA:
+        return gpu.interop.from_dlpack(source)
     return from_numpy(np.from_dlpack(source))
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from jitgrad import creation
+from jitgrad import creation, gpu
 from jitgrad.casting import as_given
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.dispatch import apply, assign
@@ -301,7 +301,9 @@ def share_memory_(self: Tensor) -> Tensor:
 
 
 def record_stream(self: Tensor, stream: Any) -> None:
-    """Nothing: there are no streams on the CPU."""
+    """The memory is used by work on a stream: it is reused after that. Nothing on the CPU."""
+    if self.is_cuda:
+        gpu.interop.record_stream(self, stream)
 
 
 IN_PLACE: tuple[Callable[..., Any], ...] = (

@@ -54,6 +54,7 @@ def jit(
     dynamic: bool | None = None,
     dynamic_shapes: Any = None,
     memory_limit: int | None = None,
+    cuda_graphs: bool = False,
 ) -> Any:
     """Compiles a function (decorator), or a Module (a wrapper with the same state).
 
@@ -77,6 +78,8 @@ def jit(
             `{"x": {0: Dim("batch", min=1, max=64)}}`.
         memory_limit: the most bytes that temporaries of a compiled call may take. What does not
             fit otherwise is computed again where it is needed again, with the same bits.
+        cuda_graphs: on a GPU, launches of calls that use the same memory again are replayed as one
+            (mode="reduce-overhead" of `compile`).
 
     Raises TypeError for what cannot be called and a memory_limit that is no number, ValueError for
     one below 0; calls raise MemoryLimitError, naming the largest tensors, where the limit cannot be
@@ -86,13 +89,14 @@ def jit(
         return functools.partial(
             jit, fallback=fallback, pure=pure, check=check, segments=segments, name=name,
             static_argnums=static_argnums, static_argnames=static_argnames, dynamic=dynamic,
-            dynamic_shapes=dynamic_shapes, memory_limit=memory_limit,
+            dynamic_shapes=dynamic_shapes, memory_limit=memory_limit, cuda_graphs=cuda_graphs,
         )  # fmt: skip
     if isinstance(function, (staticmethod, classmethod)):
         raise TypeError("[jit] expected a function; put @jit below @staticmethod or @classmethod")
     options: dict[str, Any] = {
         "fallback": fallback, "pure": pure, "check": check, "segments": segments, "name": name,
         "dynamic": dynamic, "dynamic_shapes": dynamic_shapes, "memory_limit": memory_limit,
+        "cuda_graphs": cuda_graphs,
     }  # fmt: skip
     if static_argnums is not None or static_argnames is not None:
         if is_module(function):
@@ -113,6 +117,7 @@ def disable_jit() -> Iterator[None]:
 
 # -- torch.compile and torch.jit ------------------------------------------------------------------
 _MODES = (None, "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+_GRAPHS = ("reduce-overhead", "max-autotune")
 _EAGER_BACKENDS = ("eager", "aot_eager")
 
 
@@ -134,7 +139,8 @@ def compile(
         dynamic: as jit's.
         backend: "inductor" is jitgrad's compiler; "eager" and "aot_eager" leave functions as they
             are.
-        mode: one of PyTorch's words; they choose nothing.
+        mode: one of PyTorch's words: "reduce-overhead" and "max-autotune" replay CUDA graphs on a
+            GPU; else they choose nothing.
         options: there are none.
         disable: leaves functions as they are.
 
@@ -158,6 +164,8 @@ def compile(
     if fullgraph:
         jit_options.setdefault("fallback", "error")
         jit_options.setdefault("segments", False)
+    if mode in _GRAPHS:
+        jit_options.setdefault("cuda_graphs", True)
     if disable or backend in _EAGER_BACKENDS:
         return (lambda function: function) if model is None else model
     return jit(model, dynamic=dynamic, **jit_options)

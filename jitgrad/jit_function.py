@@ -93,6 +93,7 @@ class JitFunction:
         dynamic: bool | None = None,
         dynamic_shapes: Any = None,
         memory_limit: int | None = None,
+        cuda_graphs: bool = False,
     ) -> None:
         if not callable(function):
             raise TypeError(f"[jit] expected a function; got {type(function).__name__}")
@@ -108,6 +109,7 @@ class JitFunction:
         self.name: str = name or str(known)
         self._fallback, self._pure, self._check = fallback, pure, check
         self._segments, self.memory_limit = segments, memory_limit
+        self._cuda_graphs = bool(cuda_graphs)
         self._history = History(dynamic, dynamic_shapes)
         self.specialisations: list[Specialisation] = []
         self.eager: list[Eager] = []
@@ -131,6 +133,7 @@ class JitFunction:
             "fallback": self._fallback, "pure": self._pure, "check": self._check,
             "segments": self._segments, "name": self.name, "dynamic": self._history.dynamic,
             "dynamic_shapes": self._history.declared, "memory_limit": self.memory_limit,
+            "cuda_graphs": self._cuda_graphs,
         }  # fmt: skip
 
     def __copy__(self) -> JitFunction:
@@ -551,6 +554,7 @@ class JitFunction:
         compiled = None if on_gpu else find_compiled(graph, options)
         if on_gpu:
             compiled = gpu.kernels.compile_for(graph, gpu.kernels.graph_device(graph), options)
+            compiled.replays = self._cuda_graphs
         elif compiled is None:
             from jitgrad.compiler.pipeline import compile_graph
 

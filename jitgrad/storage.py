@@ -14,6 +14,7 @@ import numpy as np
 
 from jitgrad import gpu
 from jitgrad.compiler.types import TensorType
+from jitgrad.runtime import cuda
 from jitgrad.runtime.dtypes import DType
 from jitgrad.runtime.memory_file import Mapping, bytes_at, mapping_of, new_shared
 from jitgrad.state import bump_epoch, state
@@ -137,8 +138,9 @@ class Storage:
             state.recorder.raw_read(self, "is_shared")
         return self.array is not None and mapping_of(self.array) is not None
 
-    def is_pinned(self) -> bool:
-        return False
+    def is_pinned(self, device: Any = "cuda") -> bool:
+        """Whether the memory is pinned (Tensor.pin_memory)."""
+        return self.array is not None and cuda.pinned.is_pinned(self.array)
 
     def share_memory_(self, only: Any = None) -> Storage:
         """Moves the memory to where processes can share it (Tensor.share_memory_).

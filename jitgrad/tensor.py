@@ -43,7 +43,9 @@ _READS = {
     "bool": "a Tensor in data-dependent control flow (if, while, and, or)",
 }
 """What users did who read the data of a tensor inside vmap."""
-_SHARES = ("numpy", "__dlpack__", "share_memory_")
+_SHARES = ("numpy", "share_memory_")
+_ON_DEVICE = ("data_ptr", "__dlpack__", "__cuda_array_interface__", "record_stream")
+"""What takes the array of a tensor on a GPU as it is, there."""
 """Reads that give the memory itself, which must be the host's."""
 
 
@@ -294,7 +296,7 @@ class Tensor(TensorMethods):
                 f"[{what}] expected a tensor with data; {self._type} is abstract (it was made "
                 "while tracing from shapes alone); read values outside of the traced function"
             )
-        if self._type.device != "cpu" and what != "data_ptr":
+        if self._type.device != "cpu" and what not in _ON_DEVICE:
             if what in _SHARES:
                 raise TypeError(
                     f"can't convert {self._type.device} device type tensor to numpy. Use "
@@ -391,8 +393,9 @@ class Tensor(TensorMethods):
         """Whether the memory is one that processes share (share_memory_)."""
         return self._storage.is_shared()
 
-    def is_pinned(self) -> bool:
-        return False
+    def is_pinned(self, device: Any = None) -> bool:
+        """Whether the memory is pinned (pin_memory)."""
+        return self._storage.is_pinned()
 
     def is_inference(self) -> bool:
         return False
@@ -600,7 +603,20 @@ class Tensor(TensorMethods):
             raise BufferError(
                 "Can't export tensors that require gradient, use tensor.detach() first"
             )
+        if self.is_cuda:
+            return gpu.interop.to_dlpack(self, *args, **kwargs)
         return self._shared("__dlpack__").__dlpack__(*args, **kwargs)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """Numba's CUDA array interface, version 3, for tensors on a GPU."""
+        if not self.is_cuda:
+            raise AttributeError(
+                f"Can't get __cuda_array_interface__ on non-CUDA tensor type: {self.type()} If "
+                "CUDA data is required use tensor.cuda() to copy tensor to device memory."
+            )
+        found: dict[str, Any] = gpu.interop.interface(self)
+        return found
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return (2, self.get_device()) if self.is_cuda else (1, 0)

@@ -257,7 +257,8 @@ class Clone(Elementwise):
 
 
 class ToDevice(Clone):
-    """to_device(x; device): a copy on another device. The gradient goes back to x's."""
+    """to_device(x; device, non_blocking): a copy on another device, of which the host does not wait
+    for the end if non_blocking (pinned memory). The gradient goes back to x's."""
 
     name = "to_device"
     noop = False
@@ -266,7 +267,9 @@ class ToDevice(Clone):
         (x,) = types
         return TensorType(x.shape, x.dtype, str(attrs["device"]))
 
-    def reference(self, x: np.ndarray, *, device: str = "cpu") -> np.ndarray:
+    def reference(
+        self, x: np.ndarray, *, device: str = "cpu", non_blocking: bool = False
+    ) -> np.ndarray:
         return x.copy()
 
     def vjp(self, g: Any, out: Any, *operands: Any, **attrs: Any) -> tuple[Any, ...]:

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("kernels", "mixing"):
+    if name in ("interop", "kernels", "mixing"):
         return importlib.import_module(f"jitgrad.gpu.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -64,7 +64,8 @@ def device_kernel(
     """What runs an op of which an operand or a result is on a GPU."""
     if op.name == "to_device":
         target = outs[0].device
-        return lambda x: moved(x, target)
+        later = bool(attrs.get("non_blocking"))
+        return lambda x: moved(x, target, later)
     if op.view:
         return _View(op, types, attrs)
     if any(t.numel == 0 for t in outs):
@@ -145,15 +146,15 @@ def on_host(graph: Graph, arrays: Sequence[Array]) -> list[Array]:
     return [host_array(a) for a in arrays] if computes(graph) else list(arrays)
 
 
-def moved(x: Array, device: str) -> Array:
-    """A copy of an array on a device ("cpu", "cuda:0")."""
+def moved(x: Array, device: str, non_blocking: bool = False) -> Array:
+    """A copy of an array on a device ("cpu", "cuda:0"). non_blocking: as of arrays.to_device."""
     if device == "cpu":
         return host_array(x) if is_there(x) else x.copy()
     target, own = cuda.device.device(index_of(device)), x.flags.c_contiguous
     source: Any = x
     if is_there(x) and source.device_index == target.index and own:
         return cuda.arrays.duplicate(source)
-    return cuda.arrays.to_device(host_array(x), target)
+    return cuda.arrays.to_device(host_array(x), target, non_blocking=non_blocking)
 
 
 _stores: dict[Any, Any] = {}

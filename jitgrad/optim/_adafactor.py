@@ -51,7 +51,7 @@ class Adafactor(Optimizer):
         super().__init__(params, defaults)
 
     def begin(self, p: Tensor, grad: Tensor, state: State, h: Hyper) -> None:
-        self.init_scalar(state, "step")
+        self.init_scalar(p, state, "step")
         if grad.ndim > 1:
             *batch, rows, columns = grad.shape
             self.init_state(state, "row_var", zeros(*batch, rows, 1, dtype=grad.dtype))

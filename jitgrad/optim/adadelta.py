@@ -40,7 +40,7 @@ class Adadelta(Optimizer):
         super().__init__(params, defaults)
 
     def begin(self, p: Tensor, grad: Tensor, state: State, h: Hyper) -> None:
-        self.init_scalar(state, "step")
+        self.init_scalar(p, state, "step")
         self.init_zeros(state, p, "square_avg", "acc_delta")
 
     def update(self, p: Tensor, grad: Tensor, state: State, h: Hyper) -> None:

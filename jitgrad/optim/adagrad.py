@@ -50,7 +50,7 @@ class Adagrad(Optimizer):
                 self.begin(parts, parts, self.state[p], group)
 
     def begin(self, p: Tensor, grad: Tensor, state: State, h: Hyper) -> None:
-        self.init_scalar(state, "step")
+        self.init_scalar(p, state, "step")
         value = self.defaults["initial_accumulator_value"]
         self.init_state(state, "sum", full_like(p, value))
 

@@ -63,7 +63,7 @@ class Adam(Optimizer):
         super().__init__(params, defaults)
 
     def begin(self, p: Tensor, grad: Tensor, state: State, h: Hyper) -> None:
-        self.init_scalar(state, "step")
+        self.init_scalar(p, state, "step")
         self.init_zeros(state, p, "exp_avg", "exp_avg_sq")
         if h["amsgrad"]:
             self.init_zeros(state, p, "max_exp_avg_sq")

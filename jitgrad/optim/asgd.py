@@ -42,9 +42,9 @@ class ASGD(Optimizer):
         super().__init__(params, defaults)
 
     def begin(self, p: Tensor, grad: Tensor, state: State, h: Hyper) -> None:
-        self.init_scalar(state, "step")
-        self.init_scalar(state, "eta", h["lr"])
-        self.init_scalar(state, "mu", 1.0)
+        self.init_scalar(p, state, "step")
+        self.init_scalar(p, state, "eta", h["lr"])
+        self.init_scalar(p, state, "mu", 1.0)
         self.init_zeros(state, p, "ax")
 
     def update(self, p: Tensor, grad: Tensor, state: State, h: Hyper) -> None:

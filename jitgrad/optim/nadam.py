@@ -49,8 +49,8 @@ class NAdam(Optimizer):
         super().__init__(params, defaults)
 
     def begin(self, p: Tensor, grad: Tensor, state: State, h: Hyper) -> None:
-        self.init_scalar(state, "step")
-        self.init_scalar(state, "mu_product", 1.0)
+        self.init_scalar(p, state, "step")
+        self.init_scalar(p, state, "mu_product", 1.0)
         self.init_zeros(state, p, "exp_avg", "exp_avg_sq")
 
     def update(self, p: Tensor, grad: Tensor, state: State, h: Hyper) -> None:

@@ -303,10 +303,12 @@ class Optimizer(StateDict):
         state[key] = value
         return value
 
-    def init_scalar(self, state: State, key: str, value: Any = 0.0) -> Tensor:
-        """A new 0-d tensor of state: float64 where that is the default dtype, else float32."""
+    def init_scalar(self, p: Tensor, state: State, key: str, value: Any = 0.0) -> Tensor:
+        """A new 0-d tensor of state: float64 where that is the default dtype, else float32. It is
+        on p's device, so that a step on a GPU does not wait for it."""
         dtype = dtypes.float64 if modes.dtype is dtypes.float64 else dtypes.float32
-        return self.init_state(state, key, zeros((), dtype=dtype) + value)
+        made = zeros((), dtype=dtype, device=p.device if p.is_cuda else None)
+        return self.init_state(state, key, made + value)
 
     def init_zeros(self, state: State, p: Tensor, *keys: str) -> None:
         """New zeros like p, for each key."""
@@ -345,7 +347,8 @@ class Optimizer(StateDict):
         modes = thread.__dict__
         data = count._data
         dtype = p._type.dtype if p._type.shape else None
-        if data is None or modes["recorder"] is not None or modes["grad_enabled"]:
+        there = count.is_cuda  # its value is not looked at
+        if data is None or there or modes["recorder"] is not None or modes["grad_enabled"]:
             return _in_dtype(of(count.to(dtypes.float64)), dtype)
         known = h.setdefault(_BY_COUNT, {})
         key = (float(data), dtype)

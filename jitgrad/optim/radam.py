@@ -45,7 +45,7 @@ class RAdam(Optimizer):
         super().__init__(params, defaults)
 
     def begin(self, p: Tensor, grad: Tensor, state: State, h: Hyper) -> None:
-        self.init_scalar(state, "step")
+        self.init_scalar(p, state, "step")
         self.init_zeros(state, p, "exp_avg", "exp_avg_sq")
 
     def update(self, p: Tensor, grad: Tensor, state: State, h: Hyper) -> None:

@@ -44,7 +44,7 @@ class RMSprop(Optimizer):
         super().__init__(params, defaults)
 
     def begin(self, p: Tensor, grad: Tensor, state: State, h: Hyper) -> None:
-        self.init_scalar(state, "step")
+        self.init_scalar(p, state, "step")
         self.init_zeros(state, p, "square_avg")
         if has(h["momentum"]):
             self.init_zeros(state, p, "momentum_buffer")

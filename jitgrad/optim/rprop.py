@@ -36,7 +36,7 @@ class Rprop(Optimizer):
         super().__init__(params, defaults)
 
     def begin(self, p: Tensor, grad: Tensor, state: State, h: Hyper) -> None:
-        self.init_scalar(state, "step")
+        self.init_scalar(p, state, "step")
         self.init_zeros(state, p, "prev")
         self.init_state(state, "step_size", full_like(grad, h["lr"]))
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-_MODULES = ("allocator", "arrays", "device", "driver", "library", "simulator")
+_MODULES = (
+    "allocator", "arrays", "blas", "device", "dlpack", "driver", "library", "pinned", "simulator",
+)  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

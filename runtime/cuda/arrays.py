@@ -19,6 +19,7 @@ import numpy as np
 from jitgrad.runtime.buffers import address as address_of
 from jitgrad.runtime.buffers import empty_array
 from jitgrad.runtime.cuda import device as devices
+from jitgrad.runtime.cuda import pinned
 from jitgrad.runtime.errors import InternalError
 
 
@@ -36,11 +37,21 @@ class _Memory:
             self.device.allocator.free(self.address)
 
 
+class _Foreign:
+    """Memory of another library; `owner` keeps it."""
+
+    __slots__ = ("address", "device", "owner", "stream")
+
+    def __init__(self, address: int, device: devices.Device, owner: Any) -> None:
+        self.address, self.device, self.owner = address, device, owner
+        self.stream = devices.current_stream(device.index)
+
+
 class DeviceArray(np.ndarray[Any, Any]):
     """An ndarray on a device. `device_index` says on which, `memory` is what it stands on."""
 
     device_index: int
-    memory: _Memory | None
+    memory: _Memory | _Foreign | None
 
     def __array_finalize__(self, parent: Any) -> None:
         self.device_index = getattr(parent, "device_index", -1)
@@ -130,6 +141,31 @@ def new(
     return made
 
 
+def foreign(
+    address: int, shape: Sequence[int], strides: Sequence[int] | None, dtype: np.dtype[Any],
+    device: devices.Device, owner: Any,
+) -> DeviceArray:  # fmt: skip
+    """An array on another library's memory; strides in bytes, None for a dense one."""
+    shape = tuple(shape)
+    if not math.prod(shape):
+        return new(shape, dtype, device)
+    steps = np.ndarray.__new__(np.ndarray, shape, dtype).strides if strides is None else strides
+    low = sum(min((n - 1) * s, 0) for n, s in zip(shape, steps, strict=True))
+    high = sum(max((n - 1) * s, 0) for n, s in zip(shape, steps, strict=True)) + dtype.itemsize
+    memory = _Foreign(address, device, owner)
+    place = _bytes_type(high - low).from_address(address + low)
+    place.owner = memory
+    made: DeviceArray = np.ndarray.__new__(DeviceArray, shape, dtype, place, -low, tuple(steps))
+    made.device_index, made.memory = device.index, memory
+    return made
+
+
+def used_on(x: DeviceArray, stream: int) -> None:
+    """x's memory is used by work on a stream: it is reused after that work."""
+    if isinstance(x.memory, _Memory):
+        x.memory.device.allocator.used_on(x.memory.address, stream)
+
+
 def on_device(x: Any) -> bool:
     return isinstance(x, DeviceArray)
 
@@ -142,8 +178,11 @@ def dense(x: np.ndarray[Any, Any]) -> bool:
     return bool(x.flags.c_contiguous)
 
 
-def to_device(x: np.ndarray[Any, Any], device: devices.Device, tag: str = "") -> DeviceArray:
-    """A copy of a host array, made on the current stream."""
+def to_device(
+    x: np.ndarray[Any, Any], device: devices.Device, tag: str = "", non_blocking: bool = False
+) -> DeviceArray:
+    """A copy of a host array, made on the current stream. Pinned memory is read while the host goes
+    on if that is asked for, else this waits for it."""
     source = np.ascontiguousarray(x)
     made = new(x.shape, x.dtype, device, tag)
     if x.size:
@@ -151,6 +190,11 @@ def to_device(x: np.ndarray[Any, Any], device: devices.Device, tag: str = "") ->
         device.driver.copy_in(
             device.index, address_of(made), address_of(source), source.nbytes, stream
         )
+        if pinned.is_pinned(source):
+            if non_blocking:
+                device.hold(source, stream)
+            else:
+                device.driver.synchronize_stream(device.index, stream)
     return made
 
 

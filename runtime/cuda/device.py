@@ -7,6 +7,7 @@ there are no devices, and `require` says why. Current devices and streams belong
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -29,7 +30,21 @@ class Device:
         self.properties: Properties = driver.properties(index)
         self.allocator = Allocator(driver, index)
         self.functions: dict[Any, Any] = {}
-        self._error: int | None = None
+        self._held: deque[tuple[int, Any]] = deque()
+
+    def hold(self, x: Any, stream: int) -> None:
+        """Keeps something of the host until the work that a stream has now is done."""
+        driver, index = self.driver, self.index
+        while self._held and driver.event_done(index, self._held[0][0]):
+            driver.release_event(index, self._held.popleft()[0])
+        event = driver.new_event(index, False)
+        driver.record(index, event, stream)
+        self._held.append((event, x))
+
+    @cached_property
+    def capturing(self) -> int:
+        """The stream on which launches are noted for graphs."""
+        return self.driver.new_stream(self.index, 0)
 
     @cached_property
     def blas(self) -> Blas | None:

@@ -107,6 +107,16 @@ class Driver(Protocol):
     ) -> None:  # fmt: skip
         """args: (kind, word): "*" and a dtype's name with an address, or "int64" and a number."""
 
+    def begin_capture(self, device: int, stream: int) -> None:
+        """Work that is given to the stream is noted, not done (not on the default stream)."""
+
+    def end_capture(self, device: int, stream: int) -> int:
+        """A graph of what was noted."""
+
+    def launch_graph(self, device: int, graph: int, stream: int) -> None: ...
+
+    def release_graph(self, device: int, graph: int) -> None: ...
+
     def pin(self, address: int, nbytes: int) -> None:
         """Host memory is kept in place, so that copies of it are asynchronous."""
 

@@ -17,6 +17,7 @@ from jitgrad.runtime.cuda.driver import CudaError, DeviceMemoryError, Properties
 _NAMES = ("libcuda.so.1", "libcuda.so") if sys.platform != "win32" else ("nvcuda.dll",)
 _OLDEST = 12000
 _OUT_OF_MEMORY, _NOT_READY = 2, 600
+_CAPTURE_THREAD = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: other threads may use the device
 _ATTRIBUTES = {
     "multi_processor_count": 16, "major": 75, "minor": 76, "L2_cache_size": 38,
     "max_threads_per_multi_processor": 39, "shared_memory_per_block": 8,
@@ -239,3 +240,27 @@ class LibraryDriver:
             "cuLaunchKernel", function, c_uint(grid), c_uint(1), c_uint(1), c_uint(block),
             c_uint(1), c_uint(1), c_uint(0), c_void_p(stream), pointers, None,
         )  # fmt: skip
+
+    # -- graphs ------------------------------------------------------------------------------------
+    def begin_capture(self, device: int, stream: int) -> None:
+        self.use(device)
+        mode = c_uint(_CAPTURE_THREAD)
+        self._call("cuStreamBeginCapture_v2", c_void_p(stream), mode)
+
+    def end_capture(self, device: int, stream: int) -> int:
+        self.use(device)
+        noted, ready = c_void_p(), c_void_p()
+        self._call("cuStreamEndCapture", c_void_p(stream), byref(noted))
+        try:
+            self._call("cuGraphInstantiateWithFlags", byref(ready), noted, ctypes.c_ulonglong(0))
+        finally:
+            self._call("cuGraphDestroy", noted)
+        return ready.value or 0
+
+    def launch_graph(self, device: int, graph: int, stream: int) -> None:
+        self.use(device)
+        self._call("cuGraphLaunch", c_void_p(graph), c_void_p(stream))
+
+    def release_graph(self, device: int, graph: int) -> None:
+        self.use(device)
+        self._call("cuGraphExecDestroy", c_void_p(graph))

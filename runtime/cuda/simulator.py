@@ -1,8 +1,9 @@
 """A driver whose device is this machine's memory: for tests, and for Numba's CUDA simulator.
 
 Work is done at once, unless `lazy`: then each stream keeps what it was given in order, until it is
-synchronised or waited for, as a GPU that is slow would. `capacity` bytes can be allocated. With
-`memory=False` addresses have nothing behind them (for the allocator's tests).
+synchronised or waited for, as a GPU that is slow would. `launches` and `waits` are counts.
+`capacity` bytes can be allocated. With `memory=False` addresses have nothing behind them (for the
+allocator's tests).
 """
 
 from __future__ import annotations
@@ -33,11 +34,15 @@ class SimulatedDriver:
         self.used = [0] * devices
         self._held: dict[int, tuple[int, int, Any]] = {}  # address -> device, bytes, memory
         self._next = _FIRST
-        self._handles = 0
+        self._handles = 1 << 8  # small numbers mean default streams to others
         self._queues: dict[int, deque[Callable[[], bool]]] = {}
         self._recorded: dict[int, tuple[bool, float]] = {}
+        self._released: set[int] = set()
         self._stream_device: dict[int, int] = {}
-        self.launches = 0
+        self.launches = self.waits = 0
+        self._pinned: dict[int, int] = {}
+        self._noted: dict[int, list[Callable[[], object]]] = {}
+        self._graphs: dict[int, list[Callable[[], object]]] = {}
 
     def device_count(self) -> int:
         return self.devices
@@ -81,6 +86,9 @@ class SimulatedDriver:
         self.used[device] -= nbytes
 
     def _do(self, stream: int, work: Callable[[], object]) -> None:
+        if stream in self._noted:
+            self._noted[stream].append(work)
+            return
         if not self.lazy:
             work()
             return
@@ -92,7 +100,9 @@ class SimulatedDriver:
         self._queues.setdefault(stream, deque()).append(one)
 
     def copy_in(self, device: int, to: int, host: int, nbytes: int, stream: int) -> None:
-        if self.lazy:  # the caller may write its memory again
+        if self._is_pinned(host, nbytes):  # it is read when its turn comes
+            self._do(stream, lambda: ctypes.memmove(to, host, nbytes))
+        elif self.lazy:  # the caller may write its memory again
             kept = ctypes.create_string_buffer(ctypes.string_at(host, nbytes), nbytes)
             self._do(stream, lambda: ctypes.memmove(to, kept, nbytes))
         else:
@@ -108,10 +118,13 @@ class SimulatedDriver:
         self._do(stream, lambda: ctypes.memset(to, byte, nbytes))
 
     def pin(self, address: int, nbytes: int) -> None:
-        pass
+        self._pinned[address] = nbytes
 
     def unpin(self, address: int) -> None:
-        pass
+        del self._pinned[address]
+
+    def _is_pinned(self, address: int, nbytes: int) -> bool:
+        return any(p <= address and address + nbytes <= p + n for p, n in self._pinned.items())
 
     # -- streams and events ------------------------------------------------------------------------
     def _handle(self) -> int:
@@ -137,6 +150,7 @@ class SimulatedDriver:
             steps = None if steps is None else steps - 1
 
     def synchronize_stream(self, device: int, stream: int) -> None:
+        self.waits += 1
         queue = self._queues.get(stream)
         while queue:
             before = len(queue)
@@ -159,7 +173,10 @@ class SimulatedDriver:
         return event
 
     def release_event(self, device: int, event: int) -> None:
-        self._recorded.pop(event, None)
+        if self._recorded.get(event, (True, 0.0))[0]:
+            self._recorded.pop(event, None)
+        else:  # others wait for it
+            self._released.add(event)
 
     def record(self, device: int, event: int, stream: int) -> None:
         self._recorded[event] = (False, 0.0)
@@ -167,6 +184,9 @@ class SimulatedDriver:
         def done() -> None:
             if event in self._recorded:
                 self._recorded[event] = (True, time.perf_counter())
+            if event in self._released:
+                self._released.discard(event)
+                del self._recorded[event]
 
         self._do(stream, done)
 
@@ -179,6 +199,7 @@ class SimulatedDriver:
             queue.append(lambda: self._recorded.get(event, (True, 0.0))[0])
 
     def synchronize_event(self, device: int, event: int) -> None:
+        self.waits += 1
         while not self._recorded[event][0]:
             for stream in list(self._queues):
                 self.run(stream, 1)
@@ -197,9 +218,28 @@ class SimulatedDriver:
         self, device: int, function: Any, grid: int, block: int, stream: int,
         args: Sequence[tuple[str, int]],
     ) -> None:  # fmt: skip
-        self.launches += 1
+        self.launches += stream not in self._noted
         values = [self._argument(kind, word) for kind, word in args]
         self._do(stream, lambda: function[grid, block](*values))
+
+    # -- graphs ------------------------------------------------------------------------------------
+    def begin_capture(self, device: int, stream: int) -> None:
+        if not stream or stream in self._noted:
+            raise CudaError(f"[cuda] stream {stream} cannot be captured")
+        self._noted[stream] = []
+
+    def end_capture(self, device: int, stream: int) -> int:
+        graph = self._handle()
+        self._graphs[graph] = self._noted.pop(stream)
+        return graph
+
+    def launch_graph(self, device: int, graph: int, stream: int) -> None:
+        self.launches += 1
+        for work in self._graphs[graph]:
+            self._do(stream, work)
+
+    def release_graph(self, device: int, graph: int) -> None:
+        del self._graphs[graph]
 
     def _argument(self, kind: str, word: int) -> Any:
         """A number, or the elements from an address to the end of what was allocated there."""

@@ -1,0 +1,46 @@
+"""Pinned memory of the host: kept in place by the driver, so that copies of it are asynchronous."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import numpy as np
+
+from jitgrad.runtime.buffers import address as address_of
+from jitgrad.runtime.cuda import device as devices
+
+_roots: dict[int, Any] = {}
+"""By id: weak references to the arrays whose memory is pinned."""
+
+
+def pinned_copy(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """A dense copy of a host array in pinned memory."""
+    root = np.empty(max(x.nbytes, 1), np.uint8)  # it owns its memory: the base of all views
+    driver = devices.require("pin_memory")
+    place = address_of(root)
+    driver.pin(place, root.nbytes)
+    key = id(root)
+
+    def release() -> None:
+        _roots.pop(key, None)
+        driver.unpin(place)
+
+    weakref.finalize(root, release).atexit = False
+    _roots[key] = weakref.ref(root)
+    made: np.ndarray[Any, Any] = np.ndarray(x.shape, x.dtype, root)
+    np.copyto(made, x)
+    return made
+
+
+def is_pinned(x: np.ndarray[Any, Any]) -> bool:
+    """Whether an array's memory was pinned here."""
+    if not _roots:
+        return False
+    root: Any = x
+    while isinstance(root, np.ndarray):
+        found = _roots.get(id(root))
+        if found is not None and found() is root:
+            return True
+        root = root.base
+    return False

@@ -1,0 +1,306 @@
+"""Memory shared with other libraries: DLPack and the CUDA array interface; pinned memory, streams,
+when the host waits, and CUDA graphs; on a driver in host memory."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import jitgrad as torch
+from jitgrad.runtime.cuda import device, dlpack
+from jitgrad.runtime.cuda.simulator import SimulatedDriver
+from jitgrad.runtime.knobs import knobs
+
+only_simulated = pytest.mark.skipif(knobs.cuda != "sim", reason="looks into the simulated driver")
+
+
+@pytest.fixture
+def lazy() -> Iterator[SimulatedDriver]:
+    """A driver that does work when it is waited for."""
+    before = device.driver()
+    driver = SimulatedDriver(lazy=True, devices=2)
+    device.use_driver(driver)
+    yield driver
+    gc.collect()
+    device.use_driver(before)
+
+
+def values(x: Any) -> list[float]:
+    return [float(v) for v in x.cpu().numpy().ravel()]
+
+
+# -- DLPack ----------------------------------------------------------------------------------------
+DTYPES = ["float32", "float64", "float16", "bfloat16", "int64", "int8", "uint8", "bool"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_dlpack_there_and_back_is_the_same_memory(dtype: str) -> None:
+    x = torch.arange(12).reshape(3, 4).to(getattr(torch, dtype)).cuda()
+    view = x[1:, ::2].T
+    assert view.__dlpack_device__() == (2, 0)
+    y = torch.from_dlpack(view)
+    assert y.data_ptr() == view.data_ptr() and y.stride() == view.stride() == (2, 4)
+    assert y.dtype is x.dtype and y.shape == (2, 2) and y.device == "cuda:0"
+    y.zero_()
+    assert not x[1:, ::2].cpu().any() and bool(x[0, 1].cpu())
+
+
+def test_what_a_capsule_says() -> None:
+    """Read as dlpack.h has it."""
+    x = torch.arange(6, dtype=torch.int16).reshape(2, 3).cuda()
+    capsule = x.__dlpack__()
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    place = pointer(capsule, b"dltensor")
+    raw = (ctypes.c_uint64 * 7).from_address(place)
+    device_words = (ctypes.c_int32 * 3).from_address(place + 8)
+    assert raw[0] == x.data_ptr() and list(device_words) == [2, 0, 2]
+    kind = (ctypes.c_uint8 * 4).from_address(place + 20)
+    assert list(kind) == [0, 16, 1, 0]  # int, 16 bits, one lane
+    assert list((ctypes.c_int64 * 2).from_address(raw[3])) == [2, 3]
+    assert list((ctypes.c_int64 * 2).from_address(raw[4])) == [3, 1] and raw[5] == 0
+
+
+def test_memory_lives_as_long_as_anyone_needs_it() -> None:
+    gc.collect()
+    before = torch.cuda.memory_allocated()
+    x = torch.ones(1000, device="cuda")
+    capsule = x.__dlpack__()
+    del x
+    gc.collect()
+    assert torch.cuda.memory_allocated() == before + 4096
+    y = torch.from_dlpack(capsule)
+    del capsule
+    gc.collect()
+    assert values(y.sum()) == [1000]
+    del y
+    gc.collect()
+    assert torch.cuda.memory_allocated() == before and not dlpack._given
+    unused = torch.ones(1000, device="cuda").__dlpack__()
+    del unused
+    gc.collect()
+    assert torch.cuda.memory_allocated() == before and not dlpack._given
+
+
+def test_a_capsule_is_taken_once_and_wrong_ones_are_refused() -> None:
+    x = torch.ones(3, device="cuda")
+    capsule = x.__dlpack__()
+    torch.from_dlpack(capsule)
+    with pytest.raises((ValueError, RuntimeError, BufferError)):
+        torch.from_dlpack(capsule)
+    with pytest.raises(BufferError, match="require gradient"):
+        x.clone().requires_grad_().__dlpack__()
+    with pytest.raises(BufferError, match="expected dl_device"):
+        x.__dlpack__(dl_device=(1, 0))
+    assert values(torch.from_dlpack(torch.ones(2).__dlpack__())) == [1, 1]  # the CPU's, as before
+
+
+@only_simulated
+def test_the_reader_of_dlpack_waits_for_our_stream(lazy: SimulatedDriver) -> None:
+    reader = lazy.new_stream(0, 0)
+    x = torch.zeros(4, device="cuda")
+    x.copy_(torch.ones(4))
+    done: list[list[float]] = []
+    x.__dlpack__(stream=reader)
+    host = np.empty(4, np.float32)
+    lazy.copy_out(0, host.ctypes.data, x.data_ptr(), 16, reader)
+    lazy._do(reader, lambda: done.append(host.tolist()))
+    lazy.run(reader)
+    assert not done  # our stream has not copied yet
+    lazy.synchronize_stream(0, reader)
+    assert done == [[1, 1, 1, 1]]
+
+
+# -- the CUDA array interface ----------------------------------------------------------------------
+def test_cuda_array_interface() -> None:
+    x = torch.arange(12.0).reshape(3, 4).cuda()
+    assert x.__cuda_array_interface__ == {
+        "shape": (3, 4), "typestr": "<f4", "data": (x.data_ptr(), False), "strides": None,
+        "stream": 1, "version": 3,
+    }  # fmt: skip
+    t = x.T
+    assert t.__cuda_array_interface__["strides"] == (4, 16)
+    other = SimpleNamespace(__cuda_array_interface__=t.__cuda_array_interface__)
+    y = torch.as_tensor(other, device="cuda")
+    assert y.data_ptr() == x.data_ptr() and y.stride() == (1, 4)
+    y += 1
+    assert values(x) == list(range(1, 13))
+    with pytest.raises(AttributeError, match="on non-CUDA tensor type"):
+        _ = torch.ones(2).__cuda_array_interface__
+    assert not hasattr(torch.ones(2), "__cuda_array_interface__")
+    with pytest.raises(RuntimeError, match="requires grad"):
+        _ = x.clone().requires_grad_().__cuda_array_interface__
+    with pytest.raises(TypeError, match="bfloat16"):
+        _ = x.bfloat16().__cuda_array_interface__
+    fixed = SimpleNamespace(
+        __cuda_array_interface__={**x.__cuda_array_interface__, "data": (x.data_ptr(), True)}
+    )
+    with pytest.raises(ValueError, match="may be written"):
+        torch.as_tensor(fixed)
+
+
+# -- pinned memory ---------------------------------------------------------------------------------
+def test_pinned_memory() -> None:
+    x = torch.arange(6.0).reshape(2, 3)
+    y = x.pin_memory()
+    assert y.is_pinned() and not x.is_pinned() and y[1:].is_pinned() and y.pin_memory() is y
+    assert torch.equal(x, y) and torch.equal(y.to("cuda", non_blocking=True).cpu(), x)
+    with pytest.raises(RuntimeError, match="cannot pin"):
+        x.cuda().pin_memory()
+
+
+@only_simulated
+def test_copies_of_pinned_memory_wait_unless_they_need_not(lazy: SimulatedDriver) -> None:
+    pinned = torch.ones(4).pin_memory()
+    waits = lazy.waits
+    x = pinned.to("cuda", non_blocking=True)
+    assert lazy.waits == waits
+    pinned.fill_(7)  # what the caller must not do: the copy has not run yet
+    assert values(x) == [7, 7, 7, 7]
+    waits = lazy.waits
+    y = pinned.to("cuda")
+    assert lazy.waits == waits + 1
+    pinned.fill_(3)
+    assert values(y) == [7, 7, 7, 7]
+    z = torch.full((4,), 5.0).to("cuda")  # not pinned: the driver has taken it
+    assert values(z) == [5, 5, 5, 5]
+    temporary = torch.full((4,), 9.0).pin_memory().cuda(non_blocking=True)
+    gc.collect()  # the pinned memory is kept until it was read
+    assert values(temporary) == [9, 9, 9, 9]
+
+
+@only_simulated
+def test_memory_used_on_another_stream_is_not_reused_before(lazy: SimulatedDriver) -> None:
+    side = torch.cuda.Stream()
+    x = torch.ones(1000).cuda()
+    place = x.data_ptr()
+    lazy._do(side.cuda_stream, lambda: None)
+    x.record_stream(side)
+    del x
+    assert torch.ones(1000).cuda().data_ptr() != place
+    side.synchronize()
+    assert torch.ones(1000).cuda().data_ptr() == place
+
+
+# -- when the host waits ---------------------------------------------------------------------------
+@only_simulated
+def test_the_host_waits_only_where_values_are_read() -> None:
+    driver: Any = device.driver()
+    model = torch.nn.Sequential(
+        torch.nn.Linear(4, 8), torch.nn.GELU(), torch.nn.Linear(8, 2)
+    ).cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    x, y = torch.randn(6, 4).cuda(), torch.randn(6, 2).cuda()
+
+    def step(x: Any, y: Any) -> Any:
+        optimizer.zero_grad()
+        loss = ((model(x) - y) ** 2).mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    compiled = torch.jit(step, fallback="error")
+    for run in (step, compiled):
+        for _ in range(3):
+            run(x, y)
+        before = driver.waits
+        for _ in range(3):
+            loss = run(x, y)
+        assert driver.waits == before
+        float(loss)
+        loss.cpu()
+        loss.tolist()
+        repr(loss)
+        assert driver.waits == before + 4
+
+
+@only_simulated
+def test_a_graph_with_an_index_to_check_waits_once() -> None:
+    driver: Any = device.driver()
+    table = torch.randn(5, 3).cuda()
+    f = torch.jit(lambda i: table[i] * 2, fallback="error")
+    i = torch.tensor([1, 2]).cuda()
+    for _ in range(3):
+        f(i)
+    before = driver.waits
+    f(i)
+    assert driver.waits == before + 1
+
+
+# -- CUDA graphs -----------------------------------------------------------------------------------
+@only_simulated
+def test_a_compiled_function_is_replayed_as_one_graph() -> None:
+    driver: Any = device.driver()
+
+    def f(x: Any, w: Any) -> Any:
+        y = torch.softmax(x @ w, -1)
+        return y.sum(0), y.cumsum(0)
+
+    def counts(run: Any, x: Any, w: Any) -> list[int]:
+        found = []
+        for _ in range(8):
+            before = driver.launches
+            run(x, w)  # its results are dropped: the next call gets their memory
+            found.append(driver.launches - before)
+        return found
+
+    x, w = torch.randn(5, 4).cuda(), torch.randn(4, 6).cuda()
+    plain = torch.jit(f, fallback="error")
+    replayed = torch.compile(f, mode="reduce-overhead", fullgraph=True)
+    kernels = counts(plain, x, w)[-1]
+    assert kernels >= 3 and counts(replayed, x, w)[-3:] == [1, 1, 1]
+    assert counts(torch.jit(f, cuda_graphs=True), x, w)[-1] == 1
+    for _ in range(4):
+        x.copy_(torch.randn(5, 4))  # the graph reads what is in the memory now
+        for got, want in zip(replayed(x, w), plain(x, w), strict=True):
+            assert torch.equal(got.cpu(), want.cpu())
+    kept = [replayed(x, w) for _ in range(4)]  # results that are kept are others each time
+    assert len({y.data_ptr() for y, _ in kept}) == 4
+    x.add_(1)
+    for y, _ in kept[1:]:
+        assert torch.equal(y.cpu(), kept[0][0].cpu())
+
+
+@only_simulated
+def test_graphs_on_a_training_step_and_at_commit_points() -> None:
+    def train(**options: Any) -> list[float]:
+        torch.manual_seed(0)
+        table = torch.nn.Embedding(7, 4).cuda()
+        head = torch.nn.Linear(4, 7).cuda()
+        optimizer = torch.optim.SGD([*table.parameters(), *head.parameters()], lr=0.5)
+        i = torch.tensor([1, 2, 3, 1]).cuda()
+
+        @torch.jit(fallback="error", **options)
+        def step(i: Any) -> Any:
+            optimizer.zero_grad()
+            loss = torch.nn.functional.cross_entropy(head(table(i)), i)
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        return [float(step(i)) for _ in range(8)]
+
+    assert train(cuda_graphs=True) == train()
+
+
+# -- several devices -------------------------------------------------------------------------------
+@only_simulated
+def test_several_devices(lazy: SimulatedDriver) -> None:
+    assert torch.cuda.device_count() == 2
+    x = torch.ones(3, device="cuda:1")
+    assert x.device == "cuda:1" and x.get_device() == 1
+    with torch.cuda.device(1):
+        assert torch.ones(2).cuda().device == "cuda:1"
+    assert torch.ones(2).cuda().device == "cuda:0"
+    with pytest.raises(RuntimeError, match="expected all tensors on one device"):
+        x + torch.ones(3, device="cuda:0")
+    there = x.to("cuda:0")
+    assert there.device == "cuda:0" and values(there) == [1, 1, 1]
+    assert torch.cuda.memory_allocated(1) == 512
+    with pytest.raises(RuntimeError, match="invalid device ordinal"):
+        torch.ones(1, device="cuda:2")
