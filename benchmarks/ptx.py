@@ -18,11 +18,14 @@ from jitgrad import nn
 ARCHITECTURES = ("sm_80", "sm_90")
 
 
-def training(model: Any, inputs: list[Any], loss_of: Callable[..., Any]) -> Any:
-    """The lowered training step of a model."""
+Workload = tuple[Any, list[Any], Callable[..., Any]]
+"""A model, what its training step takes, and its loss."""
+
+
+def training(model: Any, loss_of: Callable[..., Any]) -> Callable[..., Any]:
+    """The training step of a model."""
     optimizer = jg.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
 
-    @jg.jit(fallback="error")
     def step(*args: Any) -> Any:
         optimizer.zero_grad()
         loss = loss_of(model, *args)
@@ -30,7 +33,13 @@ def training(model: Any, inputs: list[Any], loss_of: Callable[..., Any]) -> Any:
         optimizer.step()
         return loss
 
-    return step.lower(*inputs)
+    return step
+
+
+def lowered(name: str) -> Any:
+    """The lowered training step of a workload."""
+    model, inputs, loss_of = WORKLOADS[name]()
+    return jg.jit(training(model, loss_of), fallback="error").lower(*inputs)
 
 
 def classify(model: Any, x: Any, y: Any) -> Any:
@@ -41,13 +50,13 @@ def predict(model: Any, x: Any, y: Any) -> Any:
     return nn.functional.cross_entropy(model(x).flatten(0, 1), y.flatten())
 
 
-def digits() -> Any:
+def digits() -> Workload:
     model = nn.Sequential(
         nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
         nn.Linear(256, 64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 10),
     )  # fmt: skip
     spec = jg.TensorSpec
-    return training(model, [spec((128, 1, 8, 8)), spec((128,), jg.int64)], classify)
+    return model, [spec((128, 1, 8, 8)), spec((128,), jg.int64)], classify
 
 
 class Gpt(nn.Module):
@@ -65,15 +74,15 @@ class Gpt(nn.Module):
     def forward(self, x: Any) -> Any:
         length = x.shape[1]
         mask = nn.Transformer.generate_square_subsequent_mask(length)
-        x = self.token(x) + self.place(jg.arange(length))
+        x = self.token(x) + self.place(jg.arange(length, device=x.device))
         for layer in self.layers:
             x = layer(x, mask, is_causal=True)
         return self.head(x)
 
 
-def gpt() -> Any:
+def gpt() -> Workload:
     spec = jg.TensorSpec((8, 128), jg.int64)
-    return training(Gpt(), [spec, spec], predict)
+    return Gpt(), [spec, spec], predict
 
 
 class Block(nn.Module):
@@ -91,32 +100,32 @@ class Block(nn.Module):
         return jg.relu(self.body(x) + self.side(x))
 
 
-def resnet() -> Any:
+def resnet() -> Workload:
     model = nn.Sequential(
         nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(),
         nn.MaxPool2d(3, 2, 1), Block(64, 64, 1), Block(64, 128, 2), nn.AdaptiveAvgPool2d(1),
         nn.Flatten(), nn.Linear(128, 10),
     )  # fmt: skip
     spec = jg.TensorSpec
-    return training(model, [spec((16, 3, 64, 64)), spec((16,), jg.int64)], classify)
+    return model, [spec((16, 3, 64, 64)), spec((16,), jg.int64)], classify
 
 
-STEPS = {"digits": digits, "GPT": gpt, "ResNet": resnet}
+WORKLOADS = {"digits": digits, "GPT": gpt, "ResNet": resnet}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kernels", action="store_true", help="print every kernel")
     parser.add_argument("--arch", nargs="*", default=ARCHITECTURES)
-    parser.add_argument("--step", nargs="*", default=list(STEPS), choices=list(STEPS))
+    parser.add_argument("--step", nargs="*", default=list(WORKLOADS), choices=list(WORKLOADS))
     options = parser.parse_args()
     print("| step | target | kernels | registers | shared | spilled | stack | occupancy | s |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for name in options.step:
-        lowered = STEPS[name]()
+        step = lowered(name)
         for arch in options.arch:
             start = time.perf_counter()
-            rows = lowered.resources(arch)
+            rows = step.resources(arch)
             spent = time.perf_counter() - start
             print(
                 f"| {name} | {arch} | {len(rows)} | at most {max(r.registers for r in rows)} "

@@ -63,6 +63,7 @@ from jitgrad import info as info
 from jitgrad import inplace as inplace
 from jitgrad import jit_function as jit_function
 from jitgrad import jitted_module as jitted_module
+from jitgrad import kept as kept
 from jitgrad import kernels as kernels
 from jitgrad import layouts as layouts
 from jitgrad import lazy_recorder as lazy_recorder
@@ -191,7 +192,7 @@ int64: DType
 int8: DType
 class _Jit:
     def __getattr__(self, name: builtins.str) -> Any: ...
-    def __call__(self, function: Any = ..., *, fallback: builtins.str | None = ..., pure: builtins.bool = ..., check: builtins.bool = ..., segments: builtins.bool | None = ..., name: builtins.str | None = ..., static_argnums: builtins.int | Iterable[builtins.int] | None = ..., static_argnames: builtins.str | Iterable[builtins.str] | None = ..., dynamic: builtins.bool | None = ..., dynamic_shapes: Any = ..., memory_limit: builtins.int | None = ...) -> Any: ...
+    def __call__(self, function: Any = ..., *, fallback: builtins.str | None = ..., pure: builtins.bool = ..., check: builtins.bool = ..., segments: builtins.bool | None = ..., name: builtins.str | None = ..., static_argnums: builtins.int | Iterable[builtins.int] | None = ..., static_argnames: builtins.str | Iterable[builtins.str] | None = ..., dynamic: builtins.bool | None = ..., dynamic_shapes: Any = ..., memory_limit: builtins.int | None = ..., cuda_graphs: builtins.bool = ...) -> Any: ...
 jit: _Jit
 layout: builtins.type[Any]
 long: DType

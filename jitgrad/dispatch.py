@@ -321,8 +321,14 @@ def _make_plan(key: Any, op: Any, operands: tuple[Any, ...], attrs: dict[str, An
             kernel = gpu.kernels.device_kernel(op, operand_types, many, attrs)
     else:  # made for the sizes that the data has
         now = sizes.hinted(attrs)
-        kernel = op.kernel([sizes.type_of_data(t) for t in operand_types], now)
-        kernel = partial(op.reference, **now) if kernel is None else kernel
+        here = [sizes.type_of_data(t) for t in operand_types]
+        if all(t.device == "cpu" for t in (*operand_types, *many)):
+            kernel = op.kernel(here, now)
+            kernel = partial(op.reference, **now) if kernel is None else kernel
+        else:
+            made = op.infer(*here, **now)
+            made = made if isinstance(made, tuple) else (made,)
+            kernel = gpu.kernels.device_kernel(op, here, made, now)
     if timing is not None:
         kernel = timing.timed(op.name, partial(op.reference, **attrs) if kernel is None else kernel)
     plan = Plan(types, operand_types, taped, kernel)

@@ -15,11 +15,14 @@ from typing import Any
 
 import numpy as np
 
+from jitgrad import gpu
 from jitgrad.compiler.interpret import with_line
 from jitgrad.compiler.ir import Graph, Value, Write
 from jitgrad.compiler.ops.quiet import Quiet
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.compiler.options import Options
+from jitgrad.compiler.types import TensorType
+from jitgrad.runtime import dtypes
 from jitgrad.runtime.errors import CompileError
 from jitgrad.storage import Storage
 from jitgrad.values import plain_attrs, plain_type
@@ -30,6 +33,11 @@ MAX_STEPS = 100_000
 Key = tuple[tuple[int, ...], tuple[tuple[int, int], ...]]
 """What is wanted at the end of a segment: the numbers of values that become memory of their own,
 and (value, new value) for inputs that are written."""
+
+
+def _as_array(x: Any) -> np.ndarray[Any, Any]:
+    """x, or the array of a NumPy scalar. An array on a GPU stays what it is."""
+    return x if isinstance(x, np.ndarray) else np.asarray(x)
 
 
 class Step:
@@ -177,14 +185,18 @@ class Program:
         wanted, writes = self.wanted, self.writes
         results: dict[int, Any] = {}
         for n in wanted:
-            array = np.asarray(values[n])
+            array = _as_array(values[n])
             if array.base is not None or not array.flags.c_contiguous or self._is_given(n, values):
                 array = array.copy(order="C")
             results[n] = values[n] = array
         written = [(arrays[i], values[n]) for i, n in writes]
         new = [v.copy() if len(written) > 1 or v.base is not None else v for _, v in written]
         for (target, _), value in zip(written, new, strict=True):
-            np.copyto(target, value)
+            if type(target) is type(value) is np.ndarray:
+                np.copyto(target, value)
+            else:
+                kind = TensorType(target.shape, dtypes.from_numpy(target.dtype))
+                gpu.kernels.store(target, value, kind)
         return results
 
     def _is_given(self, n: int, values: Sequence[Any]) -> bool:
@@ -212,9 +224,9 @@ class Program:
                     except Exception as error:
                         raise _at(error, lines.get(step.first, step.line))  # noqa: B904 (as above)
                     if step.op.nout == 1:
-                        values.append(np.asarray(found))
+                        values.append(_as_array(found))
                     else:
-                        values.extend(map(np.asarray, found))
+                        values.extend(map(_as_array, found))
         return values
 
     def _fault(

@@ -116,11 +116,14 @@ class Allocator:
 
     max_split: blocks above so many bytes are given out whole, to requests of at least such size.
     limit: the most bytes that are reserved (set_per_process_memory_fraction).
+    history: where it is a list, what is allocated and freed is noted: ("new" or "free", address,
+    bytes).
     """
 
     def __init__(self, driver: Driver, device: int = 0, max_split: int | None = None) -> None:
         self.driver, self.device, self.max_split = driver, device, max_split
         self.limit: int | None = None
+        self.history: list[tuple[str, int, int]] | None = None
         self.counts = {
             name: _Count()
             for name in (
@@ -161,6 +164,8 @@ class Allocator:
                 ("active_bytes", block.nbytes), ("requested_bytes", nbytes),
             ):  # fmt: skip
                 self.counts[name].add(n)
+            if self.history is not None:
+                self.history.append(("new", block.address, nbytes))
             return block.address
 
     def _pool(self, segment_stream: int, small: bool) -> _Pool:
@@ -234,6 +239,8 @@ class Allocator:
             block = self._used.pop(address, None)
             if block is None:
                 raise CudaError(f"[cuda] no memory was allocated at address {address:#x}")
+            if self.history is not None:
+                self.history.append(("free", address, 0))
             for name, n in (
                 ("allocation", 1), ("allocated_bytes", block.nbytes),
                 ("requested_bytes", block.requested),

@@ -247,6 +247,38 @@ def test_code_that_looks_at_values_and_checks() -> None:
         ((y - y).sqrt() * 0).sum().backward()
 
 
+def test_sizes_that_change_are_one_compiled_function() -> None:
+    model = nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 3)).cuda()
+
+    @torch.jit(fallback="error")
+    def f(i: Any) -> Any:
+        x = model(i) + torch.arange(i.shape[1], device=i.device)[:, None]
+        return torch.softmax(x.reshape(-1, 3), -1).sum(0)
+
+    for size in (3, 5, 4, 6, 5):
+        i = torch.arange(2 * size).reshape(2, size) % 7
+        here = copy.deepcopy(model).cpu()
+        want = torch.softmax((here(i) + torch.arange(size)[:, None]).reshape(-1, 3), -1).sum(0)
+        torch.testing.assert_close(f(i.cuda()).cpu(), want)
+    assert f.stats.traces <= 2 and f.stats.hits >= 2
+
+
+def test_segments_write_on_the_device() -> None:
+    x, total = on_gpu(2, 3), torch.zeros(3, device="cuda")
+    seen = []
+
+    @torch.jit
+    def f(x: Any) -> Any:
+        total.add_(x.sum(0))
+        seen.append(float(total[0]))
+        return x.T * total.sum()
+
+    for n in range(4):
+        y = f(x)
+        assert seen[-1] == 5 * (n + 1) and y.device == "cuda:0"
+        assert torch.equal(y.cpu(), x.cpu().T * 21 * (n + 1))
+
+
 def test_a_bad_index_in_compiled_code_leaves_state_as_it_was() -> None:
     table = torch.zeros(4, 2, device="cuda")
 
