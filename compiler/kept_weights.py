@@ -45,7 +45,8 @@ def unread(stages: Stages) -> set[int]:
     """The numbers of the inputs that only the rows of `n_once` read."""
     if stages.nested:
         return set()
-    once, others = set(), set(stages.program.roots)
+    once: set[Array] = set()
+    others = set(stages.program.roots)
     for code in stages.generated.values():
         for one in code.launches:
             arrays = {x for x in one.operands if isinstance(x, Array)}

@@ -234,8 +234,8 @@ def _build(
     parts: list[tuple[capi.Model, list[str]]] = []
     for number, t in enumerate(targets):
         label = name if len(targets) == 1 else levels.part_name(name, number)
-        keep = len(targets) == 1 and t == own()
-        part, packed, texts = _part(graph, state, label, output_names, t, creator, keep)
+        here = len(targets) == 1 and t == own()
+        part, packed, texts = _part(graph, state, label, output_names, t, creator, here)
         if store is None:
             content = _content(packed, lowest)
             part.weights = b"" if lowest.is_elf else content
