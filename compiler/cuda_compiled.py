@@ -22,7 +22,8 @@ from jitgrad.compiler.codegen.cuda.target import CudaTarget
 from jitgrad.compiler.compiled import _find_dims
 from jitgrad.compiler.interpret import first_fault, unknown_fault
 from jitgrad.compiler.ir import Graph, Node
-from jitgrad.compiler.launch_rows import assemble, replanner
+from jitgrad.compiler.launch_rows import assemble
+from jitgrad.compiler.replan import replanner
 from jitgrad.compiler.stages import Stages
 from jitgrad.compiler.symbolic import evaluate
 from jitgrad.runtime import abi
@@ -72,7 +73,7 @@ class CudaCompiled:
         self.target, self.device, self._sites = target, device, sites
         self.image, syms = assemble(stages)
         self.syms = tuple(syms)
-        self._replan = replanner(stages) if syms else None
+        self._replan = replanner(self.image, graph.env, stages) if syms else None
         writes, first = len(graph.writes), len(graph.outputs)
         values = graph.results()
         self._results = [v.type for v in (*values[:first], *values[first + writes :])]

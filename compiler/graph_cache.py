@@ -2,7 +2,7 @@
 
 In memory while some function has the code (dropping the last one frees it), and on disk. The key is
 the graph's text without names and source lines, so it is what was recorded, not what passes make of
-it. Graphs with symbolic dims are compiled each time; their kernels are cached (objects.py).
+it. Of symbolic dims the image says how each call's sizes and its arena follow from them.
 """
 
 from __future__ import annotations
@@ -21,9 +21,13 @@ from jitgrad.compiler.host_call import KEY as HOST
 from jitgrad.compiler.image import Image
 from jitgrad.compiler.ir import Graph, Node
 from jitgrad.compiler.options import Options
+from jitgrad.compiler.parse import parse_dim
+from jitgrad.compiler.passes.fix_sizes import fix_sizes
 from jitgrad.compiler.passes.simplify import simplify
+from jitgrad.compiler.replan import replanner
 from jitgrad.compiler.report import Report
 from jitgrad.compiler.stamp import source_stamp
+from jitgrad.compiler.symbolic import Guard, Sym
 from jitgrad.compiler.text import to_text
 from jitgrad.runtime import cache
 from jitgrad.runtime.knobs import knobs
@@ -44,13 +48,38 @@ def graph_key(graph: Graph, options: Options, target: Target) -> str:
     """The key of a recorded graph: canonical text, options, target, versions."""
     text = to_text(graph, names=False)
     chosen = repr((options.strides, options.memory_limit, sorted(options.constants)))
-    parts = [text, chosen, version_key(target), source_stamp()]
+    ranges = repr((sorted(graph.env.low.items()), sorted(graph.env.high.items())))
+    parts = [text, chosen, ranges, version_key(target), source_stamp()]
     return "image-" + hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
-def is_cached(graph: Graph) -> bool:
-    """Whether the graph's image can be kept: no dim of it is symbolic."""
-    return not graph.env.hints
+def is_cached(graph: Graph, options: Options) -> bool:
+    """Whether the graph's image can be kept. (Where memory is limited and dims are symbolic, each
+    call's plan is checked, by arrays that the image does not name.)"""
+    return not graph.env.hints or options.memory_limit is None
+
+
+def simplified(graph: Graph) -> Graph:
+    """The graph as the passes leave it that numbers of its nodes refer to."""
+    with graph.env.deciding_by_form():
+        return simplify(fix_sizes(graph))
+
+
+def sizes_of(graph: Graph, image: Image) -> list[Sym] | None:
+    """The symbolic sizes that an image's calls bring, in the dims of a graph; None where what
+    compiling assumed of them does not hold for it. Else the graph's guards say it from here on."""
+    env = graph.env
+    dims = {name: Sym({(name,): 1}, env) for name in env.hints}
+    with env.deciding_by_form():
+        guards = [(k, parse_dim(a, dims), parse_dim(b, dims), o) for k, a, b, o in image.guards]
+        found = [parse_dim(text, dims) for text in image.sizes]
+    if not all(Guard(*g, "").holds(env.hints) for g in guards):
+        return None
+    if not all(isinstance(s, Sym) for s in found):
+        return None
+    for guard in guards:
+        env.guard(*guard)
+    return found  # type: ignore[return-value]
 
 
 def sites_of(graph: Graph) -> Sequence[Node]:
@@ -60,10 +89,10 @@ def sites_of(graph: Graph) -> Sequence[Node]:
 
 def find_compiled(graph: Graph, options: Options | None = None) -> Compiled | None:
     """The code of an equal graph that was compiled before, for this one; or None."""
-    if not knobs.cache or knobs.dump or not is_cached(graph):
+    options = options or Options()
+    if not knobs.cache or knobs.dump or not is_cached(graph, options):
         return None
     start = time.perf_counter()
-    options = options or Options()
     target = options.target or host()
     key = graph_key(graph, options, target)
     with _lock:
@@ -80,12 +109,16 @@ def find_compiled(graph: Graph, options: Options | None = None) -> Compiled | No
         found = Loaded(image, library)
         with _lock:
             found = _loaded.setdefault(key, found)
+    syms = sizes_of(graph, found.image)
+    if syms is None:
+        return None
     if any(k == HOST for k, _ in found.image.kernels):
-        graph = simplify(graph)  # calls of references are numbered by its nodes
+        graph = simplified(graph)  # calls of references are numbered by its nodes
     report = Report(**found.image.report)
     report.milliseconds = {"find": (time.perf_counter() - start) * 1e3}
     report.cached = True
-    return Compiled(graph, found, lambda: sites_of(simplify(graph)), report)
+    replan = replanner(found.image, graph.env) if syms else None
+    return Compiled(graph, found, lambda: sites_of(simplified(graph)), report, syms, replan)
 
 
 def remember(key: str, image: Image, library: Library) -> Loaded:

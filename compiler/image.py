@@ -14,7 +14,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-VERSION = 4
+VERSION = 5
 
 
 CONTROL = "control"
@@ -38,6 +38,10 @@ class Image:
     scratch: {slot: bytes for each worker}.
     kept: {slot: bytes} of memory that stays between calls.
     n_sites: of faults that kernels may flag.
+    sizes: the symbolic sizes that a call brings, as text; guards: what compiling assumed of them
+        ((kind, a, b, outcome), as text). lives: of each array of the arena (elements, as text,
+        bytes of one, first and last wave, the numbers of lives that it may be stored over). lies:
+        (slot, life, bytes behind it).
     report: figures for people: see Report in pipeline.py.
     """
 
@@ -55,6 +59,10 @@ class Image:
     scratch: dict[int, int] = field(default_factory=dict)
     kept: dict[int, int] = field(default_factory=dict)
     n_sites: int = 0
+    sizes: list[str] = field(default_factory=list)
+    guards: list[tuple[str, str, str, bool]] = field(default_factory=list)
+    lives: list[tuple[str, int, int, int, list[int]]] = field(default_factory=list)
+    lies: list[tuple[int, int, int]] = field(default_factory=list)
     report: dict[str, Any] = field(default_factory=dict)
     version: int = VERSION
 
@@ -89,6 +97,11 @@ class Image:
                 {int(k): int(v) for k, v in raw["scratch"].items()},
                 {int(k): int(v) for k, v in raw["kept"].items()},
                 int(raw["n_sites"]),
+                [str(s) for s in raw["sizes"]],
+                [(str(k), str(a), str(b), bool(o)) for k, a, b, o in raw["guards"]],
+                [(str(n), int(size), int(start), int(end), [int(k) for k in over])
+                 for n, size, start, end, over in raw["lives"]],
+                [(int(slot), int(life), int(behind)) for slot, life, behind in raw["lies"]],
                 dict(raw["report"]),
             )  # fmt: skip
         except (ValueError, KeyError, TypeError, AttributeError):

@@ -7,8 +7,7 @@ where.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from jitgrad.compiler.codegen import drivers
@@ -17,26 +16,26 @@ from jitgrad.compiler.cost import nbytes
 from jitgrad.compiler.image import CONTROL, Image
 from jitgrad.compiler.kernels import Kernel
 from jitgrad.compiler.loops import Array
-from jitgrad.compiler.passes.memory import plan_memory
-from jitgrad.compiler.passes.recompute import check_limit
+from jitgrad.compiler.passes.memory import lifetimes
 from jitgrad.compiler.stages import Nested, Stages
-from jitgrad.compiler.symbolic import Dim, Sym, evaluate, hint
+from jitgrad.compiler.symbolic import Dim, Sym, hint
 from jitgrad.runtime.buffers import round_up
 
 Slots = dict[Array, int]
+Base = tuple[Array, int] | None
+"""Where the temporaries of a body begin: bytes behind an array of the program's arena. None: of the
+program itself."""
 UNBOUNDED = 2**63 - 1
-
-_Replan = Callable[[Mapping[str, int]], dict[int, int]]
 
 
 @dataclass
 class _Part:
-    """Rows to be made of a body: its stages, the slots of its inputs and results, the offset of its
-    temporaries in the arena, the site that it flags; and the args that are told where they are."""
+    """Rows to be made of a body: its stages, the slots of its inputs and results, where its
+    temporaries begin, the site that it flags; and the args that are told where they are."""
 
     stages: Stages
     slots: Slots
-    base: int
+    base: Base
     site: int
     args: list[int]
     where: int
@@ -45,7 +44,23 @@ class _Part:
 def assemble(stages: Stages) -> tuple[Image, list[Sym]]:
     """The image of a planned graph, and the Syms whose values each call brings in sizes."""
     made = _Rows(stages)
+    if made.syms:
+        made.image.sizes = [str(s) for s in made.syms]
+        made.image.lives, made.image.lies = _arena_of(stages, made.lies)
     return made.image, list(made.syms)
+
+
+def _arena_of(stages: Stages, lies: list[tuple[int, Array, int]]) -> tuple[Any, Any]:
+    """Image.lives and Image.lies."""
+    fixed = {*stages.program.inputs, *stages.program.fresh}
+    workspace = {k: g.workspace for k, g in stages.generated.items()}
+    with stages.graph.env.deciding_by_form():
+        lives = lifetimes(stages.schedule, fixed, workspace)
+    number = {x.array: k for k, x in enumerate(lives)}
+    return (
+        [(str(x.array.numel), x.array.dtype.itemsize, x.start, x.end, x.over) for x in lives],
+        [(slot, number[a], behind) for slot, a, behind in lies],
+    )
 
 
 class _Rows:
@@ -61,10 +76,12 @@ class _Rows:
         self.numbers: dict[tuple[str, str], int] = {}
         self.count = image.n_inputs + image.n_results
         self.parts: list[_Part] = []
+        self.offsets = stages.plan.offsets
+        self.lies: list[tuple[int, Array, int]] = []  # slot, an array of the arena, bytes behind it
         slots = {a: i for i, a in enumerate([*program.inputs, *program.fresh])}
         self._once(stages, slots)
-        self._place(stages, slots, 0)
-        self._rows(stages, slots, 0, None)
+        self._place(stages, slots, None)
+        self._rows(stages, slots, None, None)
         image.n_main = len(image.launches)
         for part in self.parts:  # which grows: bodies may hold bodies
             part.args[part.where] = len(image.launches)
@@ -101,15 +118,17 @@ class _Rows:
         self.count += 1
         return self.count - 1
 
-    def _place(self, stages: Stages, slots: Slots, base: int) -> None:
+    def _place(self, stages: Stages, slots: Slots, base: Base) -> None:
         """Slots of the temporaries."""
         for a, offset in stages.plan.offsets.items():
             slots[a] = self._new()
-            self.image.arena[slots[a]] = base + offset
+            around, behind = (a, 0) if base is None else (base[0], base[1] + offset)
+            self.lies.append((slots[a], around, behind))
+            self.image.arena[slots[a]] = self.offsets[around] + behind
         for a, target in stages.schedule.home.items():
             slots[a] = slots[target]
 
-    def _rows(self, stages: Stages, slots: Slots, base: int, site: int | None) -> None:
+    def _rows(self, stages: Stages, slots: Slots, base: Base, site: int | None) -> None:
         for n, wave in enumerate(stages.schedule.waves):
             if n == stages.schedule.commit and site is None:
                 self.image.launches.append((-1, [], 0, 1, True))
@@ -118,7 +137,7 @@ class _Rows:
                 self._kernel(stages, k, slots, base, site, not single or k is wave[-1])
 
     def _kernel(
-        self, stages: Stages, k: Kernel, slots: Slots, base: int, site: int | None, last: bool
+        self, stages: Stages, k: Kernel, slots: Slots, base: Base, site: int | None, last: bool
     ) -> None:
         nested = stages.nested.get(k)
         if nested is not None:
@@ -146,9 +165,13 @@ class _Rows:
     ) -> None:
         total = launch.total
         if isinstance(total, Sym):
-            total = -self.syms.setdefault(total, len(self.syms)) - 1
+            total = -self.size(total) - 1
         number = self._number(code.key, launch.symbol)
         self.image.launches.append((number, words + scratch, total, launch.grain, last))
+
+    def size(self, d: Sym) -> int:
+        """The number of a symbolic size."""
+        return self.syms.setdefault(d, len(self.syms))
 
     def _number(self, key: str, symbol: str) -> int:
         return self.numbers.setdefault((key, symbol), len(self.numbers))
@@ -159,7 +182,7 @@ class _Rows:
         if isinstance(x, Size):
             x = Sym({(x.name,): 1}, self.env)
         if isinstance(x, Sym):
-            return self.syms.setdefault(x, len(self.syms))
+            return self.size(x)
         if isinstance(x, Site):
             return int(x.tag) if site is None else site  # type: ignore[call-overload]
         return x
@@ -174,11 +197,14 @@ class _Inner:
     """The words of the row of a Nested; asks `rows` for the rows of its bodies."""
 
     def __init__(
-        self, rows: _Rows, nested: Nested, slots: Slots, base: int, stages: Stages, site: int
+        self, rows: _Rows, nested: Nested, slots: Slots, base: Base, stages: Stages, site: int
     ) -> None:
         self.rows, self.nested, self.slots, self.site = rows, nested, slots, site
         offsets = stages.plan.offsets
-        self.bases = {name: base + offsets[a] for name, a in nested.arena.items()}
+        self.bases = {
+            name: (a, 0) if base is None else (base[0], base[1] + offsets[a])
+            for name, a in nested.arena.items()
+        }
         self.args: list[int] = []
         self.attrs: dict[str, Any] = nested.node.attr
         self.operands = [slots[a] for a in nested.operands]
@@ -198,6 +224,8 @@ class _Inner:
         limit = attrs.get("length", attrs.get("limit"))
         self.args += [0] * drivers.HEAD
         self.args[drivers.STEPS] = UNBOUNDED if limit is None else limit
+        if isinstance(limit, Sym):
+            self.args[drivers.STEPS] = -rows.size(limit) - 1
         self.args[drivers.REVERSE] = int(attrs.get("reverse", False))
         reads, writes = [rows.loose() for _ in range(n)], [rows.loose() for _ in range(n)]
         slices: list[int] = []
@@ -207,7 +235,7 @@ class _Inner:
         ]:
             part = rows.loose()
             slices.append(part)
-            # Sizes of operands are specialised (ops/control.py): a symbolic one is its hint.
+            # Only the number of steps is symbolic (jitgrad/control_flow.py).
             self.args += [part, whole, nbytes(a) // max(1, hint(a.shape[0]))]
         self.args[drivers.SLICES], self.args[drivers.CARRIES] = len(slices), n
         for k in range(n):
@@ -236,20 +264,3 @@ def _count(code: Generated) -> int:
 
 def _static(d: Dim) -> int:
     return -1 if isinstance(d, Sym) else d
-
-
-def replanner(stages: Stages) -> _Replan:
-    """The arena for other values of the symbolic dims: {slot: offset} and, at -1, its bytes."""
-    fixed = {*stages.program.inputs, *stages.program.fresh}
-    workspace = {k: g.workspace for k, g in stages.generated.items()}
-
-    def replan(dims: Mapping[str, int]) -> dict[int, int]:
-        def size_of(a: Array) -> int:
-            return evaluate(a.numel, dims) * a.dtype.itemsize
-
-        with stages.graph.env.deciding_by_form():
-            plan = plan_memory(stages.schedule, fixed, workspace, size_of)
-        check_limit(plan, stages.memory_limit, lambda d: evaluate(d, dims))
-        return {**_Rows(replace(stages, plan=plan)).image.arena, -1: plan.peak}
-
-    return replan

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import math
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from jitgrad.compiler.body import Body
@@ -85,6 +86,17 @@ def _closing(lines: list[tuple[int, str]], at: int) -> int:
 
 _HELD = re.compile(r"@(\d+) = (graph .*)")
 """The header of a graph that nodes hold."""
+
+
+def parse_dim(text: str, dims: Mapping[str, Sym]) -> Dim:
+    """A dim as Sym prints itself, over named dims. Raises ParseError."""
+    parser = _Parser.__new__(_Parser)
+    parser.dims = dict(dims)
+    line = _Line(text, 1)
+    d = parser._dim(line)
+    if line.kind():
+        raise line.error("the end of a dim")
+    return d
 
 
 class _Parser:

@@ -35,7 +35,7 @@ from jitgrad.compiler.graph_cache import (
 from jitgrad.compiler.host_call import call_of
 from jitgrad.compiler.ir import Graph, Node
 from jitgrad.compiler.kernels import Kernel
-from jitgrad.compiler.launch_rows import assemble, replanner
+from jitgrad.compiler.launch_rows import assemble
 from jitgrad.compiler.lower import lower
 from jitgrad.compiler.nested import generated_of, is_nested, nest
 from jitgrad.compiler.options import Options
@@ -52,6 +52,7 @@ from jitgrad.compiler.passes.simplify import simplify
 from jitgrad.compiler.passes.stages import stage
 from jitgrad.compiler.printer import kernel_text, plan_text, program_text
 from jitgrad.compiler.progress import Progress
+from jitgrad.compiler.replan import replanner
 from jitgrad.compiler.report import Report
 from jitgrad.compiler.stages import Stages
 from jitgrad.compiler.verify import verify
@@ -132,7 +133,8 @@ def _compile(graph: Graph, options: Options) -> Compiled:
     run.dump("graph", lambda: str(graph))
     if knobs.verify:
         verify(graph)
-    key = graph_key(graph, options, target) if is_cached(graph) else ""
+    key = graph_key(graph, options, target) if is_cached(graph, options) else ""
+    guards = len(graph.env.guards)
     for p in GRAPH_PASSES:
         with run.step(p.__name__):
             graph = p(graph)
@@ -159,12 +161,14 @@ def _compile(graph: Graph, options: Options) -> Compiled:
         image, syms = assemble(stages)
     sites = sites_of(graph)
     image.n_sites = len(sites)
+    made = graph.env.guards[guards:]
+    image.guards = [(g.kind, str(g.a), str(g.b), g.outcome) for g in made]
     report.launches, report.kept = len(image.launches), sum(image.kept.values())
     run.log_budget(spent)
     image.report = {**asdict(report), "milliseconds": {}}
     run.progress.done(f"{report.nodes} nodes became {report.kernels} kernels")
     loaded = remember(key, image, library) if key else Loaded(image, library)
-    replan = replanner(stages) if syms else None
+    replan = replanner(image, graph.env, stages) if syms else None
     return Compiled(graph, loaded, lambda: sites, report, syms, replan, stages)
 
 

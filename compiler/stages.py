@@ -12,6 +12,7 @@ from jitgrad.compiler.loops import Array
 from jitgrad.compiler.lower import Program
 from jitgrad.compiler.passes.memory import Plan
 from jitgrad.compiler.passes.order import Schedule
+from jitgrad.compiler.symbolic import hint
 
 
 @dataclass
@@ -77,4 +78,5 @@ class Nested:
     def times(self) -> int:
         """How often its bodies run (a guess where that is known only then)."""
         attrs = self.node.attr
-        return int(attrs.get("length") or attrs.get("limit") or 1)
+        steps = attrs.get("length", attrs.get("limit"))
+        return 1 if steps is None else max(1, hint(steps))

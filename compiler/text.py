@@ -41,8 +41,8 @@ GUARDS = {"==": "eq", "<": "lt", "<=": "le"}
 
 def to_text(graph: Graph, source: Callable[[str], str] = str, names: bool = True) -> str:
     """The text of a graph. `source` makes of a node's source line what is printed. names=False:
-    without names of the graph, of inputs and of owners, and without source lines: equal for graphs
-    that compute the same in the same way."""
+    without names of the graph, of inputs and of owners, without source lines and what sizes were:
+    equal for graphs that compute the same in the same way."""
     return "\n".join(_Writer(graph, source if names else None).lines)
 
 
@@ -56,7 +56,8 @@ class _Writer:
         self.names: dict[Value, str] = {}
         self.bodies: dict[Any, str] = {}
         self.source, self.indent = source, indent
-        dims = ", ".join(f"{n}={h}" for n, h in graph.env.hints.items())
+        hints = graph.env.hints.items()
+        dims = ", ".join(f"{n}={h}" if source is not None else n for n, h in hints)
         self.lines = [f"graph {name}({dims}) {{"]
         known = graph.env.guards
         guards = [f"guard {GUARDS[g.kind]} <{g.a}> <{g.b}> {g.outcome}" for g in known]

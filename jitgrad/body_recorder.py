@@ -21,6 +21,7 @@ from jitgrad.compiler.types import TensorType
 from jitgrad.dispatch import full
 from jitgrad.pytree import Structure, flatten, unflatten
 from jitgrad.random import draw_tensors
+from jitgrad.relay import Relay
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.userline import user_line
 from jitgrad.state import abstract_mode, recording, state
@@ -35,7 +36,7 @@ from jitgrad.tape.node import (
 )
 from jitgrad.tape.views import CopySlicesNode, put_chain
 from jitgrad.tensor import Tensor, intern_type, static_type, wrap
-from jitgrad.values import is_part, plain_attrs, plain_type
+from jitgrad.values import fixed_type, is_part, plain_attrs, plain_type
 
 _PLAIN_NODES = (Node, IdentityNode, OverwrittenNode, CopySlicesNode, LeafNode, StartNode)
 
@@ -83,11 +84,11 @@ def trace(function: Any, args: Any, types: Sequence[TensorType]) -> Traced:
     return recorder.finish(values, shape)
 
 
-class BodyRecorder:
+class BodyRecorder(Relay):
     """Dispatch's recorder (see dispatch.py for the protocol) while a body is traced."""
 
     def __init__(self, outer: Any) -> None:
-        self.outer = outer
+        super().__init__(outer)
         self.graph = Graph(name="body")
         self.reason = ""
         self.captured: list[Tensor] = []
@@ -154,7 +155,7 @@ class BodyRecorder:
                 and is_part(x._chain, tensor._chain)
             ):
                 return value, x._chain[len(tensor._chain) :]
-        plain = plain_type(x._type)
+        plain = fixed_type(x._type)
         value = Value(plain, name=f"captured{len(self.captured)}")
         self._late.append(value)
         self.captured.append(x)
@@ -269,17 +270,6 @@ class BodyRecorder:
     def raw_read(self, x: Any, what: str) -> None:
         raise Untraceable(f"reads a tensor's value in Python ({what})")
 
-    def slot_read(self, owner: Any, key: str) -> None:
-        if self.outer is not None:
-            self.outer.slot_read(owner, key)
-
-    def sizes_fixed(self, frame: Any) -> bool:
-        return self.outer is not None and bool(self.outer.sizes_fixed(frame))
-
-    def layout_read(self) -> None:
-        if self.outer is not None:
-            self.outer.layout_read()
-
     def memory_read(self, asked: Any, what: str) -> None:
         raise Untraceable(f"asks where a tensor lies in memory ({what})")
 
@@ -287,24 +277,10 @@ class BodyRecorder:
         if node.seq < self.first_node:
             raise Untraceable("asks for the grad_fn of a tensor that it did not make")
 
-    def constant(self, tensor: Tensor, array: Any) -> None:
+    def constant(self, tensor: Tensor, source: Any) -> None:
         if self.outer is not None:
             with recording(self.outer):
-                self.outer.constant(tensor, array)
-
-    def lift(self, scalar: Any) -> Any:
-        return self.outer.lift(scalar)
-
-    def lift_number(self, value: Any, owner: Any, key: Any) -> Any:
-        return value if self.outer is None else self.outer.lift_number(value, owner, key)
-
-    def specialise(self, scalar: Any) -> None:
-        if self.outer is not None:
-            self.outer.specialise(scalar)
-
-    def truth(self, scalar: Any) -> None:
-        if self.outer is not None:
-            self.outer.truth(scalar)
+                super().constant(tensor, source)
 
     def give_up(self, reason: str, line: str = "") -> None:
         raise Untraceable(reason, line)

@@ -15,6 +15,7 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
 from enum import EnumMeta
 from types import (
+    CellType,
     CodeType,
     FunctionType,
     MethodType,
@@ -69,10 +70,13 @@ class Collector(State):
     def __init__(
         self, function: Any, leaves: list[Any], names: list[str], nodes: Iterable[Any] = (),
         facts: Callable[[Item], Any] | None = None,
+        lend: Callable[[Item], bool] | None = None,
     ) -> None:  # fmt: skip
-        """facts: what guards require of a tensor that an item holds (facts.tensor_facts)."""
+        """facts: what guards require of a tensor that an item holds (facts.tensor_facts). lend:
+        puts a symbolic size in the place of an int, where that is to be one."""
         super().__init__(leaves)
         self._facts = facts or (lambda item: tensor_facts(item.now))
+        self._lend = lend
         self._by_key: dict[tuple[int, str, Any], Item] = {}
         self._storages: dict[Storage, Item] = {}
         self._functions: dict[CodeType, list[Item]] = {}
@@ -156,6 +160,8 @@ class Collector(State):
         item.covered = covered
         self._by_key[where] = item
         self._append(item)
+        if type(value) is int and self._lend is not None and _is_users_place(item):
+            kind = item.kind = "int" if self._lend(item) else kind
         if (
             kind == "value" and step != "cache" and is_users(value)
         ):  # an Enum's member, a subclass of int, ...
@@ -578,6 +584,26 @@ class Collector(State):
 def is_users(x: Any) -> bool:
     """Whether an object is of a class that users wrote."""
     return owner_of_class(type(x)) == "user"
+
+
+def _is_users_place(item: Item) -> bool:
+    """Whether an int can be put where this is read, and only users' code reads it there."""
+    holder = item.parent
+    assert holder is not None
+    if item.step == "class":
+        return type(holder.now) is type and owner_of_class(holder.now) == "user"
+    if item.step == "cell":
+        return True
+    if item.step != "item" or type(holder.now) not in (dict, list):
+        return False
+    around: Item | None = holder
+    while around is not None and isinstance(around.now, CONTAINERS):
+        around = around.parent
+    if around is None or isinstance(around.now, (CellType, FunctionType)):
+        return True
+    if isinstance(around.now, ModuleType):
+        return owner_of_module(around.now) == "user"
+    return is_users(around.now)
 
 
 def _own_names(x: Any) -> set[str]:

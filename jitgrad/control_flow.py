@@ -8,6 +8,7 @@ computing their result happens once, while they are traced.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,7 +29,7 @@ from jitgrad.runtime.userline import is_inside
 from jitgrad.state import state
 from jitgrad.storage import LevelStorage
 from jitgrad.tensor import Tensor
-from jitgrad.values import plain_type
+from jitgrad.values import fixed_type, plain_type
 
 
 # -- scan ------------------------------------------------------------------------------------------
@@ -107,19 +108,20 @@ def _results(shape: Structure | None, stacked: list[Tensor], dim: int) -> Any:
     return unflatten(shape, [y.movedim(0, dim) for y in stacked] if dim else stacked)
 
 
-def _length(slices: Sequence[Tensor], dim: int, length: int | None) -> int:
-    sizes = set()
+def _length(slices: Sequence[Tensor], dim: int, length: int | None) -> Any:
+    """The number of steps, symbolic where the size of xs is."""
+    sizes: list[Any] = []
     for x in slices:
         if not -x.dim() <= dim < x.dim():
             raise RuntimeError(f"[scan] expected xs with a dim {dim}; got {x._type}")
-        sizes.add(int(x.shape[dim]))
+        sizes.append(x.shape[dim])
     if length is not None:
-        sizes.add(int(length))
-    if len(sizes) != 1:
+        sizes.append(operator.index(length))
+    if not sizes or any(n != sizes[0] for n in sizes[1:]):
         raise RuntimeError(
-            f"[scan] expected xs of one length along dim {dim}, or length; got {sorted(sizes)}"
+            f"[scan] expected xs of one length along dim {dim}, or length; got {sorted(set(sizes))}"
         )
-    return sizes.pop()
+    return sizes[0]
 
 
 def _recorded_scan(
@@ -138,10 +140,8 @@ def _recorded_scan(
         shapes.append(shape)
         return now, ys
 
-    types = [_specialised(x._type) for x in carries]
-    for x in slices:
-        t = _specialised(x._type)
-        types.append(t.with_shape(t.shape[1:]))
+    types = [fixed_type(x._type) for x in carries]
+    types += [fixed_type(x._type.with_shape(x._type.shape[1:])) for x in slices]
     made = trace(traced_step, [*carries, *slices], types)
     last, stacked = apply_scan(made, carries, slices, steps, reverse)
     return unflatten(carry_shape, last), _results(shapes[0], stacked, dim)
@@ -260,7 +260,7 @@ def while_loop(
 def _recorded_loop(
     test: Callable[..., Any], step: Callable[..., Any], carries: list[Tensor], limit: int | None
 ) -> list[Tensor]:
-    types = [_specialised(x._type) for x in carries]
+    types = [fixed_type(x._type) for x in carries]
     first = trace(lambda *now: [test(*now).reshape(())], carries, types)
     second = trace(step, carries, types)
     if first.draws or second.draws:
@@ -317,7 +317,7 @@ def _recorded_cond(
 ) -> Any:
     leaves, _ = flatten(operands)
     given = [x for x in leaves if isinstance(x, Tensor)]
-    types = [_specialised(x._type) for x in given]
+    types = [fixed_type(x._type) for x in given]
     branches = [trace(f, operands, types) for f in (true_fn, false_fn)]
     _expect_alike(*(b.structure for b in branches))
     if any(b.draws for b in branches):
@@ -385,11 +385,6 @@ def _give_up(name: str, problem: Untraceable) -> None:
     """Under jit the whole call runs eagerly; in a body that is traced, the body around is none."""
     if state.recorder is not None and state.recorder is not state.lazy:
         state.recorder.give_up(f"[{name}] has a function that {problem.reason}", problem.line)
-
-
-def _specialised(t: TensorType) -> TensorType:
-    """The type with its sizes as they are: control flow is compiled for fixed sizes."""
-    return plain_type(t).with_shape(tuple(int(d) for d in t.shape))
 
 
 def _truth(go: Tensor) -> tuple[bool, Tensor | None]:

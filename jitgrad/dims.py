@@ -11,11 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jitgrad.compiler.passes.fix_sizes import decided
 from jitgrad.compiler.symbolic import Guard, ShapeEnv, Sym, evaluate
 from jitgrad.compiler.types import TensorType
 from jitgrad.facts import leaf_facts, tensor_facts
 from jitgrad.pytree import children_of
-from jitgrad.sizes import SymInt, type_of_data
+from jitgrad.sizes import SymInt, is_size, type_of_data
 from jitgrad.tensor import Tensor
 
 MAX_INT = 2**31 - 1
@@ -148,6 +149,8 @@ class Symbols:
         self.declared: set[str] = set()
         self._known: dict[Any, SymInt] = {}
         self._lent: list[tuple[Any, TensorType]] = []
+        self._ints: list[tuple[Any, Any]] = []  # items that hold sizes in the place of ints
+        self.lost: list[str] = []  # those in whose place something else was found
 
     def __bool__(self) -> bool:
         return bool(self.places)
@@ -218,6 +221,31 @@ class Symbols:
                     self.places[name].append(Place(-1, k, str(item.name), item))
         return (facts[0], _pattern(type_of_data(facts[1]), shape), *facts[2:])
 
+    def lend_int(self, item: Any) -> bool:
+        """Puts a size in the place of an int that code reads from Python state, until `take_back`,
+        where it has changed; says whether it did."""
+        size = self.history.number(self, item) if self.history is not None else None
+        if size is not None:
+            item.write(size)
+            self._ints.append((item, size))
+        return size is not None
+
+    def take_back_ints(self) -> None:
+        """Ints stand where they stood; a size that code has put there is the int that it is."""
+        for item, size in self._ints:
+            found = item.read(item.parent.now)
+            if is_size(found):
+                item.write(item.now if found.hint == item.now else found.hint)
+            elif self.env.known("==", size, item.now) is not True:
+                self.lost.append(str(item.name))
+        self._ints = []
+
+    def fix_ints(self) -> None:
+        """Puts ints back where sizes stand for them, and guards their values."""
+        for _, size in self._ints:
+            size.__index__()
+        self.take_back_ints()
+
     def fix(self) -> None:
         """Fixes all sizes: code asks what depends on them in no way that is followed."""
         for symbol in self._known.values():
@@ -225,6 +253,7 @@ class Symbols:
 
     def take_back(self) -> None:
         """Arguments show their own types again; sizes that code has kept are ints from here on."""
+        self.take_back_ints()
         for holder, old in reversed(self._lent):
             if isinstance(holder, Tensor):
                 holder._type = old
@@ -253,6 +282,10 @@ class Symbols:
         for name, places in self.places.items():
             for place in places:
                 x = leaves[place.index] if place.item is None else place.item.now
+                if place.axis is None and place.item is not None:
+                    x = place.item.read(place.item.parent.now)
+                    if type(x) is not int:
+                        return f"{place.name}: an int -> {x!r}"
                 value = x if place.axis is None else x._type.shape[place.axis]
                 if found.setdefault(name, value) != value:
                     first = places[0].text()
@@ -288,6 +321,14 @@ class Symbols:
     def guard_text(self, g: Guard) -> str:
         names = {name: self.title(name) for name in self.places}
         return g.expression(names) + (f" (at {g.line})" if g.line else "")
+
+    def signature(self) -> tuple[Any, ...]:
+        """Equal for recordings whose sizes are the same, by name, place, range and what guards
+        decide of them."""
+        places = [(n, *(p.text() for p in found)) for n, found in self.places.items()]
+        ranges = [(self.env.low.get(n), self.env.high.get(n)) for n in self.places]
+        known = sorted((n, str(d)) for n, d in decided(self.env).items())
+        return (*places, *ranges, *known)
 
     def texts(self) -> list[str]:
         """All guards on sizes, for people."""
@@ -335,11 +376,7 @@ class History:
     def __init__(self, dynamic: bool | None, declared: Any) -> None:
         self.dynamic, self.declared = dynamic, declared
         self._seen: dict[Any, list[tuple[Any, ...]]] = {}
-        self._met: dict[str, int] = {}  # names of captured tensors, in this recording
-
-    def forget(self) -> None:
-        """From here on all sizes are fixed."""
-        self.dynamic, self.declared = False, None
+        self._met: dict[Any, int] = {}  # names of captured tensors and ints, in this recording
 
     def symbols(self, leaves: Sequence[Any], names: Sequence[str]) -> Symbols:
         """The symbolic sizes of a call that is to be recorded."""
@@ -415,6 +452,16 @@ class History:
                 d = out.symbol(("size", *history), d, Place(-1, k, name, item), 2, None)
             found.append(d)
         return tuple(found) if any(isinstance(d, Sym) for d in found) else None
+
+    def number(self, out: Symbols, item: Any) -> Any:
+        """The size that an int of Python state is; None where it is guarded by its value."""
+        name, value = (str(item.name), "int"), item.now
+        count = self._met[name] = self._met.get(name, 0) + 1
+        seen = self._seen.setdefault((*name, count), [])
+        seen.append((value,))
+        if self.dynamic is False or len(set(seen)) == 1 or not 2 <= value <= MAX_INT:
+            return None
+        return out.symbol(("int", *seen), value, Place(-1, None, name[0], item), 2, MAX_INT)
 
     def _specs(
         self, leaves: Sequence[Any], names: Sequence[str], roots: Sequence[str]

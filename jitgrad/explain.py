@@ -19,6 +19,7 @@ from jitgrad.compiler.interpret import interpret, interpret_all
 from jitgrad.compiler.ir import Graph
 from jitgrad.compiler.options import Options
 from jitgrad.compiler.passes.memory import ALIGN
+from jitgrad.compiler.replan import largest
 from jitgrad.compiler.symbolic import expression
 from jitgrad.recorder import Trace
 
@@ -144,10 +145,10 @@ class Explanation:
                 f"{name}: peak {r.peak} bytes, lower bound {r.lower_bound} bytes "
                 f"(all buffers together: {r.total})"
             )
-            if symbols and compiled.stages is not None:
+            if symbols and compiled.image.sizes:
                 titles = {size: symbols.title(size) for size in symbols.places}
                 sizes = [f"{titles[n]} = {v}" for n, v in symbols.env.hints.items()]
-                live = expression(compiled.stages.plan.largest(), titles)
+                live = expression(largest(compiled.image, compiled.graph.env), titles)
                 out[-1] += f" where {', '.join(sizes)}; at least {live}, in pieces of {ALIGN} bytes"
         return "\n".join(out)
 

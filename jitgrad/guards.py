@@ -32,7 +32,7 @@ from jitgrad.tensor import Tensor
 SCALARS = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), slice, range, DType,
            device, Enum, np.generic, np.dtype)  # fmt: skip
 CONTAINERS = (list, tuple, dict, set, frozenset, deque)
-_BY_VALUE = ("value", "lifted", "attributes")
+_BY_VALUE = ("value", "int", "lifted", "attributes")
 MAX_ARRAY_BYTES = 4096
 
 
@@ -55,8 +55,8 @@ class Item:
             "cache" how often a functools.cache was filled.
         kind: "value" (equal, same type), "object" (the very object), "container" (its items say
             what it must hold), "tensor", "array", "lifted" (a float, read at each call),
-            "attributes" (the names of an object's attributes, or of a class's; facts: those that
-            the library's own code names).
+            "int" (one whose value is a symbolic size), "attributes" (the names of an object's
+            attributes, or of a class's; facts: those that the library's own code names).
         now: what it holds; for "size" a copy of the keys.
         covered: unchanged as long as the epoch is, or as the parent is.
         name: how users know it.
@@ -108,6 +108,17 @@ class Item:
         except (KeyError, IndexError, ValueError, TypeError, AttributeError):
             return MISSING
         return self.now
+
+    def write(self, value: Any) -> None:
+        """Puts a value where this is read."""
+        assert self.parent is not None
+        holder = self.parent.now
+        if self.step == "cell":
+            holder.cell_contents = value
+        elif self.step == "class":
+            setattr(holder, self.key, value)
+        else:
+            holder[self.key] = value
 
     def __repr__(self) -> str:
         return f"<Item {self.name}: {self.kind} {short(self.now)}>"
@@ -416,6 +427,8 @@ class State:
                 ok = x is old or (item.facts is not None and item.facts.fresh is x)
             elif kind == "lifted":
                 ok = type(x) is float
+            elif kind == "int":
+                ok = type(x) is int
             elif kind == "attributes":  # others than those that code names may come and go
                 ok = x is not MISSING and self._same_names(item, x)
             elif kind == "container":
@@ -490,10 +503,8 @@ def _restore_number(item: Item, x: Any) -> None:
     """A lifted number that the function stored becomes the plain float it stands for."""
     if type(x) is not HostScalar or item.parent is None:
         return
-    if item.step == "item" and isinstance(item.parent.now, (dict, list)):
-        item.parent.now[item.key] = float(x.value)
-    elif item.step == "cell":
-        item.parent.now.cell_contents = float(x.value)
+    if item.step == "cell" or (item.step == "item" and isinstance(item.parent.now, (dict, list))):
+        item.write(float(x.value))
 
 
 def _add_with_parents(item: Item | None, to: set[Item]) -> None:

@@ -339,8 +339,10 @@ class JitFunction:
         self._counts.traces += 1
         symbols = self._history.symbols(leaves, names)
         watch = Watch(
-            self.__wrapped__, leaves, names, nodes_of((args, kwargs)), symbols.captured
+            self.__wrapped__, leaves, names, nodes_of((args, kwargs)), symbols.captured,
+            symbols.lend_int,
         )  # fmt: skip
+        watch.unlend = symbols.fix_ints
         recorder = Recorder(_graph_name(self.name), watch, symbols)
         lifter = Lifter(recorder)
         new_args = tuple([lifter.lift(x) for x in args])
@@ -383,10 +385,7 @@ class JitFunction:
         if not recorder.reason and modes.mismatch():
             recorder.give_up(f"leaves a mode changed ({modes.mismatch()})")
         if trace is not None and trace.cuts and not recorder.reason:
-            self._history.forget()
-            if recorder.symbols:  # trees are of fixed sizes: the next call is recorded for its own
-                return as_floats
-            leaf = trace.leaf = self.forest.grow(trace)
+            leaf = trace.leaf = self.forest.grow(trace, recorder.symbols)
             if len(self.forest.ways(leaf.root)) > MAX_WAYS:
                 self._fell(leaf.root)
                 recorder.to_segments(
@@ -596,7 +595,10 @@ class JitFunction:
         if not (knobs.segments if self._segments is None else self._segments):
             return False
         if self.segmented is None:
-            segments = Segments(_graph_name(self.name), self._compile_segment, self._refuse_segment)
+            segments = Segments(
+                _graph_name(self.name), self._compile_segment, self._refuse_segment,
+                self._history.dynamic is not False,
+            )  # fmt: skip
             self.segmented = Segmented(self.__wrapped__, segments)
         self.segmented.admit(signature, reason, line)
         return True

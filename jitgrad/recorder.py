@@ -627,6 +627,8 @@ class Recorder(Looks):
     def settle(self, result: Any) -> None:
         """Called when recording is over: what outlives it shows the sizes of this call as ints."""
         self.symbols.take_back()
+        for name in self.symbols.lost:
+            self.give_up(f"changes {name}")
         if self.symbols:
             found = [x for ref, _ in self._made if (x := ref()) is not None]
             found += [x for x in flatten(result)[0] if isinstance(x, Tensor)]

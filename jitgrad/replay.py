@@ -67,6 +67,7 @@ class Specialisation:
         self.call: Callable[[Any, Any], Any] = self.namespace["call"]
         if trace.leaf is not None:
             trace.leaf.call, trace.leaf.missed = self.call, self.missed
+            trace.leaf.relearn = self.namespace["known"].clear
         for entry in trace.entries:
             entry.release()
         watch.release()
@@ -89,11 +90,14 @@ class Specialisation:
         """The types of the run's results for these sizes, kept for later calls; None where a guard
         on sizes fails."""
         assert self.symbols is not None
+        values = dict(zip(self.symbols.places, dims, strict=True))
+        if self.symbols.broken_by(values):
+            return None
         self.compile()  # which adds guards, too
         with self._lock:
             known = self.namespace["known"]
-            values = dict(zip(self.symbols.places, dims, strict=True))
-            if self.symbols.broken_by(values):
+            leaf = self.trace.leaf
+            if self.symbols.broken_by(values) or not (leaf is None or leaf.sizes.env.holds(values)):
                 return None
             types = [type_at(t, values) for t in self.result_types]
             if len(known) >= MAX_KNOWN:

@@ -264,6 +264,8 @@ class Writer:
         for n, places in enumerate(self.symbols.places.values()):
             for m, place in enumerate(places):
                 x = f"a{place.index}" if place.item is None else f"i{place.item.number}"
+                if place.item is not None and place.axis is None:
+                    x = self._read(place.item)
                 read = x if place.axis is None else f"{x}._type.shape[{place.axis}]"
                 if m:
                     self.miss_if(f"{read} != z{n}")
@@ -348,6 +350,8 @@ class Writer:
         here = f"i{item.number}"
         by_contents = item.kind == "array" and item.facts is not None and len(item.facts) > 3
         contents = f"{here}.tobytes() != {self.constant(item.facts[3])}" if by_contents else ""
+        if item.kind == "int":
+            return f"type({self._read(item)}) is not int"
         if item.covered or item.parent is None or item.step == "created":
             return contents
         p = f"i{item.parent.number}"
@@ -367,14 +371,7 @@ class Writer:
             return f"{self.constant(item.key)} in {p}.__dict__"
         if item.now is MISSING:
             return f"hasattr({p}, {self.constant(item.key)})"
-        if item.step == "item":
-            read = f"{p}[{self.constant(item.key)}]"
-        elif item.step == "cell":
-            read = f"{p}.cell_contents"
-        elif item.step == "class":
-            read = f"{p}.__dict__[{self.constant(item.key)}]"
-        else:
-            read = f"{p}.{item.key}"
+        read = self._read(item)
         if item.kind == "lifted":
             return ""
         if self._is_replaced(item):
@@ -387,6 +384,18 @@ class Writer:
         if contents:
             return f"{read} is not {here} or {contents}"
         return f"{read} is not {here}"
+
+    def _read(self, item: Item) -> str:
+        """An expression for what is at an item's place."""
+        assert item.parent is not None
+        p = f"i{item.parent.number}"
+        if item.step == "item":
+            return f"{p}[{self.constant(item.key)}]"
+        if item.step == "cell":
+            return f"{p}.cell_contents"
+        if item.step == "class":
+            return f"{p}.__dict__[{self.constant(item.key)}]"
+        return f"{p}.{item.key}"
 
     def _grads(self) -> None:
         for owner, key, grad in self.trace.slots:
@@ -496,7 +505,7 @@ class Writer:
         dims = ", z" if self.symbols else ""
         if self.trace.leaf is not None:
             self.put(f"x = [{', '.join(arrays)}]")
-            self.put("r = run(x, seen)")
+            self.put(f"r = run(x, seen{dims})")
             self.put("if type(r) is Divergence:")
             for generator, name in self.draws.items():
                 count = trace.draws[generator]

@@ -17,15 +17,14 @@ import numpy as np
 
 from jitgrad import gpu
 from jitgrad.compiler.interpret import with_line
-from jitgrad.compiler.ir import Graph, Value, Write
+from jitgrad.compiler.ir import Graph
 from jitgrad.compiler.ops.quiet import Quiet
-from jitgrad.compiler.ops.record import OPS
 from jitgrad.compiler.options import Options
 from jitgrad.compiler.types import TensorType
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.errors import CompileError
+from jitgrad.segment_forms import Forms, to_graph
 from jitgrad.storage import Storage
-from jitgrad.values import plain_attrs, plain_type
 
 MAX_STEPS = 100_000
 """Steps that are kept for one function; past this all of them are forgotten."""
@@ -101,6 +100,7 @@ class Segments:
         written: storages that the function has written: parts of them are views of the whole.
         compile: makes of a graph and options what runs on arrays (a Compiled, and its run).
         refuse: told of what the compiler cannot do: (reason, line).
+        symbolic: whether programs that differ in sizes share code; forms: those that do.
     """
 
     def __init__(
@@ -108,8 +108,9 @@ class Segments:
         name: str,
         compile: Callable[[Graph, Options], tuple[Any, Callable[[Any], Any]]],
         refuse: Callable[[CompileError], None],
+        symbolic: bool = True,
     ) -> None:
-        self.name = name
+        self.name, self.symbolic = name, symbolic
         self.compile, self.refuse = compile, refuse
         self.lock = threading.RLock()
         self.written: weakref.WeakSet[Storage] = weakref.WeakSet()
@@ -127,6 +128,7 @@ class Segments:
         self.root = Step(None, "root", 0, ())
         self.count = 0
         self.programs: list[Program] = []
+        self.forms = Forms(self.name, self.compile)
 
     def made(self, step: Step) -> None:
         """Counts a step that was made."""
@@ -141,6 +143,8 @@ class Program:
     Attributes:
         wanted: numbers of the values that become memory of their own. writes: (input, value).
         runs: how often it ran; native: how often as machine code.
+        written: writes, by the number of the input's value.
+        kind: the programs that are like it but for sizes. lifted: of the form whose code it runs.
         compiled: None until its second run. graph: what was compiled.
         why, line: what ended the segment, when it was first met.
     """
@@ -151,14 +155,16 @@ class Program:
         given = [s.first for s in self.steps if s.kind == "input"]
         place = {n: i for i, n in enumerate(given)}
         self.wanted = key[0]
+        self.written = key[1]
         self.writes = tuple([(place[i], n) for i, n in key[1]])
         self.why, self.line = why, line
         self.runs = self.native = 0
         self.compiled: Any = None
         self.graph: Graph | None = None
         self._run: Callable[[Any], Any] | None = None
-        self._places: list[int] = []
         self._refused = False
+        self.lifted: set[int] = set()
+        self.kind = owner.forms.add(self) if owner.symbolic else None
 
     def run(self, arrays: Sequence[Any], lines: Mapping[int, str]) -> dict[int, Any]:
         """The arrays of the wanted values, by number; and writes what is to be written.
@@ -167,8 +173,10 @@ class Program:
         that may fail. Raises what eager code would have raised; then nothing is written.
         """
         self.runs += 1
-        if self._run is None and self.runs >= self.owner.patience and not self._refused:
-            self._compile()
+        if self._run is None and not self._refused:
+            patient = self.runs < self.owner.patience
+            if not patient or (self.runs == 1 and self.kind is not None and self.kind.met):
+                self._compile(patient)
         if self._run is None:
             return self._interpret(arrays, lines)
         try:
@@ -177,7 +185,7 @@ class Program:
             raise self._fault(error, arrays, lines)  # noqa: B904 (the cause says nothing more)
         self.native += 1
         self.owner.ran += 1
-        return dict(zip(self._places, results, strict=True))
+        return dict(zip(self.wanted, results, strict=True))
 
     # -- references ----------------------------------------------------------------------------
     def _interpret(self, arrays: Sequence[Any], lines: Mapping[int, str]) -> dict[int, Any]:
@@ -241,11 +249,18 @@ class Program:
         return error
 
     # -- compiled code -------------------------------------------------------------------------
-    def _compile(self) -> None:
+    def _compile(self, patient: bool) -> None:
+        """patient: only by a form that it shares with programs that ran before."""
         with self.owner.lock:
             if self._run is not None or self._refused:
                 return
-            graph, options = self._to_graph()
+            form = None if self.kind is None else self.owner.forms.of(self, self.kind)
+            if form is not None:
+                self.graph, self.compiled, self.lifted = form.graph, form.compiled, form.lifted
+                self._run = form.runner(self)
+            if form is not None or patient:
+                return
+            graph, options = to_graph(self.owner.name, self)
             try:
                 compiled, run = self.owner.compile(graph, options)
             except CompileError as error:
@@ -254,41 +269,6 @@ class Program:
                 return
             self.graph, self.compiled, self._run = graph, compiled, run
             self.owner.compiled += 1
-
-    def _to_graph(self) -> tuple[Graph, Options]:
-        wanted, writes = self.wanted, self.writes
-        graph = Graph(name=self.owner.name)
-        values: list[Value] = []
-        strides: list[tuple[int, tuple[int, ...]]] = []
-        written = {i for i, _ in writes}
-        for step in self.steps:
-            if step.kind == "input":
-                i = len(graph.inputs)
-                kind = "state" if i in written else "arg"
-                values.append(graph.add_input(plain_type(step.types[0]), kind, f"x{i}"))
-                if step.strides is not None:
-                    strides.append((i, step.strides))
-            elif step.kind == "number":
-                type_ = step.types[0]
-                attrs = {"shape": (), "value": step.data.item(), "dtype": type_.dtype}
-                values.append(graph.add(OPS["full"], line=step.line, device="cpu", **attrs))
-            else:
-                attrs = plain_attrs(step.attrs)
-                inputs = [values[n] for n in step.inputs]
-                values.extend(graph.add_node(step.op, inputs, attrs, step.line))
-        taken = {item.value for item in graph.inputs}
-
-        def own(n: int) -> Value:
-            value = values[n]
-            if value in taken:
-                value = graph.add(OPS["clone"], value)
-            taken.add(value)
-            return value
-
-        self._places = list(wanted)
-        graph.outputs.extend(own(n) for n in wanted)
-        graph.writes.extend(Write(i, own(n)) for i, n in writes)
-        return graph, Options(strides=tuple(strides))
 
     def __repr__(self) -> str:
         return f"<Program {self.owner.name}: {len(self.steps)} steps, {self.runs} runs>"

@@ -11,6 +11,7 @@ from typing import Any
 
 from jitgrad.compiler.types import TensorType
 from jitgrad.sizes import has_sizes, hinted, type_of_data
+from jitgrad.storage import Storage
 from jitgrad.tape.node import Node
 from jitgrad.tensor import Tensor, intern_type
 
@@ -58,6 +59,6 @@ def _all(x: Any) -> Any:
         return _type(x)
     if type(x) is not tuple:
         return x
-    if len(x) == 5 and isinstance(x[3], TensorType):  # tape.node.Saved
+    if len(x) == 5 and isinstance(x[1], Storage):  # tape.node.Saved
         return (x[0], x[1], _chain(x[2]), _type(x[3]), x[4])
     return tuple(map(_all, x))

@@ -17,6 +17,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,11 @@ import numpy as np
 from jitgrad.compiler.ir import Graph, Node, Value, Write
 from jitgrad.compiler.ops.record import Elementwise
 from jitgrad.compiler.options import Options
+from jitgrad.compiler.passes.fix_sizes import decided, substituted
 from jitgrad.compiler.passes.simplify import may_fault
+from jitgrad.compiler.symbolic import ShapeEnv, Sym
 from jitgrad.compiler.types import TensorType
+from jitgrad.dims import Symbols
 from jitgrad.facts import layout
 from jitgrad.tree_code import outcome_of, write_way
 
@@ -85,20 +89,24 @@ class Part:
 
 class Seen:
     """What a call has computed so far. entries: its arrays; values: by number; looked: for each
-    branch, the part that ran and the outcome. arrived: a leaf has given the result."""
+    branch, the part that ran and the outcome. dims: where sizes are symbolic, a tuple of the tuple
+    of them. arrived: a leaf has given the result."""
 
-    __slots__ = ("arrived", "entries", "looked", "values")
+    __slots__ = ("arrived", "dims", "entries", "looked", "values")
 
     def __init__(self, entries: list[Any]) -> None:
         self.arrived = False
         self.entries = entries
+        self.dims: tuple[Any, ...] = ()
         self.values: dict[int, Any] = {}
         self.looked: dict[Branch, tuple[Part | None, Hashable]] = {}
 
-    def of(self, part: Part) -> list[Any]:
-        """The arrays that a part reads."""
+    def run(self, part: Part) -> list[Any]:
+        """Runs a part on the arrays that it reads."""
         entries, values = self.entries, self.values
-        return [entries[~n] if n < 0 else values[n] for n in part.inputs]
+        arrays = [entries[~n] if n < 0 else values[n] for n in part.inputs]
+        found: list[Any] = part.run(arrays, *self.dims)
+        return found
 
     def holds_for(self, entries: list[Any]) -> bool:
         """Whether all of it was computed of these arrays."""
@@ -125,6 +133,7 @@ class Branch:
     """
 
     forest: Forest
+    sizes: Sizes
     name: str
     above: tuple[Branch, ...]
     observed: int
@@ -144,7 +153,7 @@ class Branch:
         if known is not None and known[0] is part:
             return known[1]
         if part is not None:
-            seen.values.update(zip(part.outputs, part.run(seen.of(part)), strict=True))
+            seen.values.update(zip(part.outputs, seen.run(part), strict=True))
         outcome = outcome_of(self.how, seen.entries[~n] if n < 0 else seen.values[n])
         seen.looked[self] = part, outcome
         return outcome
@@ -185,22 +194,25 @@ class Leaf:
     root: the key of its tree. way: branches and outcomes. part: what is left to do after them.
     results: for each result of the trace's graph the number of an output of the part, or (as ~n) of
     a value that is kept. call: its Specialisation's; missed: tells that one why a call was no hit.
-    taken: makes the next call begin here.
+    taken: makes the next call begin here. relearn: makes it check the guards on sizes anew.
     run_new: runs a call of which nothing is computed yet (tree_code.py).
     """
 
     forest: Forest
+    sizes: Sizes
     root: Any
     way: list[tuple[Branch, Hashable]]
     part: Part
     results: list[int]
     call: Any = None
     missed: Any = None
+    relearn: Any = None
     taken: Any = None
     run_new: Any = None
 
     def compile(self, compile_now: Compile) -> None:
         with self.forest.lock:
+            guards = len(self.sizes.env.guards)
             for branch, _ in self.way:
                 branch.compile(compile_now)
             self.part.compile(compile_now)
@@ -208,6 +220,8 @@ class Leaf:
             for leaf in self.forest.leaves[self.root]:  # whose branches may be others by now
                 if leaf.run_new is not None:
                     leaf.run_new = leaf._link()
+                if len(self.sizes.env.guards) > guards:
+                    leaf.relearn()
 
     def _link(self) -> Any:
         """`run_new`: what runs a call of which nothing is computed yet."""
@@ -224,7 +238,7 @@ class Leaf:
             return Divergence(self, branch, wanted, outcome, seen)
 
         branches = [(b.part, b.how, b.observed, wanted) for b, wanted in self.way]
-        run, found = write_way(branches, self.part, self.results, away)
+        run, found = write_way(branches, self.part, self.results, away, bool(self.sizes))
         so_far.extend(found)
         return run
 
@@ -234,16 +248,17 @@ class Leaf:
             self.taken()
         self.forest.arrived = self
 
-    def run(self, entries: list[Any], seen: Seen | None = None) -> Any:
-        """The arrays that the trace's graph gives; or a Divergence: nothing is written then."""
+    def run(self, entries: list[Any], seen: Seen | None = None, *dims: Any) -> Any:
+        """The arrays that the trace's graph gives; or a Divergence: nothing is written then. dims:
+        the symbolic sizes, as one tuple, if there are any."""
         if seen is None or not seen.holds_for(entries):
-            return self.run_new(entries)
-        seen.entries = entries
+            return self.run_new(entries, *dims)
+        seen.entries, seen.dims = entries, dims
         for branch, wanted in self.way:
             outcome = branch.look(seen)
             if outcome != wanted:
                 return Divergence(self, branch, wanted, outcome, seen)
-        made = self.part.run(seen.of(self.part))
+        made = seen.run(self.part)
         if len(made) == len(self.results):
             return made
         out, given = [], set()
@@ -279,6 +294,39 @@ class Divergence:
         return miss
 
 
+class Sizes:
+    """The symbolic sizes of a tree's traces. True where there are any.
+
+    key: equal for traces whose sizes are the same. env: of all parts of the tree; its guards are
+    those that decide sizes, and what compiling the parts adds.
+    """
+
+    def __init__(self, key: Any, env: ShapeEnv) -> None:
+        self.key = key
+        self.env = ShapeEnv(dict(env.hints), [], dict(env.low), dict(env.high))
+        self._mine: dict[str, Any] = {name: Sym({(name,): 1}, self.env) for name in env.hints}
+        for name, value in decided(env).items():
+            self.env.guard("==", self._mine[name], self.of(value), True)
+
+    def __bool__(self) -> bool:
+        return bool(self._mine)
+
+    def of(self, x: Any) -> Any:
+        """An attribute or a dim of a trace, in these sizes."""
+        return substituted(x, self._mine) if self._mine else x
+
+    def type(self, t: TensorType) -> TensorType:
+        """A trace's type, in these sizes."""
+        return t.with_shape(self.of(tuple(t.shape))) if self._mine else t
+
+
+def _named(x: Any) -> Any:
+    """Attributes as they are compared, without the hints of sizes."""
+    if isinstance(x, tuple):
+        return tuple(map(_named, x))
+    return f"<{x}>" if isinstance(x, Sym) else x
+
+
 class Forest:
     """The trees of one function.
 
@@ -296,15 +344,17 @@ class Forest:
         self._operands: list[tuple[int, ...]] = []
         self._facts: list[tuple[Any, ...]] = []  # of those operands that are entries
         self._branches: dict[Any, Branch] = {}
+        self._sizes: dict[Any, Sizes] = {}
 
     # -- growing -------------------------------------------------------------------------------
-    def grow(self, trace: Any) -> Leaf:
+    def grow(self, trace: Any, symbols: Symbols) -> Leaf:
         """The leaf of a trace, new in its tree."""
         with self.lock:
             facts = [(e.kind, e.value.type, layout(e.array)) for e in trace.entries]
-            numbers = self._number(trace.graph, facts)
+            sizes = self._sizes_of(symbols)
+            numbers = self._number(trace.graph, facts, sizes)
             way: list[tuple[Branch, Hashable]] = []
-            path: tuple[Any, ...] = ()
+            path: tuple[Any, ...] = (sizes.key,)
             start = 0
             for cut in trace.cuts:
                 checked = _checked(trace.graph.nodes[start : cut.nodes], numbers)
@@ -316,15 +366,19 @@ class Forest:
                 branch = self._branches.get(path)
                 if branch is None:
                     above = tuple([b for b, _ in way])
-                    branch = Branch(self, trace.graph.name, above, n, checked, cut.how, str(cut))
+                    branch = Branch(
+                        self, sizes, trace.graph.name, above, n, checked, cut.how, str(cut)
+                    )
                     branch.owned = set(self._walk(above, [n, *checked])[0])
                     self._branches[path] = branch
                 way.append((branch, cut.outcome))
                 path = (*path, cut.outcome)
             checked = _checked(trace.graph.nodes[start:], numbers)
-            part, results = self._rest([b for b, _ in way], trace.graph, facts, numbers, checked)
-            leaf = Leaf(self, path[0], way, part, results)
-            self.leaves.setdefault(path[0], []).append(leaf)
+            part, results = self._rest(
+                [b for b, _ in way], trace.graph, facts, numbers, checked, sizes
+            )
+            leaf = Leaf(self, sizes, path[:2], way, part, results)
+            self.leaves.setdefault(leaf.root, []).append(leaf)
             for branch, outcome in way:
                 branch.latest[outcome] = leaf
             return leaf
@@ -336,7 +390,7 @@ class Forest:
     def fell(self, root: Any) -> list[Leaf]:
         """Forgets a tree; gives what its leaves were."""
         with self.lock:
-            for path in [p for p in self._branches if p[0] == root]:
+            for path in [p for p in self._branches if p[:2] == root]:
                 del self._branches[path]
             return self.leaves.pop(root, [])
 
@@ -344,14 +398,30 @@ class Forest:
         """How many leaves there are beside the first of each tree."""
         return sum(len(leaves) - 1 for leaves in self.leaves.values() if leaves)
 
-    def _number(self, graph: Graph, facts: Sequence[Any]) -> dict[Value, int]:
+    def _sizes_of(self, symbols: Symbols) -> Sizes:
+        """The symbolic sizes of a trace: those of a tree where they are the same, and fit what
+        compiling has made guards of; else new ones."""
+        signature = symbols.signature()
+        for k in count():
+            key = (signature, k) if signature else None
+            found = self._sizes.get(key)
+            if found is None:
+                found = self._sizes[key] = Sizes(key, symbols.env)
+            if found.env.holds(symbols.env.hints):
+                return found
+        raise AssertionError
+
+    def _number(self, graph: Graph, facts: Sequence[Any], sizes: Sizes) -> dict[Value, int]:
         """The numbers of a trace's values: ~i for entry i."""
+        texts = [(kind, f"{t} {t.device}", strides) for kind, t, strides in facts]
         numbers = {item.value: ~i for i, item in enumerate(graph.inputs)}
         for node in graph.nodes:
             operands = tuple([numbers[v] for v in node.inputs])
             of_entries = tuple([facts[~n] for n in operands if n < 0])
             for v in node.outputs:
-                key = (node.op.name, operands, of_entries, repr(node.attrs), v.index, node.line)
+                known = tuple([texts[~n] for n in operands if n < 0])
+                attrs = repr(_named(node.attrs))
+                key = (sizes.key, node.op.name, operands, known, attrs, v.index, node.line)
                 n = self._keys.setdefault(key, len(self.made))
                 if n == len(self.made):
                     self.made.append(v)
@@ -426,13 +496,13 @@ class Forest:
         if not roots:
             return None
         name = f"{branch.name}_branch{len(branch.above)}"
-        builder = Builder(self, name, *self._walk(branch.above, roots))
+        builder = Builder(self, branch.sizes, name, *self._walk(branch.above, roots))
         builder.graph.outputs = [builder.values[n] for n in outputs]
         return builder.part(outputs)
 
     def _rest(
         self, above: Sequence[Branch], graph: Graph, facts: Sequence[Any],
-        numbers: dict[Value, int], checked: Sequence[int],
+        numbers: dict[Value, int], checked: Sequence[int], sizes: Sizes,
     ) -> tuple[Part, list[int]]:  # fmt: skip
         """What is left of a trace below these branches, and Leaf.results."""
         found = [*graph.outputs, *(r.value for r in graph.rebinds if r.value is not None)]
@@ -440,7 +510,7 @@ class Forest:
         writes = [(w.input, numbers[w.value]) for w in graph.writes]
         roots = [*places, *(n for _, n in writes), *checked]
         order, taken = self._walk(above, roots)
-        builder = Builder(self, graph.name, order, taken)
+        builder = Builder(self, sizes, graph.name, order, taken)
         results: list[int] = []
         for n in places:
             if n in taken:
@@ -481,8 +551,11 @@ def _checked(nodes: Iterable[Node], numbers: dict[Value, int]) -> tuple[int, ...
 class Builder:
     """Builds the graph of a part: what it takes are inputs, then what it computes, in order."""
 
-    def __init__(self, forest: Forest, name: str, order: Iterable[int], taken: list[int]) -> None:
-        self.graph = Graph(name=name)
+    def __init__(
+        self, forest: Forest, sizes: Sizes, name: str, order: Iterable[int], taken: list[int]
+    ) -> None:
+        self.graph = Graph(name=name, env=sizes.env)
+        self.sizes = sizes
         self.values: dict[int, Value] = {}
         self._inputs: list[int] = []
         self._strides: list[tuple[int, tuple[int, ...]]] = []
@@ -499,7 +572,9 @@ class Builder:
         operands = []
         for k, v in zip(forest._operands[n], node.inputs, strict=True):
             operands.append(self.values[k] if k >= 0 else self.entry(k, next(facts), v.name))
-        made = self.graph.add_node(node.op, operands, node.attrs, node.line)
+        attrs = {name: self.sizes.of(x) for name, x in node.attrs}
+        types = [self.sizes.type(v.type) for v in node.outputs]
+        made = self.graph.add_node(node.op, operands, attrs, node.line, types)
         for old, new in zip(node.outputs, made, strict=True):
             self.values[forest._numbers[old]] = new
 
@@ -516,6 +591,7 @@ class Builder:
     def _input(self, n: int, type_: TensorType, kind: str, name: str) -> Value:
         self._inputs.append(n)
         taken = {item.name for item in self.graph.inputs}
+        type_ = self.sizes.type(type_)
         return self.graph.add_input(type_, kind, name if name not in taken else f"{name}#{n}")
 
     def part(self, outputs: list[int]) -> Part:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections import defaultdict
+from collections.abc import Callable
 from types import (
     CodeType,
     FrameType,
@@ -37,6 +38,7 @@ from jitgrad.guards import (
 from jitgrad.hostscalar import HostScalar
 from jitgrad.pytree import nodes_of
 from jitgrad.reads import Reads, reads_of
+from jitgrad.sizes import is_size
 from jitgrad.sources import Arg, Captured, Grad, Owner, Source
 from jitgrad.storage import Storage
 from jitgrad.tensor import Tensor
@@ -44,7 +46,12 @@ from jitgrad.values import is_part
 
 
 class Watch(Collector):
-    """Told of the code that runs while a function is recorded; answers the recorder."""
+    """Told of the code that runs while a function is recorded; answers the recorder.
+
+    unlend: puts ints back in the places of symbolic sizes.
+    """
+
+    unlend: Callable[[], None] | None = None
 
     def container_in(self, result: Any) -> str:
         """A mutable container in a result that exists outside of the call, as text; or ""."""
@@ -64,6 +71,9 @@ class Watch(Collector):
             if first is not None and id(first) not in self._by_object:
                 self._made[id(first)] = first
         self._learn(reads)
+        if reads.typed and self.unlend is not None:  # code that asks for the type() of values
+            self._lend = None
+            self.unlend()
         if code not in self._functions and code not in self._entered:
             self._find_function(code, fields)
         self._entered.add(code)
@@ -119,6 +129,9 @@ class Watch(Collector):
         owner = self._closure_of(code, fields)
         if owner is not None:
             self._captured(owner.now, reads)
+            for name, cell in zip(code.co_freevars, owner.now.__closure__ or (), strict=True):
+                if is_size(found := contents_of(cell)):
+                    fields[name] = found  # for what is in `fields` is written to the cell
             return
         for path in sorted(reads.cells):
             name = path[0]

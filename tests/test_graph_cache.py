@@ -16,6 +16,9 @@ import jitgrad as jg
 from jitgrad import nn
 from jitgrad.compiler import graph_cache
 from jitgrad.compiler.codegen import objects
+from jitgrad.compiler.image import Image
+from jitgrad.compiler.ir import Graph
+from jitgrad.compiler.symbolic import ShapeEnv
 from jitgrad.jit import jit
 from jitgrad.runtime.knobs import knob
 
@@ -154,3 +157,69 @@ def test_modules_compile_once_for_equal_layers() -> None:
             f(x)
             np.testing.assert_allclose(f(x).numpy(), layer(x).numpy(), rtol=1e-5)
     assert [report(f.jitted).cached for f in fast] == [False, True, True]
+
+
+RAGGED = """
+import sys
+import jitgrad as jg
+import jitgrad.nn.functional as F
+w = jg.arange(12.0).view(4, 3).div(7).requires_grad_()
+table = jg.arange(40.0).view(10, 4) / 9
+@jg.jit(fallback="error")
+def step(i):
+    w.grad = None
+    y = F.softmax(table[i] @ w, 0)[: i.shape[0] // 2]
+    (y.square().sum() * i.numel()).backward()
+    return y.sum(), jg.scan(lambda c, x: (c + x.sum(), c * x), jg.zeros(4), table[i])[1]
+for n in (4, 7, 5, 10):
+    y, ys = step(jg.arange(n))
+    print(round(float(y.sum()), 4), round(float(w.grad.abs().sum()), 4), round(float(ys.sum()), 3))
+try:
+    step(jg.tensor([3, 4, 11, 0, 1, 2]))
+except IndexError as error:
+    print("index 11 is out of bounds" in str(error))
+spec = step.specialisations[0]
+print(step.stats.traces, spec.compiled.report.cached, "jitgrad.compiler.pipeline" in sys.modules)
+print(step.memory_plan())
+"""
+
+
+def test_graphs_with_symbolic_sizes_are_kept(tmp_path: Path) -> None:
+    """A second process finds code, arena and guards; results, errors and the plan are the same."""
+    env = {**os.environ, "JITGRAD_CACHE_DIR": str(tmp_path / "shared")}
+    runs = [
+        subprocess.run([sys.executable, "-c", RAGGED], env=env, capture_output=True, text=True)
+        for _ in range(2)
+    ]
+    first, second = (r.stdout.splitlines() for r in runs)
+    assert first[5] == "2 False True", runs[0].stderr
+    assert second[5] == "2 True False", runs[1].stderr
+    assert first[4] == "True" and first[:5] + first[6:] == second[:5] + second[6:]
+
+
+def test_the_range_of_sizes_is_part_of_the_key() -> None:
+    """What is known of sizes decides how code is made."""
+
+    def f(x: Any) -> Any:
+        return x.cumsum(0) * 431
+
+    fast = [
+        jit(f, dynamic_shapes={"x": {0: jg.Dim("n", max=n)}}) for n in (16, 64, 64)
+    ]  # of which the last two are alike
+    for g in fast:
+        for n in (5, 9, 16):
+            np.testing.assert_allclose(g(jg.ones(n)).numpy(), f(jg.ones(n)).numpy())
+    assert [report(g).cached for g in fast] == [False, False, True]
+
+
+def test_guards_that_compiling_made_come_with_the_code() -> None:
+    """Code that holds for some sizes only says so wherever it is found."""
+    env = ShapeEnv()
+    n = env.dim("n", 8)
+    graph = Graph(env=env)
+    image = Image(sizes=["n"], guards=[("<", "n", "10", True)])
+    assert [str(s) for s in graph_cache.sizes_of(graph, image) or []] == ["n"]
+    assert [g.expression() for g in env.guards] == ["n < 10"] and n < 10
+    env.hints["n"] = 12
+    env.guards.clear()
+    assert graph_cache.sizes_of(graph, image) is None and not env.guards

@@ -508,7 +508,7 @@ def test_a_tree_has_sixteen_leaves() -> None:
 
 @knob(segments=False)
 def test_other_shapes_keep_their_trees_when_one_grows_too_large() -> None:
-    @jit(fallback="silent")
+    @jit(fallback="silent", dynamic=False)
     def f(x: Any) -> Any:
         return x * int(x[0])
 

@@ -7,7 +7,7 @@ nest, and the kernels of a body use the pool as ever. Owns these two functions; 
 arguments is compiler/launch_rows.py.
 
     jg_branch   0 slot of pred   1, 2 first row and rows if true   3, 4 if false
-    jg_loop     0 steps at most   1 whether from the last slice to the first
+    jg_loop     0 steps at most (-s-1: symbolic size s)   1 whether from the last slice to the first
                 2, 3, 4 first row and rows of the test (0: none), slot of its answer
                 5, 6 first row and rows of the body
                 7 number of slices   8 number of carries
@@ -88,7 +88,13 @@ def _emit_branch(module: ir.Module, run: ir.Function) -> None:
 def _emit_loop(module: ir.Module, run: ir.Function, copy: ir.Function) -> None:
     b, (ctx, bufs, args) = _driver(module, "jg_loop")
     rows = _Rows(b, ctx, bufs, run)
-    steps, test_rows = get(b, args, STEPS), get(b, args, TEST_ROWS)
+    test_rows = get(b, args, TEST_ROWS)
+    steps = variable(b, 0)
+    b.store(get(b, args, STEPS), steps)
+    with b.if_then(b.icmp_signed("<", b.load(steps, typ=I64), const(0))):
+        sizes, number = get_pointer(b, ctx, abi.CTX_SIZES), b.load(steps, typ=I64)
+        b.store(get(b, sizes, b.sub(const(-1), number)), steps)
+    steps = b.load(steps, typ=I64)
     n_slices, n_carries = get(b, args, SLICES), get(b, args, CARRIES)
     slices = word(b, args, HEAD)
     carries = word(b, slices, b.mul(n_slices, const(SLICE_WORDS)))

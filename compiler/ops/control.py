@@ -29,6 +29,7 @@ from jitgrad.compiler.graph_tensor import GraphTensor
 from jitgrad.compiler.ir import Graph, Node, Value, inner_nodes
 from jitgrad.compiler.ops.record import MANY, OnnxContext, Op, Sample, op, zeros_like
 from jitgrad.compiler.ops.scan_derivative import Flags, reversed_scan, saving, total
+from jitgrad.compiler.symbolic import hint
 from jitgrad.compiler.types import TensorType
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.errors import InternalError
@@ -131,7 +132,7 @@ class Scan(Control):
     bodies = ("body",)
 
     def steps(self, attrs: dict[str, Any]) -> int:
-        return int(attrs["length"])
+        return hint(attrs["length"])
 
     def infer(self, *types: Any, **attrs: Any) -> tuple[TensorType, ...]:
         body, n, m, length = _of_scan(attrs)
@@ -140,7 +141,7 @@ class Scan(Control):
         sliced = []
         for t in types[n : n + m]:
             self.expect(
-                t.ndim > 0 and int(t.shape[0]) == length,
+                t.ndim > 0 and t.shape[0] == length,
                 f"expected xs with a leading axis of {length}; got {t}",
             )
             sliced.append(t.with_shape(t.shape[1:]))

@@ -58,7 +58,7 @@ def _with(graph: Graph, known: dict[str, Dim]) -> Graph:
         inputs.append(Input(new, item.kind, item.name))
     nodes = []
     for node in graph.nodes:
-        attrs = {name: _attribute(value, known) for name, value in node.attrs}
+        attrs = {name: substituted(value, known) for name, value in node.attrs}
         types = [_type(v.type, known) for v in node.outputs]
         made = Node(node.op, [replace[v] for v in node.inputs], attrs, node.line, types)
         nodes.append(made)
@@ -72,9 +72,10 @@ def _type(t: TensorType, known: dict[str, Dim]) -> TensorType:
     return t.with_shape(tuple([substitute(d, known) for d in t.shape]))
 
 
-def _attribute(x: Any, known: dict[str, Dim]) -> Any:
+def substituted(x: Any, known: dict[str, Dim]) -> Any:
+    """A value of an attribute with others, or numbers, in the place of dims."""
     if isinstance(x, tuple):
-        return tuple([_attribute(y, known) for y in x])
+        return tuple([substituted(y, known) for y in x])
     if isinstance(x, Body):
         return Body(_with(x.graph, known))
     return substitute(x, known) if isinstance(x, Sym) else x

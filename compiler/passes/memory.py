@@ -12,7 +12,7 @@ wave, which no placement can beat for this order; `total` the sum of all buffers
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -24,20 +24,22 @@ from jitgrad.compiler.kernels import (
 )
 from jitgrad.compiler.loops import Array
 from jitgrad.compiler.passes.order import Schedule, reads_where_it_writes
-from jitgrad.compiler.symbolic import Dim
+from jitgrad.compiler.symbolic import Sym
 
 ALIGN = 128
 
 
 @dataclass
 class Block:
-    """A piece of the arena: the arrays that live there in turn, in waves [start, end]."""
+    """A piece of the arena: the arrays that live there in turn (and their numbers among all lives),
+    in waves [start, end]."""
 
     arrays: list[Array]
     size: int
     start: int
     end: int
     offset: int = 0
+    lives: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -51,14 +53,19 @@ class Plan:
     total: int = 0
     waves: int = 0
 
-    def largest(self) -> Dim:
-        """The bytes of the arrays that are live in the wave with the most, as a formula."""
-        live = [[b for b in self.blocks if b.start <= n <= b.end] for n in range(self.waves)]
-        most = max(live, key=lambda blocks: sum(b.size for b in blocks), default=[])
-        total: Dim = 0
-        for b in most:
-            total = total + b.arrays[0].numel * b.arrays[0].dtype.itemsize
-        return total
+
+@dataclass
+class Life:
+    """An array of the arena: the waves [start, end] that it is needed in.
+
+    over: the numbers of the lives that end where this one begins, and whose memory it may be stored
+    over if it is as large.
+    """
+
+    array: Array
+    start: int
+    end: int
+    over: list[int] = field(default_factory=list)
 
 
 def plan_memory(
@@ -72,8 +79,31 @@ def plan_memory(
     workspace: temporary arrays that a kernel's code needs while it runs. size_of: bytes of an
     array (for these values of the symbolic dims).
     """
-    first: dict[Array, int] = {}
-    last: dict[Array, int] = {}
+    lives = lifetimes(schedule, fixed, workspace)
+    sizes = [size_of(x.array) for x in lives]
+    blocks, offsets = place([(x.start, x.end, x.over) for x in lives], sizes)
+    for b in blocks:
+        b.arrays = [lives[k].array for k in b.lives]
+    n_waves = len(schedule.waves)
+    change = [0] * (n_waves + 1)
+    for b in blocks:
+        change[b.start] += b.size
+        change[b.end + 1] -= b.size
+    return Plan(
+        blocks,
+        {x.array: offset for x, offset in zip(lives, offsets, strict=True)},
+        peak_of(blocks),
+        max(accumulate(change), default=0),
+        sum(map(_aligned, sizes)),
+        n_waves,
+    )
+
+
+def lifetimes(
+    schedule: Schedule, fixed: set[Array], workspace: Mapping[Kernel, list[Array]]
+) -> list[Life]:
+    """The arrays that plan_memory plans, in the order in which they are made."""
+    lives: dict[Array, Life] = {}
     made_by: dict[Array, Kernel] = {}
     readers_in: dict[tuple[Array, int], int] = {}
     reads = {k: kernel_reads(k) for wave in schedule.waves for k in wave}
@@ -82,69 +112,58 @@ def plan_memory(
             writes = kernel_writes(k)
             for a in [*writes, *workspace.get(k, [])]:
                 if a not in fixed and a not in schedule.home:
-                    first.setdefault(a, n)
-                    last[a] = max(last.get(a, n), n)
+                    life = lives.setdefault(a, Life(a, n, n))
+                    life.end = max(life.end, n)
                     made_by.setdefault(a, k)
             for a in reads[k]:
-                if a in first and a not in writes:
-                    last[a] = n
+                if a in lives and a not in writes:
+                    lives[a].end = n
                     readers_in[a, n] = readers_in.get((a, n), 0) + 1
-    block_of: dict[Array, Block] = {}
-    blocks: list[Block] = []
-    for a in first:
+    number = {a: k for k, a in enumerate(lives)}
+    for a, life in lives.items():
         k = made_by[a]
-        taken = _take_over(a, k, reads[k], first[a], last, readers_in, block_of, size_of)
-        if taken is not None:
-            taken.arrays.append(a)
-            taken.end = max(taken.end, last[a])
-            block_of[a] = taken
-        else:
-            block = Block([a], _aligned(size_of(a)), first[a], last[a])
-            block_of[a] = block
-            blocks.append(block)
+        writes = kernel_writes(k)
+        if a not in writes:
+            continue
+        for x in reads[k]:
+            if x in lives and x not in writes and number[x] < number[a]:
+                dies_here = lives[x].end == life.start and readers_in.get((x, life.start)) == 1
+                if dies_here and _may_be_as_large(x, a) and reads_where_it_writes(k, x, a):
+                    life.over.append(number[x])
+    return list(lives.values())
+
+
+def place(
+    lives: Sequence[tuple[int, int, Sequence[int]]], sizes: Sequence[int]
+) -> tuple[list[Block], list[int]]:
+    """Blocks and, for each life (start, end, over), its offset, for bytes of each."""
+    block_of: list[Block] = []
+    blocks: list[Block] = []
+    for k, (start, end, over) in enumerate(lives):
+        taken = next((block_of[x] for x in over
+                      if block_of[x].lives[-1] == x and sizes[x] == sizes[k]), None)  # fmt: skip
+        if taken is None:
+            taken = Block([], _aligned(sizes[k]), start, end)
+            blocks.append(taken)
+        taken.lives.append(k)
+        taken.end = max(taken.end, end)
+        block_of.append(taken)
     _place(blocks)
-    n_waves = len(schedule.waves)
-    change = [0] * (n_waves + 1)
-    for b in blocks:
-        change[b.start] += b.size
-        change[b.end + 1] -= b.size
-    live = list(accumulate(change))
-    return Plan(
-        blocks,
-        {a: b.offset for a, b in block_of.items()},
-        max((b.offset + b.size for b in blocks), default=0),
-        max(live, default=0),
-        sum(_aligned(size_of(a)) for a in first),
-        n_waves,
-    )
+    return blocks, [b.offset for b in block_of]
+
+
+def peak_of(blocks: Sequence[Block]) -> int:
+    """The bytes of the arena."""
+    return max((b.offset + b.size for b in blocks), default=0)
+
+
+def _may_be_as_large(a: Array, b: Array) -> bool:
+    sizes = [x.numel * x.dtype.itemsize for x in (a, b)]
+    return any(isinstance(n, Sym) for n in sizes) or sizes[0] == sizes[1]
 
 
 def _aligned(n: int) -> int:
     return max(ALIGN, (n + ALIGN - 1) // ALIGN * ALIGN)
-
-
-def _take_over(
-    a: Array,
-    kernel: Kernel,
-    reads: list[Array],
-    wave: int,
-    last: Mapping[Array, int],
-    readers_in: Mapping[tuple[Array, int], int],
-    block_of: Mapping[Array, Block],
-    size_of: Callable[[Array], int],
-) -> Block | None:
-    """The block of a dying operand that `a` may be stored over."""
-    writes = kernel_writes(kernel)
-    if a not in writes:
-        return None
-    for x in reads:
-        block = block_of.get(x)
-        if block is None or x in writes or block.arrays[-1] is not x:
-            continue
-        dies_here = last[x] == wave and readers_in.get((x, wave)) == 1
-        if dies_here and size_of(x) == size_of(a) and reads_where_it_writes(kernel, x, a):
-            return block
-    return None
 
 
 def _place(blocks: list[Block]) -> None:

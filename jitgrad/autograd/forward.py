@@ -12,7 +12,8 @@ from typing import Any
 
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.dispatch import apply
-from jitgrad.levels import Relay, lifted_to_current
+from jitgrad.levels import lifted_to_current
+from jitgrad.relay import Relay
 from jitgrad.state import state
 from jitgrad.tape.node import zeros_of
 from jitgrad.tape.views import put_chain

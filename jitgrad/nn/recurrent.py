@@ -156,7 +156,7 @@ class RNNBase(Module):
         x = input.unsqueeze(1) if rank == 2 else input
         if rank == 3 and self.batch_first:
             x = x.transpose(0, 1)
-        if int(x.shape[0]) == 0:
+        if x.shape[0] == 0:
             raise RuntimeError(
                 f"[{name}] expected a sequence of at least one step; got input {tuple(input.shape)}"
             )
