@@ -105,6 +105,12 @@ def _ask(process: subprocess.Popen[str]) -> object:
     return json.loads(line)
 
 
+def asked_clock() -> str:
+    """The clock for `compare`: with --cpu on the command line the processor's time, which other
+    work on the machine adds little to."""
+    return "process_time" if "--cpu" in sys.argv else "perf_counter"
+
+
 def compare(
     title: str,
     contenders: list[Contender],

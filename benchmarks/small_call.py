@@ -1,8 +1,10 @@
-"""One call of a compiled 32-64-64-8 MLP at batch 1, from Python. Goal: under 5 microseconds."""
+"""One call of a compiled 32-64-64-8 MLP at batch 1, from Python. Goal: under 5 microseconds.
+
+--cpu measures processor time, on machines that do other work, too."""
 
 from __future__ import annotations
 
-from _harness import Contender, compare
+from _harness import Contender, asked_clock, compare
 
 OURS = """
 import numpy as np, jitgrad as torch
@@ -34,6 +36,22 @@ def step():
     return h @ ws[2] + bs[2]
 """
 
+ONNX = """
+import os, tempfile
+import numpy as np, jitgrad as torch, onnxruntime
+from jitgrad import nn
+model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8))
+with tempfile.TemporaryDirectory() as folder:
+    file = os.path.join(folder, "mlp.onnx")
+    torch.export(model, torch.ones(1, 32)).onnx(file)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+feed = {session.get_inputs()[0].name: np.ones((1, 32), np.float32)}
+def step():
+    session.run(None, feed)
+"""
+
 TORCH = """
 import torch
 from torch import nn
@@ -51,10 +69,14 @@ def main() -> None:
         [
             Contender("jitgrad", OURS),
             Contender("NumPy by hand", NUMPY),
+            Contender("ONNX Runtime", ONNX),
             Contender("PyTorch eager", TORCH),
         ],
+        clock=asked_clock(),
     )
-    print(f"  jitgrad: {results['jitgrad'].median * 1e6:.1f} us (goal 5)")
+    ours = results["jitgrad"]
+    print(f"  jitgrad: {ours.median * 1e6:.1f} us, fastest round {min(ours.seconds) * 1e6:.1f} us"
+          " (goal 5)")  # fmt: skip
 
 
 if __name__ == "__main__":
