@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from jitgrad.dims import Symbols
 from jitgrad.facts import FACTS, leaf_facts
 from jitgrad.guards import MAX_ARRAY_BYTES, admits, difference, same, short
 from jitgrad.pytree import Structure
 from jitgrad.replay_support import overlap
 from jitgrad.state import defaults, state
 from jitgrad.storage import Storage
+from jitgrad.symbols import Symbols
 from jitgrad.tensor import Tensor
 from jitgrad.values import is_part
 

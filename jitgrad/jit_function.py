@@ -33,6 +33,7 @@ from jitgrad.dims import History
 from jitgrad.effects import Profile, is_module
 from jitgrad.explain import SENTENCES, Explanation, Stats, check_run, compile_options, pair_options
 from jitgrad.first_nan import watch_run
+from jitgrad.forest import MAX_WAYS, Forest
 from jitgrad.kept import KeptRun, constants_of
 from jitgrad.lifting import Lifter, leaf_names, plain
 from jitgrad.lowered import Lowered
@@ -49,7 +50,6 @@ from jitgrad.segments import Segments
 from jitgrad.sources import Captured
 from jitgrad.state import abstract_mode, state
 from jitgrad.tensor import Tensor
-from jitgrad.tree import MAX_WAYS, Forest
 from jitgrad.unrolled import warn_of_loop
 from jitgrad.watch import Watch
 
@@ -75,7 +75,7 @@ class JitFunction:
         __wrapped__: the function itself.
         stats: traces, compiles, hits, fallbacks, segments.
         specialisations: compiled traces, the last hit first.
-        forest: how they branch where Python looks at values (tree.py).
+        forest: how they branch where Python looks at values (forest.py).
     """
 
     is_jit_function = True

@@ -22,7 +22,6 @@ from jitgrad.autograd.engine import grad
 from jitgrad.compiler.graph_tensor import GraphTensor
 from jitgrad.compiler.ir import Graph, Rebind, Value, Write
 from jitgrad.compiler.types import TensorType
-from jitgrad.dims import Symbols
 from jitgrad.effects import typed
 from jitgrad.facts import place_facts
 from jitgrad.hostscalar import Comparison, HostScalar
@@ -55,6 +54,7 @@ from jitgrad.sources import (
 )
 from jitgrad.state import abstract_mode, state, unwatched
 from jitgrad.storage import Storage
+from jitgrad.symbols import Symbols
 from jitgrad.tape.node import edge_of, held_by_tape, next_seq
 from jitgrad.tape.views import put_chain
 from jitgrad.tensor import Tensor, wrap

@@ -14,11 +14,11 @@ import pytest
 
 import jitgrad as jg
 from jitgrad import nn
+from jitgrad.forest import MAX_WAYS
 from jitgrad.jit import jit
 from jitgrad.referrers import replace_everywhere
 from jitgrad.runtime.errors import CompileError, FallbackWarning
 from jitgrad.runtime.knobs import knob
-from jitgrad.tree import MAX_WAYS
 
 UP = jg.tensor([1.0, 2.0, 3.0])
 DOWN = jg.tensor([-1.0, -2.0, -3.0])
