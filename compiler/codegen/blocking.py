@@ -46,6 +46,9 @@ _ROW_COLS = 1024  # the most columns of one row, whose sums stay in L1
 _KEPT_ROW = 1 << 15  # elements of a constant B from which panels are read faster than its columns
 _ROW_TILE = 4  # vectors of panels for one row
 
+_LARGE = 1 << 18  # bytes of an array from which it is seldom in the second cache
+_MANY = 3  # of them that make an epilogue wide
+
 Group = tuple[int, ...]
 
 
@@ -56,6 +59,7 @@ class Plan:
     block_rows, block_cols: multiples of the tile's. depth_cap: no block of k is larger.
     splits: how many partial results are summed at the end.
     share_b: B is packed once, by a launch of its own; else by each task.
+    strip: columns whose results are made together, row after row; 0: tile after tile.
     kept: the sides, "a" and "b", whose panels stay between calls: they are made of constants.
     one_row: "rows" or "columns": there is one row, and B is read where it lies, along its rows or
         its columns, but for a torn last panel; else "".
@@ -86,6 +90,7 @@ class Plan:
     direct_a: tuple[int, int] | None
     direct_b: bool
     kept: str
+    strip: int
 
     @property
     def grain(self) -> int:
@@ -168,7 +173,10 @@ def plan_blocks(kernel: ContractionKernel, target: Target, keeps: bool = True) -
         row_blocks = -(-row_blocks // 2) * 2  # so that two or four threads get equal shares
     wanted = min(_TASKS, max(1, hm * hn * hk * hc // _TASK_WORK))
     others = max(1, hc * hint(splits))
-    if hm >= hn:  # rather short blocks of rows than to pack A for each of several blocks of columns
+    wide = _is_wide(kernel)
+    if (
+        hm >= hn or wide
+    ):  # rather short blocks of rows than to pack A for each of several blocks of columns
         row_blocks = max(row_blocks, min(-(-wanted // others), hm // (_PANELS * tile.mr)))
     block_rows = _even(hm, row_blocks, tile.mr)
     one_row_block = isinstance(M, int) and block_rows >= M
@@ -194,12 +202,24 @@ def plan_blocks(kernel: ContractionKernel, target: Target, keeps: bool = True) -
         kept = ""
     if keeps and not _is_one(M) and direct_a is None and hn <= _KEPT:
         kept += "a" if is_constant(a, (count, M, K)) else ""
+    strip = 0
+    if wide:
+        strip = max(tile.nr, target.l2 // 4 // (block_rows * c.acc.itemsize) // tile.nr * tile.nr)
     return Plan(
         batch, rows, cols, depth, extents, a, b, count, M, N, K, tile,
         block_rows, block_cols, depth_cap, splits,
         "b" in kept or (not one_row_block and not direct_b), one_row, dot, direct_a, direct_b,
-        kept,
+        kept, strip,
     )  # fmt: skip
+
+
+def _is_wide(kernel: ContractionKernel) -> bool:
+    """Whether results go through so many large arrays that tile after tile, a few elements of each
+    of many rows, would be slow."""
+    arrays = {s.array for s in kernel.stores}
+    arrays |= {e.attr for e in loads([s.value for s in kernel.stores])} - {kernel.array}
+    large = [a for a in arrays if hint(a.numel) * a.dtype.itemsize >= _LARGE]
+    return len(large) >= _MANY
 
 
 def is_constant(e: Expr, sizes: tuple[Dim, ...]) -> bool:

@@ -206,9 +206,15 @@ class _Engine:
         epilogue = None if self.split else self._epilogue(frame)
         # Tiles outlive their block of k, or are all made at once; else one is enough.
         keep = self.split or bool(p.one_row) or not (isinstance(p.K, int) and p.K <= DEPTH)
+        wide = epilogue is not None and p.strip > 0 and epilogue.width > 1
+        size_of_tile = tile.mr * tile.nr
         tiles = None
         if not self.split:
-            count = p.block_rows * p.block_cols if keep else tile.mr * tile.nr
+            count = size_of_tile
+            if keep:
+                count = p.block_rows * p.block_cols
+            elif wide:
+                count = p.block_rows * p.strip
             tiles = frame.scratch(self.element, count)
         M, N = frame.dim(p.M), frame.dim(p.N)
         K, blocks, size = self._depth(frame)
@@ -287,7 +293,10 @@ class _Engine:
                         code.value(whole),
                     ]  # fmt: skip
                     code.b.call(row_kernel, arguments)
-                with code.loop(0, code.ceildiv(cols, tile.nr)) as j:
+
+                def panel(j: Int, slot: Int) -> None:
+                    """The products of column panel j, and its results, if they are not wide; slot:
+                    which of the panels of tiles it has."""
                     col = code.mul(j, tile.nr)
                     b_panel = code.at(b_base, code.mul(j, b_stride), of_b)
                     b_step: Int = tile.nr
@@ -300,8 +309,8 @@ class _Engine:
                     with code.loop(0, row_panels) as i:
                         if source_b is None and p.lanes == 1:
                             self._prefetch_panel(code, b_panel, b_stride, i, row_panels, depth)
-                        where = code.mul(code.add(code.mul(j, row_panels), i), tile.mr * tile.nr)
-                        result = code.at(home, where if keep else 0, self.element)
+                        where = code.mul(code.add(code.mul(slot, row_panels), i), size_of_tile)
+                        result = code.at(home, where if keep or wide else 0, self.element)
                         rest = [b_panel, code.value(b_step), result, first]
                         if row_kernel is not None:  # the last panel is left, if it is not whole
                             assert source_b is not None
@@ -322,9 +331,38 @@ class _Engine:
                         else:
                             a_panel = code.at(a_panels, code.mul(i, a_stride), of_a)
                             code.b.call(micro, [words, a_panel, *rest])
-                        if epilogue is not None:
+                        if epilogue is not None and not wide:
                             with code.b.if_then(last):
                                 self._finish_tile(epilogue, result, i, rows, j, cols)
+
+                strip = p.strip // tile.nr if wide else 1
+                col_panels = code.ceildiv(cols, tile.nr)
+                with code.loop(0, col_panels, strip) as start:
+                    stop = code.min(code.add(start, strip), col_panels)
+                    with code.loop(start, stop) as j:
+                        panel(j, j if keep else code.sub(j, start))
+                    if epilogue is not None and wide:
+                        with code.b.if_then(last):
+                            panels = home
+                            if keep:
+                                at = code.mul(start, code.mul(row_panels, size_of_tile))
+                                panels = code.at(home, at, self.element)
+                            self._finish_strip(epilogue, panels, rows, start, stop, cols)
+
+    def _finish_strip(
+        self, epilogue: Epilogue, tiles: ir.Value, rows: Int, start: Int, stop: Int, cols: Int
+    ) -> None:
+        """The results of column panels start .. stop - 1, row after row."""
+        code, tile = epilogue.frame.code, self.plan.tile
+        row_panels = code.ceildiv(rows, tile.mr)
+        with code.loop(0, rows) as row:
+            panel, within = code.div(row, tile.mr), code.rem(row, tile.mr)
+            with code.loop(start, stop) as j:
+                where = code.add(code.mul(code.sub(j, start), row_panels), panel)
+                at = code.mul(code.add(code.mul(where, tile.mr), within), tile.nr)
+                col = code.mul(j, tile.nr)
+                count = code.min(tile.nr, code.sub(cols, col))
+                epilogue.emit_row(code.at(tiles, at, self.element), row, col, count)
 
     def _ready(
         self, frame: Frame, side: str, number: Int, x: Int, K: Int, start: Int

@@ -113,25 +113,33 @@ class Epilogue:
         if self.width == 1:
             self._elements(tile, row, rows, col, cols)
             return
-        whole = code.mul(code.div(cols, self.width), self.width)
         with code.loop(0, rows) as i:
-            with code.loop(0, whole, self.width) as j:
-                self._at(tile, row, i, col, j, self.width)
-            if not (isinstance(whole, int) and whole == cols):
-                with code.loop(whole, cols) as j:
-                    self._at(tile, row, i, col, j, 1)
+            self.emit_row(self._row_of(tile, i), code.add(row, i), col, cols)
+
+    def emit_row(self, values: ir.Value, row: Int, col: Int, cols: Int) -> None:
+        """Stores `cols` neighbours of a row that lie at (row, col) of the block."""
+        code = self.frame.code
+        whole = code.mul(code.div(cols, self.width), self.width)
+        with code.loop(0, whole, self.width) as j:
+            self._at(values, row, col, j, self.width)
+        if not (isinstance(whole, int) and whole == cols):
+            with code.loop(whole, cols) as j:
+                self._at(values, row, col, j, 1)
+
+    def _row_of(self, tile: ir.Value, i: Int) -> ir.Value:
+        code = self.frame.code
+        return code.at(tile, code.mul(i, self.tile.nr), storage_type(self.acc))
 
     def _elements(self, tile: ir.Value, row: Int, rows: Int, col: Int, cols: Int) -> None:
         code = self.frame.code
         with code.loop(0, rows) as i, code.loop(0, cols) as j:
-            self._at(tile, row, i, col, j, 1)
+            self._at(self._row_of(tile, i), code.add(row, i), col, j, 1)
 
-    def _at(self, tile: ir.Value, row: Int, i: Int, col: Int, j: Int, width: int) -> None:
+    def _at(self, values: ir.Value, block_row: Int, col: Int, j: Int, width: int) -> None:
         code, frame, kernel = self.frame.code, self.frame, self.kernel
-        at = code.add(code.mul(i, self.tile.nr), j)
-        value = code.load(tile, at, storage_type(self.acc), width)
+        value = code.load(values, j, storage_type(self.acc), width)
         value = self._rounded(value)
-        block_row, block_col = code.add(row, i), code.add(col, j)
+        block_col = code.add(col, j)
         reader = _TileReader(self, value, block_row, block_col, width)
         values = emit(self.values, reader, width)
         for n, (store, v) in enumerate(zip(kernel.stores, values, strict=True)):
