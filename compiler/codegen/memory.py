@@ -71,12 +71,9 @@ class Access:
                 raw = b.load(self.pointer(b, back), align=alignment(kind), typ=vector)
                 return raw if self.stride == 1 else _reverse(b, raw)
             mask = self.mask if self.stride == 1 else _reverse(b, self.mask)
-            f = _intrinsic(
-                b, f"llvm.masked.load.{mangle(vector)}.p0", vector, [PTR, mask.type, vector]
-            )
-            raw = _masked_call(b, f, [self.pointer(b, back), mask, zero], 0, alignment(kind))
+            raw = self._masked(b, self.pointer(b, back), mask, vector)
             return raw if self.stride == 1 else _reverse(b, raw)
-        if self.stride == 2 and self.mask is None:
+        if self.stride == 2 and (self.mask is None or self.inside and self.width > 1):
             return self._every_second(b, vector)
         pointers = self._pointers(b)
         mask = self._all()
@@ -84,11 +81,32 @@ class Access:
         f = _intrinsic(b, name, vector, [pointers.type, mask.type, vector])
         return _masked_call(b, f, [pointers, mask, zero], 0, alignment(kind))
 
+    def _masked(
+        self, b: ir.IRBuilder, at: ir.Value, mask: ir.Value, vector: ir.VectorType
+    ) -> ir.Value:
+        """Neighbours from `at` on where the mask is set, else 0."""
+        name = f"llvm.masked.load.{mangle(vector)}.p0"
+        f = _intrinsic(b, name, vector, [PTR, mask.type, vector])
+        zero = ir.Constant(vector, None)
+        return _masked_call(b, f, [at, mask, zero], 0, alignment(self.kind))
+
     def _every_second(self, b: ir.IRBuilder, vector: ir.VectorType) -> ir.Value:
         """Elements 0, 2, .., 2 (n - 1), from two loads that meet: [0, n) and [n - 1, 2 n - 1)."""
         n, align = self.width, alignment(self.kind)
-        low = b.load(self.pointer(b), align=align, typ=vector)
-        high = b.load(self.pointer(b, 1 - n), align=align, typ=vector)
+        if self.mask is None:
+            low = b.load(self.pointer(b), align=align, typ=vector)
+            high = b.load(self.pointer(b, 1 - n), align=align, typ=vector)
+        else:  # an element between those of two lanes is there if the second lane's is
+            masks = [
+                b.shuffle_vector(
+                    self.mask,
+                    undefined(self.mask.type),
+                    lanes(tuple(min((first + p + 1) // 2, n - 1) for p in range(n))),
+                )
+                for first in (0, n - 1)
+            ]
+            low = self._masked(b, self.pointer(b), masks[0], vector)
+            high = self._masked(b, self.pointer(b, 1 - n), masks[1], vector)
         return b.shuffle_vector(
             low, high, lanes(tuple(2 * k if 2 * k < n else 2 * k + 1 for k in range(n)))
         )

@@ -219,8 +219,9 @@ def _collapse(program: Program) -> None:
 
 
 def _join_copies(program: Program) -> None:
-    """Joins a short last outer axis that only stores read (copies of each element, as in nearest
-    interpolation) with the one before it, so that rows are long."""
+    """Joins a short last outer axis with the one before it, so that rows are long: where stores
+    write both on end, and nothing else reads it (copies of each element, as in nearest
+    interpolation) or elements are only moved (interleaved, as in pixel_shuffle)."""
     *lead, before, last = [(None, None), (None, None)] + list(
         zip(program.outer.axes, program.outer.extents, strict=True)
     )
@@ -244,7 +245,13 @@ def _join_copies(program: Program) -> None:
         stores = [replace(t, offset=renew(t.offset), value=renew(t.value)) for t in step.stores]
         reduces = [replace(r, value=renew(r.value)) for r in step.reduces]
         steps.append(Step(step.space, stores, reduces))
-    if not any(e is mapping[loops.axis(j)] for t in steps for e in postorder(t.roots())):
+    moves = not any(t.reduces or t.space.axes for t in steps)
+    roots = (
+        [t.offset for s in steps for t in s.stores]
+        if moves
+        else [e for t in steps for e in t.roots()]
+    )
+    if not any(e is mapping[loops.axis(j)] for e in postorder(roots)):
         program.outer, program.steps = outer, steps
 
 
