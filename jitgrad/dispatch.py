@@ -86,9 +86,10 @@ class Plan:
         keeps: for each set of operands that require grad (as bits), what is saved: a flag for each
             operand, and whether the result is (a tuple of flags when there are several).
         zeros: the attributes that are zero: 0.0 and -0.0 have one plan.
+        fresh: the kernel is one of NumPy's ufuncs, whose result is an array of its own.
     """
 
-    __slots__ = ("keeps", "kernel", "operand_types", "reads", "taped", "types", "zeros")
+    __slots__ = ("fresh", "keeps", "kernel", "operand_types", "reads", "taped", "types", "zeros")
 
     def __init__(
         self, types: Any, operand_types: tuple[TensorType, ...], taped: bool, kernel: Any
@@ -97,6 +98,7 @@ class Plan:
         self.kernel = kernel
         self.operand_types = operand_types
         self.taped = taped
+        self.fresh = type(kernel) is np.ufunc and kernel.nout == 1
         self.zeros: tuple[str, ...] = ()
         self.keeps: dict[int, tuple[tuple[bool, ...] | None, Any]] = {}
         self.reads: tuple[frozenset[Any], ...] | None = None
@@ -219,21 +221,27 @@ def apply(op: Any, operands: tuple[Tensor, ...], attrs: dict[str, Any]) -> Any:
                     result = kernel(left, right)
                 else:
                     result = op.reference(left, right, **attrs)
-                shared = result is left or result is right
+                shared = not plan.fresh and (
+                    result is left or result is right or getattr(result, "base", None) is not None
+                )
             else:
                 if kernel is not None:
                     result = kernel(*arrays)
                 else:
                     result = op.reference(*arrays, **attrs)
-                shared = count == 1 and result is arrays[0]
+                shared = not plan.fresh and (
+                    count > 2
+                    or (count == 1 and result is arrays[0])
+                    or getattr(result, "base", None) is not None
+                )
         except Exception as error:
             raise with_line(error)  # noqa: B904 (see with_line)
         finally:
             unhush(token)
         if op.nout == 1:
-            if not isinstance(result, ndarray):  # a ufunc of 0-d arrays gives a scalar
+            if type(result) is not ndarray:  # a ufunc of 0-d arrays gives a scalar
                 result = np.asarray(result)
-            if shared or result.base is not None or count > 2:
+            if shared:
                 result = _owned(result, operands)
             outputs = wrap(result, types)
         else:
@@ -256,6 +264,42 @@ def apply(op: Any, operands: tuple[Tensor, ...], attrs: dict[str, Any]) -> Any:
         else:
             _tell(op, operands, attrs, outputs)
     return outputs
+
+
+def apply_two(op: Any, a: Tensor, b: Tensor) -> Any:
+    """apply(op, (a, b), {}), with the commonest case of eager code first: one of NumPy's ufuncs on
+    two tensors that have data, with nobody listening. All else is apply's."""
+    modes = state.__dict__
+    plan = plans.get((op, id(a._type), id(b._type)))
+    left, right = a._data, b._data
+    if (
+        plan is None
+        or not plan.fresh
+        or left is None
+        or right is None
+        or modes["recorder"] is not None
+        or modes["watcher"] is not None
+        or modes["abstract"]
+        or modes["saved_hooks"]
+    ):
+        return apply(op, (a, b), {})
+    token = hush()
+    try:
+        result = plan.kernel(left, right)
+    except Exception as error:
+        raise with_line(error)  # noqa: B904 (see with_line)
+    finally:
+        unhush(token)
+    if type(result) is not ndarray:
+        result = np.asarray(result)
+    out = wrap(result, plan.types)
+    if plan.taped and modes["grad_enabled"]:
+        if a._view is not None or b._view is not None:
+            if a.requires_grad or b.requires_grad:
+                put_on_tape(op, (a, b), {}, plan, out)
+        elif a._requires_grad or b._requires_grad:
+            put_on_tape(op, (a, b), {}, plan, out)
+    return out
 
 
 def plan_of(op: Any, operands: tuple[Any, ...], attrs: dict[str, Any]) -> Plan:
@@ -424,13 +468,14 @@ def put_on_tape(
     op: Any, operands: tuple[Tensor, ...], attrs: dict[str, Any], plan: Plan, outputs: Any
 ) -> None:
     """Makes the op's node, field by field (Node.__init__ and Node.save cost as much again)."""
-    for x in operands:
-        if x._view is not None:
-            x._view.refresh(x)
     node = _new_node(Node)
     wanted = 0
-    if len(operands) == 2:  # the commonest case, without lists
+    if len(operands) == 2:  # the commonest case, without loops and lists
         a, b = operands
+        if a._view is not None:
+            a._view.refresh(a)
+        if b._view is not None:
+            b._view.refresh(b)
         left: Node | Tensor | None = None
         right: Node | Tensor | None = None
         if a._requires_grad:
@@ -441,6 +486,9 @@ def put_on_tape(
         node.slots = (0 if left is a or left is None else a._out,
                       0 if right is b or right is None else b._out)  # fmt: skip
     else:
+        for x in operands:
+            if x._view is not None:
+                x._view.refresh(x)
         edges: list[Node | Tensor | None] = []
         slots: list[int] = []
         bit = 1

@@ -15,7 +15,7 @@ import numpy as np
 from jitgrad import conversions, copying, creation, fills, indexing, inplace, printing
 from jitgrad.autograd import engine, hooks
 from jitgrad.compiler.ops.record import OPS
-from jitgrad.dispatch import apply
+from jitgrad.dispatch import apply_two
 from jitgrad.functions import (
     arrange,
     complex_numbers,
@@ -257,11 +257,11 @@ def _binary(record: Any) -> Callable[..., Any]:
         if isinstance(other, Tensor):
             dtype = self._type.dtype
             if dtype is other._type.dtype and (any_dtype or dtype.category >= 2):
-                return apply(record, (self, other), {})
+                return apply_two(record, self, other)
         elif type(other) is float or type(other) is int:
             dtype = self._type.dtype
             if dtype.category == Category.FLOAT:
-                return apply(record, (self, constant(other, dtype)), {})
+                return apply_two(record, self, constant(other, dtype))
         return general(self, other)
 
     return method

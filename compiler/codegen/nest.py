@@ -28,6 +28,7 @@ from jitgrad.compiler.loops import Array, axis
 from jitgrad.compiler.symbolic import Dim, Sym, hint
 
 _HEAVY = 12  # a body of more ops than this is computed in narrower steps
+_HEAVY_WIDE = 40  # where there are 32 vector registers
 
 
 def emit(program: Program, fn: Function) -> None:
@@ -493,7 +494,8 @@ class Nest:
         arrays = [a.array(fn, a.lanes) for a in accs]
         least = min(counts)
         width = min(self.width, least)
-        light = step.cost() <= _HEAVY and len(set(counts)) == 1 and not any(a.is_arg for a in accs)
+        heavy = _HEAVY_WIDE if fn.target.vector_bytes == 64 else _HEAVY
+        light = step.cost() <= heavy and len(set(counts)) == 1 and not any(a.is_arg for a in accs)
         wide = least if light else min(least, width * (2 if step.cost() <= 60 else 1))
         if rows.static_count is not None and wide > rows.static_count:
             wide = 1 if rows.static_count < width else width

@@ -211,7 +211,7 @@ class Softmax(_Softmax):
     formula = _softmax
 
     def result(self, centred: Expr, total: Expr) -> Expr:
-        return make("exp", centred) / total
+        return make("exp", centred) * (1.0 / total)  # one division a row
 
     def vjp(self, g: Any, out: Any, *operands: Any, **attrs: Any) -> tuple[Any, ...]:
         product = op.mul(g, out)
