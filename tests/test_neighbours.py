@@ -58,3 +58,29 @@ def test_threads_draw_the_same_numbers() -> None:
     for other in results[1:]:
         for a, b in zip(results[0], other, strict=True):
             np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 28, 31, 33, 63, 100])
+def test_every_second_element(length: int) -> None:
+    """Strided reads in the tail of a row go no further than its last element."""
+    x = jg.randn(3, 2 * length - 1)
+    f = jg.jit(lambda x: x[:, ::2] * 2 + 1, fallback="error")
+    pooled = jg.jit(lambda x: F.max_pool1d(x, 2, ceil_mode=True), fallback="error")
+    f(x), pooled(x)
+    np.testing.assert_array_equal(f(x).numpy(), x.numpy()[:, ::2] * 2 + 1)
+    padded = np.concatenate([x.numpy(), np.full((3, 1), -np.inf, np.float32)], 1)
+    np.testing.assert_array_equal(pooled(x).numpy(), padded.reshape(3, length, 2).max(-1))
+
+
+@pytest.mark.parametrize("shape", [(2, 8, 5, 7), (1, 4, 3, 16), (3, 16, 2, 33)])
+def test_interleaved_elements(shape: tuple[int, ...]) -> None:
+    """pixel_shuffle, and pairs stacked along a last dim: short dims that are joined."""
+    x = jg.randn(*shape)
+    f = jg.jit(lambda x: F.pixel_shuffle(x, 2), fallback="error")
+    g = jg.jit(lambda x: jg.stack([x, -x], -1).flatten(-2), fallback="error")
+    f(x), g(x)
+    n, c, h, w = shape
+    parts = x.numpy().reshape(n, c // 4, 2, 2, h, w).transpose(0, 1, 4, 2, 5, 3)
+    np.testing.assert_array_equal(f(x).numpy(), parts.reshape(n, c // 4, 2 * h, 2 * w))
+    both = np.stack([x.numpy(), -x.numpy()], -1).reshape(n, c, h, 2 * w)
+    np.testing.assert_array_equal(g(x).numpy(), both)
