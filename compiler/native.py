@@ -311,11 +311,13 @@ def _part(
         simple, state, kept_weights.unread(stages), kept_weights.make(stages, image, slots, target)
     )
     offsets = packed.offsets
+    # Passes write dims that are equal as one of them; callers see each where it was declared.
+    declared = {i.name: i.value.type for i in graph.inputs}
+    types = [declared[i.name] for i in simple.inputs]
     ports = [
-        capi.Port(i.name, i.value.type.dtype.name, tuple(i.value.type.shape),
-                  i.value.type.dtype.itemsize)
-        for i in simple.inputs
-    ]  # fmt: skip
+        capi.Port(i.name, t.dtype.name, tuple(t.shape), t.dtype.itemsize)
+        for i, t in zip(simple.inputs, types, strict=True)
+    ]
     inputs = [(k, p) for k, p in enumerate(ports) if simple.inputs[k].kind != "state"]
     outputs = []
     for k, v in enumerate(simple.outputs):

@@ -59,14 +59,20 @@ def with_limits(graph: Graph) -> Graph:
 
 def empty_at_zero(graph: Graph) -> list[str]:
     """The dims of a graph with ranges that may be 0 as well: all results then have no elements, so
-    nothing is to be computed. Graphs that write state have none."""
+    nothing is to be computed. Graphs that write state have none, nor are there those that a
+    condition ties to others."""
     env = graph.env
+    tied: set[str] = set()
+    for g in conditions(env):
+        names = {n for d in (g.a, g.b) if isinstance(d, Sym) for n in d.names()}
+        tied |= names if len(names) > 1 else set()
     shapes = [v.type.shape for v in graph.outputs]
     found = []
     for name in env.hints:
         sizes = {**env.high, name: 0}
         empty = all(0 in [evaluate(d, sizes) for d in shape] for shape in shapes)
-        if env.low[name] == 1 and empty and not graph.writes and _holds(graph, sizes):
+        least = env.low[name] == 1 and name not in tied and not graph.writes
+        if least and empty and _holds(graph, sizes):
             found.append(name)
     return found
 

@@ -216,6 +216,10 @@ class _Reader:
         ) as error:  # fmt: skip
             # infer's refusals: of attributes of another kind too, which records trust to be right
             raise self.error(f"{_GRAPH}: {type(error).__name__}: {str(error)[:300]}") from None
+        extra = graph.env.guards[text.count(b"\n  guard ") :]
+        if extra:
+            conditions = ", ".join(g.expression() for g in extra)
+            raise self.error(f"{_GRAPH}: its types hold only where {conditions[:300]}")
         values = [i.value for i in graph.inputs] + [v for n in graph.nodes for v in n.outputs]
         for v in values:
             count = 1

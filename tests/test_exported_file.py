@@ -284,6 +284,8 @@ GRAPHS = {
     '{error="IndexError", high=6}\n return %1\n}': "low",
     'graph f() {\n %0: float32[2] = arg "input"\n %1: float32[2] = expect_range(%0) '
     '{error="SystemExit", high=6, low=0, text="x"}\n return %1\n}': "an error of",
+    'graph f(n=2) {\n %0: float32[n] = arg "input"\n %1: float32[2] = relu(%0)\n'
+    " return %1\n}": "hold only where n == 2",
     **{_SCAN.replace(*change): why for change, why in {
         ("carries=1", "carries=3"): "inputs anew",
         ("xs=1", "xs=9"): "inputs anew",

@@ -216,6 +216,26 @@ def test_what_is_exported_has_no_variance_of_nothing(tmp_path):
     assert (graph(jg.ones(2, 2)) == 0).all()
 
 
+def test_sizes_of_two_names_that_must_be_equal(tmp_path):
+    """The compiler writes one for the other; callers give both."""
+    graph = jg.export(
+        lambda x, y: (x + y, x[1:] * 2), jg.rand(3, 2), jg.rand(3, 2),
+        dynamic_shapes=({0: jg.Dim("n", max=8)}, {0: jg.Dim("m", max=9)}),
+    )  # fmt: skip
+    graph.native(tmp_path / "libm.so")
+    graph.save(tmp_path / "m.jgx")
+    library, again = load(tmp_path / "libm.so"), jg.load_exported(tmp_path / "m.jgx")
+    assert [str(p) for p in library.inputs] == ["x: float32[n, 2]", "y: float32[m, 2]"]
+    assert [low for low, _ in library.sizes.values()] == [3, 1]
+    x, y = jg.rand(5, 2), jg.rand(5, 2)
+    for made in (graph(x, y), again(x, y), library(x.numpy(), y.numpy())):
+        close(np.asarray(made[0]), (x + y).numpy())
+        assert made[1].shape == (4, 2)
+    for model, other in ((library, np.ones((4, 2), np.float32)), (again, jg.ones(4, 2))):
+        with pytest.raises(ValueError, match=r"expected sizes with n == m"):
+            model(x if model is again else x.numpy(), other)
+
+
 def test_sizes_of_one_name_are_equal(tmp_path):
     graph = jg.export(
         lambda x, y: x @ y, jg.rand(2, 3), jg.rand(3, 4),
