@@ -85,8 +85,8 @@ class Exported:
                 )
             arrays.append(np.ascontiguousarray(x.detach().numpy()).reshape(x.shape))
         check_conditions(self.graph.env, dims)
-        given = tuple([dims[name] for name in self.graph.env.hints])
-        results = [wrap_array(a) for a in self._program(dims).run(arrays, given)]
+        sizes = tuple([dims[name] for name in self.graph.env.hints])
+        results = [wrap_array(a) for a in self._program(dims).run(arrays, sizes)]
         return unflatten(self._structure, results)
 
     def _program(self, dims: Mapping[str, int]) -> Compiled:
