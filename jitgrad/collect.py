@@ -73,7 +73,8 @@ class Collector(State):
         lend: Callable[[Item], bool] | None = None,
     ) -> None:  # fmt: skip
         """facts: what guards require of a tensor that an item holds (facts.tensor_facts). lend:
-        puts a symbolic size in the place of an int, where that is to be one."""
+        puts a symbolic size in the place of an int, or a lifted number in that of a float, where
+        that is to be one."""
         super().__init__(leaves)
         self._facts = facts or (lambda item: tensor_facts(item.now))
         self._lend = lend
@@ -160,8 +161,8 @@ class Collector(State):
         item.covered = covered
         self._by_key[where] = item
         self._append(item)
-        if type(value) is int and self._lend is not None and _is_users_place(item):
-            kind = item.kind = "int" if self._lend(item) else kind
+        if type(value) in (int, float) and self._lend is not None and _is_users_place(item):
+            kind = item.kind = type(value).__name__ if self._lend(item) else kind
         if (
             kind == "value" and step != "cache" and is_users(value)
         ):  # an Enum's member, a subclass of int, ...
@@ -587,7 +588,7 @@ def is_users(x: Any) -> bool:
 
 
 def _is_users_place(item: Item) -> bool:
-    """Whether an int can be put where this is read, and only users' code reads it there."""
+    """Whether a number can be put where this is read, and only users' code reads it there."""
     holder = item.parent
     assert holder is not None
     if item.step == "class":

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jitgrad.compiler.symbolic import Sym
+from jitgrad.hostscalar import HostScalar
 from jitgrad.pytree import children_of
 from jitgrad.symbols import MAX_INT, Place, Symbols
 from jitgrad.tensor import Tensor
@@ -164,12 +165,18 @@ class History:
         return tuple(found) if any(isinstance(d, Sym) for d in found) else None
 
     def number(self, out: Symbols, item: Any) -> Any:
-        """The size that an int of Python state is; None where it is guarded by its value."""
-        name, value = (str(item.name), "int"), item.now
+        """The size that an int of Python state is, or the lifted number that a float is; None where
+        it is guarded by its value."""
+        value = item.now
+        name = (str(item.name), type(value).__name__)
         count = self._met[name] = self._met.get(name, 0) + 1
         seen = self._seen.setdefault((*name, count), [])
         seen.append((value,))
-        if self.dynamic is False or len(set(seen)) == 1 or not 2 <= value <= MAX_INT:
+        if self.dynamic is False or len(set(seen)) == 1:
+            return None
+        if type(value) is float:
+            return HostScalar(value, ("item", item), out.recorder)
+        if not 2 <= value <= MAX_INT:
             return None
         return out.symbol(("int", *seen), value, Place(-1, None, name[0], item), 2, MAX_INT)
 

@@ -26,13 +26,15 @@ from jitgrad.effects import (
 from jitgrad.facts import FACTS, tensor_facts
 from jitgrad.hostscalar import HostScalar, Truth
 from jitgrad.runtime.dtypes import DType
+from jitgrad.sizes import is_size
 from jitgrad.storage import Storage
 from jitgrad.tensor import Tensor
 
 SCALARS = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), slice, range, DType,
            device, Enum, np.generic, np.dtype)  # fmt: skip
 CONTAINERS = (list, tuple, dict, set, frozenset, deque)
-_BY_VALUE = ("value", "int", "lifted", "attributes")
+_BY_VALUE = ("value", "int", "float", "lifted", "attributes")
+_READ = ("int", "float", "lifted")  # by replay, at each call
 MAX_ARRAY_BYTES = 4096
 
 
@@ -55,8 +57,9 @@ class Item:
             "cache" how often a functools.cache was filled.
         kind: "value" (equal, same type), "object" (the very object), "container" (its items say
             what it must hold), "tensor", "array", "lifted" (a float, read at each call),
-            "int" (one whose value is a symbolic size), "attributes" (the names of an object's
-            attributes, or of a class's; facts: those that the library's own code names).
+            "int" (one whose value is a symbolic size), "float" (one that is lifted),
+            "attributes" (the names of an object's attributes, or of a class's; facts: those that
+            the library's own code names).
         now: what it holds; for "size" a copy of the keys.
         covered: unchanged as long as the epoch is, or as the parent is.
         name: how users know it.
@@ -264,8 +267,9 @@ class State:
         allowed: (id of dict, key) that it rebound through the recorder. owners: ids of dicts that
         it filled through the recorder.
         """
-        for item, x in self._changes(allowed, owners):
-            return _change_text(item, x)
+        found = [_change_text(item, x) for item, x in self._changes(allowed, owners)]
+        if found:  # all of them were looked at: none holds what only a recording computes with
+            return found[0]
         for x, before in self._tensors:
             if own_attributes(x).items() != before.items():
                 return "sets an attribute of a tensor that is an argument"
@@ -275,6 +279,11 @@ class State:
                 if (data.dtype, data.shape, data.strides) != item.facts:
                     return f"changes {item.name}"
         return ""
+
+    def restore_numbers(self) -> None:
+        """Puts plain numbers where the function has stored what only a recording computes with."""
+        for _ in self._changes(set(), set()):
+            pass
 
     def forget_changed(
         self, allowed: set[tuple[int, Any]], owners: set[int], used: set[int]
@@ -294,7 +303,7 @@ class State:
                 dropped.add(item.number)
             if item.number not in dropped:
                 keep.append(item)
-            elif item.number in used or item.kind == "lifted":
+            elif item.number in used or item.kind in _READ:
                 x = found.get(item.number, MISSING)
                 return f"changes {item.name}" if x is MISSING else _change_text(item, x)
         self.items = keep
@@ -312,7 +321,7 @@ class State:
         held = {id(vars(x)) for x in objects}
         needed: set[Item] = set()
         for item in self.items:
-            if item.number in used or item.kind == "lifted":
+            if item.number in used or item.kind in _READ:
                 _add_with_parents(item, needed)
         inside: dict[Item | None, list[Item]] = {None: list(self.met.get(None, ()))}
         for item in self.items:
@@ -364,7 +373,7 @@ class State:
             elif (id(parent.now), item.key) in allowed:
                 skip.add(item.number)
                 continue
-            _restore_number(item, x)
+            _restore_numbers(item, x)
             yield item, x
 
     def freeze(self) -> None:
@@ -429,6 +438,8 @@ class State:
                 ok = type(x) is float
             elif kind == "int":
                 ok = type(x) is int
+            elif kind == "float":
+                ok = type(x) is float
             elif kind == "attributes":  # others than those that code names may come and go
                 ok = x is not MISSING and self._same_names(item, x)
             elif kind == "container":
@@ -499,12 +510,32 @@ def _facts_text(old: tuple[Any, ...], new: tuple[Any, ...]) -> str:
     return "another tensor"
 
 
-def _restore_number(item: Item, x: Any) -> None:
-    """A lifted number that the function stored becomes the plain float it stands for."""
-    if type(x) is not HostScalar or item.parent is None:
+def _restore_numbers(item: Item, x: Any) -> None:
+    """Lifted numbers and sizes that the function stored become the plain ones they stand for."""
+    if item.parent is None:
         return
-    if item.step == "cell" or (item.step == "item" and isinstance(item.parent.now, (dict, list))):
-        item.write(float(x.value))
+    holder = item.parent.now
+    if _is_lent(x) and (item.step == "cell" or isinstance(holder, (dict, list))):
+        item.write(_plain(x))
+    if item.step in ("item", "size"):
+        _restore_in(holder)
+        for inside in holder.values() if isinstance(holder, dict) else ():
+            _restore_in(inside)  # a list that the function has made, say
+
+
+def _restore_in(holder: Any) -> None:
+    if type(holder) in (dict, list):
+        for key, value in list(holder.items() if type(holder) is dict else enumerate(holder)):
+            if _is_lent(value):
+                holder[key] = _plain(value)
+
+
+def _is_lent(x: Any) -> bool:
+    return type(x) is HostScalar or is_size(x)
+
+
+def _plain(x: Any) -> Any:
+    return float(x.value) if type(x) is HostScalar else x.hint
 
 
 def _add_with_parents(item: Item | None, to: set[Item]) -> None:

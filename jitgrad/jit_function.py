@@ -340,10 +340,11 @@ class JitFunction:
         symbols = self._history.symbols(leaves, names)
         watch = Watch(
             self.__wrapped__, leaves, names, nodes_of((args, kwargs)), symbols.captured,
-            symbols.lend_int,
+            None if self._pure else symbols.lend_number,
         )  # fmt: skip
-        watch.unlend = symbols.fix_ints
+        watch.unlend = symbols.fix_numbers
         recorder = Recorder(_graph_name(self.name), watch, symbols)
+        symbols.begin(recorder)
         lifter = Lifter(recorder)
         new_args = tuple([lifter.lift(x) for x in args])
         new_kwargs = {k: lifter.lift(x) for k, x in kwargs.items()}
@@ -367,6 +368,8 @@ class JitFunction:
         as_floats = plain(result)
         del result
         watch.let_go()
+        if trace is None:
+            watch.restore_numbers()
         kept = recorder.kept_number()
         if recorder.postponed:
             return as_floats

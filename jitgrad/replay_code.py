@@ -350,8 +350,8 @@ class Writer:
         here = f"i{item.number}"
         by_contents = item.kind == "array" and item.facts is not None and len(item.facts) > 3
         contents = f"{here}.tobytes() != {self.constant(item.facts[3])}" if by_contents else ""
-        if item.kind == "int":
-            return f"type({self._read(item)}) is not int"
+        if item.kind in ("int", "float"):
+            return f"type({self._read(item)}) is not {item.kind}"
         if item.covered or item.parent is None or item.step == "created":
             return contents
         p = f"i{item.parent.number}"
@@ -470,10 +470,11 @@ class Writer:
         self.put("# arrays")
         special = {name: value for name, value in trace.special.items() if name[0] != "arg"}
         for item in self.watch.items:
-            if item.kind == "lifted":
+            if item.kind in ("lifted", "float"):
                 assert item.parent is not None
                 n = f"n{item.number}"
-                self.put(f"{n} = {self._holder(item.parent)}[{self.constant(item.key)}]")
+                held = f"{self._holder(item.parent)}[{self.constant(item.key)}]"
+                self.put(f"{n} = {held if item.kind == 'lifted' else self._read(item)}")
                 self.miss_if(f"type({n}) is not float")
                 for name, wanted in special.items():
                     if self.watch.number_item(name) is item:

@@ -15,6 +15,8 @@ from jitgrad.compiler.passes.fix_sizes import decided
 from jitgrad.compiler.symbolic import Guard, ShapeEnv, Sym, evaluate
 from jitgrad.compiler.types import TensorType
 from jitgrad.facts import leaf_facts, tensor_facts
+from jitgrad.guards import same
+from jitgrad.hostscalar import HostScalar
 from jitgrad.sizes import SymInt, is_size, type_of_data
 from jitgrad.tensor import Tensor
 
@@ -87,7 +89,8 @@ class Symbols:
         self.declared: set[str] = set()
         self._known: dict[Any, SymInt] = {}
         self._lent: list[tuple[Any, TensorType]] = []
-        self._ints: list[tuple[Any, Any]] = []  # items that hold sizes in the place of ints
+        self.recorder: Any = None
+        self._numbers: list[tuple[Any, Any]] = []  # items, and what stands in the place of theirs
         self.lost: list[str] = []  # those in whose place something else was found
 
     def __bool__(self) -> bool:
@@ -159,30 +162,47 @@ class Symbols:
                     self.places[name].append(Place(-1, k, str(item.name), item))
         return (facts[0], _pattern(type_of_data(facts[1]), shape), *facts[2:])
 
-    def lend_int(self, item: Any) -> bool:
-        """Puts a size in the place of an int that code reads from Python state, until `take_back`,
-        where it has changed; says whether it did."""
-        size = self.history.number(self, item) if self.history is not None else None
-        if size is not None:
-            item.write(size)
-            self._ints.append((item, size))
-        return size is not None
+    def lend_number(self, item: Any) -> bool:
+        """Puts a size in the place of an int that code reads from Python state, or a lifted number
+        in that of a float, until `take_back`, where it has changed; says whether it did."""
+        number = self.history.number(self, item) if self.history is not None else None
+        if number is not None:
+            item.write(number)
+            self._numbers.append((item, number))
+        return number is not None
 
-    def take_back_ints(self) -> None:
-        """Ints stand where they stood; a size that code has put there is the int that it is."""
-        for item, size in self._ints:
+    def begin(self, recorder: Any) -> None:
+        """Numbers that are lifted belong to this recorder."""
+        self.recorder = recorder
+        for _, number in self._numbers:
+            if type(number) is HostScalar:
+                number.recorder = recorder
+
+    def take_back_numbers(self) -> None:
+        """Numbers stand where they stood; what code has put there is the number that it is."""
+        for item, number in self._numbers:
             found = item.read(item.parent.now)
-            if is_size(found):
-                item.write(item.now if found.hint == item.now else found.hint)
-            elif self.env.known("==", size, item.now) is not True:
+            if is_size(found) or type(found) is HostScalar:
+                value = found.hint if is_size(found) else found.value
+                item.write(item.now if same(value, item.now) else value)
+            elif not self._is_guarded(item, number):
                 self.lost.append(str(item.name))
-        self._ints = []
+        self._numbers = []
 
-    def fix_ints(self) -> None:
-        """Puts ints back where sizes stand for them, and guards their values."""
-        for _, size in self._ints:
-            size.__index__()
-        self.take_back_ints()
+    def _is_guarded(self, item: Any, number: Any) -> bool:
+        """Whether the value of a number is guarded, so that it may stand there itself."""
+        if type(number) is HostScalar:
+            return number.name in self.recorder.special
+        return self.env.known("==", number, item.now) is True
+
+    def fix_numbers(self) -> None:
+        """Puts numbers back where others stand for them, and guards their values."""
+        for item, number in self._numbers:
+            if is_size(number):
+                number.__index__()
+            elif self.recorder is not None:
+                self.recorder.special[number.name] = item.now
+        self.take_back_numbers()
 
     def fix(self) -> None:
         """Fixes all sizes: code asks what depends on them in no way that is followed."""
@@ -191,7 +211,7 @@ class Symbols:
 
     def take_back(self) -> None:
         """Arguments show their own types again; sizes that code has kept are ints from here on."""
-        self.take_back_ints()
+        self.take_back_numbers()
         for holder, old in reversed(self._lent):
             if isinstance(holder, Tensor):
                 holder._type = old

@@ -48,7 +48,7 @@ from jitgrad.values import is_part
 class Watch(Collector):
     """Told of the code that runs while a function is recorded; answers the recorder.
 
-    unlend: puts ints back in the places of symbolic sizes.
+    unlend: puts numbers back where symbolic sizes and lifted numbers stand for them.
     """
 
     unlend: Callable[[], None] | None = None
@@ -130,7 +130,7 @@ class Watch(Collector):
         if owner is not None:
             self._captured(owner.now, reads)
             for name, cell in zip(code.co_freevars, owner.now.__closure__ or (), strict=True):
-                if is_size(found := contents_of(cell)):
+                if is_size(found := contents_of(cell)) or type(found) is HostScalar:
                     fields[name] = found  # for what is in `fields` is written to the cell
             return
         for path in sorted(reads.cells):
@@ -222,6 +222,9 @@ class Watch(Collector):
 
     def number_item(self, name: Any) -> Item | None:
         """The item of a lifted number, by its leaf's name."""
+        if name[0] == "item":
+            found: Item = name[1]
+            return found
         return self._by_key.get((name[0], "item", name[1]))
 
     def holds(self, owner: Owner, key: Any, source: Source) -> bool:

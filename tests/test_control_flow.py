@@ -618,3 +618,20 @@ def test_loops_leave_python(tmp_path):
     found = load(tmp_path / "libloops.so")(x.numpy())
     with jg.no_grad():
         np.testing.assert_allclose(np.asarray(found), run(x).numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_body_that_looks_at_a_number():
+    """x.item() in a body is refused with its reason, and the call runs in segments."""
+
+    def f(h, xs):
+        def step(h, x):
+            return (h + x if x.sum().item() > 0 else h - x), h
+
+        return jg.scan(step, h, xs)[0]
+
+    fast = jg.jit(f)
+    for k in range(3):
+        h, xs = jg.ones(2), jg.arange(12.0).view(6, 2) - 5 - k
+        np.testing.assert_allclose(fast(h, xs).numpy(), f(h, xs).numpy())
+    assert "reads a tensor's value in Python (item)" in str(fast.explain())
+    assert fast.stats.segments and not fast.stats.fallbacks

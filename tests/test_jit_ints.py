@@ -175,6 +175,7 @@ def test_a_write_that_begins_later() -> None:
     def f(x: Any) -> Any:
         y = x * state["n"]
         if state["count"]:
+            state["last"] = state["n"]
             state["n"] = state["n"] + 1
         return y
 
@@ -184,7 +185,8 @@ def test_a_write_that_begins_later() -> None:
         assert fast(X).equal(X * (2 + k))
     state["count"] = True
     for k in range(4):
-        assert fast(X).equal(X * (5 + k)) and state["n"] == 6 + k and type(state["n"]) is int
+        assert fast(X).equal(X * (5 + k)) and (state["n"], state["last"]) == (6 + k, 5 + k)
+        assert type(state["n"]) is type(state["last"]) is int
 
 
 def test_an_error_leaves_ints() -> None:
