@@ -604,7 +604,11 @@ def _is_users_place(item: Item) -> bool:
         return True
     if isinstance(around.now, ModuleType):
         return owner_of_module(around.now) == "user"
-    return is_users(around.now)
+    if is_module(around.now):
+        return is_users(around.now)
+    return all(owner_of_class(c) != "jitgrad" for c in type(around.now).__mro__) and is_users(
+        around.now
+    )  # not of a user's scheduler, which our own code counts with
 
 
 def _own_names(x: Any) -> set[str]:

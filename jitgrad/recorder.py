@@ -312,6 +312,7 @@ class Recorder(Looks):
         where = None if self.reason or state.abstract else self.finder.owner(owner)
         if where is None or any(isinstance(v, Tensor) for d in changes for v in dict.values(d)):
             return False
+        self.finder.end_lending()  # Python computes with what it finds
         self.later.append((where, method))
         self._left[0].extend(objects)
         self._left[1].extend(changes)

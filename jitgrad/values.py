@@ -51,6 +51,9 @@ class Finder(Protocol):
     def array(self, array: np.ndarray[Any, Any]) -> Source | None:
         """Where a NumPy array is found."""
 
+    def end_lending(self) -> None:
+        """Nothing stands in the place of numbers of Python state any more."""
+
     def number(self, owner: Any, key: Any) -> bool:
         """Whether item `key` of dict `owner` can be read afresh at each call."""
 

@@ -71,9 +71,8 @@ class Watch(Collector):
             if first is not None and id(first) not in self._by_object:
                 self._made[id(first)] = first
         self._learn(reads)
-        if reads.typed and self.unlend is not None:  # code that asks for the type() of values
-            self._lend = None
-            self.unlend()
+        if reads.typed:  # code that asks for the type() of values
+            self.end_lending()
         if code not in self._functions and code not in self._entered:
             self._find_function(code, fields)
         self._entered.add(code)
@@ -93,6 +92,12 @@ class Watch(Collector):
                 self._class_attribute(self.root(cls, cls.__name__), cls, path[1])
         if reads.cells:
             self._cells(code, reads, fields)
+
+    def end_lending(self) -> None:
+        """From here on code finds the very numbers of Python state, which are guarded by value."""
+        self._lend = None
+        if self.unlend is not None:
+            self.unlend()
 
     def library(self, code: CodeType) -> None:
         """Learns what code of a library that the user's calls asks of objects it is given."""
