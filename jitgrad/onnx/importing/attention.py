@@ -1,4 +1,4 @@
-"""Handlers of ONNX's attention ops: Attention, RotaryEmbedding."""
+"""Handlers of ONNX's attention ops: Attention, FlexAttention, RotaryEmbedding."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import jitgrad as jg
-from jitgrad.onnx.importing.calls import Call, dtype_of, handler
+from jitgrad.onnx.importing.calls import Call, as_tensor, dtype_of, handler
 from jitgrad.tensor import Tensor
 
 
@@ -98,6 +98,32 @@ def k_new(c: Call) -> int:
     """The number of keys besides the cached ones."""
     k = c.value(1)
     return int(k.shape[1] if k.ndim == 3 else k.shape[2])
+
+
+@handler("FlexAttention", domain="ai.onnx.preview")
+def flex_attention(c: Call) -> Tensor:
+    """Dong et al. (2024): attention whose scores and probabilities graphs of the model change."""
+    q, k, v = (c.tensor(i) for i in range(3))
+    groups = q.shape[1] // k.shape[1]
+    if groups > 1:
+        k, v = (x.repeat_interleave(groups, 1) for x in (k, v))
+    precision = c.attr("softmax_precision", 0)
+    exact = dtype_of(precision) if precision else jg.float32
+    if q.dtype is jg.float64:
+        exact = jg.float64
+    scale = c.attr("scale", None)
+    scores = jg.matmul(q, k.transpose(-1, -2)) * (scale or 1 / math.sqrt(q.shape[-1]))
+    scores = _modified(c, "score_mod", scores.to(exact))
+    weights = _modified(c, "prob_mod", jg.softmax(scores, -1))
+    return jg.matmul(weights.to(v.dtype), v)
+
+
+def _modified(c: Call, name: str, x: Tensor) -> Tensor:
+    """What a graph of one input and one output makes of a tensor; itself where there is none."""
+    if c.attr(name, None) is None:
+        return x
+    (y,) = c.run.subgraph(c, c.graph(name), [x])
+    return as_tensor(y)
 
 
 @handler("RotaryEmbedding")
