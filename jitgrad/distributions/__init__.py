@@ -30,6 +30,7 @@ from jitgrad.distributions.discrete import (
 )
 from jitgrad.distributions.distribution import (
     Distribution,
+    ExponentialFamily,
     broadcast_all,
     clamp_probs,
     logits_to_probs,
@@ -88,7 +89,8 @@ for _matrix in (CorrCholeskyTransform, LowerCholeskyTransform, PositiveDefiniteT
 _PATHS: dict[str, list[Any]] = {
     "bernoulli": [Bernoulli], "beta": [Beta], "binomial": [Binomial],
     "categorical": [Categorical], "cauchy": [Cauchy], "chi2": [Chi2], "dirichlet": [Dirichlet],
-    "exponential": [Exponential], "gamma": [Gamma], "geometric": [Geometric], "gumbel": [Gumbel],
+    "exp_family": [ExponentialFamily], "exponential": [Exponential], "gamma": [Gamma],
+    "geometric": [Geometric], "gumbel": [Gumbel],
     "half_cauchy": [HalfCauchy], "half_normal": [HalfNormal], "independent": [Independent],
     "laplace": [Laplace], "log_normal": [LogNormal],
     "mixture_same_family": [MixtureSameFamily], "multinomial": [Multinomial],
@@ -116,7 +118,7 @@ __getattr__ = missing(__name__)
 __all__ = [
     "AbsTransform", "AffineTransform", "Bernoulli", "Beta", "Binomial", "Categorical", "Cauchy",
     "Chi2", "ComposeTransform", "ContinuousBernoulli", "CorrCholeskyTransform", "Dirichlet",
-    "Distribution", "ExpTransform", "Exponential", "FisherSnedecor", "Gamma",
+    "Distribution", "ExpTransform", "Exponential", "ExponentialFamily", "FisherSnedecor", "Gamma",
     "GeneralizedPareto", "Geometric", "Gumbel", "HalfCauchy", "HalfNormal", "Independent",
     "IndependentTransform", "InverseGamma", "Kumaraswamy", "LKJCholesky", "Laplace",
     "LogNormal", "LogisticNormal", "LowRankMultivariateNormal", "LowerCholeskyTransform",

@@ -6,11 +6,16 @@ It is made of ops, so that distributions check their arguments inside compiled f
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from jitgrad import linalg
+from jitgrad.creation import full
+from jitgrad.functions.shape import cat as concatenated
+from jitgrad.functions.shape import stack as stacked
 from jitgrad.info import finfo
 from jitgrad.missing import missing
+from jitgrad.runtime import dtypes
 from jitgrad.tensor import Tensor
 
 
@@ -39,6 +44,20 @@ class _Dependent(Constraint):
 
     def __call__(self, *, is_discrete: bool = False, event_dim: int = 0) -> _Dependent:
         return _Dependent(is_discrete=is_discrete, event_dim=event_dim)
+
+
+class dependent_property(property, _Dependent):
+    """A property that, read from its class, is a constraint that depends on other values:
+    `@dependent_property(is_discrete=False, event_dim=0)` over `def support(self): ...`."""
+
+    def __init__(
+        self, fn: Any = None, *, is_discrete: bool = False, event_dim: int = 0
+    ) -> None:  # fmt: skip
+        property.__init__(self, fn)
+        _Dependent.__init__(self, is_discrete=is_discrete, event_dim=event_dim)
+
+    def __call__(self, fn: Any) -> dependent_property:  # type: ignore[override]
+        return dependent_property(fn, is_discrete=self.is_discrete, event_dim=self.event_dim)
 
 
 class _Boolean(Constraint):
@@ -120,12 +139,105 @@ class _LowerTriangular(Constraint):
         return (value.tril() == value).flatten(-2).all(-1)
 
 
-class _PositiveDefinite(Constraint):
+class _Square(Constraint):
     event_dim = 2
 
     def check(self, value: Tensor) -> Tensor:
-        symmetric = value.isclose(value.mT, atol=1e-6).flatten(-2).all(-1)
-        return symmetric & (linalg.cholesky_ex(value).info == 0)
+        square = value.shape[-2] == value.shape[-1]
+        return full(tuple(value.shape[:-2]), square, dtype=dtypes.bool_)
+
+
+class _Symmetric(_Square):
+    def check(self, value: Tensor) -> Tensor:
+        if value.shape[-2] != value.shape[-1]:
+            return super().check(value)
+        return value.isclose(value.mT, atol=1e-6).flatten(-2).all(-1)
+
+
+class _PositiveSemidefinite(_Symmetric):
+    def check(self, value: Tensor) -> Tensor:
+        if value.shape[-2] != value.shape[-1]:
+            return super().check(value)
+        return super().check(value) & (linalg.eigvalsh(value) >= 0).all(-1)
+
+
+class _PositiveDefinite(_Symmetric):
+    def check(self, value: Tensor) -> Tensor:
+        if value.shape[-2] != value.shape[-1]:
+            return super().check(value)
+        return super().check(value) & (linalg.cholesky_ex(value).info == 0)
+
+
+class _Multinomial(Constraint):
+    """Counts of a sum of at most the upper bound."""
+
+    is_discrete, event_dim = True, 1
+
+    def __init__(self, upper_bound: Any) -> None:
+        self.upper_bound = upper_bound
+
+    def check(self, value: Tensor) -> Tensor:
+        return (value >= 0).all(-1) & (value.sum(-1) <= self.upper_bound)
+
+
+class MixtureSameFamilyConstraint(Constraint):
+    """The values of a mixture, each of which is one of all of its components' (base_constraint)."""
+
+    def __init__(self, base_constraint: Constraint) -> None:
+        if not isinstance(base_constraint, Constraint):
+            raise AssertionError(
+                f"base_constraint must be a Constraint, got {type(base_constraint).__name__}"
+            )
+        self.base_constraint = base_constraint
+        self.is_discrete = base_constraint.is_discrete
+        self.event_dim = base_constraint.event_dim
+
+    def check(self, value: Tensor) -> Tensor:
+        if value.dim() < self.event_dim:
+            raise ValueError(f"Expected value.dim() >= {self.event_dim} but got {value.dim()}")
+        good = self.base_constraint.check(value.unsqueeze(-1 - self.event_dim))
+        batch = value.dim() - self.event_dim
+        return good.reshape((*good.shape[:batch], -1)).all(-1)
+
+    def __repr__(self) -> str:
+        return f"MixtureSameFamilyConstraint({self.base_constraint!r})"
+
+
+class _Parts(Constraint):
+    """Values in parts along a dim, each part with a constraint of its own."""
+
+    def __init__(self, cseq: Sequence[Constraint], dim: int = 0) -> None:
+        if not all(isinstance(c, Constraint) for c in cseq):
+            raise AssertionError("All elements of cseq must be Constraint instances")
+        self.cseq, self.dim = list(cseq), dim
+        self.is_discrete = any(c.is_discrete for c in self.cseq)
+        self.event_dim = max((c.event_dim for c in self.cseq), default=0)
+
+
+class _Cat(_Parts):
+    """Parts of the lengths given (1 by default), one after another."""
+
+    def __init__(
+        self, cseq: Sequence[Constraint], dim: int = 0, lengths: Sequence[int] | None = None
+    ) -> None:
+        super().__init__(cseq, dim)
+        self.lengths = [1] * len(self.cseq) if lengths is None else list(lengths)
+        if len(self.lengths) != len(self.cseq):
+            raise AssertionError(
+                f"lengths must have {len(self.cseq)} elements, got {len(self.lengths)}"
+            )
+
+    def check(self, value: Tensor) -> Tensor:
+        parts = value.split(self.lengths, self.dim)
+        return concatenated([c.check(v) for c, v in zip(self.cseq, parts, strict=True)], self.dim)
+
+
+class _Stack(_Parts):
+    """One part for each index of the dim."""
+
+    def check(self, value: Tensor) -> Tensor:
+        parts = value.unbind(self.dim)
+        return stacked([c.check(v) for c, v in zip(self.cseq, parts, strict=True)], self.dim)
 
 
 class Independent(Constraint):
@@ -197,7 +309,12 @@ simplex = _Simplex()
 lower_cholesky = _LowerCholesky()
 lower_triangular = _LowerTriangular()
 corr_cholesky = _CorrCholesky()
+square = _Square()
+symmetric = _Symmetric()
+positive_semidefinite = _PositiveSemidefinite()
 positive_definite = _PositiveDefinite()
+multinomial = _Multinomial
+cat, stack = _Cat, _Stack
 real_vector = independent(real, 1)
 nonnegative_vector = independent(nonnegative, 1)
 

@@ -12,6 +12,7 @@ from jitgrad.creation import arange, bernoulli, eye, full_like, multinomial
 from jitgrad.distributions import constraints
 from jitgrad.distributions.distribution import (
     Distribution,
+    ExponentialFamily,
     broadcast_all,
     derived,
     logits_to_probs,
@@ -74,7 +75,7 @@ class _TwoOutcomes(Distribution):
         return vars(self).get("probs", vars(self).get("logits")).shape  # type: ignore[union-attr]
 
 
-class Bernoulli(_TwoOutcomes):
+class Bernoulli(_TwoOutcomes, ExponentialFamily):
     """1 with the probability `probs`, else 0."""
 
     has_enumerate_support = True
@@ -207,7 +208,7 @@ class Binomial(_TwoOutcomes):
         return ways + value * logits - n * softplus(logits)
 
 
-class Poisson(Distribution):
+class Poisson(ExponentialFamily):
     """rate**k exp(-rate) / k!."""
 
     arg_constraints = {"rate": constraints.nonnegative}

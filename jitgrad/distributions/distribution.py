@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+from jitgrad.autograd import engine
 from jitgrad.autograd.modes import no_grad
 from jitgrad.creation import full, rand, randn
 from jitgrad.distributions import constraints
@@ -273,6 +274,35 @@ def one_of(name: str, **given: Any) -> None:
     if sum(v is not None for v in given.values()) != 1:
         names = " or ".join(f"`{k}`" for k in given)
         raise ValueError(f"Either {names} must be specified, but not both. (in {name})")
+
+
+class ExponentialFamily(Distribution):
+    """Distributions exp(theta . t(x) - F(theta)) h(x). A subclass that gives `_natural_params`
+    (theta), `_log_normalizer` (F) and `_mean_carrier_measure` (the mean of log h) has an entropy:
+    F - theta . grad F - the mean of log h (Nielsen and Nock 2010)."""
+
+    @property
+    def _natural_params(self) -> tuple[Tensor, ...]:
+        raise NotImplementedError(f"[{type(self).__name__}] defines no _natural_params")
+
+    def _log_normalizer(self, *natural_params: Tensor) -> Tensor:
+        raise NotImplementedError(f"[{type(self).__name__}] defines no _log_normalizer")
+
+    @property
+    def _mean_carrier_measure(self) -> Any:
+        raise NotImplementedError(f"[{type(self).__name__}] defines no _mean_carrier_measure")
+
+    def entropy(self) -> Tensor:
+        """The entropy, of the batch shape."""
+        carrier = self._mean_carrier_measure
+        params = [p.detach().requires_grad_() for p in self._natural_params]
+        normalizer = self._log_normalizer(*params)
+        slopes = engine.grad(normalizer.sum(), params, create_graph=True)
+        result = normalizer - carrier
+        for theta, slope in zip(params, slopes, strict=True):
+            assert slope is not None
+            result = result - (theta * slope).reshape((*self._batch_shape, -1)).sum(-1)
+        return result
 
 
 LOG_2PI = math.log(2 * math.pi)

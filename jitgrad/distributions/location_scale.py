@@ -11,6 +11,7 @@ from jitgrad.distributions.distribution import (
     EULER,
     LOG_2PI,
     Distribution,
+    ExponentialFamily,
     broadcast_all,
     standard_normal,
     uniform,
@@ -54,7 +55,7 @@ class _LocationScale(Distribution):
         return (value - self.loc) / self.scale
 
 
-class Normal(_LocationScale):
+class Normal(_LocationScale, ExponentialFamily):
     """exp(-((x - loc) / scale)**2 / 2) / (scale * sqrt(2 pi))."""
 
     @property

@@ -9,15 +9,14 @@ from jitgrad import linalg
 from jitgrad.creation import eye
 from jitgrad.distributions import constraints
 from jitgrad.distributions.composed import TransformedDistribution
-from jitgrad.distributions.distribution import LOG_2PI, Distribution, standard_normal
+from jitgrad.distributions.distribution import standard_normal
 from jitgrad.distributions.location_scale import Normal
-from jitgrad.distributions.multivariate import half_log_det, mahalanobis
+from jitgrad.distributions.multivariate import NormalVectors, half_log_det, mahalanobis
 from jitgrad.distributions.transforms import StickBreakingTransform
-from jitgrad.functions.shape import broadcast_shapes_of
 from jitgrad.tensor import Tensor
 
 
-class LowRankMultivariateNormal(Distribution):
+class LowRankMultivariateNormal(NormalVectors):
     """Normal vectors (..., n) of mean `loc` and covariance W W^T + diag(d): W = cov_factor (..., n,
     r) and d = cov_diag (..., n). Woodbury's identity and the lemma of determinants keep the work in
     r.
@@ -35,8 +34,7 @@ class LowRankMultivariateNormal(Distribution):
     def __init__(
         self, loc: Tensor, cov_factor: Tensor, cov_diag: Tensor, validate_args: bool | None = None
     ) -> None:
-        if loc.ndim < 1:
-            raise ValueError("loc must be at least one-dimensional.")
+        self._expect_vectors(loc)
         n = loc.shape[-1]
         if cov_factor.ndim < 2:
             raise ValueError(
@@ -53,23 +51,10 @@ class LowRankMultivariateNormal(Distribution):
                 f"cov_diag must be a batch of vectors with shape ({n},); got "
                 f"{tuple(cov_diag.shape)}"
             )
-        batch = broadcast_shapes_of(loc.shape[:-1], cov_factor.shape[:-2], cov_diag.shape[:-1])
-        self.loc = loc.expand((*batch, n))
+        batch = self._spread_loc(loc, cov_factor.shape[:-2], cov_diag.shape[:-1])
         self.cov_factor = cov_factor.expand((*batch, *cov_factor.shape[-2:]))
         self.cov_diag = cov_diag.expand((*batch, n))
         super().__init__(batch, (n,), validate_args=validate_args)
-
-    @property
-    def support(self) -> Any:
-        return constraints.real_vector
-
-    @property
-    def mean(self) -> Tensor:
-        return self.loc
-
-    @property
-    def mode(self) -> Tensor:
-        return self.loc
 
     @property
     def variance(self) -> Tensor:
@@ -108,14 +93,13 @@ class LowRankMultivariateNormal(Distribution):
         gap, factor = value - self.loc, self._capacitance()
         inner = ((self.cov_factor.mT / self.cov_diag.unsqueeze(-2)) @ gap.unsqueeze(-1)).squeeze(-1)
         distance = (gap**2 / self.cov_diag).sum(-1) - mahalanobis(factor, inner)
-        return -0.5 * (self._event_shape[0] * LOG_2PI + self._log_det(factor) + distance)
+        return self._density(distance, self._half_log_det(factor))
 
-    def _log_det(self, factor: Tensor) -> Tensor:
-        return 2 * half_log_det(factor) + self.cov_diag.log().sum(-1)
+    def _half_log_det(self, factor: Tensor) -> Tensor:
+        return half_log_det(factor) + 0.5 * self.cov_diag.log().sum(-1)
 
     def entropy(self) -> Tensor:
-        found = 0.5 * (self._event_shape[0] * (1.0 + LOG_2PI) + self._log_det(self._capacitance()))
-        return found.expand(self._batch_shape)
+        return self._entropy(self._half_log_det(self._capacitance()))
 
 
 class LogisticNormal(TransformedDistribution):

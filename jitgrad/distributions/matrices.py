@@ -10,6 +10,7 @@ from jitgrad.creation import arange
 from jitgrad.distributions import constraints
 from jitgrad.distributions.distribution import (
     Distribution,
+    ExponentialFamily,
     broadcast_all,
     derived,
     standard_normal,
@@ -79,7 +80,7 @@ class LKJCholesky(Distribution):
         return (power * diagonal.log()).sum(-1) - norm
 
 
-class Wishart(Distribution):
+class Wishart(ExponentialFamily):
     """The sum of df outer products of normal vectors with covariance V, (..., p, p), for any real
     df > p - 1. One of covariance_matrix, precision_matrix and scale_tril says V.
 

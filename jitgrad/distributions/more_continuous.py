@@ -12,6 +12,7 @@ from jitgrad.distributions.distribution import (
     EULER,
     LOG_2PI,
     Distribution,
+    ExponentialFamily,
     broadcast_all,
     clamp_probs,
     logits_to_probs,
@@ -20,7 +21,7 @@ from jitgrad.distributions.distribution import (
     softplus,
     uniform,
 )
-from jitgrad.distributions.positive import Gamma
+from jitgrad.distributions.positive import Gamma, UnitInterval
 from jitgrad.draws import standard_gamma, von_mises
 from jitgrad.functions.elementwise import generated
 from jitgrad.info import finfo
@@ -199,23 +200,8 @@ class Weibull(Distribution):
         return EULER * (1 - inverse) + (self.scale * inverse).log() + 1
 
 
-class Kumaraswamy(Distribution):
+class Kumaraswamy(UnitInterval):
     """a b x**(a - 1) (1 - x**a)**(b - 1) on (0, 1): a is concentration1, b concentration0."""
-
-    arg_constraints = {
-        "concentration1": constraints.positive, "concentration0": constraints.positive
-    }  # fmt: skip
-    has_rsample = True
-
-    def __init__(
-        self, concentration1: Any, concentration0: Any, validate_args: bool | None = None
-    ) -> None:
-        self.concentration1, self.concentration0 = broadcast_all(concentration1, concentration0)
-        super().__init__(self.concentration1.shape, validate_args=validate_args)
-
-    @property
-    def support(self) -> Any:
-        return constraints.unit_interval
 
     def _moment(self, n: int) -> Tensor:
         b, place = self.concentration0, 1 + n / self.concentration1
@@ -382,7 +368,7 @@ class VonMises(Distribution):
         return k * ((value - self.loc).cos() - 1) - LOG_2PI - generated["i0e"](k).log()
 
 
-class ContinuousBernoulli(Distribution):
+class ContinuousBernoulli(ExponentialFamily):
     """C p**x (1 - p)**(1 - x) on [0, 1] (Loaiza-Ganem and Cunningham 2019). Within `lims` of 1/2,
     series are taken."""
 

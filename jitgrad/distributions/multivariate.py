@@ -63,7 +63,44 @@ def half_log_det(factor: Tensor) -> Tensor:
     return factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
 
-class MultivariateNormal(Distribution):
+class NormalVectors(Distribution):
+    """What normal vectors of any kind of covariance share: (..., n), around `loc`."""
+
+    loc: Tensor
+
+    @staticmethod
+    def _expect_vectors(loc: Tensor) -> None:
+        if loc.ndim < 1:
+            raise ValueError("loc must be at least one-dimensional.")
+
+    def _spread_loc(self, loc: Tensor, *batches: Any) -> Any:
+        """Keeps loc, in the batch that all broadcast to, which is returned."""
+        batch = broadcast_shapes_of(loc.shape[:-1], *batches)
+        self.loc = loc.expand((*batch, loc.shape[-1]))
+        return batch
+
+    @property
+    def support(self) -> Any:
+        return constraints.real_vector
+
+    @property
+    def mean(self) -> Tensor:
+        return self.loc
+
+    @property
+    def mode(self) -> Tensor:
+        return self.loc
+
+    def _density(self, distance: Tensor, half_log: Tensor) -> Tensor:
+        """The log density at a squared distance, of half the covariance's log determinant."""
+        return -0.5 * (self._event_shape[0] * LOG_2PI + distance) - half_log
+
+    def _entropy(self, half_log: Tensor) -> Tensor:
+        found = 0.5 * self._event_shape[0] * (1.0 + LOG_2PI) + half_log
+        return found.expand(self._batch_shape)
+
+
+class MultivariateNormal(NormalVectors):
     """Normal vectors (..., n) of mean `loc`, and one of covariance_matrix, precision_matrix and
     scale_tril (the lower Cholesky factor of the covariance), each (..., n, n).
 
@@ -85,12 +122,10 @@ class MultivariateNormal(Distribution):
         scale_tril: Tensor | None = None,
         validate_args: bool | None = None,
     ) -> None:
-        if loc.ndim < 1:
-            raise ValueError("loc must be at least one-dimensional.")
+        self._expect_vectors(loc)
         name, matrix = one_matrix(covariance_matrix, precision_matrix, scale_tril)
-        batch = broadcast_shapes_of(matrix.shape[:-2], loc.shape[:-1])
+        batch = self._spread_loc(loc, matrix.shape[:-2])
         vars(self)[name] = matrix.expand((*batch, *matrix.shape[-2:]))
-        self.loc = loc.expand((*batch, loc.shape[-1]))
         super().__init__(batch, self.loc.shape[-1:], validate_args=validate_args)
         self._factor = factor_of(name, matrix)
 
@@ -112,18 +147,6 @@ class MultivariateNormal(Distribution):
         return linalg.inv(self.covariance_matrix)
 
     @property
-    def support(self) -> Any:
-        return constraints.real_vector
-
-    @property
-    def mean(self) -> Tensor:
-        return self.loc
-
-    @property
-    def mode(self) -> Tensor:
-        return self.loc
-
-    @property
     def variance(self) -> Tensor:
         return (self._factor**2).sum(-1).expand((*self._batch_shape, *self._event_shape))
 
@@ -134,9 +157,7 @@ class MultivariateNormal(Distribution):
     def log_prob(self, value: Tensor) -> Tensor:
         self._validate_sample(value)
         distance = mahalanobis(self._factor, value - self.loc)
-        n = self._event_shape[0]
-        return -0.5 * (n * LOG_2PI + distance) - half_log_det(self._factor)
+        return self._density(distance, half_log_det(self._factor))
 
     def entropy(self) -> Tensor:
-        found = 0.5 * self._event_shape[0] * (1.0 + LOG_2PI) + half_log_det(self._factor)
-        return found.expand(self._batch_shape)
+        return self._entropy(half_log_det(self._factor))

@@ -12,6 +12,7 @@ from jitgrad.creation import full_like
 from jitgrad.distributions import constraints
 from jitgrad.distributions.distribution import (
     Distribution,
+    ExponentialFamily,
     broadcast_all,
     standard_normal,
     uniform,
@@ -25,7 +26,7 @@ from jitgrad.tensor import Tensor
 where, xlogy = FUNCTIONS["where"], FUNCTIONS["xlogy"]
 
 
-class Exponential(Distribution):
+class Exponential(ExponentialFamily):
     """rate exp(-rate x)."""
 
     arg_constraints = {"rate": constraints.positive}
@@ -73,7 +74,7 @@ class Exponential(Distribution):
         return 1.0 - self.rate.log()
 
 
-class Gamma(Distribution):
+class Gamma(ExponentialFamily):
     """rate**a x**(a - 1) exp(-rate x) / gamma(a), with a the concentration."""
 
     arg_constraints = {"concentration": constraints.positive, "rate": constraints.positive}
@@ -124,7 +125,7 @@ class Chi2(Gamma):
         super().__init__(0.5 * self.df, 0.5, validate_args=validate_args)
 
 
-class Dirichlet(Distribution):
+class Dirichlet(ExponentialFamily):
     """Over points of a simplex: proportional to prod(x**(a - 1)), with a the concentration."""
 
     arg_constraints = {"concentration": constraints.independent(constraints.positive, 1)}
@@ -178,8 +179,8 @@ class Dirichlet(Distribution):
         )  # fmt: skip
 
 
-class Beta(Distribution):
-    """Proportional to x**(a - 1) (1 - x)**(b - 1): a is concentration1, b concentration0."""
+class UnitInterval(Distribution):
+    """What Beta and Kumaraswamy share: two positive shapes, and samples in (0, 1)."""
 
     arg_constraints = {
         "concentration1": constraints.positive, "concentration0": constraints.positive
@@ -193,13 +194,17 @@ class Beta(Distribution):
         super().__init__(self.concentration1.shape, validate_args=validate_args)
 
     @property
+    def support(self) -> Any:
+        return constraints.unit_interval
+
+
+class Beta(UnitInterval, ExponentialFamily):
+    """Proportional to x**(a - 1) (1 - x)**(b - 1): a is concentration1, b concentration0."""
+
+    @property
     def _dirichlet(self) -> Dirichlet:
         both = stack([self.concentration1, self.concentration0], -1)
         return Dirichlet(both, validate_args=False)
-
-    @property
-    def support(self) -> Any:
-        return constraints.unit_interval
 
     @property
     def mean(self) -> Tensor:

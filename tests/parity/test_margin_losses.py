@@ -104,7 +104,7 @@ def test_cosine_embedding(shape, margin, reduction):
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_multi_margin(shape, p, weighted, reduction):
-    if shape[0] == 0 and reduction == "mean":
+    if shape[0] == 0 and reduction != "none":
         return  # PyTorch returns memory that it never wrote
     y = np.asarray(np.random.default_rng(3).integers(0, shape[-1], shape[:-1]))
     w = np.random.default_rng(4).random(shape[-1])
