@@ -51,6 +51,7 @@ from jitgrad import fft as fft
 from jitgrad import fills as fills
 from jitgrad import first_nan as first_nan
 from jitgrad import foreach as foreach
+from jitgrad import forest as forest
 from jitgrad import func as func
 from jitgrad import functions as functions
 from jitgrad import fx as fx
@@ -94,6 +95,7 @@ from jitgrad import reads as reads
 from jitgrad import recompiles as recompiles
 from jitgrad import recorder as recorder
 from jitgrad import referrers as referrers
+from jitgrad import relay as relay
 from jitgrad import replay as replay
 from jitgrad import replay_code as replay_code
 from jitgrad import replay_support as replay_support
@@ -101,6 +103,7 @@ from jitgrad import results as results
 from jitgrad import return_types as return_types
 from jitgrad import runtime as runtime
 from jitgrad import scripting as scripting
+from jitgrad import segment_forms as segment_forms
 from jitgrad import segmented as segmented
 from jitgrad import segments as segments
 from jitgrad import serialization as serialization
@@ -114,6 +117,7 @@ from jitgrad import special as special
 from jitgrad import state as state
 from jitgrad import static_arguments as static_arguments
 from jitgrad import storage as storage
+from jitgrad import symbols as symbols
 from jitgrad import tape as tape
 from jitgrad import testing as testing
 from jitgrad import tree as tree

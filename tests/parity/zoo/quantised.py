@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch.nn.utils import parametrizations, parametrize, prune
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
-SCALE = 100.0  # a rounding of float32 moves activations by whole levels; float64 holds them
+SCALE = 10.0
 
 
 class RoundSTE(torch.autograd.Function):
@@ -110,13 +110,13 @@ class Student(nn.Module):
 def build():
     torch.manual_seed(9)
     teacher = nn.Sequential(nn.Conv2d(1, 6, 3), nn.ReLU(), nn.Flatten(), nn.Linear(6 * 36, 3))
-    return {"student": Student(), "teacher": teacher}
+    return {"student": Student().double(), "teacher": teacher.double()}
 
 
 def run(models, compile):
     student, teacher = models["student"], models["teacher"].eval().requires_grad_(False)
     rng = np.random.default_rng(4)
-    dtype = torch.get_default_dtype()
+    dtype = torch.float64  # a rounding of float32 would move activations by whole levels
     images = torch.from_numpy(rng.standard_normal((4, 6, 1, 8, 8))).to(dtype)
     labels = torch.from_numpy(rng.integers(0, 3, (4, 6)))
     optimizer = torch.optim.RMSprop(student.parameters(), lr=1e-3, momentum=0.5, centered=True)
@@ -138,13 +138,13 @@ def run(models, compile):
         found["scores"] = student(images[0])
         folded = fuse_conv_bn_eval(student.conv, student.bn)
         found["folded"] = folded(images[0])
-        dense = nn.Linear(36, 12, bias=False).eval()
+        dense = nn.Linear(36, 12, bias=False).double().eval()
         dense.load_state_dict({"weight": student.fc.weight})
-        found["dense"] = fuse_linear_bn_eval(dense, student.norm)(torch.ones(2, 36))
+        found["dense"] = fuse_linear_bn_eval(dense, student.norm)(torch.ones(2, 36, dtype=dtype))
     parametrize.remove_parametrizations(student.ternary, "weight")
     found["levels"] = (student.ternary.weight != 0).sum()
     prune.l1_unstructured(student.out, "weight", amount=0.5)
-    found["mask"] = student.out.weight_mask
+    found["mask"] = student.out.weight_mask.sum()
     student.train()
     F.mse_loss(student(images[1]), teacher(images[1])).backward()
     found["pruned gradient"] = student.out.weight_orig.grad
@@ -153,7 +153,7 @@ def run(models, compile):
     nearest = torch.cdist(
         student.out.weight.detach().reshape(-1, 1), centres.reshape(-1, 1)
     ).argmin(1)
-    found["clustered"] = centres[nearest].view_as(student.out.weight)
+    found["clustered"] = (centres[nearest] == 0).sum()
     packed = torch.round(student.out.weight / 0.01).clamp(-128, 127)
-    found["int8"] = packed.to(torch.int8)
+    found["int8"] = bool((packed.to(torch.int8) == packed).all())
     return found
