@@ -120,7 +120,7 @@ def _send(entry, pipe):
 @pytest.mark.long
 @pytest.mark.parametrize("shard", range(SHARDS), ids=lambda k: f"shard-{k}-")
 def test_bad_calls(shard):
-    """Each entry in a process of its own: some of PyTorch's kernels crash on what they are given."""
+    """Each entry in a process of its own: some of PyTorch's kernels crash on bad calls."""
     context = multiprocessing.get_context("fork")
     total, wrong, crashed = 0, [], []
     for entry in sorted(entries(), key=label)[shard::SHARDS]:
