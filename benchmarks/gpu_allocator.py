@@ -2,7 +2,7 @@
 
 Records every allocation of eager and of compiled training steps (digits, GPT, ResNet: ptx.py) and
 replays it. No GPU is needed: the driver is one in host memory whose kernels do nothing, as values
-do not change what is allocated. The GPT's sequences are of three lengths in turn.
+do not change what is allocated. Batches and texts are of several sizes, as in an epoch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,12 @@ from jitgrad.runtime.cuda.simulator import SimulatedDriver
 Trace = list[tuple[str, int, int]]
 """("new", address, bytes) and ("free", address, 0)."""
 
-LENGTHS = (128, 96, 112)
+SIZES = {
+    "digits": (0, (512, 512, 512, 261)),
+    "GPT": (1, (128, 96, 112)),
+    "ResNet": (0, (16, 16, 11)),
+}
+"""Of each step in turn, the size along a dim: an epoch's last batch is smaller, texts differ."""
 
 
 class NoKernels(SimulatedDriver):
@@ -83,8 +88,8 @@ def record(name: str, compiled: bool, steps: int) -> Trace:
             args = []
             for spec in specs:
                 shape = list(spec.shape)
-                if name == "GPT":
-                    shape[1] = LENGTHS[n % len(LENGTHS)]
+                dim, sizes = SIZES[name]
+                shape[dim] = sizes[n % len(sizes)]
                 args.append(jg.zeros(shape, dtype=spec.dtype).cuda())
             run(*args)
         gc.collect()
@@ -117,7 +122,7 @@ def reserved(trace: Trace) -> tuple[int, int, int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--step", nargs="*", default=list(ptx.WORKLOADS))
     options = parser.parse_args()
     print("| step | mode | allocations | live MiB | reserved MiB | powers of two MiB | ratio |")

@@ -1,10 +1,12 @@
 """The caching allocator of a device's memory.
 
 Memory is taken from the driver in segments and given out in blocks, which are split and merged; a
-block that is freed is kept for its stream. Sizes are rounded up to 512 bytes. Requests up to 1 MiB
-come from segments of 2 MiB, those up to 10 MiB from segments of 20 MiB, larger ones from segments
-of their own size, rounded to 2 MiB. Of free blocks that fit, the smallest is taken, at the lowest
-address; a rest is split off where it is worth a block. Blocks above `max_split` are never split.
+block that is freed is kept for its stream. Sizes are rounded up to 512 bytes. Requests up to 512
+KiB come from segments of 2 MiB; larger ones from segments of their own size or of a sixth of what
+is reserved, at most 8 MiB, rounded to 2 MiB: small programs take little, large ones seldom ask the
+driver (the constants were chosen on the traces of benchmarks/gpu_allocator.py). Of free blocks that
+fit, the smallest is taken, at the lowest address; a rest is split off where it is worth a block.
+Blocks above `max_split` are never split.
 
 A block that other streams use (`used_on`) is reused after it was freed and events on those streams
 have passed. After running out of memory, all segments without a used block go back to the driver,
@@ -23,11 +25,15 @@ from jitgrad.runtime.cuda.driver import CudaError, DeviceMemoryError, Driver
 from jitgrad.runtime.errors import OutOfMemoryError as OutOfMemoryError
 
 ROUND = 512
-SMALL = 1 << 20
+SMALL = 512 << 10
 _SMALL_SEGMENT = 2 << 20
-_LARGE_SEGMENT = 20 << 20
+_LARGE_SEGMENT = 8 << 20
+_SHARE = 6
 _LARGE = 10 << 20
+_SLACK = 20 << 20  # bytes that a block above max_split may be too large by
 _ROUND_SEGMENT = 2 << 20
+_REST = 64 << 10  # bytes of a large block that are worth a block of their own
+_TRIMS = 64  # allocations until the first trim; after each it takes twice as many
 
 
 @dataclass(eq=False)
@@ -66,13 +72,12 @@ def rounded(nbytes: int) -> int:
     return max(ROUND, nbytes + ROUND - 1 & -ROUND)
 
 
-def segment_size(nbytes: int) -> int:
-    """What is asked of the driver for a block of so many bytes."""
+def segment_size(nbytes: int, reserved: int = 0) -> int:
+    """What is asked of the driver for a block of so many bytes, when so many are reserved."""
     if nbytes <= SMALL:
         return _SMALL_SEGMENT
-    if nbytes < _LARGE:
-        return _LARGE_SEGMENT
-    return nbytes + _ROUND_SEGMENT - 1 & -_ROUND_SEGMENT
+    wanted = max(nbytes, min(_LARGE_SEGMENT, reserved // _SHARE))
+    return wanted + _ROUND_SEGMENT - 1 & -_ROUND_SEGMENT
 
 
 class _Pool:
@@ -132,6 +137,7 @@ class Allocator:
             )
         }  # fmt: skip
         self.retries = self.failures = 0
+        self._ticks, self._next_trim = 0, _TRIMS
         self._pools: dict[tuple[int, bool], _Pool] = {}
         self._segments: dict[int, Segment] = {}
         self._used: dict[int, Block] = {}
@@ -145,7 +151,11 @@ class Allocator:
         with self._lock:
             self._settle()
             size = rounded(nbytes)
-            block = self._find(size, stream) or self._grow(size, stream)
+            self._ticks += 1
+            block = self._find(size, stream)
+            if block is None:
+                self._trim(size)
+                block = self._grow(size, stream)
             if block is None:
                 self.retries += 1
                 self._wait()
@@ -184,13 +194,13 @@ class Allocator:
         if limit is not None and size > SMALL:
             if size < limit <= block.nbytes:
                 return None  # whole blocks are for large requests
-            if size >= limit and block.nbytes >= size + _LARGE_SEGMENT:
+            if size >= limit and block.nbytes >= size + _SLACK:
                 return None  # too much would be lost
         self._unlist(block)
         return block
 
     def _grow(self, size: int, stream: int) -> Block | None:
-        nbytes = segment_size(size)
+        nbytes = segment_size(size, self.counts["reserved_bytes"].current)
         if self.limit is not None and self.counts["reserved_bytes"].current + nbytes > self.limit:
             return None
         try:
@@ -204,12 +214,23 @@ class Allocator:
         self.counts["reserved_bytes"].add(nbytes)
         return segment.first
 
+    def _trim(self, size: int) -> None:
+        """Before more is taken for a large block, segments of which nothing is used go back: small
+        ones that an earlier phase left do not serve it. Ever more seldom: phases may return."""
+        if size < _LARGE or self._ticks < self._next_trim:
+            return
+        whole = [s.first for s in self._segments.values() if not s.small and s.first is not None]
+        idle = sum(b.nbytes for b in whole if b.next is None and not b.used and not b.waiting)
+        if idle >= size // 4:
+            self._next_trim = 2 * self._ticks
+            self._release_cached()
+
     def _split(self, block: Block, size: int) -> None:
         rest = block.nbytes - size
         if block.segment.small:
             worth = rest >= ROUND
         else:
-            worth = rest > SMALL and (self.max_split is None or size < self.max_split)
+            worth = rest > _REST and (self.max_split is None or size < self.max_split)
         if not worth:
             return
         tail = Block(block.address + size, rest, block.segment, block, block.next)
