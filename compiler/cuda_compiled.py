@@ -9,8 +9,8 @@ jit's guards have.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +32,8 @@ from jitgrad.runtime.cuda import arrays as device_arrays
 from jitgrad.runtime.cuda.arrays import DeviceArray, host_copy
 from jitgrad.runtime.cuda.blas import nbytes
 from jitgrad.runtime.cuda.device import Device, current_stream
-from jitgrad.runtime.errors import InternalError
+from jitgrad.runtime.cuda.driver import CudaError
+from jitgrad.runtime.errors import CompileError, InternalError
 
 _ALIGNMENT = 256
 _KEPT = 32  # graphs, and sets of memory that were seen once
@@ -95,7 +96,8 @@ class CudaCompiled:
                 continue
             function = device.functions.get(symbol)
             if function is None:
-                function = device.driver.load(device.index, code_of, symbol)
+                with self._naming(symbol):
+                    function = device.driver.load(device.index, code_of, symbol)
                 device.functions[symbol] = function
             self._functions.append((function, self.shapes[symbol]))
         self.replays = False
@@ -103,6 +105,19 @@ class CudaCompiled:
         self._seen: OrderedDict[Any, None] = OrderedDict()
         self._plans: dict[tuple[int, ...], tuple[dict[int, int], int]] = {}
         self._may_flag = bool(sites) and any(shape.sites for shape in self.shapes.values())
+
+    @contextmanager
+    def _naming(self, symbol: str) -> Iterator[None]:
+        """Errors of a kernel that cannot be compiled or loaded say which ops it has, and where."""
+        try:
+            yield
+        except (CompileError, CudaError) as error:
+            found = [k for k, g in self.stages.generated.items() if symbol in g.shapes]
+            lines = list(dict.fromkeys(line for k in found for line in k.lines if line))
+            ops = ", ".join(dict.fromkeys(n.op.name for n in self.graph.nodes if n.line in lines))
+            what = f"; it is a kernel of {ops or self.graph.name}"
+            where = f" (at {', '.join(lines[:3])})" if lines else ""
+            raise CompileError(f"{error}{what}{where}") from error
 
     # -- calls -------------------------------------------------------------------------------------
     def run(

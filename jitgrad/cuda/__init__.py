@@ -83,7 +83,7 @@ def get_arch_list() -> list[str]:
 
 
 def is_current_stream_capturing() -> bool:
-    """Whether a stream is being captured: there are no CUDA graphs yet."""
+    """Whether a stream is being captured: only compiled functions are, within a call."""
     return False
 
 
@@ -206,12 +206,12 @@ def set_rng_state_all(new_states: Any) -> None:
 
 
 class CUDAGraph:
-    """A recorded launch list. Raises RuntimeError: there are none yet (docs/limits.md)."""
+    """A recorded launch list. Raises RuntimeError: eager code is not recorded (docs/limits.md)."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         raise RuntimeError(
-            "[cuda.CUDAGraph] expected no CUDA graph: they are not there yet (docs/limits.md); "
-            "launches of a compiled function are one list in any case"
+            "[cuda.CUDAGraph] expected no graph of eager code (docs/limits.md); use "
+            "compile(f, mode='reduce-overhead'), whose launches are replayed as CUDA graphs"
         )
 
 

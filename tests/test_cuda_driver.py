@@ -1,0 +1,137 @@
+"""NVIDIA's driver through ctypes, on a stand-in for libcuda: what its functions are given, what its
+error numbers mean, and what is said where there is none or an old one."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import pytest
+
+from jitgrad.runtime.cuda import device, library
+from jitgrad.runtime.cuda.driver import CudaError, DeviceMemoryError
+
+
+class FakeCuda:
+    """Answers as libcuda does; `calls` has what it was asked. `status`: {function: error}."""
+
+    def __init__(self, version: int = 12040) -> None:
+        self.version = version
+        self.calls: list[tuple[str, tuple[Any, ...]]] = []
+        self.status: dict[str, int] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("cu"):
+            raise AttributeError(name)
+
+        def call(*args: Any) -> int:
+            self.calls.append((name, args))
+            if self.status.get(name):
+                return self.status[name]
+            if name == "cuDriverGetVersion":
+                args[0]._obj.value = self.version
+            elif name == "cuGetErrorString":
+                args[1]._obj.value = b"out of memory" if args[0] == 2 else b"some error"
+            elif name == "cuDeviceGetCount":
+                args[0]._obj.value = 2
+            elif args and hasattr(args[0], "_obj") and hasattr(args[0]._obj, "value"):
+                args[0]._obj.value = 0x1000 + len(self.calls)  # a handle or an address
+            return 0
+
+        return call
+
+    def given(self, name: str) -> list[tuple[Any, ...]]:
+        return [args for called, args in self.calls if called == name]
+
+
+def test_without_a_driver_everything_says_why() -> None:
+    before = device.driver()
+    device.use_driver(None, "NVIDIA's driver (libcuda.so.1) is not installed")
+    try:
+        with pytest.raises(RuntimeError, match=r"\[x\] expected a CUDA device; there is none: "
+                           r"NVIDIA's driver \(libcuda.so.1\) is not installed"):  # fmt: skip
+            device.require("x")
+        assert device.count() == 0
+    finally:
+        device.use_driver(before)
+
+
+def test_an_old_driver_is_refused_with_its_version() -> None:
+    with pytest.raises(CudaError, match=r"driver for CUDA 12 or newer; it is for CUDA 11.8; upd"):
+        library.LibraryDriver(FakeCuda(11080))
+    assert library.LibraryDriver(FakeCuda(12000)).device_count() == 2
+
+
+def test_running_out_of_memory_is_told_from_other_errors() -> None:
+    fake = FakeCuda()
+    driver = library.LibraryDriver(fake)
+    assert driver.allocate(0, 4096) > 0x1000
+    fake.status = {"cuMemAlloc_v2": 2}
+    with pytest.raises(DeviceMemoryError, match="CUDA error: out of memory"):
+        driver.allocate(0, 4096)
+    fake.status = {"cuMemAlloc_v2": 999}
+    with pytest.raises(CudaError, match=r"some error \(cuMemAlloc_v2, 999\)") as found:
+        driver.allocate(0, 4096)
+    assert not isinstance(found.value, DeviceMemoryError)
+
+
+def test_a_launch_passes_each_argument_as_a_word() -> None:
+    fake = FakeCuda()
+    driver = library.LibraryDriver(fake)
+    words = [("*float32", 0x7F0012345678), ("int64", -3), ("size", 10)]
+    seen: list[list[int]] = []
+
+    def launch(*args: Any) -> int:
+        pointers = args[9]
+        seen.append([ctypes.c_int64.from_address(pointers[k]).value for k in range(3)])
+        shape = [x.value for x in args[1:8]]
+        assert shape == [7, 1, 1, 256, 1, 1, 0] and args[8].value == 5
+        return 0
+
+    fake.cuLaunchKernel = launch  # type: ignore[attr-defined]
+    driver.launch(1, ctypes.c_void_p(9), 7, 256, 5, words)
+    assert seen == [[0x7F0012345678, -3, 10]]
+    assert fake.given("cuDeviceGet")[-1][1].value == 1  # the device was made current before
+
+
+def test_a_module_is_loaded_once_for_each_device() -> None:
+    fake = FakeCuda()
+    driver = library.LibraryDriver(fake)
+    for index in (0, 0, 1):
+        driver.load(index, lambda symbol: (".version 8.0", f"{symbol}_entry"), "k")
+    assert len(fake.given("cuModuleLoadData")) == 2
+    assert fake.given("cuModuleGetFunction")[0][2].value == b"k_entry"
+
+
+def test_graphs_are_noted_made_ready_and_launched() -> None:
+    fake = FakeCuda()
+    driver = library.LibraryDriver(fake)
+    driver.begin_capture(0, 77)
+    graph = driver.end_capture(0, 77)
+    driver.launch_graph(0, graph, 5)
+    driver.release_graph(0, graph)
+    names = [name for name, _ in fake.calls if "Graph" in name or "Capture" in name]
+    assert names == [
+        "cuStreamBeginCapture_v2", "cuStreamEndCapture", "cuGraphInstantiateWithFlags",
+        "cuGraphDestroy", "cuGraphLaunch", "cuGraphExecDestroy",
+    ]  # fmt: skip
+    (begun,), (launched,) = fake.given("cuStreamBeginCapture_v2"), fake.given("cuGraphLaunch")
+    assert begun[0].value == 77 and begun[1].value == 1
+    assert launched[0].value == graph and launched[1].value == 5
+    fake.status = {"cuGraphInstantiateWithFlags": 700}
+    driver.begin_capture(0, 77)
+    with pytest.raises(CudaError, match="cuGraphInstantiateWithFlags"):
+        driver.end_capture(0, 77)
+    assert len(fake.given("cuGraphDestroy")) == 2  # not leaked
+
+
+def test_queries_that_are_not_ready() -> None:
+    fake = FakeCuda()
+    driver = library.LibraryDriver(fake)
+    fake.status = {"cuStreamQuery": 600, "cuEventQuery": 600}
+    assert not driver.stream_done(0, 5) and not driver.event_done(0, 6)
+    fake.status = {}
+    assert driver.stream_done(0, 5) and driver.event_done(0, 6)
+    fake.status = {"cuEventQuery": 719}
+    with pytest.raises(CudaError, match="cuEventQuery, 719"):
+        driver.event_done(0, 6)
