@@ -73,7 +73,7 @@ class Access:
             mask = self.mask if self.stride == 1 else _reverse(b, self.mask)
             raw = self._masked(b, self.pointer(b, back), mask, vector)
             return raw if self.stride == 1 else _reverse(b, raw)
-        if self.stride == 2 and (self.mask is None or self.inside and self.width > 1):
+        if self.stride == 2:
             return self._every_second(b, vector)
         pointers = self._pointers(b)
         mask = self._all()
@@ -96,12 +96,13 @@ class Access:
         if self.mask is None:
             low = b.load(self.pointer(b), align=align, typ=vector)
             high = b.load(self.pointer(b, 1 - n), align=align, typ=vector)
-        else:  # an element between those of two lanes is there if the second lane's is
+        else:  # n: a lane of `none`
+            none = ir.Constant(self.mask.type, None)
             masks = [
                 b.shuffle_vector(
                     self.mask,
-                    undefined(self.mask.type),
-                    lanes(tuple(min((first + p + 1) // 2, n - 1) for p in range(n))),
+                    none,
+                    lanes(tuple(e // 2 if e % 2 == 0 else n for e in range(first, first + n))),
                 )
                 for first in (0, n - 1)
             ]

@@ -318,7 +318,7 @@ class Scope:
         if offset is None or self._steps(load.args[0]) is not None:
             return None
         found = self._steps(offset)
-        return offset if found is not None and found[0] in (1, -1) else None
+        return offset if found is not None and found[0] in (1, -1, 2) else None
 
     def _steps(self, offset: Expr) -> tuple[int, Expr] | None:
         """(c, rest) where offset is c * the lanes' axis + rest, the same in all lanes."""

@@ -51,6 +51,7 @@ class _Tiles:
 
 def tiled(program: Program, target: Target) -> Part | None:
     """The launch in tiles of a kernel that turns memory around; None for other kernels."""
+    program = _forward(program)
     tiles = _plan(program)
     if tiles is None:
         return None
@@ -60,6 +61,30 @@ def tiled(program: Program, target: Target) -> Part | None:
     outer = Space([*lead, _BLOCK], [*(tiles.extents[k] for k in lead), blocks])
     each = points_cost(program) * rows * max(1, hint(tiles.extents[tiles.across]))
     return Part(replace(program, outer=outer), lambda p, fn: _Nest(p, fn, tiles).emit(), each)
+
+
+def _forward(program: Program) -> Program:
+    """The program with axes counted from their end where that makes loads go forward along them
+    (rotations); the order of rows is free."""
+    if len(program.steps) != 1 or program.scalar:
+        return program
+    (step,) = program.steps
+    extents = dict(zip(program.outer.axes, program.outer.extents, strict=True))
+    s = Simplifier(extents)
+    loads = [e for e in loops.loads(step.roots()) if e.attr in program.operands.number]
+    mapping = {}
+    for k in program.outer.axes[:-1]:
+        strides = {_stride(s, e.args[0], k) for e in loads}
+        if -1 in strides and 1 not in strides:
+            mapping[axis(k)] = loops.dim(extents[k] - 1) - axis(k)
+    if not mapping or step.space.axes or step.reduces:
+        return program
+
+    def renew(e: Expr) -> Expr:
+        return s.simplify(rewrite(e, mapping.get))
+
+    stores = [replace(t, offset=renew(t.offset), value=renew(t.value)) for t in step.stores]
+    return replace(program, steps=[replace(step, stores=stores)])
 
 
 def _plan(program: Program) -> _Tiles | None:

@@ -467,7 +467,10 @@ class Concatenate(Op):
         if not parts:
             return zero_filled(b, shape, xs[0].dtype)
         at = b.axes(len(shape))
-        body: Expr | None = None
+        # Along the last axis every condition says all that makes its part's clamps idle, so that
+        # lanes are neighbours in memory (codegen/guarded.py).
+        whole = axis == len(shape) - 1 and len(parts) > 1
+        body: Expr | None = const(0, xs[0].dtype) if whole else None
         for k, (x, start) in reversed(list(enumerate(parts))):
             own = at[axis] - dim(start)
             if k > 0:
@@ -476,7 +479,10 @@ class Concatenate(Op):
                 own = make("min", own, dim(x.shape[axis] - 1))
             value = load(x, (*at[:axis], own, *at[axis + 1 :]))
             stop = dim(start + x.shape[axis])
-            body = value if body is None else select(at[axis] < stop, value, body)
+            inside = at[axis] < stop
+            if whole and k > 0:
+                inside = (at[axis] >= dim(start)) & inside
+            body = value if body is None else select(inside, value, body)
         assert body is not None
         return b.pointwise(shape, body.dtype, body)
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
-import numpy as np
-
 from jitgrad import functions as ops
 from jitgrad.casting import wide
+from jitgrad.functions.shape import cat
 from jitgrad.nn.functional.args import expect_tensors
-from jitgrad.nn.functional.tables import Table, resampled, table
 from jitgrad.runtime import dtypes
 from jitgrad.tensor import Tensor
 
@@ -54,13 +52,36 @@ def _by_index(input: Tensor, amounts: Sequence[int], mode: str) -> Tensor:
         low, high = amounts[2 * k : 2 * k + 2]
         dim = input.dim() - 1 - k
         if low or high:
-            out = resampled(out, dim, _source(int(input.shape[dim]), low, high, mode))
+            runs = _runs(int(input.shape[dim]), low, high, mode)
+            out = cat([_run(out, dim, *run) for run in runs], dim)
     return input.clone() if out is input else out
 
 
 @functools.lru_cache(maxsize=256)
-def _source(size: int, low: int, high: int, mode: str) -> Table:
-    return table(size, np.array(_order(size, low, high, mode), np.int64)[:, None])
+def _runs(size: int, low: int, high: int, mode: str) -> list[tuple[int, int, int]]:
+    """The padded dim as stretches of the input: (first index, step of 1, -1 or 0, elements)."""
+    runs: list[tuple[int, int, int]] = []
+    for index in _order(size, low, high, mode):
+        if runs:
+            start, step, count = runs[-1]
+            if count == 1 and abs(index - start) <= 1:
+                runs[-1] = (start, index - start, 2)
+                continue
+            if count > 1 and index == start + step * count:
+                runs[-1] = (start, step, count + 1)
+                continue
+        runs.append((index, 1, 1))
+    return runs
+
+
+def _run(x: Tensor, dim: int, start: int, step: int, count: int) -> Tensor:
+    if step == 1:
+        return x.narrow(dim, start, count)
+    if step == -1:
+        return x.narrow(dim, start - count + 1, count).flip(dim)
+    sizes = [-1] * x.dim()
+    sizes[dim] = count
+    return x.narrow(dim, start, 1).expand(sizes)
 
 
 _in_float32 = wide(_by_index)  # under autocast: those that are primitive in PyTorch
