@@ -26,6 +26,10 @@ _STEPS = {8: 12, 16: 24, 32: 47, 64: 92}
 _USUAL_STEPS = 22
 
 
+def _unsigned(x: Expr) -> Expr:
+    return x.cast(dtypes.int64).bitcast(dtypes.uint64)
+
+
 class Gcd(Binary):
     """The greatest common divisor of integers, not negative; gcd(0, 0) is 0."""
 
@@ -60,10 +64,6 @@ class Gcd(Binary):
             q = make("trunc", r / select(m.eq(0.0), 1.0, m))
             r, m = select(m.eq(0.0), r, m), select(m.eq(0.0), m, r - q * m)
         return rare(~inside | m.ne(0.0), exact, r.cast(a.dtype))
-
-
-def _unsigned(x: Expr) -> Expr:
-    return x.cast(dtypes.int64).bitcast(dtypes.uint64)
 
     def samples(self) -> Iterable[Sample]:
         a = np.array([[12, 18, 0, 7, -24], [89, 55, -13, 1, 0]])
