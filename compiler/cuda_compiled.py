@@ -262,6 +262,9 @@ class _Graph:
     def __init__(self, device: Device, launches: list[_Launch]) -> None:
         self.driver, self.index = device.driver, device.index
         stream = device.capturing
+        if device.blas is not None:  # nothing may be allocated meanwhile
+            self.driver.use(self.index)
+            device.blas.prepare(stream)
         self.driver.begin_capture(self.index, stream)
         try:
             _launch_all(device, launches, stream)

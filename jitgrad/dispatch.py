@@ -239,7 +239,7 @@ def apply(op: Any, operands: tuple[Tensor, ...], attrs: dict[str, Any]) -> Any:
         finally:
             unhush(token)
         if op.nout == 1:
-            if type(result) is not ndarray:  # a ufunc of 0-d arrays gives a scalar
+            if type(result) is not ndarray and not isinstance(result, ndarray):  # a ufunc's scalar
                 result = np.asarray(result)
             if shared:
                 result = _owned(result, operands)

@@ -108,7 +108,8 @@ class Blas:
         if status:
             raise CudaError(f"[cuda] cuBLAS: {name} failed with status {status}")
 
-    def _on(self, stream: int) -> None:
+    def prepare(self, stream: int) -> None:
+        """Makes what calls on a stream need, so that they allocate nothing later."""
         self._call("cublasSetStream_v2", self._handle, c_void_p(stream))
         place = self._workspaces.get(stream)
         if place is None:
@@ -117,7 +118,7 @@ class Blas:
 
     def gemm(self, g: Gemm, a: int, b: int, c: int, stream: int) -> None:
         """c = a @ b on a stream, of addresses. Sums of halves are of float32."""
-        self._on(stream)
+        self.prepare(stream)
         self.calls += 1
         double = g.a.dtype == "float64"
         number = c_double if double else c_float

@@ -110,3 +110,32 @@ def test_eager_code_and_jit_use_it(library: FakeBlas) -> None:
         got = f(x)
     assert len(library.calls) == 3
     np.testing.assert_allclose(got.cpu().numpy(), (x.cpu() @ x.cpu()).numpy(), rtol=2e-4, atol=1e-3)
+
+
+def test_graphs_of_calls_have_their_workspace_before(library: FakeBlas) -> None:
+    driver: Any = device.driver()
+    f = jg.jit(lambda x: jg.relu(x @ x + 1), fallback="error", cuda_graphs=True)
+    x = jg.tensor(normal(256, 256), device="cuda")
+    allocated: list[int] = []
+    here, begin, end = device.device(), driver.begin_capture, driver.end_capture
+
+    def begun(index: int, stream: int) -> None:
+        here.allocator.history = []
+        begin(index, stream)
+
+    def ended(index: int, stream: int) -> int:
+        allocated.append(len(here.allocator.history or []))
+        here.allocator.history = None
+        return int(end(index, stream))
+
+    driver.begin_capture, driver.end_capture = begun, ended
+    try:
+        for _ in range(6):
+            got = f(x)
+            np.testing.assert_allclose(
+                got.cpu().numpy(), jg.relu(x.cpu() @ x.cpu() + 1).numpy(), rtol=2e-4, atol=1e-3
+            )
+            del got
+    finally:
+        del driver.begin_capture, driver.end_capture
+    assert allocated and not any(allocated)

@@ -106,7 +106,10 @@ class _Points:
             return False
         count = prod(int(self.extent[k]) for k in self.rest)
         lines = prod(int(self.extent[k]) for k in self._lines())
-        return self.target.many_points <= count and count * lines < _MOST and bool(self._apart())
+        apart = self._apart()
+        size = prod(int(self.array.shape[d]) for d, _ in apart)
+        fits = count * lines < _MOST and size <= 2 * _MOST
+        return self.target.many_points <= count and fits and bool(apart)
 
     def _apart(self) -> list[tuple[int, Expr]]:
         """The dims of the result, with their index, that are not passed through."""
