@@ -18,6 +18,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 os.environ["JITGRAD_FALLBACK"] = "error"
 
 from parity.op_database import MODES, Findings, entries, examine, label  # noqa: E402
+from parity.test_op_database import KNOWN  # noqa: E402
 
 
 def table(found: list[Findings]) -> str:
@@ -30,9 +31,8 @@ def table(found: list[Findings]) -> str:
         "Made by `python benchmarks/op_coverage.py --write`: PyTorch's own op database, run in",
         "both libraries. A function counts for a mode when all samples tried agree (values,",
         "shapes, dtypes; derivatives; the type of errors; compiled and eager). batch: inside vmap,",
-        "as a loop of eager calls; onnx: exported, and run by ONNX Runtime. What differs,",
-        "but for ONNX, is listed with reasons in tests/parity/test_op_database.py; for ONNX in",
-        "onnx.md.",
+        "as a loop of eager calls; onnx: exported, and run by ONNX Runtime. What differs is",
+        "listed with reasons at the end; for ONNX in onnx.md.",
         "",
         f"{len(found)} entries, {len(missing)} of them not there yet.",
         "",
@@ -46,6 +46,19 @@ def table(found: list[Findings]) -> str:
             marks = [_mark(f, mode) for mode in MODES]
             lines.append(f"| {f.name} | " + " | ".join(marks) + " |")
     lines += ["", "Not there yet: " + ", ".join(sorted(missing)) + "."]
+    return "\n".join(lines) + "\n" + reasons()
+
+
+def reasons() -> str:
+    """Markdown: why entries differ (tests/parity/test_op_database.py, which holds them to it)."""
+    by_reason: dict[str, dict[str, list[str]]] = {}
+    for name, modes in sorted(KNOWN.items()):
+        for mode, reason in modes.items():
+            by_reason.setdefault(reason, {}).setdefault(name, []).append(mode)
+    lines = ["", "## Why entries differ", "", "| reason | entries (modes) |", "| --- | --- |"]
+    for reason, names in sorted(by_reason.items()):
+        shown = ", ".join(f"{name} ({', '.join(modes)})" for name, modes in names.items())
+        lines.append(f"| {reason} | {shown} |")
     return "\n".join(lines) + "\n"
 
 

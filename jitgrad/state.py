@@ -102,14 +102,13 @@ class Defaults:
 defaults = Defaults()
 
 
-def set_default_dtype(dtype: DType) -> None:
+def set_default_dtype(d: DType) -> None:
     """Sets the dtype that Python floats become. Raises TypeError unless it is floating."""
-    if not isinstance(dtype, DType) or not dtype.is_floating_point:
+    if not isinstance(d, DType) or not d.is_floating_point:
         raise TypeError(
-            f"[set_default_dtype] expected a floating dtype; got {dtype!r}; use e.g. "
-            "jitgrad.float32"
+            f"[set_default_dtype] expected a floating dtype; got {d!r}; use e.g. jitgrad.float32"
         )
-    defaults.dtype = dtype
+    defaults.dtype = d
     bump_epoch()
 
 

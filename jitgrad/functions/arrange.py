@@ -162,6 +162,13 @@ def repeat_interleave(
         repeats = int(repeats)
     if isinstance(repeats, int):
         shape = input._type.shape
+        if repeats < 0:
+            raise RuntimeError(f"repeats can not be negative; got {repeats}")
+        if output_size is not None and output_size != shape[axis] * repeats:
+            raise RuntimeError(
+                f"[repeat_interleave] expected an output_size of {shape[axis] * repeats}, as "
+                f"repeats say; got {output_size}"
+            )
         wide = expand(unsqueeze(input, axis + 1), (*shape[: axis + 1], repeats, *shape[axis + 1 :]))
         return reshape(wide, (*shape[:axis], shape[axis] * repeats, *shape[axis + 1 :]))
     size = operator.index(input._type.shape[axis])
@@ -172,7 +179,10 @@ def repeat_interleave(
         )
     if output_size is None:
         return input.index_select(axis, _repeated(repeats))
-    return input.index_select(axis, _of_size(repeats.expand(size), output_size))
+    repeats = repeats.expand(size)
+    text = f"allocated size does not match required size: output_size {output_size} for {{value}}"
+    expect_range(repeats.sum(), output_size, output_size, RuntimeError, text)
+    return input.index_select(axis, _of_size(repeats, output_size))
 
 
 def _repeated(repeats: Tensor) -> Tensor:

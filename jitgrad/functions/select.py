@@ -102,7 +102,9 @@ def take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> Te
 
 
 def take(input: Tensor, index: Tensor) -> Tensor:
-    """Elements of the flattened input."""
+    """Elements of the flattened input, by int64 positions."""
+    if index.dtype is not dtypes.int64:
+        raise RuntimeError(f"take(): Expected a long tensor for index, but got {index._type}")
     return input.reshape(-1)[index]
 
 

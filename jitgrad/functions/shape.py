@@ -409,15 +409,15 @@ def unbind(input: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
 
 
 def split(
-    input: Tensor, split_size_or_sections: Any = None, dim: int = 0, *, split_size: Any = None
+    tensor: Tensor, split_size_or_sections: Any = None, dim: int = 0, *, split_size: Any = None
 ) -> tuple[Tensor, ...]:
     """Parts along a dim, of one size (the last may be smaller) or of the sizes given. Views."""
     if split_size_or_sections is None:  # the method's name for it
         split_size_or_sections = split_size
-    axis = one_axis("split", input.ndim, dim)
-    if not input.ndim:
+    axis = one_axis("split", tensor.ndim, dim)
+    if not tensor.ndim:
         raise RuntimeError("split expects at least a 1-dimensional tensor")
-    total = input._type.shape[axis]
+    total = tensor._type.shape[axis]
     if isinstance(split_size_or_sections, (tuple, list)):
         sizes = [as_dim(s) for s in split_size_or_sections]
         if sum(sizes) != total or any(s < 0 for s in sizes):
@@ -433,7 +433,7 @@ def split(
         sizes = [min(size, total - s) for s in range(0, total, size or 1)] or [0]
     parts, start = [], 0
     for size in sizes:
-        parts.append(slice_along(input, axis, start, start + size))
+        parts.append(slice_along(tensor, axis, start, start + size))
         start += size
     return tuple(parts)
 

@@ -105,8 +105,12 @@ def huber_loss(
 
     Shapes broadcast, with a warning. Raises RuntimeError unless delta > 0.
     """
-    if delta <= 0:
+    if not delta > 0:
         raise RuntimeError(f"[huber_loss] expected delta above 0; got {delta}")
+    if not input.is_floating_point() and target.is_floating_point():
+        raise RuntimeError(
+            f"[huber_loss] expected a floating input, whose dtype the loss has; got {input._type}"
+        )
     expect_real("huber_loss", input, target)
     d = _difference("huber_loss", input, target).abs()
     loss = ops.where(d < delta, 0.5 * d * d, delta * (d - 0.5 * delta))
