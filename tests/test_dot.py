@@ -81,6 +81,7 @@ def every_byte(rng: np.random.Generator, kind: DType, *shape: int) -> np.ndarray
 
 LAYOUTS = [(False, False), (False, True), (True, False), (True, True)]
 SIZES = [(1, 1, 1), (1, 40, 33), (13, 3, 31), (17, 16, 2), (29, 35, 300), (70, 67, 531)]
+DEEP = [(19, 33, 1024), (30, 17, 1027), (5, 70, 2500)]  # blocks of bytes are deeper
 
 
 @pytest.mark.parametrize("turned", LAYOUTS)
@@ -92,7 +93,7 @@ def test_bfloat16(m: int, n: int, k: int, turned: tuple[bool, bool]) -> None:
 
 
 @pytest.mark.parametrize("turned", LAYOUTS)
-@pytest.mark.parametrize("m,n,k", SIZES)
+@pytest.mark.parametrize("m,n,k", SIZES + DEEP)
 def test_bytes_are_exact(m: int, n: int, k: int, turned: tuple[bool, bool]) -> None:
     rng = np.random.default_rng(m)
     a, b = every_byte(rng, INT8, m, k), every_byte(rng, INT8, k, n)

@@ -57,6 +57,7 @@ class Plan:
     """Sizes and roles. `rows`, `cols`, `depth`, `batch`: axis groups; M, N, K, count: their sizes.
 
     block_rows, block_cols: multiples of the tile's. depth_cap: no block of k is larger.
+    deepest: the most k of a block: DEPTH, or more where sums are exact in any order.
     splits: how many partial results are summed at the end.
     share_b: B is packed once, by a launch of its own; else by each task.
     strip: columns whose results are made together, row after row; 0: tile after tile.
@@ -83,6 +84,7 @@ class Plan:
     block_rows: int
     block_cols: int
     depth_cap: int
+    deepest: int
     splits: Dim
     share_b: bool
     one_row: str
@@ -161,7 +163,8 @@ def plan_blocks(kernel: ContractionKernel, target: Target, keeps: bool = True) -
             one_row, tile = "columns", Tile(1, 1, tile.width)
         else:
             tile = Tile(1, 2, tile.width)
-    depth_cap = min(DEPTH, -(-K // _ROUND) * _ROUND) if isinstance(K, int) else DEPTH
+    deepest = DEPTH if dot is None or c.acc.is_floating_point else DEPTH * dot.group
+    depth_cap = min(deepest, -(-K // _ROUND) * _ROUND) if isinstance(K, int) else deepest
     depth_cap = max(depth_cap, 1)
     nbytes = c.acc.itemsize if dot is None else dot.a.itemsize
     splits = splits_of(count, M, N, K)
@@ -207,7 +210,7 @@ def plan_blocks(kernel: ContractionKernel, target: Target, keeps: bool = True) -
         strip = max(tile.nr, target.l2 // 4 // (block_rows * c.acc.itemsize) // tile.nr * tile.nr)
     return Plan(
         batch, rows, cols, depth, extents, a, b, count, M, N, K, tile,
-        block_rows, block_cols, depth_cap, splits,
+        block_rows, block_cols, depth_cap, deepest, splits,
         "b" in kept or (not one_row_block and not direct_b), one_row, dot, direct_a, direct_b,
         kept, strip,
     )  # fmt: skip
@@ -239,7 +242,7 @@ def _dot_tiles(
     access = operand_access(a, (batch, rows, depth), extents)
     if access is not None and access.parts[1].is_unit:  # so that its rows are packed as vectors
         return (NARROW,)
-    return ((12 if dot.flips else 14, 2), (8, 3), NARROW)  # sums of B take registers
+    return ((14, 2), (8, 3), NARROW)
 
 
 def _plain_access(

@@ -6,7 +6,8 @@ Owns `generate` and the loops around the micro-kernel; sizes are `blocking.py`'s
     pack    the panels of B, into a workspace (only where several row blocks share them); of a side
             that is made of constants, into memory that stays between calls
     blocks  for each (batch, split, row block, column block): for each block of k, pack A (and B),
-            then run the micro-kernel over the tiles; after the last block of k, the epilogue
+            then run the micro-kernel over the tiles; after the last block of k, the epilogue, tile
+            after tile, or row after row of a strip of them (Plan.strip)
     reduce  (only where K is split) sums the splits' tiles in order, then the epilogue
 
 Design: Van Zee and van de Geijn, "BLIS", ACM TOMS 41(3), 2015; Goto and van de Geijn, "Anatomy of
@@ -18,7 +19,7 @@ from __future__ import annotations
 import llvmlite.ir as ir
 
 from jitgrad.compiler.codegen import winograd
-from jitgrad.compiler.codegen.blocking import _ROUND, DEPTH, ceildiv, named_dims, plan_blocks
+from jitgrad.compiler.codegen.blocking import _ROUND, ceildiv, named_dims, plan_blocks
 from jitgrad.compiler.codegen.code import Code, Int, storage_type
 from jitgrad.compiler.codegen.emit import Ops
 from jitgrad.compiler.codegen.epilogue import Epilogue
@@ -34,6 +35,7 @@ from jitgrad.compiler.codegen.routines import (
     micro_routine,
     packing_routine,
     row_routine,
+    signs_routine,
 )
 from jitgrad.compiler.codegen.target import Target
 from jitgrad.compiler.kernels import ContractionKernel
@@ -145,7 +147,7 @@ class _Engine:
         """K, the number of blocks of k (at least 1), and their size."""
         code = frame.code
         K = frame.dim(self.plan.K)
-        blocks = code.max(1, code.ceildiv(K, DEPTH))
+        blocks = code.max(1, code.ceildiv(K, self.plan.deepest))
         size = code.div(code.add(K, code.sub(blocks, 1)), blocks)
         size = code.mul(code.ceildiv(size, _ROUND), _ROUND)
         return K, blocks, size
@@ -155,7 +157,7 @@ class _Engine:
         """Packs whole panels, [count][panels][K][width]."""
         p, code = self.plan, frame.code
         width, extent = self._side(side)
-        source = self._source(frame, side, _GROUP * width, DEPTH)
+        source = self._source(frame, side, _GROUP * width, p.deepest)
         memory = frame.array(self.panels[side])
         K, blocks, size = self._depth(frame)
         N = frame.dim(extent)
@@ -197,6 +199,10 @@ class _Engine:
             source_b = self._source(frame, "b", p.block_cols, p.depth_cap)
             packed = tile.nr if p.one_row or p.direct_b else p.block_cols  # the last panel, or all
             b_block = frame.scratch(of_b, packed * p.depth_cap)
+        signs = column_signs = None  # of products of which A is stored with 128 added
+        if p.dot is not None and p.dot.flips:
+            signs = self.uses(signs_routine(tile, p.dot, self.target))
+            column_signs = frame.scratch(self.element, tile.nr)
         row_kernel = row_sums = None
         if p.one_row == "columns":
             row_kernel = self.uses(columns_routine(tile.width, self.acc, self.target))
@@ -205,7 +211,7 @@ class _Engine:
             row_sums = frame.scratch(self.element, LANES * p.block_cols)
         epilogue = None if self.split else self._epilogue(frame)
         # Tiles outlive their block of k, or are all made at once; else one is enough.
-        keep = self.split or bool(p.one_row) or not (isinstance(p.K, int) and p.K <= DEPTH)
+        keep = self.split or bool(p.one_row) or not (isinstance(p.K, int) and p.K <= p.deepest)
         wide = epilogue is not None and p.strip > 0 and epilogue.width > 1
         size_of_tile = tile.mr * tile.nr
         tiles = None
@@ -306,12 +312,17 @@ class _Engine:
                         b_panel = code.b.select(torn, b_base, source_b.address(col, 0))
                         step = code.value(source_b.k.stride)
                         b_step = code.b.select(torn, code.value(tile.nr), step)
+                    last_arguments = []
+                    if signs is not None:
+                        assert column_signs is not None
+                        code.b.call(signs, [words, b_panel, column_signs])
+                        last_arguments = [column_signs]
                     with code.loop(0, row_panels) as i:
                         if source_b is None and p.lanes == 1:
                             self._prefetch_panel(code, b_panel, b_stride, i, row_panels, depth)
                         where = code.mul(code.add(code.mul(slot, row_panels), i), size_of_tile)
                         result = code.at(home, where if keep or wide else 0, self.element)
-                        rest = [b_panel, code.value(b_step), result, first]
+                        rest = [b_panel, code.value(b_step), result, first, *last_arguments]
                         if row_kernel is not None:  # the last panel is left, if it is not whole
                             assert source_b is not None
                             left = code.sub(cols, col)

@@ -42,6 +42,7 @@ from jitgrad.runtime.dtypes import DType
 
 _UNROLL = 2  # more is no faster, and takes longer to compile
 LANES = 4  # sums of each result of a product with one row; `joined` adds them up
+_WORD = 4  # bytes
 _ROWS = 8  # rows that emit_row reads side by side
 
 
@@ -144,13 +145,16 @@ def emit_micro(
 
     steps: how far apart the rows of A, and its elements along k, lie; None: a packed panel.
     dot: how words, groups along k, are multiplied; kb, b_step and the panels then count in words.
+        Where A is stored with 128 added, sums begin with what `emit_signs` made of B, which comes
+        as a last argument.
     lanes: LANES for products that have one row: the sum is that of `lanes` sums, each of every
         lanes-th product, added up as `joined` does.
     """
     row_step, k_step = steps or (1, tile.mr)
     element = storage_type(acc)
     vector = ir.VectorType(element, tile.width) if tile.width > 1 else element
-    params = [I64, PTR, PTR, I64, PTR, I1]
+    flips = dot is not None and dot.dot.flips
+    params = [I64, PTR, PTR, I64, PTR, I1, *([PTR] if flips else [])]
     function = ir.Function(module, ir.FunctionType(VOID, params), name)
     function.linkage = "internal"
     function.attributes.add("noinline")
@@ -185,9 +189,6 @@ def emit_micro(
                     out[j] = multiply_add(ops, acc, x, row_of_b[v], sums[j])
                 else:
                     out[j] = dot.add(b, sums[j], x, row_of_b[v])
-        for v, total in enumerate(sums[count:]):  # of B alone
-            assert dot is not None
-            out[count + v] = dot.add(b, total, dot.signs(), row_of_b[v])
         return out
 
     def k_loop(begin: ir.Value, end: ir.Value, unroll: int, sums: list[ir.Value]) -> list[ir.Value]:
@@ -227,11 +228,15 @@ def emit_micro(
 
     for line in range(0, count * tile.width * nbytes, 64):
         prefetch(code, code.at(c, line), write=True, locality=3)
-    more = tile.nv if dot is not None and dot.dot.flips else 0
-    every = count + more  # the sums of a lane
+    every = count  # the sums of a lane
+    start = [zero] * every
+    if flips:
+        signs = [code.load(function.args[6], v * tile.width, element, tile.width)
+                 for v in range(tile.nv)]  # fmt: skip
+        start = [signs[j % tile.nv] for j in range(every)]
     unroll = _UNROLL if lanes == 1 else lanes
     whole = code.value(code.sub(kb, code.rem(kb, unroll)))
-    sums = k_loop(code.value(0), whole, unroll, [zero] * (every * lanes))
+    sums = k_loop(code.value(0), whole, unroll, start + [zero] * (every * (lanes - 1)))
     if lanes == 1:
         sums = k_loop(whole, kb, 1, sums)
     else:
@@ -243,8 +248,6 @@ def emit_micro(
             joined(ops, acc, [sums[lane * every + j] for lane in range(lanes)])
             for j in range(every)
         ]
-    if more:  # what was added to A
-        sums = [b.sub(s, sums[count + j % tile.nv]) for j, s in enumerate(sums[:count])]
 
     store, add = b.append_basic_block("store"), b.append_basic_block("add")
     b.cbranch(first, store, add)
@@ -257,6 +260,37 @@ def emit_micro(
                 s = ops.arithmetic("add", acc, [old, s])
             b.store(s, address, align=nbytes)
         b.ret_void()
+    return function
+
+
+def emit_signs(module: ir.Module, name: str, tile: Tile, dot: DotStep, ops: Ops) -> ir.Function:
+    """What the 128 that is added to each element of A adds to the products, negated.
+
+        void signs(i64 kb, ptr b, ptr to)
+
+    to[nr] = -128 times the sums of the columns of a packed panel of B of kb words.
+    """
+    function = ir.Function(module, ir.FunctionType(VOID, [I64, PTR, PTR]), name)
+    function.attributes.add("noinline")
+    function.attributes.add("nounwind")
+    kb, panel, to = function.args
+    code = Code(ir.IRBuilder(function.append_basic_block("entry")))
+    b = code.b
+    ops.builder = b
+    zero = ir.Constant(dot.words, None)
+    sums = [code.local(dot.words) for _ in range(tile.nv)]
+    for s in sums:
+        b.store(zero, s, align=_WORD)
+    with code.loop(0, kb) as k:
+        for v, s in enumerate(sums):
+            words = code.load(
+                panel, code.add(code.mul(k, tile.nr), v * tile.width), I32, tile.width
+            )
+            total = b.load(s, align=_WORD, typ=dot.words)
+            b.store(dot.add(b, total, dot.signs(), words), s, align=_WORD)
+    for v, s in enumerate(sums):
+        code.store(b.sub(zero, b.load(s, align=_WORD, typ=dot.words)), to, v * tile.width, I32)
+    b.ret_void()
     return function
 
 

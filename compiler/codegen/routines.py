@@ -19,7 +19,13 @@ from jitgrad.compiler.codegen.code import VOID
 from jitgrad.compiler.codegen.dot import Dot, DotStep
 from jitgrad.compiler.codegen.emit import Ops
 from jitgrad.compiler.codegen.kernelcode import ROUTINE, Generated
-from jitgrad.compiler.codegen.microkernel import Tile, emit_columns, emit_micro, emit_row
+from jitgrad.compiler.codegen.microkernel import (
+    Tile,
+    emit_columns,
+    emit_micro,
+    emit_row,
+    emit_signs,
+)
 from jitgrad.compiler.codegen.packing_routine import Form, emit_packing
 from jitgrad.compiler.codegen.target import Target
 from jitgrad.runtime.dtypes import DType
@@ -80,6 +86,16 @@ def micro_routine(
     def emit(module: ir.Module) -> ir.Function:
         step = DotStep(dot, module, tile.width) if dot is not None else None
         return emit_micro(module, _NAME, tile, acc, Ops(target), steps, step, lanes)
+
+    return _routine(target, emit)
+
+
+@lru_cache(maxsize=64)
+def signs_routine(tile: Tile, dot: Dot, target: Target) -> Routine:
+    """What the sign bytes of A add; see emit_signs."""
+
+    def emit(module: ir.Module) -> ir.Function:
+        return emit_signs(module, _NAME, tile, DotStep(dot, module, tile.width), Ops(target))
 
     return _routine(target, emit)
 
