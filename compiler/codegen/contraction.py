@@ -211,7 +211,8 @@ class _Engine:
             row_sums = frame.scratch(self.element, LANES * p.block_cols)
         epilogue = None if self.split else self._epilogue(frame)
         # Tiles outlive their block of k, or are all made at once; else one is enough.
-        keep = self.split or bool(p.one_row) or not (isinstance(p.K, int) and p.K <= p.deepest)
+        one_block = isinstance(p.K, int) and p.deepest >= p.K
+        keep = self.split or bool(p.one_row) or not one_block
         wide = epilogue is not None and p.strip > 0 and epilogue.width > 1
         size_of_tile = tile.mr * tile.nr
         tiles = None

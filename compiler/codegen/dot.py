@@ -4,8 +4,9 @@ Owns which contractions can use them (`dot_of`) and the step of the micro-kernel
 operands are converted while they are packed.
 
 vdpbf16ps adds two products to a float32, rounding after each, and takes numbers below the normal
-range for zero. vpdpbusd multiplies unsigned bytes by signed ones: signed A is stored with 128 added,
-and sums begin at -128 times those of B's columns. Everything is modulo 2^32, so sums are exact.
+range for zero. vpdpbusd multiplies unsigned bytes by signed ones: signed A is stored with 128
+added, and sums begin at -128 times those of B's columns. Everything is modulo 2^32, so sums are
+exact.
 """
 
 from __future__ import annotations
