@@ -1,8 +1,9 @@
 """jitgrad: PyTorch's programming model, with a compiler of its own.
 
 The public names are PyTorch's: `import jitgrad as torch` runs model code. They are namespace.py's,
-and are here when the first of them is named, or the first module besides `runtime`, `compiler` and
-`version` has been imported: a program that only runs exported models pays for `jitgrad.runtime`.
+and importing the package brings them. Only where it is imported on the way to `jitgrad.runtime`
+(or `compiler`, `version`) do they come later, when the first is named or another module has been
+imported: a program that only runs exported models does not pay for them.
 
 Owns the way there and nothing else.
 """
@@ -53,6 +54,18 @@ def _inside() -> bool:
     return False
 
 
+def _alone() -> bool:
+    """Whether the package is being imported on the way to a module that needs none of the others,
+    as the import system's own frames say; where they say nothing, it is not."""
+    frame: Any = sys._getframe(2)
+    while frame is not None and "importlib" in frame.f_code.co_filename:
+        name = frame.f_locals.get("name")
+        if isinstance(name, str) and name.startswith("jitgrad."):
+            return name.split(".")[1] in _ALONE
+        frame = frame.f_back
+    return False
+
+
 def _complete() -> None:
     """Brings the public names here, and makes this a module like any other."""
     public = importlib.import_module("jitgrad.namespace")
@@ -69,3 +82,5 @@ def _complete() -> None:
 
 
 sys.modules[__name__].__class__ = _Package
+if not _alone():
+    _complete()

@@ -1,4 +1,4 @@
-"""The package before its public names are there: what is imported when, and in which order."""
+"""The package and its public names: what is imported when, whatever is imported first."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ def fresh(code: str) -> str:
     return run.stdout.strip()
 
 
-def test_importing_the_package_imports_nothing_else() -> None:
-    assert fresh("import jitgrad; jitgrad.__path__; print(ours())") == "['jitgrad']"
+def test_importing_the_package_brings_its_names() -> None:
+    code = "import jitgrad; print(type(jitgrad) is type(sys), 'tensor' in vars(jitgrad))"
+    assert fresh(code) == "True True"
 
 
 def test_runtime_needs_none_of_the_rest() -> None:
@@ -56,6 +57,17 @@ FIRST = [
     "import jitgrad; jitgrad.mine = 1; assert jitgrad.mine == 1",
     "import jitgrad, importlib; jitgrad.ones; importlib.reload(jitgrad); jitgrad.Dim",
     "import jitgrad.compiler.ir, jitgrad.runtime.dtypes",
+    *(
+        f"import jitgrad.runtime; {then}"
+        for then in (
+            "from jitgrad import tensor",
+            "from jitgrad import *",
+            "import jitgrad.nn.functional",
+            "import jitgrad.tensor",
+            "import jitgrad; dir(jitgrad)",
+            "jitgrad.mine = 1; assert jitgrad.mine == 1",
+        )
+    ),
     "import jitgrad.special",
     "import jitgrad.optim",
     "import jitgrad.utils.data",
@@ -91,7 +103,10 @@ for statement in {FIRST!r}:
 
 def test_threads_wait_for_the_names() -> None:
     code = """
-import threading, jitgrad
+import threading
+import jitgrad.runtime
+import jitgrad
+assert "tensor" not in vars(jitgrad)
 found, start = [], threading.Barrier(4)
 def look():
     start.wait()
