@@ -154,6 +154,19 @@ def test_pinned_memory() -> None:
         x.cuda().pin_memory()
 
 
+def test_loaders_pin_their_batches() -> None:
+    data = torch.utils.data.TensorDataset(torch.arange(6.0), torch.arange(6))
+    loader = torch.utils.data.DataLoader(data, batch_size=3, pin_memory=True)
+    for x, y in loader:
+        assert x.is_pinned() and y.is_pinned()
+        assert torch.equal(x.cuda(non_blocking=True).cpu(), y.float())
+    named = torch.utils.data.DataLoader(
+        [{"x": torch.ones(2), "name": "a"}] * 2, batch_size=2, pin_memory=True
+    )
+    (batch,) = named
+    assert batch["x"].is_pinned() and batch["name"] == ["a", "a"]
+
+
 @only_simulated
 def test_copies_of_pinned_memory_wait_unless_they_need_not(lazy: SimulatedDriver) -> None:
     pinned = torch.ones(4).pin_memory()

@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterator
 from multiprocessing.context import BaseContext
 from typing import Any, Generic, TypeVar
 
+from jitgrad import pytree
 from jitgrad.creation import randint
 from jitgrad.random import Generator
+from jitgrad.runtime import cuda
 from jitgrad.runtime.userline import warn
 from jitgrad.utils.data._utils import worker
 from jitgrad.utils.data._utils.collate import default_collate, default_convert
@@ -50,7 +52,9 @@ class DataLoader(Generic[T]):
         sampler, batch_sampler: own orders instead.
         num_workers: processes that make batches; 0 makes them in this one.
         collate_fn: makes a batch of a list of samples.
-        pin_memory: nothing without an accelerator (a warning says so).
+        pin_memory: batches are in pinned memory, from which a GPU copies while the host goes on
+            (Tensor.pin_memory; of other objects, their own method of this name). Without a GPU
+            nothing (a warning says so).
         drop_last: leaves out an incomplete last batch.
         timeout: seconds to wait for a batch of the workers; 0 waits as long as they live.
         worker_init_fn: called with the worker's number in each worker, after it was seeded.
@@ -251,7 +255,8 @@ class _Iterator:
     alive = True
 
     def __init__(self, loader: DataLoader[Any]) -> None:
-        if loader.pin_memory:
+        self._pin = bool(loader.pin_memory and cuda.device.count())
+        if loader.pin_memory and not self._pin:
             warn(
                 "'pin_memory' argument is set as true but no accelerator is found, then device "
                 "pinned memory won't be used."
@@ -280,13 +285,17 @@ class _Iterator:
                 "samples have been fetched; with workers, let each give its own part "
                 "(get_worker_info)"
             )
-        return batch
+        return pytree.tree_map(_pinned, batch) if self._pin else batch
 
     def _next(self) -> Any:
         raise NotImplementedError
 
     def __getstate__(self) -> Any:
         raise NotImplementedError(f"{type(self).__name__} cannot be pickled")
+
+
+def _pinned(x: Any) -> Any:
+    return x.pin_memory() if hasattr(x, "pin_memory") else x
 
 
 def _fetcher(loader: DataLoader[Any]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
