@@ -222,11 +222,10 @@ def _join_copies(program: Program) -> None:
     """Joins a short last outer axis with the one before it, so that rows are long: where stores
     write both on end, and nothing else reads it (copies of each element, as in nearest
     interpolation) or elements are only moved (interleaved, as in pixel_shuffle)."""
-    *lead, before, last = [(None, None), (None, None)] + list(
-        zip(program.outer.axes, program.outer.extents, strict=True)
-    )
-    (k, length), (j, count) = before, last
-    if k is None or j is None or count not in (2, 4, 8) or not isinstance(length, int):
+    if len(program.outer.axes) < 2:
+        return
+    (k, j), (length, count) = program.outer.axes[-2:], program.outer.extents[-2:]
+    if count not in (2, 4, 8) or not isinstance(length, int):
         return
     by = loops.const(count, INDEX)
     mapping = {
