@@ -194,6 +194,8 @@ def tensordot(a: Tensor, b: Tensor, dims: Any = 2) -> Tensor:
     """Products summed over pairs of dims (the last n of a with the first n of b for an int)."""
     _expect("tensordot", a, b)
     if isinstance(dims, int):
+        if dims < 0:
+            raise RuntimeError(f"tensordot expects dims >= 0, but got dims={dims}")
         left, right = list(range(a.ndim - dims, a.ndim)), list(range(dims))
     else:
         left, right = ([d] if isinstance(d, int) else list(d) for d in dims)

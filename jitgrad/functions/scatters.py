@@ -142,6 +142,8 @@ def put(input: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) 
             f"put_(): self and source expected to have the same dtype, but got self {input._type} "
             f"and source {source._type}"
         )
+    if index.dtype is not dtypes.int64:
+        raise RuntimeError(f"put_(): Expected a long tensor for index, but got {index._type}")
     if index.numel() != source.numel():
         raise IndexError(
             "put_(): Expected source and index to have the same number of elements; got "

@@ -134,6 +134,8 @@ def _threshold(x: Tensor, threshold: float, value: float) -> Tensor:
 
 def threshold(input: Tensor, threshold: float, value: float, inplace: bool = False) -> Tensor:
     """x where x > threshold, else value."""
+    if isinstance(value, complex):
+        raise RuntimeError(f"[threshold] expected a real number as value; got {value}")
     return applied(_threshold, input, inplace, threshold, value)
 
 

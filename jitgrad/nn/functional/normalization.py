@@ -210,6 +210,9 @@ def instance_norm(
         )
     given = {"running_mean": running_mean, "running_var": running_var}
     expect_shape(op, (input.shape[1],), weight=weight, bias=bias, **given)
+    expect_same_or_wide(op, input.dtype, weight=weight, bias=bias, **given)
+    if (running_mean is None) != (running_var is None):
+        raise ValueError(f"[{op}] expected both of running_mean and running_var, or neither")
     mean, centred, var = _centre(_wide(input), tuple(range(2, input.dim())))
     if running_mean is not None and running_var is not None:
         with no_grad():
