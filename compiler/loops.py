@@ -18,7 +18,7 @@ before code generation. Every op rounds to its dtype.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,12 +64,16 @@ class Expr:
     Operators build checked nodes: `a + b`, `-a`, `a * 2.0` (numbers take the dtype of the Expr).
     """
 
-    __slots__ = ("__weakref__", "args", "attr", "dtype", "op")
+    __slots__ = ("__weakref__", "args", "attr", "axes", "below", "dtype", "op")
 
     op: str
     args: tuple[Expr, ...]
     dtype: DType
     attr: Any
+    axes: int
+    """Bit k is set where axis k is among the leaves."""
+    below: tuple[Expr, ...] | None
+    """What `postorder` gives before this node, once it was asked for and is short."""
 
     def __add__(self, o: Expr | float) -> Expr:
         return make("add", self, _lift(o, self))
@@ -170,6 +174,10 @@ def _intern(op: str, args: tuple[Expr, ...], dtype: DType, attr: Any) -> Expr:
     if found is None:
         found = Expr()
         found.op, found.args, found.dtype, found.attr = op, args, dtype, attr
+        found.below = None if args else ()
+        found.axes = 1 << attr if op == "axis" else 0
+        for a in args:
+            found.axes |= a.axes
         found = _table.setdefault(key, found)
     return found
 
@@ -590,15 +598,33 @@ class Builder:
 
 
 # -- walking -------------------------------------------------------------------------------------
+_SHORT = 512  # nodes; a walk that is kept with its root. Longer ones would add up.
+
+
 def postorder(roots: Iterable[Expr]) -> list[Expr]:
     """Every node reachable from roots, once, arguments first."""
-    seen: set[Expr] = set()
-    out: list[Expr] = []
-    stack = list(roots)
-    stack.reverse()
+    found: dict[Expr, None] = {}
+    for root in roots:
+        if root not in found:
+            below = root.below
+            found |= _walk(root) if below is None else dict.fromkeys(below)
+            found[root] = None
+    return list(found)
+
+
+def _walk(root: Expr) -> dict[Expr, None]:
+    """What is below a node, in postorder; kept with it, since nodes never change."""
+    seen: dict[Expr, None] = {}
+    stack = [root]
     while stack:
         e = stack[-1]
         if e in seen:
+            stack.pop()
+            continue
+        if e.below is not None:
+            if e.below:
+                seen |= dict.fromkeys(e.below)
+            seen[e] = None
             stack.pop()
             continue
         waiting = [a for a in e.args if a not in seen]
@@ -606,15 +632,17 @@ def postorder(roots: Iterable[Expr]) -> list[Expr]:
             waiting.reverse()
             stack += waiting
         else:
-            seen.add(e)
-            out.append(e)
+            seen[e] = None
             stack.pop()
-    return out
+    del seen[root]
+    if len(seen) <= _SHORT:
+        root.below = tuple(seen)
+    return seen
 
 
 def rebuild(e: Expr, args: tuple[Expr, ...]) -> Expr:
     """e with other arguments (folded and interned)."""
-    if all(a is b for a, b in zip(args, e.args, strict=True)):
+    if args == e.args:  # the same objects: expressions have no equality of their own
         return e
     if e.op == "select":
         return rare(*args) if e.attr == "rare" else select(*args)
@@ -628,27 +656,38 @@ def rebuild(e: Expr, args: tuple[Expr, ...]) -> Expr:
 
 
 def rewrite(
-    root: Expr, leaf: Callable[[Expr], Expr | None], memo: dict[int, Expr] | None = None
+    root: Expr, leaf: Callable[[Expr], Expr | None], memo: dict[Expr, Expr] | None = None
 ) -> Expr:
     """Rewrites bottom-up: `leaf(e)` (e with rewritten arguments) gives a replacement or None.
 
     Pass one `memo` for several roots that are rewritten by the same function.
     """
     memo = {} if memo is None else memo
-    keep: list[Expr] = []  # ids in memo stay valid while their nodes live
     for e in postorder([root]):
-        if id(e) in memo:
+        if e in memo:
             continue
-        new = rebuild(e, tuple(memo[id(a)] for a in e.args))
+        new = rebuild(e, tuple([memo[a] for a in e.args])) if e.args else e
         replaced = leaf(new)
-        memo[id(e)] = new if replaced is None else replaced
-        keep.append(e)
-    return memo[id(root)]
+        memo[e] = new if replaced is None else replaced
+    return memo[root]
 
 
-def substitute_axes(root: Expr, axes: dict[int, Expr]) -> Expr:
+def substitute_axes(root: Expr, axes: Mapping[int, Expr]) -> Expr:
     """root with axis variables replaced."""
-    return rewrite(root, lambda e: axes.get(e.attr) if e.op == "axis" else None)
+    asked = 0
+    for k in axes:
+        asked |= 1 << k
+    if not root.axes & asked:
+        return root
+    memo: dict[Expr, Expr] = {}
+    for e in postorder([root]):
+        if not e.axes & asked:
+            memo[e] = e
+        elif e.op == "axis":
+            memo[e] = axes[e.attr]
+        else:
+            memo[e] = rebuild(e, tuple([memo[a] for a in e.args]))
+    return memo[root]
 
 
 def loads(roots: Iterable[Expr]) -> list[Expr]:

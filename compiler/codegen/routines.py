@@ -28,6 +28,7 @@ from jitgrad.compiler.codegen.microkernel import (
 )
 from jitgrad.compiler.codegen.packing_routine import Form, emit_packing
 from jitgrad.compiler.codegen.target import Target
+from jitgrad.compiler.codegen.winograd_transforms import Transform, emit_transform
 from jitgrad.runtime.dtypes import DType
 
 _NAME = "routine"  # until its code has given it one
@@ -116,3 +117,11 @@ def columns_routine(width: int, acc: DType, target: Target) -> Routine:
 def packing_routine(form: Form, target: Target) -> Routine:
     """Packing of operands of a form; see emit_packing."""
     return _routine(target, lambda module: emit_packing(module, _NAME, form, target))
+
+
+@lru_cache(maxsize=64)
+def transform_routine(which: Transform, lanes: int, used: int, target: Target) -> Routine:
+    """A transform of Winograd's algorithm; see emit_transform."""
+    return _routine(
+        target, lambda module: emit_transform(module, _NAME, which, lanes, used, target)
+    )

@@ -7,46 +7,46 @@ A tile of 4 x 4 results takes 36 products a channel instead of 144. Two launches
     blocks  for some rows of tiles: V = B^T d B of each channel, packed, [36][panels][C][nr]; the 36
             products U V by the micro-kernel; Y = A^T M A; then the epilogue, row by row of tiles
 
-The matrices are Toom and Cook's for the points 0, +-3/4, +-3/2 and infinity. The powers are exact
-in binary, and the error is about twice that of summing the products directly, several times less
-than with the usual points 0, +-1, +-2. A NaN or an infinity spreads over its tile.
+The matrices are winograd_transforms.py's. A NaN or an infinity spreads over its tile.
 
-Source: Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", CVPR 2016; on the
-choice of points: Barabasz et al., "Error Analysis and Improving the Accuracy of Winograd
-Convolution for Deep Neural Networks", ACM TOMS 46(4), 2020.
+Source: Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", CVPR 2016.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import llvmlite.ir as ir
 
 from jitgrad.compiler.codegen.access import Access, separate
 from jitgrad.compiler.codegen.blocking import DEPTH, ceildiv, is_constant, named_dims
-from jitgrad.compiler.codegen.code import I1, I64, Code, Int, storage_type
-from jitgrad.compiler.codegen.emit import Ops, constant
+from jitgrad.compiler.codegen.code import I1, I64, Int, storage_type
+from jitgrad.compiler.codegen.emit import Ops
 from jitgrad.compiler.codegen.epilogue import Epilogue
 from jitgrad.compiler.codegen.frame import Frame, link
 from jitgrad.compiler.codegen.kernelcode import Generated
-from jitgrad.compiler.codegen.microkernel import Tile, candidates, multiply_add
-from jitgrad.compiler.codegen.packing import Source, in_powers, pack
-from jitgrad.compiler.codegen.routines import Uses, micro_routine
+from jitgrad.compiler.codegen.microkernel import Tile, candidates
+from jitgrad.compiler.codegen.packing import Source, pack
+from jitgrad.compiler.codegen.routines import Uses, micro_routine, transform_routine
 from jitgrad.compiler.codegen.target import Target
 from jitgrad.compiler.codegen.values import Reader, emit
+from jitgrad.compiler.codegen.winograd_transforms import (
+    FILTER,
+    INPUT,
+    OUTPUT,
+    POINTS,
+    SIDE,
+    TAPS,
+    M,
+    Transform,
+)
 from jitgrad.compiler.kernels import ContractionKernel
 from jitgrad.compiler.loops import Array
 from jitgrad.compiler.math import expand
 from jitgrad.compiler.symbolic import Dim, hint
 from jitgrad.runtime import dtypes
 
-M = 4  # results along each side of a tile
-TAPS = 3
-SIDE = M + TAPS - 1  # inputs along each side of a tile
-POINTS = SIDE * SIDE
-_P, _Q = 0.75, 1.5  # the points are 0, +-_P, +-_Q, infinity
-_P2, _Q2 = _P * _P, _Q * _Q
 _LINE = 16  # elements of a cache line
 _MOST_TILES = 64  # of a block
 _TASKS = 8  # blocks that are wanted, so that threads get equal shares
@@ -54,7 +54,8 @@ _KEPT_TILES = 512  # up to which the filter's transform takes a share of the tim
 _FILTER_GRAIN = 64  # pairs of (panel of rows, channel) that a thread transforms at least
 
 F32 = dtypes.float32
-Vectors = Sequence[ir.Value]
+_Vectors = tuple[ir.Value, Int, int]
+"""Memory, the place of the first vector in it, elements from each to the next."""
 
 
 def generate(kernel: ContractionKernel, target: Target, keeps: bool = True) -> Generated:
@@ -157,16 +158,11 @@ class _Generator:
             source.set_k(code.mul(channel, taps), taps)
             pack(source, gathered, mr, rows, taps, 0)
             for start in range(0, mr, lanes):
-                g = [code.load(gathered, k * mr + start, self.element, lanes) for k in range(taps)]
-                for point, u in enumerate(self._square(code, _filter_1d, g, TAPS)):
-                    at = code.add(code.mul(t, mr), point * self.filter_step + start)
-                    done = 0
-                    for piece in in_powers(min(lanes, mr - start), lanes):
-                        part = u
-                        if piece < lanes:
-                            part = code.shuffle(u, u, range(done, done + piece))
-                        code.store(part, memory, code.add(at, done), self.element)
-                        done += piece
+                used = min(lanes, mr - start)
+                to = code.add(code.mul(t, mr), start)
+                self._transform(
+                    frame, FILTER, (gathered, start, mr), (memory, to, self.filter_step), used
+                )
 
     # -- launch: blocks ------------------------------------------------------------------------
     def _blocks(self, frame: Frame) -> None:
@@ -223,11 +219,8 @@ class _Generator:
         code, nr = frame.code, self.tile.nr
         with code.loop(0, used) as j, code.loop(0, nr, self.lanes) as lane:
             at = code.add(code.mul(j, nr), lane)
-            d = [self._vector(frame, side, code.add(k * self.side_step, at)) for k in range(POINTS)]
-            for point, v in enumerate(self._square(code, _input_1d, d, SIDE)):
-                to = code.mul(code.add(code.mul(j, self.C), channel), nr)
-                to = code.add(to, code.add(lane, point * self.input_step))
-                code.store(v, inputs, to, self.element)
+            to = code.add(code.mul(code.add(code.mul(j, self.C), channel), nr), lane)
+            self._transform(frame, INPUT, (side, at, self.side_step), (inputs, to, self.input_step))
 
     def _multiply(
         self, frame: Frame, micro: ir.Function, filters: ir.Value, inputs: ir.Value,
@@ -261,13 +254,10 @@ class _Generator:
         with code.loop(0, used) as j, code.loop(0, nr, self.lanes) as lane:
             at = code.mul(code.add(code.mul(j, self.part_panels), panel), mr)
             at = code.add(code.mul(code.add(at, within), nr), lane)
-            found = [
-                self._vector(frame, products, code.add(at, point * self.product_step))
-                for point in range(POINTS)
-            ]
-            for k, y in enumerate(self._square(code, _output_1d, found, SIDE)):
-                at = code.add(code.add(k * self.side_step, code.mul(j, nr)), lane)
-                code.store(y, side, at, self.element)
+            to = code.add(code.mul(j, nr), lane)
+            self._transform(
+                frame, OUTPUT, (products, at, self.product_step), (side, to, self.side_step)
+            )
 
     def _untile(self, frame: Frame, side: ir.Value, out: ir.Value, first: Int) -> None:
         """A row of tiles of Y, from `first` on, as M rows of W results. A tile that is not whole
@@ -307,75 +297,16 @@ class _Generator:
         if self.across % M:
             chunk(self.across - M)
 
-    def _vector(self, frame: Frame, base: ir.Value, index: Int) -> ir.Value:
-        return frame.code.load(base, index, self.element, self.lanes)
-
-    # -- transforms ----------------------------------------------------------------------------
-    def _square(
-        self,
-        code: Code,
-        one: Callable[[_Arithmetic, Vectors], list[ir.Value]],
-        x: Vectors,
-        side: int,
-    ) -> list[ir.Value]:
-        """`one` along the columns, then along the rows of a side x side matrix of vectors."""
-        self.ops.builder = code.b
-        math = _Arithmetic(self.ops, self.lanes)
-        columns = [one(math, x[j::side]) for j in range(side)]
-        return [y for row in zip(*columns, strict=True) for y in one(math, row)]
-
-
-class _Arithmetic:
-    def __init__(self, ops: Ops, lanes: int) -> None:
-        self.ops, self.lanes = ops, lanes
-
-    def add(self, x: ir.Value, y: ir.Value) -> ir.Value:
-        return self.ops.arithmetic("add", F32, [x, y])
-
-    def sub(self, x: ir.Value, y: ir.Value) -> ir.Value:
-        return self.ops.arithmetic("sub", F32, [x, y])
-
-    def scaled(self, factor: float, x: ir.Value) -> ir.Value:
-        return self.ops.arithmetic("mul", F32, [constant(factor, F32, self.lanes), x])
-
-    def plus(self, z: ir.Value, factor: float, x: ir.Value) -> ir.Value:
-        """z + factor * x"""
-        return multiply_add(self.ops, F32, constant(factor, F32, self.lanes), x, z)
-
-
-def _filter_1d(m: _Arithmetic, g: Vectors) -> list[ir.Value]:
-    """G g: the values of g0 + g1 x + g2 x^2 at the points, over prod(point - other points)."""
-    out = [m.scaled(1 / (_P2 * _Q2), g[0])]
-    for p, p2, q2 in ((_P, _P2, _Q2), (_Q, _Q2, _P2)):
-        norm = 2 * p2 * (p2 - q2)
-        even = m.scaled(1 / norm, m.plus(g[0], p2, g[2]))
-        out += [m.plus(even, p / norm, g[1]), m.plus(even, -p / norm, g[1])]
-    return [*out, g[2]]
-
-
-def _input_1d(m: _Arithmetic, d: Vectors) -> list[ir.Value]:
-    """B^T d: row for a point p is prod(x - other points), for infinity the product of all."""
-
-    def ends(i: int) -> ir.Value:
-        return m.plus(m.plus(d[i + 4], -(_P2 + _Q2), d[i + 2]), _P2 * _Q2, d[i])
-
-    out = [ends(0)]
-    for p, q2 in ((_P, _Q2), (_Q, _P2)):
-        even, odd = m.plus(d[4], -q2, d[2]), m.plus(d[3], -q2, d[1])
-        out += [m.plus(even, p, odd), m.plus(even, -p, odd)]
-    return [*out, ends(1)]
-
-
-def _output_1d(m: _Arithmetic, x: Vectors) -> list[ir.Value]:
-    """A^T x: powers of the points."""
-    sums = m.add(x[1], x[2]), m.add(x[3], x[4])
-    differences = m.sub(x[1], x[2]), m.sub(x[3], x[4])
-    return [
-        m.add(m.add(x[0], sums[0]), sums[1]),
-        m.plus(m.scaled(_P, differences[0]), _Q, differences[1]),
-        m.plus(m.scaled(_P2, sums[0]), _Q2, sums[1]),
-        m.plus(m.plus(x[5], _P * _P2, differences[0]), _Q * _Q2, differences[1]),
-    ]
+    def _transform(
+        self, frame: Frame, which: Transform, source: _Vectors, to: _Vectors, used: int = 0
+    ) -> None:
+        """Transforms vectors of which the first `used` lanes count (0: all)."""
+        code = frame.code
+        routine = transform_routine(which, self.lanes, used or self.lanes, self.target)
+        arguments = []
+        for base, start, step in (source, to):
+            arguments += [code.at(base, start, self.element), code.value(step)]
+        code.b.call(self.uses(routine), arguments)
 
 
 class _Input:

@@ -332,7 +332,7 @@ def _renamed(k: Kernel, new: dict[Array, Array]) -> Kernel:
     if not any(a in new for a in (*kernel_reads(k), *kernel_writes(k))):
         return k
     names = dict(new)
-    memo: dict[int, Expr] = {}
+    memo: dict[Expr, Expr] = {}
 
     def leaf(x: Expr) -> Expr | None:
         return load(names[x.attr], x.args) if x.op == "load" and x.attr in names else None

@@ -130,7 +130,7 @@ def _stores(k: Kernel) -> list[Store]:
 def _split(k: Kernel, at: int, block: int) -> Kernel:
     """A kernel with axis `at` in two: blocks, and the rows of a block."""
     both = axis(at) * block + axis(at + 1)
-    memo: dict[int, Expr] = {}
+    memo: dict[Expr, Expr] = {}
 
     def moved(e: Expr) -> Expr:
         return rewrite(e, leaf, memo)

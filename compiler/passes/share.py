@@ -95,7 +95,7 @@ def _largest(found: list[Expr]) -> list[Expr]:
 
 
 def _with(stage: Stage, reads: dict[Expr, Expr]) -> Stage:
-    memo: dict[int, Expr] = {}
+    memo: dict[Expr, Expr] = {}
 
     def new(e: Expr) -> Expr:
         return rewrite(e, reads.get, memo)
