@@ -1,10 +1,11 @@
 """Memory of a training step, planned and measured, beside PyTorch's; and what a bound costs.
 
 Of each workload: the bytes that one step has at most beyond those that it begins with. jitgrad's
-are planned: the arena and the results that a call returns (new gradients among them), which is all
-that a compiled call allocates besides scratch of threads. PyTorch's are those of its allocator,
-from its profiler, in a process of its own. Then the same step under `memory_limit`, as shares of
-its free plan: the planned peak, kernels, and the ratio of the processor times of a step.
+are planned: the arena and the results that a call returns (but for gradients that take the memory
+of those which they replace), which is all that a compiled call allocates besides scratch of
+threads. PyTorch's are those of its allocator, from its profiler, in a process of its own. Then the
+same step under `memory_limit`, as shares of its free plan: the planned peak, kernels, and the ratio
+of the processor times of a step.
 
     python benchmarks/memory.py [--only resnet] [--shares 0.75 0.5]
 """
@@ -20,6 +21,8 @@ from typing import Any
 
 from workloads import steps
 from workloads.common import OURS, PYTORCH, Workload
+
+import jitgrad
 
 WORKLOADS = {"mlp": steps.mlp, "resnet": steps.resnet18, "gpt": steps.gpt}
 
@@ -58,10 +61,9 @@ def pytorch_peak(workload: Workload) -> int | None:
 def ours(workload: Workload, limit: int | None) -> tuple[Any, int, float]:
     """The report of the compiled step, the bytes of its results, the processor time of a call."""
     source = source_of(workload, OURS).split("def check")[0]
-    source = source.replace('fallback="error"', f'fallback="error", memory_limit={limit}')
     scope: dict[str, Any] = {"__name__": "contender"}
     exec(compile(source, "contender", "exec"), scope)
-    train = scope["train"]
+    train = jitgrad.jit(scope["train"].__wrapped__, fallback="error", memory_limit=limit)
     for _ in range(4):
         train()
     times = []
@@ -69,9 +71,8 @@ def ours(workload: Workload, limit: int | None) -> tuple[Any, int, float]:
         start = time.process_time()
         train()
         times.append(time.process_time() - start)
-    compiled = train.specialisations[0].compiled
-    fresh = sum(t.numel * t.dtype.itemsize for t in compiled._results)
-    return compiled.report, fresh, min(times)
+    spec = train.specialisations[0]
+    return spec.compiled.report, spec.result_bytes(), min(times)
 
 
 def main() -> None:

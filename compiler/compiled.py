@@ -52,7 +52,8 @@ class Compiled:
     fault sites, by number.
 
     Attributes: `graph` (as recorded, or simplified), `image`, `report`, `stages` (None when the
-    graph was compiled before).
+    graph was compiled before), `makers` (of the results' memory; none if sizes are symbolic),
+    `late` (the results that are written only where the call can no longer fail).
     """
 
     def __init__(
@@ -75,7 +76,8 @@ class Compiled:
         values = graph.results()
         self._results = [v.type for v in (*values[:first], *values[first + writes :])]
         # Of symbolic graphs the shapes differ from call to call: see _run_symbolic.
-        self._make = [
+        self.late = image.late
+        self.makers = [
             buffers.array_maker(tuple(shape), BY_NAME[dtype].np)
             for shape, dtype in ([] if syms else image.results)
         ]
@@ -108,7 +110,7 @@ class Compiled:
             owners=(library, self._calls),
             release_gil=report.bytes_after >= launch.WORTH_RELEASING,
         )
-        self._call = self.executable.caller(self._make)
+        self._call = self.executable.caller(self.makers)
 
     def _address(self, key: str, symbol: str) -> int:
         if key == CONTROL:

@@ -58,8 +58,11 @@ class CudaCompiled:
     """A compiled graph. `run(arrays)` returns the fresh results: graph outputs, then rebinds.
 
     Attributes: `graph`, `image`, `report`, `stages`, `target`, `device`. `replays`: launches on the
-    same memory as before are replayed as CUDA graphs.
+    same memory as before are replayed as CUDA graphs. `late`: as of Compiled, but empty: results
+    always have new memory here.
     """
+
+    late: Sequence[int] = ()
 
     def __init__(
         self,

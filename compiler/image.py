@@ -14,7 +14,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-VERSION = 5
+VERSION = 6
 
 
 CONTROL = "control"
@@ -34,6 +34,7 @@ class Image:
     loose: slots that control flow sets while it runs.
     n_inputs, n_results: slots 0..n_inputs-1 and the next n_results come with each call.
     results: (shape, dtype name) of each fresh result.
+    late: the results that are written after the commit row only.
     arena: {slot: byte offset}; arena_bytes.
     scratch: {slot: bytes for each worker}.
     kept: {slot: bytes} of memory that stays between calls.
@@ -54,6 +55,7 @@ class Image:
     n_inputs: int = 0
     n_results: int = 0
     results: list[tuple[list[int], str]] = field(default_factory=list)
+    late: list[int] = field(default_factory=list)
     arena: dict[int, int] = field(default_factory=dict)
     arena_bytes: int = 0
     scratch: dict[int, int] = field(default_factory=dict)
@@ -92,6 +94,7 @@ class Image:
                 int(raw["n_inputs"]),
                 int(raw["n_results"]),
                 [([int(d) for d in shape], str(dtype)) for shape, dtype in raw["results"]],
+                [int(k) for k in raw["late"]],
                 {int(k): int(v) for k, v in raw["arena"].items()},
                 int(raw["arena_bytes"]),
                 {int(k): int(v) for k, v in raw["scratch"].items()},

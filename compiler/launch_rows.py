@@ -14,7 +14,7 @@ from jitgrad.compiler.codegen import drivers
 from jitgrad.compiler.codegen.kernelcode import Generated, Launch, Operand, Site, Size
 from jitgrad.compiler.cost import nbytes
 from jitgrad.compiler.image import CONTROL, Image
-from jitgrad.compiler.kernels import Kernel
+from jitgrad.compiler.kernels import Kernel, kernel_writes
 from jitgrad.compiler.loops import Array
 from jitgrad.compiler.passes.memory import lifetimes
 from jitgrad.compiler.stages import Nested, Stages
@@ -63,6 +63,13 @@ def _arena_of(stages: Stages, lies: list[tuple[int, Array, int]]) -> tuple[Any, 
     )
 
 
+def _late(stages: Stages) -> list[int]:
+    """The fresh results that nothing writes before the commit point."""
+    waves, commit = stages.schedule.waves, stages.schedule.commit
+    early = {a for wave in waves[:commit] for k in wave for a in kernel_writes(k)}
+    return [i for i, a in enumerate(stages.program.fresh) if a not in early]
+
+
 class _Rows:
     def __init__(self, stages: Stages) -> None:
         program = stages.program
@@ -72,6 +79,7 @@ class _Rows:
         self.syms: dict[Sym, int] = {Sym({(name,): 1}, self.env): i for i, name in names}
         self.image = image = Image(n_inputs=len(program.inputs), n_results=len(program.fresh))
         image.results = [([_static(d) for d in a.shape], a.dtype.name) for a in program.fresh]
+        image.late = _late(stages)
         image.arena_bytes = stages.plan.peak
         self.numbers: dict[tuple[str, str], int] = {}
         self.count = image.n_inputs + image.n_results

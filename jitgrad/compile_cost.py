@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
 from collections.abc import Callable
@@ -24,6 +25,7 @@ def metered(
         return run
     times: list[float] = []
 
+    @functools.wraps(run)
     def timed(*args: Any) -> Any:
         if len(times) >= CALLS:
             return run(*args)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jitgrad.argument_guards import ArgumentGuard, Modes
+from jitgrad.compiler.cost import nbytes
 from jitgrad.compiler.symbolic import MAX_KNOWN
 from jitgrad.facts import leaf_facts, place_facts
 from jitgrad.guards import admits, short
@@ -20,6 +21,7 @@ from jitgrad.pytree import Structure
 from jitgrad.recorder import Trace
 from jitgrad.replay_code import Writer
 from jitgrad.replay_support import clash, span
+from jitgrad.reuse import lender
 from jitgrad.sizes import type_at
 from jitgrad.sources import (
     Arg,
@@ -63,6 +65,7 @@ class Specialisation:
         writer = Writer(self)
         self.source = writer.source()
         self.namespace = writer.namespace
+        self.replaced = writer.replaced
         exec(compile(self.source, f"<replay of {name}>", "exec"), self.namespace)
         self.call: Callable[[Any, Any], Any] = self.namespace["call"]
         if trace.leaf is not None:
@@ -76,11 +79,23 @@ class Specialisation:
         """Compiles the graph unless that was done. Raises what the compiler raises."""
         with self._lock:
             if self.compiled is None:
-                self.compiled, self.namespace["run"] = self._compile(self.trace)
+                self.compiled, run = self._compile(self.trace)
+                self.namespace["run"] = run
+                if self.replaced:
+                    self.namespace["lend"] = lender(
+                        self.compiled, run, self.replaced, self.result_types
+                    )
 
     def first_run(self, *given: Any) -> Any:
         self.compile()
         return self.namespace["run"](*given)
+
+    def result_bytes(self) -> int:
+        """The bytes that a call allocates for results: all but the gradients that take the memory
+        of those which they replace."""
+        reused = set(self.replaced) & set(self.compiled.late)
+        types = enumerate(self.result_types)
+        return sum(nbytes(t) for i, t in types if i not in reused)
 
     def missed(self, reason: str) -> None:
         """Notes why a call that its guards admitted was no hit."""

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from jitgrad.compiler.cost import nbytes
 from jitgrad.compiler.symbolic import expression, is_static
 from jitgrad.compiler.types import TensorType
 from jitgrad.facts import place_facts
@@ -35,6 +36,7 @@ from jitgrad.replay_support import (
     signed,
     touches,
 )
+from jitgrad.reuse import LEAST
 from jitgrad.sizes import has_sizes
 from jitgrad.sources import (
     SPENT,
@@ -76,6 +78,7 @@ class Writer:
         self.grads: dict[Any, str] = {}
         self.inside: dict[Item, list[Item]] = {}
         self.symbols = spec.symbols
+        self.replaced: list[int] = []  # results that take the place of gradients
         self.size_names: dict[str, str] = {}  # of a dim: the local variable that has its value
         self.namespace: dict[str, Any] = {
             "MISS": MISS, "MISSING": MISSING, "Tensor": Tensor, "epoch": epoch, "state": state,
@@ -90,7 +93,7 @@ class Writer:
             "children_of": children_of, "is_not": is_not, "keep": keep, "attach": attach,
             "spent": spent,
             "CompiledNode": CompiledNode, "overwritten": overwritten, "Divergence": Divergence,
-            "known": {}, "learn": spec.learn, "chain_at": chain_at,
+            "known": {}, "lend": None, "learn": spec.learn, "chain_at": chain_at,
         }  # fmt: skip
         for item in self.watch.items:
             self.namespace[f"i{item.number}"] = item.now
@@ -513,10 +516,35 @@ class Writer:
                 self.put(f"{self.constant(generator)}.give_back({name}, {count})", 2)
             self.put("return r.follow(args, kwargs, MISS)", 2)
         elif self.trace.pair is None:
-            self.put(f"r = run([{', '.join(arrays)}]{dims})")
+            given = f"[{', '.join(arrays)}]"
+            plain = f"r = run({given}{dims})"
+            owners = self._replaced_grads()
+            if owners:
+                self.put(f"if lend is None: {plain}")
+                self.put(f"else: r = lend({given}, ({', '.join(owners)},))")
+            else:
+                self.put(plain)
         else:
             self.put(f"x = [{', '.join(arrays)}]")
             self.put(f"r = run(x{dims})")
+
+    def _replaced_grads(self) -> list[str]:
+        """The owners of `.grad` slots that get a result whatever they hold (`replaced` has the
+        results' numbers)."""
+        if self.symbols:
+            return []
+        read = {owner for owner, _, _ in self.trace.slots}
+        owners: list[str] = []
+        for owner, key, result in self.trace.rebinds:
+            if key != "grad" or owner in read or not self._is_tensor(owner):
+                continue
+            if not isinstance(result, FreshResult) or result.chain:
+                continue
+            new = result.index not in self.replaced
+            if new and nbytes(self._root_type(result.index)) >= LEAST:
+                self.replaced.append(result.index)
+                owners.append(self.tensor(owner))
+        return owners
 
     def _number_is(self, x: str, wanted: Any) -> None:
         """A guard on a lifted number that Python looked at (see guards.admits)."""

@@ -44,6 +44,9 @@ MIN_ROWS = 8  # outer points that give every thread work
 SUM_ROWS = 256  # rows that one thread sums one after the other (codegen/columns.py)
 SERIAL_WORK = 1 << 17  # points below which one thread is fast enough
 MAX_GROUP_WEIGHT = 4000
+MAX_POINT_WEIGHT = 100
+"""Of a group with one point, past which only what reads it joins: that saves no more than a launch,
+and what is alike (the corrections of each parameter's Adam) is one code where it stands apart."""
 MAX_READERS = 32  # of the groups that read an array, the latest are considered for joining
 
 
@@ -192,6 +195,9 @@ def join(group: Group, array: Array, exprs: tuple[Expr, ...]) -> bool:
         return False
     if group.weight + weight(exprs) > MAX_GROUP_WEIGHT:
         return False
+    if not group.dims and group.weight > MAX_POINT_WEIGHT:
+        if not any(group.member(e.attr) for e in loads(exprs)):
+            return False
     mapping = _unify(group, array, exprs)
     if mapping is None:
         return False
