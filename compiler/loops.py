@@ -147,9 +147,10 @@ class Expr:
     def cast(self, dtype: DType) -> Expr:
         if dtype is self.dtype:
             return self
-        if dtype is INDEX and self.op == "cast" and self.dtype is dtypes.int64:
-            if self.args[0].dtype is INDEX:
-                return self.args[0]
+        if dtype is INDEX and self.dtype is dtypes.int64:
+            found = _as_index(self, 4)
+            if found is not None:
+                return found
         return _intern("cast", (self,), dtype, None)
 
     def bitcast(self, dtype: DType) -> Expr:
@@ -157,6 +158,19 @@ class Expr:
 
     def __repr__(self) -> str:
         return f"<Expr {self.op} {self.dtype.name}>"
+
+
+def _as_index(e: Expr, depth: int) -> Expr | None:
+    """An int64 expression that is made of indices and constants alone (as those of `arange` are),
+    as an INDEX expression, which has as many bits; None for others, and for deep ones."""
+    if e.op == "const":
+        return const(e.attr, INDEX)
+    if e.op == "cast":
+        return e.args[0] if e.args[0].dtype is INDEX else None
+    if depth == 0 or e.op not in ("add", "sub", "mul"):
+        return None
+    args = [_as_index(a, depth - 1) for a in e.args]
+    return None if None in args else make(e.op, *args)  # type: ignore[arg-type]
 
 
 def _lift(x: Expr | float, like: Expr) -> Expr:

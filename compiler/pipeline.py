@@ -47,7 +47,7 @@ from jitgrad.compiler.passes.inline import inline
 from jitgrad.compiler.passes.memory import Plan, plan_memory
 from jitgrad.compiler.passes.merge import merge
 from jitgrad.compiler.passes.order import Schedule, order
-from jitgrad.compiler.passes.recompute import check_limit, recompute
+from jitgrad.compiler.passes.recompute import check_limit, recompute, spare
 from jitgrad.compiler.passes.simplify import simplify
 from jitgrad.compiler.passes.stages import stage
 from jitgrad.compiler.printer import kernel_text, plan_text, program_text
@@ -59,6 +59,9 @@ from jitgrad.compiler.verify import verify
 from jitgrad.runtime.cuda.device import Device
 from jitgrad.runtime.errors import CompileError
 from jitgrad.runtime.knobs import knobs
+
+WORTH_SPARING = 16 << 20
+"""Bytes of an arena from which on loops run again to make it smaller."""
 
 GRAPH_PASSES: list[Callable[[Graph], Graph]] = [fix_sizes, simplify]
 
@@ -283,9 +286,15 @@ def to_stages(
     with run.step("memory"):
         plan = plan_of(schedule)
     limit = options.memory_limit
+    again = schedule
+    if target.in_order and plan.peak >= WORTH_SPARING:
+        with run.step("spare"):
+            again, plan = spare(schedule, fixed, plan_of, plan)
     if limit is not None and plan.peak > limit:
         with run.step("recompute"):
-            schedule, plan = recompute(schedule, fixed, plan_of, limit)
+            again, plan = recompute(again, fixed, plan_of, limit)
+    if again is not schedule:
+        schedule = again
         ordered = [k for wave in schedule.waves for k in wave]
         generated = {k: run.compile(generated[k]) for k in ordered}
     check_limit(plan, limit)

@@ -14,6 +14,7 @@ loads at affine indices, since their packing wants addresses, not work.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 
 from jitgrad.compiler.cost import points, weight
 from jitgrad.compiler.index import Simplifier, offset
@@ -41,6 +42,7 @@ MAX_WEIGHT = 2000  # a body past this stays a kernel of its own
 CHEAP = 12  # work per element that costs less than a trip through memory
 HEAVY = 100  # more work per element than this is done in memory order, not in that of a column sum
 NARROW = 8  # an array so many times smaller than another costs nothing beside it to read
+_MOST_READS = 3  # that are told apart
 _NO_PLACE = {"check", "select", "min", "max", "load"}  # in an index: its place is not affine
 
 
@@ -86,7 +88,7 @@ def inline(program: Program) -> Bodies:
                 continue
             twin = seen.setdefault((roots[0], array.shape), array)
             if twin is not array and array not in keep:
-                known[array] = _Summary(0, 1, False)
+                known[array] = _Summary(0, frozenset([twin]), False)
                 here = load(twin, tuple(axis(k) for k in range(array.ndim)))
                 virtual[array] = Simplifier(axis_extents(array)).simplify(here)
                 continue
@@ -122,26 +124,28 @@ def _still_read(
 @dataclass(frozen=True)
 class _Summary:
     """A pointwise body with what was substituted into it, added up without walking it again
-    (shared work counts twice). reads: loads of arrays about as large as itself. epilogue: it could
-    be computed in a contraction's epilogue."""
+    (shared work counts twice). reads: of arrays about as large as itself, the first few. epilogue:
+    it could be computed in a contraction's epilogue."""
 
     work: int
-    reads: int
+    reads: frozenset[Array]
     epilogue: bool
 
 
 def _summarise(array: Array, virtual: dict[Array, _Summary]) -> _Summary:
     own = definition_exprs(array)
-    work, reads, epilogue = weight(own), 0, False
+    work, epilogue = weight(own), False
+    reads: dict[Array, None] = {}
     for e in loads(own):
         below = virtual.get(e.attr)
         narrow = hint(e.attr.numel) * NARROW <= hint(array.numel)
         work += below.work if below else 0
-        reads += 0 if narrow else below.reads if below else 1
+        if not narrow:
+            reads.update(dict.fromkeys(below.reads if below else [e.attr]))
         here = e.attr.shape == array.shape and _identity(e.args, array)
         is_contraction = isinstance(e.attr.define, Contraction)
         epilogue |= here and (below.epilogue if below else is_contraction)
-    return _Summary(work, reads, epilogue)
+    return _Summary(work, frozenset(islice(reads, _MOST_READS)), epilogue)
 
 
 def live_arrays(program: Program) -> list[Array]:
@@ -209,7 +213,11 @@ def _expand(root: Expr, array: Array, virtual: dict[Array, Expr]) -> Expr:
             found[e.args] = _at(virtual[e.attr], e.args, e.attr, extents)
         return found[e.args]
 
-    return rewrite(Simplifier(extents).simplify(root), leaf)
+    plain = Simplifier(extents).simplify(root)
+    found = rewrite(plain, leaf)
+    if found is not plain and any(e.op == "check" for e in postorder([found])):
+        return Simplifier(extents).simplify(found)  # of an index that is known now
+    return found
 
 
 def _at(body: Expr, index: tuple[Expr, ...], array: Array, extents: dict[int, Dim]) -> Expr:
@@ -232,7 +240,7 @@ def _goes_inline(array: Array, body: Expr, summary: _Summary, readers: list[_Rea
         return True
     if any(isinstance(r.array.define, Contraction) for r in readers):
         return False
-    if summary.work <= 1 and summary.reads <= 1:
+    if summary.work <= 1 and len(summary.reads) <= 1:
         return True
     if summary.work <= CHEAP and not loads([body]):
         return True  # made of the index alone, as a causal mask is
@@ -247,7 +255,7 @@ def _goes_inline(array: Array, body: Expr, summary: _Summary, readers: list[_Rea
     factor = sum(points(r.array) * r.ways for r in readers) / max(1, hint(array.numel))
     if len(readers) == 1 and factor <= 1.0:
         return True
-    return summary.work * factor <= CHEAP and summary.reads <= 1
+    return summary.work * factor <= CHEAP and len(summary.reads) <= 1
 
 
 def sums_columns(array: Array) -> bool:

@@ -50,6 +50,11 @@ _DEPTH = 6  # copies that one array may need
 _SMALL = 8  # an operand lives longer if it is so many times smaller than what goes
 _TRIES = 12  # candidates that are planned before it gives up
 _NAMED = 5  # arrays that an error names
+_ROUNDS = 3  # of recomputation that nobody asked for; of which:
+_EXTRA = 0.03  # the work that may be added, as a share of all
+_CHEAP = 3  # bytes moved for each byte that is not kept
+_LARGE = 1 / 256  # of the peak: what goes
+_WORTH = 0.97  # of the peak: what is left
 _PRODUCTS_PER_BYTE = 8  # multiply-adds that take as long as moving a byte
 
 
@@ -70,6 +75,35 @@ def recompute(
             break
         schedule, plan = better
     return schedule, plan
+
+
+def spare(
+    schedule: Schedule, fixed: set[Array], plan_of: Callable[[Schedule], Plan], plan: Plan
+) -> tuple[Schedule, Plan]:
+    """A schedule with a lower peak that takes hardly more time: loops whose results are large, and
+    live where most is, run again, as long as that adds less than a share of all the work."""
+    for _ in range(_ROUNDS):
+        live = live_bytes(plan)
+        uses = _Uses(schedule, fixed)
+        left = _EXTRA * sum(_work(k) for k in uses.reads)
+        chosen = []
+        for copies in uses.candidates(live.index(max(live))):
+            cheap = copies.work <= _CHEAP * copies.saved and copies.saved >= _LARGE * plan.peak
+            if cheap and copies.work <= left and all(_is_loop(k) for k in copies.kernels):
+                left -= copies.work
+                chosen.append(copies)
+        if not chosen:
+            break
+        new = uses.applied(*chosen)
+        found = plan_of(new)
+        if found.peak > _WORTH * plan.peak:
+            break
+        schedule, plan = new, found
+    return schedule, plan
+
+
+def _is_loop(kernel: Kernel) -> bool:
+    return isinstance(kernel, LoopKernel)
 
 
 def live_bytes(plan: Plan) -> list[int]:
@@ -194,23 +228,22 @@ class _Uses:
         copies.work += _work(kernel)
         return True
 
-    def applied(self, copies: _Copies) -> Schedule:
+    def applied(self, *chosen: _Copies) -> Schedule:
         """The schedule with the copies in waves of their own, read from there on."""
-        waves: list[list[Kernel]] = []
+        waves = list(self.schedule.waves)
         commit = self.schedule.commit
-        for n, wave in enumerate(self.schedule.waves):
-            if n == copies.before:
-                waves += [[k] for k in copies.kernels]
-            if n < copies.before:
-                waves.append(wave)
-            else:
-                waves.append([self._reading(k, copies.new) for k in wave])
-        if copies.before <= commit:
-            commit += len(copies.kernels)
+        for copies in sorted(chosen, key=lambda c: -c.before):  # the last first: numbers stay
+            rest = [[self._reading(k, copies.new) for k in w] for w in waves[copies.before :]]
+            waves[copies.before :] = [[k] for k in copies.kernels] + rest
+            if copies.before <= self.schedule.commit:
+                commit += len(copies.kernels)
         return replace(self.schedule, waves=waves, commit=commit)
 
     def _reading(self, kernel: Kernel, new: Mapping[Array, Array]) -> Kernel:
-        if isinstance(kernel, SpecialKernel) or not any(a in new for a in self.reads[kernel]):
+        reads = self.reads.get(kernel)
+        if reads is None:  # of another copy, or that reads one
+            reads = self.reads[kernel] = kernel_reads(kernel)
+        if isinstance(kernel, SpecialKernel) or not any(a in new for a in reads):
             return kernel
         return renamed(kernel, new, {})
 
