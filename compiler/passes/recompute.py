@@ -1,9 +1,10 @@
 """Recomputation: kernels run a second time, so that what they store need not be kept so long.
 
-Before: a Schedule whose plan is above a bound. After: one whose plan is not, or the best that was
-found. An array that is live in the wave with the most bytes, but read only before and after it, is
-made again by a copy of its kernel just before it is read again; the kernels that read it from there
-on read the new one. The copy has the same code, so the bits are the same.
+`recompute`: before, a Schedule whose plan is above a bound; after, one whose plan is not, or the
+best that was found. `spare`: before, any Schedule; after, one with a lower peak for little work. An
+array that is live in the wave with the most bytes, but read only before and after it, is made again
+by a copy of its kernel just before it is read again; the kernels that read it from there on read
+the new one. The copy has the same code, so the bits are the same.
 
 Greedy: of the arrays that may go, the one first that costs the least work for each byte. A kernel
 may run again (or, of a contraction that stores its sums, what it makes of them) where it flags no
