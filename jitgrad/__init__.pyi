@@ -101,6 +101,7 @@ from jitgrad import replay_code as replay_code
 from jitgrad import replay_support as replay_support
 from jitgrad import results as results
 from jitgrad import return_types as return_types
+from jitgrad import reuse as reuse
 from jitgrad import runtime as runtime
 from jitgrad import scripting as scripting
 from jitgrad import segment_forms as segment_forms
