@@ -19,7 +19,7 @@ _ALWAYS = ((0, None, None, -1),)
 
 def constants_of(trace: Any) -> frozenset[int]:
     """Numbers of the inputs of a trace that seldom change: captured tensors that it does not write.
-    None where gradients follow, since parameters then change from call to call."""
+    There are none where gradients follow, since parameters then change from call to call."""
     if trace.pair is not None or trace.leaf is not None:
         return frozenset()
     written = {w.input for w in trace.graph.writes}
