@@ -86,7 +86,7 @@ class HostScalar:
     def lift(self) -> Any:
         """This number as a 0-d float64 tensor, an input of the graph that is being recorded."""
         recorder = state.recorder
-        if self.seen and not self._live():
+        if (self.seen or self._lent()) and not self._live():
             return self.recorder.plain_tensor(self.value)
         if recorder is None or (self.recorder is not None and not self._live()):
             raise RuntimeError(
@@ -108,6 +108,11 @@ class HostScalar:
             recorder = getattr(recorder, "outer", None)
         return recorder is not None
 
+    def _lent(self) -> bool:
+        """Whether it stands in the place of a float of Python state, where other threads meet it,
+        too: to them it is that float."""
+        return self.name is not None and self.name[0] == "item"
+
     def _apply(self, op: str, *operands: Any) -> Any:
         values = []
         seen = False
@@ -121,6 +126,8 @@ class HostScalar:
                 values.append(x)
             else:
                 return NotImplemented
+        if not seen and self._lent() and not self._live():
+            return _OPS[op](*values)
         if not seen:
             return HostScalar(_OPS[op](*values), None, self.recorder, (op, operands))
         value = _OPS[op](*values)

@@ -167,16 +167,19 @@ class Symbols:
         in that of a float, until `take_back`, where it has changed; says whether it did."""
         number = self.history.number(self, item) if self.history is not None else None
         if number is not None:
-            item.write(number)
             self._numbers.append((item, number))
+            if self.recorder is not None:
+                item.write(number)
         return number is not None
 
     def begin(self, recorder: Any) -> None:
-        """Numbers that are lifted belong to this recorder."""
+        """What is lent from here on belongs to this recorder, and what was before stands in its
+        place now."""
         self.recorder = recorder
-        for _, number in self._numbers:
+        for item, number in self._numbers:
             if type(number) is HostScalar:
                 number.recorder = recorder
+            item.write(number)
 
     def take_back_numbers(self) -> None:
         """Numbers stand where they stood; what code has put there is the number that it is."""

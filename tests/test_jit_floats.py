@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -163,6 +164,37 @@ def test_what_a_recording_that_is_given_up_has_stored() -> None:
     assert [*map(type, state["kept"])] == [float, int] and state["kept"] == [5.5, 7]
     state.update(s=9.5, write=False)
     assert fast(X).equal(X * 9.5 + 7)
+
+
+def test_other_threads_compute_with_floats() -> None:
+    """While a call is recorded, its numbers stand for floats and ints to other threads."""
+    state = {"s": 0.5, "n": 3}
+    found: list[Any] = []
+    kinds: list[str] = []
+
+    def other() -> None:
+        kinds.append(type(state["s"]).__name__)
+        found.append((state["s"] * 2, 1 - state["s"], X * state["s"], state["n"] + 1))
+
+    def look() -> None:
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+
+    def f(x: Any) -> Any:
+        y = x * state["s"] + state["n"]
+        if len(found) < 2:
+            look()
+        return y
+
+    fast = jit(f, fallback="silent", segments=False)
+    for k in range(3):
+        state.update(s=0.5 + k, n=3 + k)
+        fast(X[: k + 2])
+    assert kinds == ["float", "HostScalar"]
+    for k, (a, b, x, n) in enumerate(found):
+        assert (a, b, n) == (1.0 + 2 * k, 0.5 - k, 4 + k) and x.equal(X * (0.5 + k))
+        assert type(a) is type(b) is float and type(n) is int
 
 
 def test_pure_keeps_what_it_changes() -> None:
