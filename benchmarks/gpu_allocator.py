@@ -92,7 +92,7 @@ def record(name: str, compiled: bool, steps: int) -> Trace:
                 shape[dim] = sizes[n % len(sizes)]
                 args.append(jg.zeros(shape, dtype=spec.dtype).cuda())
             run(*args)
-        gc.collect()
+            gc.collect()  # when cycles are freed must not depend on what ran before
         counted = list(trace)
     return counted
 

@@ -16,6 +16,7 @@ from jitgrad.compiler.codegen.cuda.target import gpu_target
 from jitgrad.compiler.ir import Graph, Input, Node, Value, Write
 from jitgrad.compiler.options import Options
 from jitgrad.compiler.types import TensorType
+from jitgrad.dispatch import plans
 from jitgrad.gpu import computes
 from jitgrad.runtime import cuda
 from jitgrad.runtime.errors import InternalError
@@ -158,6 +159,14 @@ def moved(x: Array, device: str, non_blocking: bool = False) -> Array:
 
 
 _stores: dict[Any, Any] = {}
+
+
+def _forget() -> None:
+    _stores.clear()
+    plans.clear()
+
+
+cuda.device.watch(_forget)
 
 
 def store(target: Array, value: Array, type_: TensorType) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
@@ -75,6 +75,7 @@ _driver: Driver | None = None
 _reason = ""
 _looked = False
 _devices: dict[int, Device] = {}
+_watchers: list[Callable[[], None]] = []
 
 
 def driver() -> Driver | None:
@@ -100,6 +101,14 @@ def use_driver(new: Driver | None, reason: str = "") -> None:
         _devices.clear()
         _local.device = 0
         _local.streams = {}
+    for forget in _watchers:
+        forget()
+
+
+def watch(forget: Callable[[], None]) -> None:
+    """Calls `forget` whenever another driver is put in place: code is loaded on devices that are no
+    more."""
+    _watchers.append(forget)
 
 
 def reason() -> str:
@@ -178,5 +187,5 @@ def on_stream(index: int, stream: int) -> Iterator[None]:
 
 __all__ = [
     "CudaError", "Device", "count", "current", "current_stream", "device", "driver", "initialized",
-    "on_stream", "reason", "require", "set_current", "set_stream", "use_driver",
+    "on_stream", "reason", "require", "set_current", "set_stream", "use_driver", "watch",
 ]  # fmt: skip
