@@ -18,10 +18,10 @@ from jitgrad.compiler.host_call import HostCall
 from jitgrad.compiler.image import CONTROL, Image
 from jitgrad.compiler.interpret import first_fault, unknown_fault
 from jitgrad.compiler.ir import Graph, Node, inner_nodes, node_at, with_line
+from jitgrad.compiler.shown_dims import ShownDims
 from jitgrad.compiler.symbolic import MAX_KNOWN, Sym, evaluate
 from jitgrad.runtime import buffers, launch
 from jitgrad.runtime.dtypes import BY_NAME
-from jitgrad.runtime.errors import InternalError
 
 Replan = Callable[[Mapping[str, int]], dict[int, int]]
 
@@ -81,7 +81,7 @@ class Compiled:
             buffers.array_maker(tuple(shape), BY_NAME[dtype].np)
             for shape, dtype in ([] if syms else image.results)
         ]
-        self._where = _find_dims(graph)
+        self._shown = ShownDims(graph)
         self._arenas: dict[tuple[int, ...], launch.ArenaPlan] = {}
         self._known: dict[tuple[int, ...], tuple[tuple[int, ...], list[Callable[[], Any]]]] = {}
         self._calls: dict[str, HostCall] = {}
@@ -173,12 +173,8 @@ class Compiled:
         return results
 
     def dims_of(self, arrays: Sequence[np.ndarray]) -> tuple[int, ...]:
-        """The values of the symbolic dims that the arrays show. Raises InternalError where one is
-        the size of no input."""
-        hidden = [name for name in self.graph.env.hints if name not in self._where]
-        if hidden:
-            raise InternalError(f"no input shows the dims {hidden} by themselves")
-        return tuple([arrays[i].shape[k] for i, k in map(self._where.get, self.graph.env.hints)])  # type: ignore[misc]
+        """The values of the symbolic dims that the arrays show (ShownDims.of)."""
+        return self._shown.of(arrays)
 
     def _named(self, dims: tuple[int, ...]) -> dict[str, int]:
         return dict(zip(self.graph.env.hints, dims, strict=False))
@@ -223,16 +219,6 @@ class Compiled:
             f"<Compiled {self.graph.name}: {r.nodes} nodes, {r.kernels} kernels, "
             f"peak {r.peak} bytes, compiled in {r.compile_ms:.0f} ms>"
         )
-
-
-def _find_dims(graph: Graph) -> dict[str, tuple[int, int]]:
-    """Where each symbolic dim can be read: (input number, axis)."""
-    where: dict[str, tuple[int, int]] = {}
-    for i, item in enumerate(graph.inputs):
-        for k, d in enumerate(item.value.type.shape):
-            if isinstance(d, Sym) and str(d) in graph.env.hints:
-                where.setdefault(str(d), (i, k))
-    return where
 
 
 class _Fault(Exception):

@@ -19,11 +19,11 @@ import numpy as np
 from jitgrad.compiler.codegen.cuda.generate import Shape
 from jitgrad.compiler.codegen.cuda.load import loader
 from jitgrad.compiler.codegen.cuda.target import CudaTarget
-from jitgrad.compiler.compiled import _find_dims
 from jitgrad.compiler.interpret import first_fault, unknown_fault
 from jitgrad.compiler.ir import Graph, Node
 from jitgrad.compiler.launch_rows import assemble
 from jitgrad.compiler.replan import replanner
+from jitgrad.compiler.shown_dims import ShownDims
 from jitgrad.compiler.stages import Stages
 from jitgrad.compiler.symbolic import evaluate
 from jitgrad.runtime import abi
@@ -33,7 +33,7 @@ from jitgrad.runtime.cuda.arrays import DeviceArray, host_copy
 from jitgrad.runtime.cuda.blas import nbytes
 from jitgrad.runtime.cuda.device import Device, current_stream
 from jitgrad.runtime.cuda.driver import CudaError
-from jitgrad.runtime.errors import CompileError, InternalError
+from jitgrad.runtime.errors import CompileError
 
 _ALIGNMENT = 256
 _KEPT = 32  # graphs, and sets of memory that were seen once
@@ -83,7 +83,7 @@ class CudaCompiled:
         self._results = [v.type for v in (*values[:first], *values[first + writes :])]
         self._written = {w.input for w in graph.writes}
         self._to_host = any(t.device == "cpu" for t in self._results)
-        self._where = _find_dims(graph)
+        self._shown = ShownDims(graph)
         texts: dict[str, str] = {}
         self.shapes: dict[str, Shape] = {}
         for code in stages.all_generated():
@@ -164,12 +164,8 @@ class CudaCompiled:
     _call = run
 
     def dims_of(self, arrays: Sequence[Any]) -> tuple[int, ...]:
-        """The values of the symbolic dims that the arrays show."""
-        hidden = [name for name in self.graph.env.hints if name not in self._where]
-        if hidden:
-            raise InternalError(f"no input shows the dims {hidden} by themselves")
-        places = [self._where[name] for name in self.graph.env.hints]
-        return tuple([arrays[i].shape[k] for i, k in places])
+        """The values of the symbolic dims that the arrays show (ShownDims.of)."""
+        return self._shown.of(arrays)
 
     def _plan(self, sizes: tuple[int, ...], named: Mapping[str, int]) -> tuple[dict[int, int], int]:
         found = self._plans.get(sizes)
