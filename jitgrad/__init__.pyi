@@ -82,6 +82,7 @@ from jitgrad import nn as nn
 from jitgrad import old_linalg as old_linalg
 from jitgrad import onnx as onnx
 from jitgrad import optim as optim
+from jitgrad import outside as outside
 from jitgrad import overrides as overrides
 from jitgrad import pair as pair
 from jitgrad import pending as pending

@@ -21,7 +21,7 @@ from jitgrad.functions.args import as_shape, expect_range, expect_rank_of
 from jitgrad.functions.shape import as_strided
 from jitgrad.hostscalar import HostScalar
 from jitgrad.levels import draw_for_examples, examples_like
-from jitgrad.pending import export
+from jitgrad.outside import export
 from jitgrad.promotion import cast, plain_number, promote_types
 from jitgrad.random import Generator, next_draw
 from jitgrad.runtime import dtypes

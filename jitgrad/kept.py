@@ -10,7 +10,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from jitgrad.pending import shown_now, watch
+from jitgrad.outside import shown_now, watch
 from jitgrad.sources import Captured, is_array
 from jitgrad.tensor import Tensor
 

@@ -27,7 +27,8 @@ from jitgrad.compiler.types import TensorType
 from jitgrad.dispatch import Plan, plan_of
 from jitgrad.facts import layout
 from jitgrad.hostscalar import HostScalar
-from jitgrad.pending import fetch, is_shared, recorders
+from jitgrad.outside import is_shared
+from jitgrad.pending import fetch, recorders
 from jitgrad.promotion import constant
 from jitgrad.random import draw_tensors
 from jitgrad.runtime import dtypes

@@ -14,6 +14,7 @@ import numpy as np
 
 from jitgrad import gpu
 from jitgrad.compiler.types import TensorType
+from jitgrad.outside import export
 from jitgrad.runtime import cuda
 from jitgrad.runtime.dtypes import DType
 from jitgrad.runtime.memory_file import Mapping, bytes_at, mapping_of, new_shared
@@ -93,7 +94,9 @@ class Storage:
     # What of torch.UntypedStorage public code asks for.
     def data_ptr(self) -> int:
         """The address of the memory. Two tensors share memory iff their storages' are equal."""
-        return int(self._bytes("data_ptr").__array_interface__["data"][0])
+        memory = self._bytes("data_ptr")
+        export(self, address=True)
+        return int(memory.__array_interface__["data"][0])
 
     def _bytes(self, what: str) -> np.ndarray[Any, Any]:
         if state.recorder is not None:

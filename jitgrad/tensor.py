@@ -21,7 +21,8 @@ from jitgrad.compiler.symbolic import is_static, prod
 from jitgrad.compiler.types import TensorType
 from jitgrad.device import CPU, device
 from jitgrad.layouts import is_dense, layout_of
-from jitgrad.pending import export, fetch, waits
+from jitgrad.outside import export
+from jitgrad.pending import fetch, waits
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import DType
 from jitgrad.state import bump_epoch, state

@@ -22,7 +22,7 @@ import jitgrad
 import jitgrad.nn.functional as F
 from jitgrad import nn
 from jitgrad.jit import JitFunction
-from jitgrad.pending import is_shared
+from jitgrad.outside import is_shared
 from jitgrad.runtime.errors import CompileError, FallbackWarning
 from jitgrad.runtime.knobs import knob
 

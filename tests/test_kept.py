@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import threading
 from collections.abc import Callable
@@ -129,6 +130,17 @@ def test_memory_that_numpy_sees_is_packed_at_every_call(counted: Counted) -> Non
     made = counted.made
     counted()
     assert counted.made == made + 1
+
+
+@pytest.mark.parametrize("of_storage", [False, True])
+def test_memory_whose_address_is_known_is_packed_at_every_call(
+    counted: Counted, of_storage: bool
+) -> None:
+    weight = counted.model[0].weight
+    address = (weight.untyped_storage() if of_storage else weight).data_ptr()
+    counted()
+    ctypes.memset(address, 0, 4 * weight.numel())
+    assert counted.is_right()
 
 
 def test_memory_that_came_from_numpy_is_packed_at_every_call() -> None:

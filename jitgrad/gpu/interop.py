@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from jitgrad.compiler.types import TensorType
-from jitgrad.pending import export
+from jitgrad.outside import export
 from jitgrad.runtime import cuda, dtypes
 from jitgrad.tensor import Tensor, wrap
 
