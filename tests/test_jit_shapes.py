@@ -320,6 +320,12 @@ def test_code_that_needs_the_value() -> None:
     both(lambda x: x * helper(x.shape[0]), [(make(n),) for n in (3, 4, 5, 4)], 3)
 
 
+def test_a_roll_by_a_multiple_of_the_size() -> None:
+    """Nothing moves then: no part of symbolic size is empty, and sizes stay the input's."""
+    both(lambda x: x.roll(2, 0) + x, [(make(n),) for n in (8, 5, 2, 4, 2, 9)], 3)
+    both(lambda x: (x.roll(-4) * x).view(-1), [(make(n),) for n in (8, 9, 4, 7, 4)], 3)
+
+
 @pytest.mark.parametrize("first", [3, 34])
 def test_a_size_that_code_fixes_is_fixed_everywhere(first: int) -> None:
     """A write to a part whose end turns out to be the size: the graph and its backward say so of

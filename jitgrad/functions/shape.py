@@ -690,7 +690,7 @@ def roll(input: Tensor, shifts: Any, dims: Any = None) -> Tensor:
         if _is_zero(size):
             continue
         shift = shift % size
-        if not isinstance(shift, Sym) and shift == 0:
+        if shift == 0:
             continue
         head = slice_along(input, axis, size - shift, size)
         tail = slice_along(input, axis, 0, size - shift)
