@@ -89,13 +89,17 @@ class History:
         self._seen: dict[Any, list[tuple[Any, ...]]] = {}
         self._met: dict[Any, int] = {}  # names of captured tensors and ints, in this recording
 
-    def symbols(self, leaves: Sequence[Any], names: Sequence[str]) -> Symbols:
-        """The symbolic sizes of a call that is to be recorded."""
+    def symbols(
+        self, leaves: Sequence[Any], names: Sequence[str], replaceable: Iterable[int]
+    ) -> Symbols:
+        """The symbolic sizes of a call that is to be recorded. Ints are symbolic only among the
+        `replaceable` leaves: the function sees all others as they are."""
         out = Symbols(self)
         self._met = {}
         specs = self._specs(leaves, names, [n.split("[")[0] for n in names])
+        ints = {i for i in replaceable if type(leaves[i]) is int}
         for i, x in enumerate(leaves):
-            if type(x) is int:
+            if i in ints:
                 self._int(out, i, x, names[i])
             elif isinstance(x, Tensor) and x._data is not None and x._data.flags.c_contiguous:
                 self._tensor(out, i, x, names[i], specs.get(names[i]))

@@ -35,7 +35,7 @@ from jitgrad.explain import SENTENCES, Explanation, Stats, check_run, compile_op
 from jitgrad.first_nan import watch_run
 from jitgrad.forest import MAX_WAYS, Forest
 from jitgrad.kept import KeptRun, constants_of
-from jitgrad.lifting import Lifter, leaf_names, plain
+from jitgrad.lifting import Lifter, leaf_names, plain, replaceable
 from jitgrad.lowered import Lowered
 from jitgrad.pytree import Structure, flatten, nodes_of
 from jitgrad.recompiles import STORM, refuse_recording, warn_of_storm
@@ -337,7 +337,7 @@ class JitFunction:
                 self._counts.fallbacks += 1
             return self.__wrapped__(*args, **kwargs)
         self._counts.traces += 1
-        symbols = self._history.symbols(leaves, names)
+        symbols = self._history.symbols(leaves, names, replaceable(args, kwargs))
         watch = Watch(
             self.__wrapped__, leaves, names, nodes_of((args, kwargs)), symbols.captured,
             None if self._pure else symbols.lend_number,

@@ -42,10 +42,7 @@ class Lifter:
 
     def lifted(self, structure: Structure, leaves: list[Any], args: Any, kwargs: Any) -> set[int]:
         """The numbers of the leaves that were lifted, in the order of `made`."""
-        self.order = [
-            i for i, x in enumerate(_lifted_places((args, kwargs)))
-            if x
-        ]  # fmt: skip
+        self.order = [i for i in replaceable(args, kwargs) if type(leaves[i]) is float]
         return set(self.order)
 
     def name_leaves(self, structure: Structure, args: Any, kwargs: Any) -> None:
@@ -53,20 +50,18 @@ class Lifter:
             scalar.name = ("arg", i)
 
 
-def _lifted_places(tree: tuple[tuple[Any, ...], dict[str, Any]]) -> list[bool]:
-    """For each leaf of (args, kwargs), whether it is a float that is lifted."""
-    out: list[bool] = []
-    for x in (*tree[0], *tree[1].values()):
-        out += _lifted_in(x)
-    return out
+def replaceable(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
+    """The leaves of (args, kwargs) in whose place a call can get others: arguments, and what is in
+    tuples of them. Lists, dicts and objects are handed on themselves, with the leaves they hold."""
+    flags = [flag for x in (*args, *kwargs.values()) for flag in _replaceable_in(x)]
+    return [i for i, flag in enumerate(flags) if flag]
 
 
-def _lifted_in(x: Any) -> list[bool]:
-    if type(x) is float:
-        return [True]
+def _replaceable_in(x: Any) -> list[bool]:
     if type(x) is tuple or is_named_tuple(x):
-        return [is_lifted for y in x for is_lifted in _lifted_in(y)]
-    return [False] * flatten(x)[1].count
+        return [flag for y in x for flag in _replaceable_in(y)]
+    structure = flatten(x)[1]
+    return [structure.kind is None] * structure.count
 
 
 def plain(result: Any) -> Any:

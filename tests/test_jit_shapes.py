@@ -173,6 +173,52 @@ def test_int_arguments() -> None:
     both(lambda x, n: sum(x[i] for i in range(n)), [(make(8), n) for n in (3, 4, 4, 5)], 3)
 
 
+def _in_parts(x: Any, n: Any) -> Any:
+    return x.sum() + (n["k"] if isinstance(n, dict) else n[1])
+
+
+@pytest.mark.parametrize("wrap", [
+    lambda n: [4, n, 1],
+    lambda n: {"k": n},
+    lambda n: (4, n),
+    lambda n: ({"a": 1}, n),
+    lambda n: [n + 1, n],
+])  # fmt: skip
+def test_ints_in_containers(wrap: Callable[[int], Any]) -> None:
+    """Lists and dicts are handed on with the ints that they hold: these are guarded by value."""
+    compiled = jit(_in_parts, fallback="error")
+    x = make(3, 4)
+    for n in (2, 3, 4, 2, 5, 0, 3, 1):
+        assert_same(compiled(x, wrap(n)), _in_parts(x, wrap(n)), close=True)
+    if isinstance(wrap(2), tuple):
+        assert compiled.stats.traces == 4  # 2, any, 0, 1
+
+
+def test_lengths_in_a_list() -> None:
+    def total(x: Any, lengths: Any) -> Any:
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, True, enforce_sorted=False)
+        return packed.data.sum()
+
+    compiled = jit(total, fallback="error")
+    x = make(3, 4, 2)
+    for lengths in ([4, 2, 1], [4, 3, 1], [4, 2, 2], [4, 2, 1], [4, 4, 1], [4, 1, 4], [2, 3, 4]):
+        assert_same(compiled(x, lengths), total(x, lengths), close=True)
+
+
+def test_crops_of_symbolic_sizes() -> None:
+    """A pad whose amounts depend on sizes may crop: forward, backward, and at other sizes."""
+
+    def cropped(x: Any) -> Any:
+        rows, columns = x.shape[-2] // 2 * 2 - 5, 4 - x.shape[-1]
+        y = F.pad(x, [columns // 2, columns - columns // 2, rows // 2, rows - rows // 2])
+        return jg.autograd.grad((y * y).sum(), x)[0]
+
+    compiled = jit(cropped, fallback="error")
+    for n, m in ((4, 6), (5, 7), (7, 3), (8, 9), (4, 2), (3, 5)):
+        x = make(2, n, m).requires_grad_()
+        assert_same(compiled(x), cropped(x), close=True)
+
+
 def test_sizes_zero_and_one() -> None:
     both(lambda x: (x.sum(0), x * x.shape[0]), [(make(n, 2),) for n in (3, 0, 1, 4, 5, 0, 1)], 4)
 

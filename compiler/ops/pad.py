@@ -90,7 +90,7 @@ class Pad(Op):
         value: float = 0,
     ) -> tuple[Any, ...]:
         starts = list(low)
-        if any(not isinstance(p, Sym) and p < 0 for p in (*low, *high)):
+        if any(isinstance(p, Sym) or p < 0 for p in (*low, *high)):
             back, zero = tuple(-p for p in low), (0,) * x.ndim
             g = op.pad(g, low=back, high=tuple(-p for p in high), interior=zero, value=0)
             starts = [0] * x.ndim
