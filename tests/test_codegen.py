@@ -304,7 +304,7 @@ def test_sums(shape: tuple[int, ...], axes: tuple[int, ...], dtype: DType, monke
 
 @pytest.mark.parametrize("combine", ["prod", "max", "min", "any", "all", "argmax", "argmin"])
 @pytest.mark.parametrize("order", ["lanes", "columns"])
-@pytest.mark.parametrize("n", [1, 5, 33, 1000])
+@pytest.mark.parametrize("n", [1, 5, 33, 1000, 70000])
 def test_combines(combine: str, order: str, n: int) -> None:
     """Ties take the first; NaN is best."""
     shape, axes = ((6, n), (1,)) if order == "lanes" else ((n, 6), (0,))

@@ -138,6 +138,20 @@ def test_unpooling_undoes_pooling():
         F.max_unpool2d(pooled, places + 100, 3)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_windows_of_padding_alone_have_no_gradient(compiled):
+    def f(x):
+        y = F.max_pool1d(x, 2, 4, padding=1, dilation=2)
+        (g,) = t.autograd.grad(y.sum(), x)
+        return y, g
+
+    x = t.ones(2, 3, 1).requires_grad_()
+    run = t.jit(f, fallback="error") if compiled else f
+    for _ in range(3):
+        y, g = run(x)
+        assert (y == -np.inf).all() and (g == 0).all()
+
+
 def test_fractional_pooling_takes_the_windows_it_drew():
     t.manual_seed(0)
     x = t.arange(50.0).reshape(1, 2, 25)[:, :, None].expand(1, 2, 4, 25)

@@ -20,11 +20,13 @@ from dataclasses import dataclass
 
 import llvmlite.ir as ir
 
-from jitgrad.compiler.codegen.code import I32, i64, lanes, undefined, vector_of
+from jitgrad.compiler.codegen.code import I32, I64, i64, integers, lanes, undefined, vector_of
 from jitgrad.compiler.codegen.emit import Ops, constant, register_type, width_of
 from jitgrad.compiler.codegen.function import Function
+from jitgrad.compiler.codegen.memory import broadcast
 from jitgrad.compiler.codegen.scope import Scope
 from jitgrad.compiler.kernels import Reduce
+from jitgrad.compiler.symbolic import Dim
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import DType
 from jitgrad.runtime.errors import InternalError
@@ -32,7 +34,6 @@ from jitgrad.runtime.errors import InternalError
 LANE_BLOCK = 16384
 COLUMN_BLOCK = 256
 OPERATIONS = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "any": "or", "all": "and"}
-_NO_INDEX = 2**63 - 1
 
 
 def lane_count(dtype: DType) -> int:
@@ -63,16 +64,27 @@ def neutral(combine: str, dtype: DType) -> float:
     return {"sum": 0, "prod": 1, "any": 0, "all": 1}[combine]
 
 
+def _none(index: DType) -> int:
+    """The index of a state that has no element."""
+    return 2 ** (index.bits - 1) - 1
+
+
 @dataclass
 class Accumulator:
-    """How one Reduce combines. A state is a list of values: [value], or [value, index] for arg*."""
+    """How one Reduce combines. A state is a list of values: [value], or [value, index] for arg*.
+
+    index: the dtype of indices.
+    """
 
     combine: str
     dtype: DType
+    index: DType = dtypes.int64
 
     @classmethod
-    def of(cls, reduce: Reduce) -> Accumulator:
-        return cls(reduce.combine, reduce.value.dtype)
+    def of(cls, reduce: Reduce, count: Dim) -> Accumulator:
+        """count: how many elements there are to combine."""
+        short = isinstance(count, int) and count < _none(dtypes.int32)
+        return cls(reduce.combine, reduce.value.dtype, dtypes.int32 if short else dtypes.int64)
 
     @property
     def is_arg(self) -> bool:
@@ -80,7 +92,7 @@ class Accumulator:
 
     @property
     def dtypes(self) -> list[DType]:
-        return [self.dtype, dtypes.int64] if self.is_arg else [self.dtype]
+        return [self.dtype, self.index] if self.is_arg else [self.dtype]
 
     @property
     def lanes(self) -> int:
@@ -89,26 +101,63 @@ class Accumulator:
     def start(self, width: int) -> list[ir.Value]:
         """The state before the first element."""
         state = [constant(neutral(self.combine, self.dtype), self.dtype, width)]
-        return [*state, constant(_NO_INDEX, dtypes.int64, width)] if self.is_arg else state
+        if self.is_arg:
+            state.append(constant(_none(self.index), self.index, width))
+        return state
+
+    def element(
+        self, scope: Scope, value: ir.Value, first: ir.Value, step: int = 0
+    ) -> list[ir.Value]:
+        """The state of single elements, of which lane k is number first + k * step."""
+        if not self.is_arg:
+            return [value]
+        b = scope.at_end()
+        width = width_of(value)
+        kind = register_type(self.index)
+        numbers = broadcast(b, b.trunc(first, kind) if kind != I64 else first, width)
+        if step and width > 1:
+            numbers = b.add(numbers, integers(kind, range(0, width * step, step)))
+        return [value, numbers]
 
     def join(self, ops: Ops, a: list[ir.Value], b: list[ir.Value]) -> list[ir.Value]:
-        """The state of a and then b."""
+        """The state of a and b, either of which may have the earlier elements."""
         if not self.is_arg:
             return [ops.arithmetic(OPERATIONS[self.combine], self.dtype, [a[0], b[0]])]
         (x, i), (y, j) = a, b
         build = ops.builder
-        less = ops.compare("lt", self.dtype, [x, y] if self.combine == "argmax" else [y, x])
         same = ops.compare("eq", self.dtype, [x, y])
         if self.dtype.is_floating_point:
-            nan_x = ops.compare("ne", self.dtype, [x, x])
-            nan_y = ops.compare("ne", self.dtype, [y, y])
-            less = build.or_(less, build.and_(nan_y, build.not_(nan_x)))
-            same = build.or_(same, build.and_(nan_x, nan_y))
-        take = build.or_(less, build.and_(same, build.icmp_signed("<", j, i)))
-        return [build.select(take, y, x), build.select(take, j, i)]
+            nan = [ops.compare("ne", self.dtype, [v, v]) for v in (x, y)]
+            same = build.or_(same, build.and_(*nan))
+        earlier = build.and_(same, build.icmp_signed("<", j, i))
+        return self._take(ops, a, b, build.or_(self._better(ops, x, y), earlier))
 
-    def result(self, state: list[ir.Value]) -> ir.Value:
-        return state[-1]
+    def append(self, ops: Ops, a: list[ir.Value], b: list[ir.Value]) -> list[ir.Value]:
+        """The state of a and of b, whose elements all come after a's; either may have none."""
+        if not self.is_arg:
+            return self.join(ops, a, b)
+        none = constant(_none(self.index), self.index, width_of(a[1]))
+        empty = ops.builder.icmp_signed("==", a[1], none)
+        return self._take(ops, a, b, ops.builder.or_(self._better(ops, a[0], b[0]), empty))
+
+    def _better(self, ops: Ops, x: ir.Value, y: ir.Value) -> ir.Value:
+        """y wins over x wherever it stands: it is past it, or the only NaN of the two."""
+        pair = [x, y] if self.combine == "argmax" else [y, x]
+        if not self.dtype.is_floating_point:
+            return ops.compare("lt", self.dtype, pair)
+        past = ops.builder.not_(ops.compare("le", self.dtype, pair[::-1]))  # or one is a NaN
+        return ops.builder.and_(past, ops.compare("eq", self.dtype, [x, x]))
+
+    def _take(
+        self, ops: Ops, a: list[ir.Value], b: list[ir.Value], other: ir.Value
+    ) -> list[ir.Value]:
+        return [ops.builder.select(other, y, x) for x, y in zip(a, b, strict=True)]
+
+    def result(self, ops: Ops, state: list[ir.Value]) -> ir.Value:
+        if not self.is_arg or self.index is dtypes.int64:
+            return state[-1]
+        width = width_of(state[-1])
+        return ops.builder.sext(state[-1], vector_of(I64, width))
 
     # -- lanes in memory -------------------------------------------------------------------------
     def array(self, fn: Function, count: int, width: int = 1) -> list[ir.Value]:
@@ -149,12 +198,12 @@ class Accumulator:
     def add_to(
         self, scope: Scope, array: list[ir.Value], at: ir.Value, cell: int, state: list[ir.Value]
     ) -> None:
-        """Cells from `at` on take one more state."""
+        """Cells from `at` on take one more state, of later elements."""
         ops = scope.fn.ops
         scope.at_end()
         width = width_of(state[0])
         old = self.get(ops, array, at, cell, width)
-        self.put(ops, array, at, cell, self.join(ops, old, state))
+        self.put(ops, array, at, cell, self.append(ops, old, state))
 
     def tree(
         self, scope: Scope, array: list[ir.Value], count: int, width: int = 1
@@ -170,7 +219,8 @@ class Accumulator:
             with scope.loop(i64(0), i64(half), 1) as (inner, k):
                 b = inner.at_end()
                 high = self.get(ops, array, b.add(k, i64(half)), width, width)
-                self.add_to(inner, array, k, width, high)
+                low = self.get(ops, array, k, width, width)
+                self.put(ops, array, k, width, self.join(ops, low, high))
             half //= 2
         scope.at_end()
         return self.get(ops, array, i64(0), width, width)

@@ -237,7 +237,7 @@ class Nest:
     ) -> None:
         """The points of a stage one after the other; sums in blocks of blocks."""
         width = scope.width
-        accs = [Accumulator.of(r) for r in reduces]
+        accs = [Accumulator.of(r, step.space.total) for r in reduces]
         total = self.dim(step.space.total)
         static = _static(step.space.total)
         limit = self.program.column_limit
@@ -267,19 +267,14 @@ class Nest:
         def add(s: Scope, slots: list[list[ir.Value]], news: list[list[ir.Value]]) -> None:
             for a, mine, new in zip(accs, slots, news, strict=True):
                 old = read(s, a, mine)
-                for slot, part in zip(mine, a.join(self.fn.ops, old, new), strict=True):
+                for slot, part in zip(mine, a.append(self.fn.ops, old, new), strict=True):
                     s.at_end().store(part, slot)
 
         def run(s: Scope, into: list[list[ir.Value]], start: ir.Value, stop: ir.Value) -> None:
             with s.loop(start, stop, 1) as (inner, m):
                 self.unflatten(inner, m, step.space)
-                news = []
-                for a, r in zip(accs, reduces, strict=True):
-                    new = [inner.vector(r.value)]
-                    if a.is_arg:
-                        new.append(broadcast(inner.at_end(), m, width))
-                    news.append(new)
-                add(inner, into, news)
+                pairs = zip(accs, reduces, strict=True)
+                add(inner, into, [a.element(inner, inner.vector(r.value), m) for a, r in pairs])
                 if stores:
                     self.stores(inner, step)
 
@@ -326,14 +321,15 @@ class Nest:
     def finish(
         self, scope: Scope, r: kernels.Reduce, state: list[ir.Value], a: Accumulator
     ) -> None:
-        scope.bind_local(r.array, a.result(state))
+        scope.at_end()
+        scope.bind_local(r.array, a.result(self.fn.ops, state))
 
     def outer_lanes(
         self, scope: Scope, step: Step, reduces: Sequence[kernels.Reduce], stores: bool
     ) -> None:
         """The lanes order with one virtual lane after the other: lanes lie in memory."""
         width = scope.width
-        accs = [Accumulator.of(r) for r in reduces]
+        accs = [Accumulator.of(r, step.space.total) for r in reduces]
         rows = self.rows(step)
         arrays = [a.array(self.fn, a.lanes, width) for a in accs]
 
@@ -342,12 +338,10 @@ class Nest:
             if rows.last is not None:
                 s.bind(rows.last, e)
             for a, reduce, array in zip(accs, reduces, arrays, strict=True):
-                new = [s.vector(reduce.value)]
+                value = s.vector(reduce.value)
                 b = s.at_end()
-                if a.is_arg:
-                    flat = b.add(b.mul(r, rows.count), e)
-                    new.append(broadcast(b, flat, width))
-                lane = b.and_(e, i64(a.lanes - 1))
+                new = a.element(s, value, b.add(b.mul(r, rows.count), e))
+                lane = s.at_end().and_(e, i64(a.lanes - 1))
                 a.add_to(s, array, lane, width, new)
             if stores:
                 self.stores(s, step)
@@ -482,7 +476,7 @@ class Nest:
     def inner_lanes(self, scope: Scope, step: Step) -> None:
         """The lanes order with as many virtual lanes at once as the body is light."""
         rows = self.rows(step)
-        accs = [Accumulator.of(r) for r in step.reduces]
+        accs = [Accumulator.of(r, step.space.total) for r in step.reduces]
         counts = []
         for a in accs:
             n = a.lanes
@@ -530,11 +524,9 @@ class Nest:
         def values(s: Scope, i: ir.Value, row: ir.Value) -> list[list[ir.Value]]:
             news = []
             for a, reduce in zip(accs, step.reduces, strict=True):
-                new = [s.vector(reduce.value)]
-                if a.is_arg:
-                    b = s.at_end()
-                    flat = broadcast(b, b.add(b.mul(row, rows.count), i), s.width)
-                    new.append(b.add(flat, iota(s.width)) if s.width > 1 else flat)
+                value = s.vector(reduce.value)
+                b = s.at_end()
+                new = a.element(s, value, b.add(b.mul(row, rows.count), i), 1)
                 news.append(a.masked(s, new, s.mask))
             self.stores(s, step)
             return news
@@ -560,7 +552,7 @@ class Nest:
                     assert slots is not None
                     b = inner.at_end()
                     old = [b.load(x, typ=p.type) for x, p in zip(slots, new, strict=True)]
-                    for slot, part in zip(slots, a.join(fn.ops, old, new), strict=True):
+                    for slot, part in zip(slots, a.append(fn.ops, old, new), strict=True):
                         b.store(part, slot)
 
             if whole_rows and rows.static_count == wide:  # a row is one step

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -239,10 +240,25 @@ class MaxPoolGrad(Pool):
         return g.with_shape((*g.shape[: g.ndim - len(kernel)], *spatial))
 
     def reference(
-        self, g: np.ndarray, places: np.ndarray, *, spatial: Ints, kernel: Ints, **_: Any
+        self,
+        g: np.ndarray,
+        places: np.ndarray,
+        *,
+        spatial: Ints,
+        kernel: Ints,
+        stride: Ints,
+        padding: Ints,
+        dilation: Ints,
     ) -> np.ndarray:
         rank = len(kernel)
         lead = g.shape[: g.ndim - rank]
+        geometry = zip(
+            g.shape[len(lead) :], spatial, kernel, stride, padding, dilation, strict=True
+        )
+        real = [_has_real(*dim) for dim in geometry]
+        if not all(r.all() for r in real):  # where windows are all padding, their place is nowhere
+            whole = reduce(np.logical_and.outer, real)
+            g, places = np.where(whole, g, 0).astype(g.dtype), np.where(whole, places, 0)
         rows = int(np.prod(lead))
         area = int(np.prod(spatial))
         acc = accumulator(dtypes.from_numpy(g.dtype)).np
@@ -273,22 +289,38 @@ class MaxPoolGrad(Pool):
         dilation: Ints,
     ) -> Array:
         rank, lead = len(kernel), g.ndim - len(kernel)
-        shape = (*g.shape[:lead], *spatial)
-        at = b.axes(g.ndim)
-        flat = b.flat_index(at[lead:], spatial)
+        # Where windows overlap and step, positions of one phase (h mod stride) follow each other in
+        # windows that do; so they are computed phase by phase, and put together after.
+        by_phase = any(k > s > 1 for k, s in zip(kernel, stride, strict=True))
+        phases = stride if by_phase and set(dilation) == {1} else (1,) * rank
+        blocks = [-(-n // p) for n, p in zip(spatial, phases, strict=True)]
+        shape = (*g.shape[:lead], *phases, *blocks)
+        at = b.axes(len(shape))
+        position = [
+            axis(lead + rank + i) * p + axis(lead + i) if p > 1 else axis(lead + rank + i)
+            for i, p in enumerate(phases)
+        ]
         cover = [
-            covering(at[lead + i], axis(g.ndim + i), g.shape[lead + i], kernel[i], stride[i],
+            covering(place, axis(len(shape) + i), g.shape[lead + i], kernel[i], stride[i],
                       padding[i], dilation[i])
-            for i in range(rank)
+            for i, place in enumerate(position)
         ]  # fmt: skip
         window = (*at[:lead], *(c.window for c in cover))
-        hit = load(places, window).cast(INDEX).eq(flat)
-        inside = all_of([*(c.inside for c in cover), hit])
+        there = all_of([c.inside for c in cover])
+        place = guarded(there, load(places, window), const(-1, dtypes.int64))
+        hit = place.cast(INDEX).eq(b.flat_index(position, spatial))
+        inside = all_of([there, hit])
         assert inside is not None
         acc = accumulator(g.dtype)
         body = select(inside, load(g, window).cast(acc), 0)
-        out = b.reduction(shape, [c.count for c in cover], body, "sum", "columns")
-        return rounded(b, out, g.dtype)
+        sums = b.reduction(shape, [c.count for c in cover], body, "sum", "columns")
+        at = b.axes(lead + rank)
+        index = [
+            *(h % p for h, p in zip(at[lead:], phases, strict=True)),
+            *(h // p for h, p in zip(at[lead:], phases, strict=True)),
+        ]
+        whole = load(sums, (*at[:lead], *index)).cast(g.dtype)
+        return b.pointwise((*g.shape[:lead], *spatial), g.dtype, whole)
 
     def onnx(
         self,
@@ -345,6 +377,12 @@ def _window_places(
         starts.append(start)
         firsts.append(start + (np.maximum(-start, 0) + d - 1) // d * d)
     return _flat(np.ix_(*starts), spatial), _flat(np.ix_(*firsts), spatial)
+
+
+def _has_real(q: int, n: int, k: int, s: int, p: int, d: int) -> np.ndarray:
+    """Which of q windows have an element that is not padding, along a dim of n."""
+    at = np.arange(q)[:, None] * s - p + np.arange(k) * d
+    return np.any((at >= 0) & (at < n), axis=1)
 
 
 def _flat(index: Sequence[np.ndarray], spatial: Sequence[int]) -> np.ndarray:

@@ -236,6 +236,7 @@ def cases(dilated: bool) -> Iterable[tuple[np.ndarray, dict[str, Any], str]]:
     yield x, attrs((2, 2), (2, 2)), ""
     yield x, attrs((3, 2), (1, 2), (1, 1)), "overlapping, padding"
     yield x, attrs((2, 3), (3, 2), (1, 0), ceil_mode=True), "ceil_mode"
+    yield uniform((2, 5, 37)), attrs((3, 3), (2, 2), (1, 1)), "overlapping in steps"
     yield uniform((1, 5, 5)), attrs((2, 2), (2, 2), (1, 1), ceil_mode=True), "ceil_mode and padding"
     if dilated:
         yield x, attrs((3, 2), (2, 1), (2, 1), (2, 2)), "dilation"
