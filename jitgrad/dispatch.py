@@ -317,20 +317,24 @@ def plan_of(op: Any, operands: tuple[Any, ...], attrs: dict[str, Any]) -> Plan:
     try:
         return plans[key]
     except (KeyError, TypeError):
-        _plain(attrs)
         return _make_plan(key, op, operands, attrs)
 
 
-def _plain(attrs: dict[str, Any]) -> None:
-    """Shapes of tensors among the attributes become tuples."""
+def settle_attrs(attrs: dict[str, Any]) -> None:
+    """Shapes of tensors among the attributes become tuples, NumPy's numbers Python's."""
     for name, value in attrs.items():
-        if type(value) is Size:
-            attrs[name] = tuple(value)
+        if isinstance(value, np.generic):
+            attrs[name] = value.item()
+        elif isinstance(value, tuple) and (
+            type(value) is Size or any(isinstance(x, np.generic) for x in value)
+        ):
+            attrs[name] = tuple([x.item() if isinstance(x, np.generic) else x for x in value])
 
 
 def _tell(op: Any, operands: tuple[Tensor, ...], attrs: dict[str, Any], outputs: Any) -> None:
     """Reports an op to the recorder, if there is one."""
     if state.recorder is not None:
+        settle_attrs(attrs)
         many = outputs if op.nout > 1 else (outputs,)
         state.recorder.op(op, operands, attrs, many, user_line())
 
@@ -345,6 +349,7 @@ def pack_node(outputs: Any) -> None:
 
 def _make_plan(key: Any, op: Any, operands: tuple[Any, ...], attrs: dict[str, Any]) -> Plan:
     """Infers; remembered when all of it is static. Raises the user's error."""
+    settle_attrs(attrs)
     operand_types = tuple(x._type for x in operands)
     static = all(is_static(t.shape) for t in operand_types) and not _has_sizes(attrs)
     try:
@@ -540,7 +545,7 @@ def bind(op: Any, operands: tuple[Any, ...], attrs: dict[str, Any]) -> Any:
     """What `record(x, y, attr=...)` calls (Op.__call__): numbers among operands become 0-d tensors
     of the first tensor's dtype."""
     if attrs:
-        _plain(attrs)
+        settle_attrs(attrs)
     for x in operands:
         if not isinstance(x, Tensor):
             return apply(op, _numbers_to_tensors(operands), attrs)

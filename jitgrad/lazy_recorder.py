@@ -24,7 +24,7 @@ from weakref import ref
 import numpy as np
 
 from jitgrad.compiler.types import TensorType
-from jitgrad.dispatch import Plan, plan_of
+from jitgrad.dispatch import Plan, plan_of, settle_attrs
 from jitgrad.facts import layout
 from jitgrad.hostscalar import HostScalar
 from jitgrad.outside import is_shared
@@ -231,6 +231,7 @@ class LazyRecorder:
         if step is None:
             types = (plan.types,) if op.nout == 1 else plan.types
             step = self._grow("op", types)
+            settle_attrs(attrs)
             step.op, step.attrs, step.kernel = op, attrs, plan.kernel
             step.inputs = whole[1:count]
             self.step.next[whole] = step

@@ -109,7 +109,9 @@ class SymInt(Sym):
         return self._number("__rtruediv__", other)
 
     def __pow__(self, other: Any, modulus: Any = None) -> Any:
-        if modulus is not None or not _is_int(other):
+        if modulus is not None:
+            return pow(*[int(x) if isinstance(x, Sym) else x for x in (self, other, modulus)])
+        if not _is_int(other):
             return self._number("__pow__", other)
         if isinstance(other, Sym):
             other = other.__index__()

@@ -90,7 +90,8 @@ def intern_type(type_: TensorType) -> TensorType:
     if found is None:
         if len(_TYPES) >= _MAX_TYPES:
             _TYPES.clear()
-        found = TensorType(Size(type_.shape), type_.dtype, device(type_.device))
+        shape = Size(map(int, type_.shape))  # NumPy's ints equal Python's, and are found as they
+        found = TensorType(shape, type_.dtype, device(type_.device))
         _TYPES[key] = found
     return found
 

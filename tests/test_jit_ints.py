@@ -217,3 +217,14 @@ def test_fixed() -> None:
     fast = jit(f, fallback="error", dynamic=False)
     calls(fast, f, lambda k: state.update(n=2 + k), 4)
     assert fast.stats.traces == 4
+
+
+def test_powers_with_a_modulus() -> None:
+    def f(x: Any) -> Any:
+        return x * pow(STEP, 3, 7) + pow(STEP, STEP, STEP + 4), pow(STEP, -1, 11)
+
+    def change(k: int) -> None:
+        global STEP
+        STEP = k % 4 + 3
+
+    calls(jit(f, fallback="error"), f, change, 8)

@@ -158,3 +158,39 @@ def test_comparisons_inside_vmap() -> None:
         for s in (0.1, 0.7, 0.3):
             got, want = jitted(jg.ones(3, n), s), f(jg.ones(3, n), s)
             np.testing.assert_allclose(got.numpy(), want.numpy(), rtol=1e-6)
+
+
+N = np.int64(3)
+OF_NUMPY: dict[str, Any] = {
+    "eye": lambda x: jg.eye(N)[0] + x[:3],
+    "arange": lambda x: jg.arange(N) * x[:3],
+    "linspace": lambda x: jg.linspace(0, 1, N) + x[:3],
+    "randperm": lambda x: jg.randperm(N, generator=jg.Generator().manual_seed(1)) + x[:3],
+    "diag": lambda x: x.diag(N - 2),
+    "narrow": lambda x: x.narrow(0, N - 2, N),
+    "unfold": lambda x: x.unfold(0, N, N - 2),
+    "one_hot": lambda x: F.one_hot(x.abs().long() % 3, N),
+    "pool": lambda x: F.max_pool1d(x[None], N, N - 2),
+    "where": lambda x: jg.where(x > 0, np.float32(0.5), x),
+    "roll": lambda x: x.roll(N, N - 3),
+    "repeat_interleave": lambda x: x.repeat_interleave(N),
+    "movedim": lambda x: x[None].movedim(N - 3, N - 2),
+}
+
+
+@pytest.mark.parametrize("name", OF_NUMPY)
+def test_numbers_of_numpy_are_pythons(name: str) -> None:
+    """In one graph and in segments; and nothing of them stays in the types that all code shares."""
+
+    def in_segments(x: Any) -> Any:
+        log.append(x.sum().item())
+        return OF_NUMPY[name](x * 1)
+
+    log: list[float] = []
+    x = jg.randn(6)
+    wanted = OF_NUMPY[name](x)
+    assert all(type(d) is int for d in wanted.shape)
+    for f in (jit(OF_NUMPY[name], fallback="error"), jit(in_segments, fallback="error")):
+        for _ in range(3):
+            assert f(x).equal(wanted) and f(x).dtype is wanted.dtype
+        assert f.stats.hits + f.stats.segments > 0

@@ -158,7 +158,9 @@ def repeat_interleave(
     if dim is None:
         input, dim = reshape(input, -1), 0
     axis = one_axis("repeat_interleave", input.ndim, dim)
-    if isinstance(repeats, Tensor) and repeats.numel() == 1 and output_size is None:
+    if isinstance(repeats, np.integer) or (
+        isinstance(repeats, Tensor) and repeats.numel() == 1 and output_size is None
+    ):
         repeats = int(repeats)
     if isinstance(repeats, int):
         shape = input._type.shape

@@ -189,10 +189,11 @@ def as_strided(
 def movedim(input: Tensor, source: Any, destination: Any) -> Tensor:
     """Dims moved to other places; the rest keep their order. A view."""
     rank = input.ndim
-    sources = [source] if isinstance(source, int) else list(source)
-    places = [destination] if isinstance(destination, int) else list(destination)
+    many = isinstance(source, (tuple, list)), isinstance(destination, (tuple, list))
+    sources = list(source) if many[0] else [source]
+    places = list(destination) if many[1] else [destination]
     if len(sources) != len(places):
-        kind = TypeError if isinstance(source, int) is not isinstance(destination, int) else None
+        kind = TypeError if many[0] is not many[1] else None
         raise (kind or RuntimeError)(
             f"movedim: Invalid source or destination dims: {source} and {destination} should "
             "contain the same number of dims"
@@ -677,8 +678,8 @@ def roll(input: Tensor, shifts: Any, dims: Any = None) -> Tensor:
     """Elements moved along dims (flattened when None), those that fall off the end come first."""
     if dims is None:
         return roll(reshape(input, -1), shifts, 0).reshape(tuple(input._type.shape))
-    shift_list = [shifts] if isinstance(shifts, int) else list(shifts)
-    dim_list = [dims] if isinstance(dims, int) else list(dims)
+    shift_list = [as_dim(x) for x in (shifts if isinstance(shifts, (tuple, list)) else [shifts])]
+    dim_list = list(dims) if isinstance(dims, (tuple, list)) else [dims]
     if len(shift_list) != len(dim_list):
         raise RuntimeError(
             f"shifts and dimensions must align. shifts: {len(shift_list)}, dims:{len(dim_list)}"
