@@ -64,7 +64,7 @@ class Expr:
     Operators build checked nodes: `a + b`, `-a`, `a * 2.0` (numbers take the dtype of the Expr).
     """
 
-    __slots__ = ("__weakref__", "args", "attr", "axes", "below", "dtype", "op")
+    __slots__ = ("__weakref__", "args", "attr", "axes", "below", "dtype", "has_check", "op")
 
     op: str
     args: tuple[Expr, ...]
@@ -72,6 +72,8 @@ class Expr:
     attr: Any
     axes: int
     """Bit k is set where axis k is among the leaves."""
+    has_check: bool
+    """Whether it is a check, or one is below."""
     below: tuple[Expr, ...] | None
     """What `postorder` gives before this node, once it was asked for and is short."""
 
@@ -190,8 +192,10 @@ def _intern(op: str, args: tuple[Expr, ...], dtype: DType, attr: Any) -> Expr:
         found.op, found.args, found.dtype, found.attr = op, args, dtype, attr
         found.below = None if args else ()
         found.axes = 1 << attr if op == "axis" else 0
+        found.has_check = op == "check"
         for a in args:
             found.axes |= a.axes
+            found.has_check |= a.has_check
         found = _table.setdefault(key, found)
     return found
 

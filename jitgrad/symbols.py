@@ -222,6 +222,7 @@ class Symbols:
                 holder.type = old
         self._lent = []
         self.env.live = False
+        self.recorder = None  # has the tensors of the call
 
     # -- what guards ask ---------------------------------------------------------------------------
     def pattern(self, i: int, type: TensorType) -> Any:

@@ -26,7 +26,7 @@ from jitgrad.compiler.kernels import (
     kernel_reads,
     kernel_writes,
 )
-from jitgrad.compiler.loops import Expr, loads, postorder
+from jitgrad.compiler.loops import Expr, loads
 from jitgrad.compiler.symbolic import Dim, Func, Sym, hint, prod, smax, smin
 from jitgrad.runtime.dtypes import DType
 
@@ -228,9 +228,8 @@ def _is_wide(kernel: ContractionKernel) -> bool:
 def is_constant(e: Expr, sizes: tuple[Dim, ...]) -> bool:
     """Whether an operand of known size is made of inputs that seldom change."""
     read = loads([e])
-    checked = any(x.op == "check" for x in postorder([e]))
     known = not any(isinstance(d, Sym) for d in sizes)
-    return known and not checked and bool(read) and all(x.attr.constant for x in read)
+    return known and not e.has_check and bool(read) and all(x.attr.constant for x in read)
 
 
 def _dot_tiles(

@@ -40,7 +40,7 @@ def can_fault(kernel: Kernel) -> bool:
     call = call_of(kernel)
     if call is not None:
         return may_flag(call.node)
-    return any(e.op == "check" for e in postorder(kernel_exprs(kernel)))
+    return any(e.has_check for e in kernel_exprs(kernel))
 
 
 def must_be_waited_for(kernels: list[Kernel]) -> list[Kernel]:

@@ -192,11 +192,7 @@ def _readers(arrays: list[Array]) -> dict[Array, list[_Reader]]:
             reader.ways += 1
             same_space = e.attr.shape == a.shape
             reader.at_own_point &= same_space and _identity(e.args, a)
-            reader.checked |= {
-                k
-                for k, index in enumerate(e.args)
-                if index.args and any(p.op == "check" for p in postorder([index]))
-            }
+            reader.checked |= {k for k, index in enumerate(e.args) if index.has_check}
     return readers
 
 
@@ -215,7 +211,7 @@ def _expand(root: Expr, array: Array, virtual: dict[Array, Expr]) -> Expr:
 
     plain = Simplifier(extents).simplify(root)
     found = rewrite(plain, leaf)
-    if found is not plain and any(e.op == "check" for e in postorder([found])):
+    if found is not plain and found.has_check:
         return Simplifier(extents).simplify(found)  # of an index that is known now
     return found
 
@@ -267,7 +263,7 @@ def sums_columns(array: Array) -> bool:
 def _drops_check(array: Array, body: Expr, readers: list[_Reader]) -> bool:
     """Whether substitution would lose the check of an index: the body does not use that axis."""
     checked = frozenset[int]().union(*(r.checked for r in readers))
-    return bool(checked) and not checked <= {e.attr for e in postorder([body]) if e.op == "axis"}
+    return not all(body.axes >> k & 1 for k in checked)
 
 
 def _identity(index: tuple[Expr, ...], array: Array) -> bool:
