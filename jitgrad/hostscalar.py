@@ -13,6 +13,7 @@ by the recorder before such code runs), as do the standard library and NumPy.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Iterable, Mapping
 from types import FrameType
@@ -174,9 +175,15 @@ class HostScalar:
         return self._apply("mod", other, self)
 
     def __pow__(self, other: Any) -> Any:
-        return self._apply("pow", self, other)
+        plain = isinstance(other, (int, float)) and not isinstance(other, HostScalar)
+        real = plain and float(other).is_integer()
+        if real or not (self.value < 0 if self.seen else self < 0):
+            return self._apply("pow", self, other)
+        return self.specialise() ** _value(other)  # may be complex
 
     def __rpow__(self, other: Any) -> Any:
+        if isinstance(other, (int, float)) and other < 0:
+            return other ** self.specialise()
         return self._apply("pow", other, self)
 
     def __divmod__(self, other: Any) -> Any:
@@ -251,10 +258,10 @@ class HostScalar:
         return int(self.specialise())
 
     def __floor__(self) -> int:
-        return int(self.specialise() // 1)
+        return math.floor(self.specialise())
 
     def __ceil__(self) -> int:
-        return int(-(-self.specialise() // 1))
+        return math.ceil(self.specialise())
 
     def __format__(self, spec: str) -> str:
         return format(self.specialise(), spec)

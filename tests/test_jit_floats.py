@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 
 import jitgrad as jg
 from jitgrad import nn
@@ -212,3 +213,37 @@ def test_pure_keeps_what_it_changes() -> None:
         total[0] += 5.0
         f(jg.ones(n)), f(jg.ones(n))
     assert f.stats.traces == 2
+
+
+def test_powers_that_are_complex() -> None:
+    def f(x: Any) -> Any:
+        return x * BETA**0.5, BETA**2, (-2.0) ** BETA, 2.0**BETA
+
+    def seen(x: Any) -> Any:
+        return x * (x.sum() * BETA).item() ** 0.5
+
+    def change(k: int) -> None:
+        global BETA
+        BETA = (0.5, 0.75, -1.5, 2.0, 0.25, -0.5)[k]
+
+    calls(jit(f, fallback="error"), f, change, 6)
+    calls(jit(seen, fallback="error"), seen, change, 6)
+
+
+def test_floats_that_are_no_ints() -> None:
+    """floor, ceil and int raise what Python's floats raise."""
+
+    def change(k: int) -> None:
+        global BETA
+        BETA = (0.5, 1.5, 2.0)[k]
+
+    for whole in (math.floor, math.ceil, int):
+
+        def f(x: Any, whole: Any = whole) -> Any:
+            return x * whole(BETA)
+
+        fast = jit(f, fallback="error")
+        calls(fast, f, change, 3)
+        globals()["BETA"] = math.inf
+        with pytest.raises(OverflowError, match="infinity"):
+            fast(X)
