@@ -368,6 +368,9 @@ class MixtureSameFamily(Distribution):
         p = self._mixture.probs
         return p.reshape((*p.shape, *(1,) * self._event_ndims))
 
+    def __repr__(self) -> str:
+        return f"MixtureSameFamily(\n  {self._mixture},\n  {self._component})"
+
     @property
     def _axis(self) -> int:
         return -1 - self._event_ndims

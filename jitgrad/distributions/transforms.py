@@ -95,6 +95,9 @@ class _Inverse(Transform):
         self.domain, self.codomain = forward.codomain, forward.domain
         self.sign, self.bijective = forward.sign, forward.bijective
 
+    def __repr__(self) -> str:
+        return f"_InverseTransform({self._forward!r})"
+
     def forward_shape(self, shape: Any) -> Any:
         return self._forward.inverse_shape(shape)
 
@@ -132,6 +135,9 @@ class ComposeTransform(Transform):
             self.codomain = _of_dims(last, dims)
         self.sign = math.prod(p.sign for p in self.parts) if self.parts else 1
         self.bijective = all(p.bijective for p in self.parts)
+
+    def __repr__(self) -> str:
+        return "ComposeTransform(\n    " + ",\n    ".join(map(repr, self.parts)) + "\n)"
 
     def forward_shape(self, shape: Any) -> Any:
         for part in self.parts:

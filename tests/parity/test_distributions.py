@@ -658,3 +658,14 @@ def test_paths_of_distributions() -> None:
     assert [tuple(x.shape) for x in pair] == [(2, 3)] * 2
     with pytest.raises(AttributeError, match="not there yet"):
         jitgrad.distributions.normal.nothing_like_it  # noqa: B018
+
+
+def test_reprs_of_what_is_composed() -> None:
+    def reprs(d, ones):
+        mixture = d.MixtureSameFamily(d.Categorical(logits=ones(2)), d.Normal(ones(2), ones(2)))
+        composed = d.ComposeTransform([d.ExpTransform(), d.SigmoidTransform().inv])
+        return [repr(mixture), repr(composed)]
+
+    found = reprs(D, jitgrad.ones)
+    wanted = reprs(torch.distributions, torch.ones)
+    assert [x.replace("jitgrad.", "torch.") for x in found] == wanted

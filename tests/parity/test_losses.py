@@ -4,7 +4,9 @@ import itertools
 
 import numpy as np
 import pytest
-from parity.compare import check, raises_alike
+from parity.compare import check, raises_alike, torch
+
+import jitgrad
 
 REDUCTIONS = ["mean", "sum", "none"]
 
@@ -144,6 +146,38 @@ def test_nll_loss(shape, reduction, weighted):
         return lib.F.nll_loss(x, t, weight, ignore_index=1, reduction=reduction)
 
     check(code, x, t, scale=4)
+
+
+@pytest.mark.parametrize("name", ["nll_loss", "cross_entropy"])
+@pytest.mark.parametrize("shape", [(4,), (3, 4), (3, 4, 5), (3, 4, 5, 6)])
+@pytest.mark.parametrize(
+    "target", [(1,), (2,), (4,), (3, 1), (3, 4), (1, 3), (3, 1, 5), (2, 5), (3, 4, 5), (3, 1, 5, 6)]
+)
+def test_targets_of_other_shapes(name, shape, target):
+    """The error's type is PyTorch's, and a vector takes a target of one element."""
+
+    def outcome(lib):
+        x, t = lib.zeros(shape), lib.zeros(target, dtype=lib.int64)
+        try:
+            return getattr(lib.nn.functional, name)(x, t, reduction="none").shape
+        except (RuntimeError, ValueError) as error:
+            return type(error)
+
+    assert outcome(jitgrad) == outcome(torch)
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_a_vector_and_one_target(reduction):
+    """Whose gradient PyTorch refuses; ours is that of a 0-d target."""
+    x = rng().standard_normal(4)
+    for t in (np.array([2]), np.array([-100])):
+        check(lambda lib, x, t: lib.F.nll_loss(x, t, reduction=reduction), x, t, grad=False)
+        check(lambda lib, x, t: lib.F.cross_entropy(x, t, reduction=reduction), x, t, grad=False)
+    leaf = jitgrad.tensor(x, requires_grad=True)
+    loss = jitgrad.nn.functional.cross_entropy(leaf, jitgrad.tensor([2]), reduction=reduction)
+    (got,) = jitgrad.autograd.grad(loss, leaf)
+    wanted = leaf.detach().softmax(0) - jitgrad.tensor([0.0, 0.0, 1.0, 0.0])
+    assert jitgrad.allclose(got, wanted, atol=1e-12)
 
 
 def test_all_targets_ignored_is_nan():

@@ -320,19 +320,29 @@ def _class_dim(op: str, input: Tensor, target: Tensor, weight: Tensor | None) ->
     return dim
 
 
-def _expect_classes(op: str, input: Tensor, target: Tensor) -> None:
-    sizes = input._type.shape
+def _classes(op: str, input: Tensor, target: Tensor) -> Tensor:
+    """The target of class indices, () of (1,) for a vector. Raises ValueError for another number of
+    targets than of examples, RuntimeError for other shapes and dtypes that do not fit."""
+    sizes, own = input._type.shape, target._type.shape
     expected = (*sizes[:1], *sizes[2:]) if len(sizes) > 1 else ()
-    if target._type.shape != expected:
-        raise ValueError(
+    if own != expected and not (own == (1,) and len(sizes) == 1 and sizes != own):
+        counts_fit = bool(own) and own[0] == sizes[0] if len(sizes) > 1 else len(own) > 1
+        way_out = "pass as many targets as there are examples"
+        if own == sizes and op == "cross_entropy":
+            counts_fit = True
+            way_out = "convert probabilities to input's dtype, or pass classes (.argmax(1))"
+        elif [n for n in own if n != 1] == [n for n in expected if n != 1]:
+            way_out = f"reshape it to {tuple(expected)}"
+        raise (RuntimeError if counts_fit else ValueError)(
             f"[{op}] expected target of shape {tuple(expected)} for input {tuple(input.shape)}; "
-            f"got {tuple(target.shape)}"
+            f"got {tuple(target.shape)}; {way_out}"
         )
     if target._type.dtype is not dtypes.int64:
         raise RuntimeError(
             f"[{op}] expected class indices of int64; got {target.dtype} {tuple(target.shape)}; "
             "convert them with .long()"
         )
+    return target if own == expected else target.reshape(())
 
 
 def expect_class_range(op: str, target: Tensor, ignore_index: int | None, classes: Any) -> Tensor:
@@ -403,7 +413,7 @@ def nll_loss(
     """
     reduction = legacy_reduction(size_average, reduce, reduction)
     dim = _class_dim("nll_loss", input, target, weight)
-    _expect_classes("nll_loss", input, target)
+    target = _classes("nll_loss", input, target)
     loss, counted = _picked("nll_loss", input, target, weight, ignore_index, dim)
     if reduction == "mean":
         return _mean_of_counted(loss, counted, target, ignore_index)
@@ -454,7 +464,7 @@ def cross_entropy(
         terms = log_p * target
         loss = -(terms if by_class is None else terms * by_class).sum(dim)
         return reduce_loss(op, loss, reduction)
-    _expect_classes(op, input, target)
+    target = _classes(op, input, target)
     loss, counted = _picked(op, log_p, target, weight, ignore_index, dim)
     if label_smoothing:
         smooth = -(log_p if by_class is None else log_p * by_class).sum(dim)
