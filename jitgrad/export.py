@@ -33,7 +33,7 @@ from jitgrad.exported import Exported, load_exported
 from jitgrad.hostscalar import HostScalar
 from jitgrad.jit import JitFunction
 from jitgrad.lowered import Lowered
-from jitgrad.pytree import Structure, names_of, tree_map
+from jitgrad.pytree import Structure, flatten, names_of, tree_map
 from jitgrad.random import get_rng_state, set_rng_state
 from jitgrad.recorder import Entry, Trace, plain_attrs
 from jitgrad.runtime.dtypes import float64
@@ -87,9 +87,16 @@ def export(
     """
     for i, x in enumerate(example_inputs):
         if not isinstance(x, Tensor):
+            held = any(isinstance(y, Tensor) for y in flatten(x)[0])
+            way_out = (
+                "write a function of its tensors, each an argument of its own (*cache), that puts "
+                "them together"
+                if held
+                else "close over other values, or use functools.partial"
+            )
             raise TypeError(
                 f"[export] expected example inputs to be Tensors; input {i} is "
-                f"{type(x).__name__}; close over other values, or use functools.partial"
+                f"{type(x).__name__}{' of Tensors' if held else ''}; {way_out}"
             )
     if not callable(function):
         raise TypeError(f"[export] expected a function or a Module; got {type(function).__name__}")
