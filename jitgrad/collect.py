@@ -163,6 +163,8 @@ class Collector(State):
         self._append(item)
         if type(value) in (int, float) and self._lend is not None and _is_users_place(item):
             kind = item.kind = type(value).__name__ if self._lend(item) else kind
+        elif type(value) is float and step == "item" and hasattr(type(parent.now), "lifts_floats"):
+            item.kind = "lifted"  # whoever reads it is seen there
         if (
             kind == "value" and step != "cache" and is_users(value)
         ):  # an Enum's member, a subclass of int, ...

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+from typing import Any
+
 import pytest
 
 import jitgrad
+import jitgrad as jg
 from jitgrad import nn
+from jitgrad.jit import jit
 from jitgrad.optim import lr_scheduler as schedules
 
 
@@ -158,3 +163,31 @@ def test_a_rate_in_a_tensor() -> None:
 
     found = [step(jitgrad.ones(2))[0].item() for _ in range(3)]
     assert found == pytest.approx([0.05, 0.025, 0.0125]) and step.stats.segments > 0
+
+
+def test_a_schedule_while_gradients_accumulate() -> None:
+    """The rate is no guard of the calls that do not come to the optimizer's step."""
+    model = nn.Linear(4, 3)
+    optimizer = jg.optim.SGD(model.parameters(), lr=0.1)
+
+    @jit(fallback="error")
+    def step(x: Any, last: bool) -> Any:
+        loss = model(x).square().mean()
+        loss.backward()
+        if last:
+            optimizer.step()
+            optimizer.zero_grad()
+        return loss.detach()
+
+    plain = copy.deepcopy(model)
+    other = jg.optim.SGD(plain.parameters(), lr=0.1)
+    for k in range(16):
+        optimizer.param_groups[0]["lr"] = other.param_groups[0]["lr"] = 0.1 / (1 + k // 3)
+        x = jg.randn(8, 4)
+        step(x, k % 2 == 1)
+        plain(x).square().mean().backward()
+        if k % 2 == 1:
+            other.step()
+            other.zero_grad()
+    assert jg.allclose(model.weight, plain.weight, atol=1e-6)
+    assert step.stats.traces == 2, step.explain_last_miss()

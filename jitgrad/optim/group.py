@@ -15,6 +15,7 @@ class Group(dict[str, Any]):
     """
 
     __slots__ = ()
+    lifts_floats = True
 
     def __getitem__(self, key: str) -> Any:
         value = dict.__getitem__(self, key)
