@@ -10,8 +10,8 @@ compiled.
 
 --log: short programs from seed 0 on, in chunks of which each third runs plain, in segments and on
 other sizes, until FILE has N programs. FILE gets a line of JSON for each chunk, so the run can be
-stopped and gone on with; a chunk that differed runs again at another commit. --summary writes what
-FILE says as Markdown.
+stopped and gone on with; a chunk that differed runs again at another commit. --part 0/2 and
+--part 1/2 are two processes that share the chunks. --summary writes what FILE says as Markdown.
 """
 
 from __future__ import annotations
@@ -127,9 +127,9 @@ def logged(path: Path) -> dict[int, dict[str, Any]]:
     return {found["chunk"]: found for found in map(json.loads, lines)}
 
 
-def run_log(path: Path, programs: int, keep: bool) -> int:
-    """Runs chunks that the log does not have, or has with differences from another commit. The
-    exit status is 3 where another process should go on."""
+def run_log(path: Path, programs: int, part: int, parts: int, keep: bool) -> int:
+    """Runs chunks that the log does not have, or has with differences from another commit, of
+    numbers `part` modulo `parts`. The exit status is 3 where another process should go on."""
     commit = subprocess.run(
         ["git", "describe", "--always", "--dirty"], cwd=TESTS, capture_output=True, text=True
     ).stdout.strip()
@@ -140,9 +140,9 @@ def run_log(path: Path, programs: int, keep: bool) -> int:
             for k, chunk in known.items()
             if not chunk["counts"]["differ"] or chunk["commit"] == commit
         }
-        if len(ran) * CHUNK >= programs:
+        number = next((k for k in range(part, -(-programs // CHUNK), parts) if k not in ran), None)
+        if number is None:
             return int(any(chunk["counts"]["differ"] for chunk in known.values()))
-        number = next(k for k in range(len(ran) + 1) if k not in ran)
         kind = KINDS[number % 3]
         start = time.process_time()
         tally = run(range(number * CHUNK, (number + 1) * CHUNK), kind, True, keep)
@@ -226,10 +226,12 @@ def main() -> int:
     parser.add_argument("--short", action="store_true", help="mostly of few lines")
     parser.add_argument("--log", type=Path, help="run chunks, and note them in this file")
     parser.add_argument("--programs", type=int, default=100_000, help="how many in the log")
+    parser.add_argument("--part", default="0/1", help="of the log's chunks: K/N, the k-th of n")
     parser.add_argument("--summary", type=Path, help="write what the log says to this file")
     options = parser.parse_args()
     if options.log:
-        status = run_log(options.log, options.programs, options.keep)
+        part, parts = map(int, options.part.split("/"))
+        status = run_log(options.log, options.programs, part, parts, options.keep)
         if options.summary:
             options.summary.write_text(summary(options.log))
         return status
