@@ -19,7 +19,7 @@ from jitgrad.compiler.ops.record import Elementwise
 from jitgrad.compiler.options import Options
 from jitgrad.compiler.passes.fix_sizes import decided, substituted
 from jitgrad.compiler.passes.simplify import may_fault
-from jitgrad.compiler.symbolic import ShapeEnv, Sym
+from jitgrad.compiler.symbolic import Guard, ShapeEnv, Sym
 from jitgrad.compiler.types import TensorType
 from jitgrad.facts import layout
 from jitgrad.symbols import Symbols
@@ -33,7 +33,7 @@ class Sizes:
     """The symbolic sizes of a tree's traces. True where there are any.
 
     key: equal for traces whose sizes are the same. env: of all parts of the tree; its guards are
-    those that decide sizes, and what compiling the parts adds.
+    those of the traces that decide or order sizes, and what compiling the parts adds.
     """
 
     def __init__(self, key: Any, env: ShapeEnv) -> None:
@@ -42,6 +42,17 @@ class Sizes:
         self._mine: dict[str, Any] = {name: Sym({(name,): 1}, self.env) for name in env.hints}
         for name, value in decided(env).items():
             self.env.guard("==", self._mine[name], self.of(value), True)
+
+    def fits(self, env: ShapeEnv) -> bool:
+        """Whether a trace of another call can have parts in the tree: its sizes pass the guards,
+        and the tree's hints those of its guards that say which of two sizes is larger."""
+        return self.env.holds(env.hints) and all(g.holds(self.env.hints) for g in _orders(env))
+
+    def join(self, env: ShapeEnv) -> None:
+        """What a trace that fits has found of the order of sizes holds in the whole tree: by that
+        its slices are within what they are of. Which sizes differ is compared anew."""
+        for g in _orders(env):
+            self.env.guard(g.kind, self.of(g.a), self.of(g.b), g.outcome)
 
     def __bool__(self) -> bool:
         return bool(self._mine)
@@ -53,6 +64,10 @@ class Sizes:
     def type(self, t: TensorType) -> TensorType:
         """A trace's type, in these sizes."""
         return t.with_shape(self.of(tuple(t.shape))) if self._mine else t
+
+
+def _orders(env: ShapeEnv) -> list[Guard]:
+    return [g for g in env.guards if g.kind != "=="]
 
 
 def _named(x: Any) -> Any:
@@ -134,15 +149,16 @@ class Forest:
         return sum(len(leaves) - 1 for leaves in self.leaves.values() if leaves)
 
     def _sizes_of(self, symbols: Symbols) -> Sizes:
-        """The symbolic sizes of a trace: those of a tree where they are the same, and fit what
-        compiling has made guards of; else new ones."""
+        """The symbolic sizes of a trace: those of a tree where they are the same, and fit its
+        guards; else new ones."""
         signature = symbols.signature()
         for k in count():
             key = (signature, k) if signature else None
             found = self._sizes.get(key)
             if found is None:
                 found = self._sizes[key] = Sizes(key, symbols.env)
-            if found.env.holds(symbols.env.hints):
+            if found.fits(symbols.env):
+                found.join(symbols.env)
                 return found
         raise AssertionError
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from jitgrad.compiler.symbolic import Sym
+from jitgrad.compiler.symbolic import Sym, bounds
 from jitgrad.compiler.symbolic import plain as plain_dim
 from jitgrad.state import state
 
@@ -176,7 +176,7 @@ class HostScalar:
 
     def __pow__(self, other: Any) -> Any:
         plain = isinstance(other, (int, float)) and not isinstance(other, HostScalar)
-        real = plain and float(other).is_integer()
+        real = (plain and float(other).is_integer()) or _never_negative(self)
         if real or not (self.value < 0 if self.seen else self < 0):
             return self._apply("pow", self, other)
         return self.specialise() ** _value(other)  # may be complex
@@ -390,6 +390,21 @@ def make_plain(frame: FrameType, names: Iterable[str] | None) -> None:
 
 def _of_size(x: Any) -> Any:
     return HostScalar.of_size(x) if isinstance(x, Sym) else x
+
+
+def _never_negative(x: Any) -> bool:
+    """Whether a number is 0 or more in every call, as sizes are."""
+    if isinstance(x, Sym):
+        low = bounds(x)[0]
+        return low is not None and low >= 0
+    if not isinstance(x, HostScalar):
+        return bool(x >= 0)
+    if x.expr is not None:
+        op, operands = x.expr
+        return op == "abs" or (
+            op in ("add", "mul", "div", "floordiv", "pow") and all(map(_never_negative, operands))
+        )
+    return isinstance(x.name, tuple) and x.name[0] == "size" and _never_negative(x.name[1])
 
 
 def _value(x: Any) -> Any:

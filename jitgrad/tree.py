@@ -188,6 +188,7 @@ class Leaf:
     way: list[tuple[Branch, Hashable]]
     part: Part
     results: list[int]
+    told: int = 0
     call: Any = None
     missed: Any = None
     relearn: Any = None
@@ -196,7 +197,6 @@ class Leaf:
 
     def compile(self, compile_now: Compile) -> None:
         with self.forest.lock:
-            guards = len(self.sizes.env.guards)
             for branch, _ in self.way:
                 branch.compile(compile_now)
             self.part.compile(compile_now)
@@ -204,7 +204,8 @@ class Leaf:
             for leaf in self.forest.leaves[self.root]:  # whose branches may be others by now
                 if leaf.run_new is not None:
                     leaf.run_new = leaf._link()
-                if len(self.sizes.env.guards) > guards:
+                if leaf.told < len(self.sizes.env.guards):
+                    leaf.told = len(self.sizes.env.guards)
                     leaf.relearn()
 
     def _link(self) -> Any:
