@@ -176,7 +176,7 @@ class HostScalar:
 
     def __pow__(self, other: Any) -> Any:
         plain = isinstance(other, (int, float)) and not isinstance(other, HostScalar)
-        real = (plain and float(other).is_integer()) or _never_negative(self)
+        real = (plain and float(other).is_integer()) or _range(self)[0] >= 0
         if real or not (self.value < 0 if self.seen else self < 0):
             return self._apply("pow", self, other)
         return self.specialise() ** _value(other)  # may be complex
@@ -392,19 +392,27 @@ def _of_size(x: Any) -> Any:
     return HostScalar.of_size(x) if isinstance(x, Sym) else x
 
 
-def _never_negative(x: Any) -> bool:
-    """Whether a number is 0 or more in every call, as sizes are."""
+def _range(x: Any) -> tuple[float, float]:
+    """What a number is at least and at most in every call, as far as sizes tell."""
     if isinstance(x, Sym):
-        low = bounds(x)[0]
-        return low is not None and low >= 0
+        low, high = bounds(x)
+        return -math.inf if low is None else low, math.inf if high is None else high
     if not isinstance(x, HostScalar):
-        return bool(x >= 0)
-    if x.expr is not None:
-        op, operands = x.expr
-        return op == "abs" or (
-            op in ("add", "mul", "div", "floordiv", "pow") and all(map(_never_negative, operands))
-        )
-    return isinstance(x.name, tuple) and x.name[0] == "size" and _never_negative(x.name[1])
+        return x, x
+    if x.expr is None:
+        is_of_size = isinstance(x.name, tuple) and x.name[0] == "size"
+        return _range(x.name[1]) if is_of_size else (-math.inf, math.inf)
+    op, (first, *others) = x.expr
+    low, high = _range(first)
+    least, most = _range(others[0]) if others else (0.0, 0.0)
+    if op == "add":
+        return low + least, high + most
+    if op == "sub":
+        return low - most, high - least
+    if op == "neg":
+        return -high, -low
+    known = op == "abs" or (op in ("mul", "div", "floordiv", "pow") and min(low, least) >= 0)
+    return 0.0 if known else -math.inf, math.inf
 
 
 def _value(x: Any) -> Any:
