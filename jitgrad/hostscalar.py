@@ -395,8 +395,9 @@ def _of_size(x: Any) -> Any:
 def _range(x: Any) -> tuple[float, float]:
     """What a number is at least and at most in every call, as far as sizes tell."""
     if isinstance(x, Sym):
-        low, high = bounds(x)
-        return -math.inf if low is None else low, math.inf if high is None else high
+        known = bounds(x)
+        return (-math.inf if known[0] is None else known[0],
+                math.inf if known[1] is None else known[1])  # fmt: skip
     if not isinstance(x, HostScalar):
         return x, x
     if x.expr is None:
@@ -411,8 +412,8 @@ def _range(x: Any) -> tuple[float, float]:
         return low - most, high - least
     if op == "neg":
         return -high, -low
-    known = op == "abs" or (op in ("mul", "div", "floordiv", "pow") and min(low, least) >= 0)
-    return 0.0 if known else -math.inf, math.inf
+    positive = op == "abs" or (op in ("mul", "div", "floordiv", "pow") and min(low, least) >= 0)
+    return 0.0 if positive else -math.inf, math.inf
 
 
 def _value(x: Any) -> Any:
