@@ -35,6 +35,7 @@ from jitgrad.compiler.math_parts import (
     LOG2E,
     ROUND_F64,
     absolute,
+    atan_argument,
     clip,
     fma,
     log_ends,
@@ -272,11 +273,7 @@ _PIO4, _PIO4_LOW = math.pi / 4, 3.061616997868383e-17
 
 def _atan_ratio(p: Expr, q: Expr) -> Expr:
     """atan(p / q) for p, q >= 0, not both 0 or both infinite."""
-    steep = p > q * 2.414213562373095
-    middle = p > q * 0.41421356237309503
-    top = select(steep, -q, select(middle, p - q, p))
-    bottom = select(steep, p, select(middle, p + q, q))
-    t = top / bottom
+    steep, middle, t = atan_argument(p, q)
     z = t * t
     high = select(steep, _PIO2, select(middle, _PIO4, number(0.0, p)))
     low = select(steep, _PIO2_LOW, select(middle, _PIO4_LOW, number(0.0, p)))

@@ -20,6 +20,7 @@ from jitgrad.compiler.loops import (
 from jitgrad.compiler.math_parts import (
     LOG2E,
     absolute,
+    atan_argument,
     clip,
     fma,
     log_ends,
@@ -214,11 +215,7 @@ def _pow(x: Expr, y: Expr) -> Expr:
 # -- in float64, for a float32: other functions ---------------------------------------------------
 def _atan_ratio(p: Expr, q: Expr) -> Expr:
     """atan(p / q) for p, q >= 0, not both 0 or both infinite."""
-    steep = p > q * 2.414213562373095
-    middle = p > q * 0.41421356237309503
-    top = select(steep, -q, select(middle, p - q, p))
-    bottom = select(steep, p, select(middle, p + q, q))
-    t = top / bottom
+    steep, middle, t = atan_argument(p, q)
     z = t * t
     high = select(steep, math.pi / 2, select(middle, math.pi / 4, number(0.0, p)))
     return high + fma(t * z, poly(z, fits.ATAN_SHORT), t)

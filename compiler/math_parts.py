@@ -50,6 +50,16 @@ def sqrt(x: Expr) -> Expr:
     return make("sqrt", x)
 
 
+def atan_argument(p: Expr, q: Expr) -> tuple[Expr, Expr, Expr]:
+    """(steep, middle, t) for p, q >= 0, not both 0 or both infinite: atan(p / q) is atan(t), with
+    t in about [-0.41, 0.41], and beside it pi / 2 where steep, pi / 4 where else middle."""
+    steep = p > q * 2.414213562373095
+    middle = p > q * 0.41421356237309503
+    top = select(steep, -q, select(middle, p - q, p))
+    bottom = select(steep, p, select(middle, p + q, q))
+    return steep, middle, top / bottom
+
+
 def rounded(x: Expr, factor: float) -> tuple[Expr, Expr]:
     """(n, n as an integer) with n = x * factor rounded to an integer; |n| below 2^21."""
     big = ROUND_F32 if x.dtype is dtypes.float32 else ROUND_F64

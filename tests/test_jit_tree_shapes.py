@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from alike import assert_same
 
 import jitgrad as jg
 import jitgrad.nn.functional as F
@@ -20,20 +21,6 @@ SIZES = (4, 6, 3, 9, 5, 12, 2, 7)
 def make(*shape: int, seed: int = 0, scale: float = 1.0) -> Any:
     numbers = np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
     return jg.tensor(numbers * np.float32(scale))
-
-
-def assert_same(found: Any, wanted: Any) -> None:
-    assert type(found) is type(wanted)
-    if isinstance(wanted, (tuple, list)):
-        assert len(found) == len(wanted)
-        for a, b in zip(found, wanted, strict=True):
-            assert_same(a, b)
-    elif isinstance(wanted, jg.Tensor):
-        assert found.dtype is wanted.dtype and found.shape == wanted.shape
-        assert all(type(d) is int for d in found.shape)
-        np.testing.assert_allclose(found.numpy(), wanted.numpy(), rtol=2e-5, atol=1e-5)
-    else:
-        assert found == pytest.approx(wanted, rel=1e-5, abs=1e-6)
 
 
 def two_ways(x: Any) -> Any:
