@@ -177,6 +177,12 @@ TABLE = [
         "simulator, slow and for tests (NUMBA_ENABLE_CUDASIM=1 is set when the first kernel runs). "
         "off: none.",
     ),
+    Knob(
+        "cuda_pages",
+        SWITCH,
+        True,
+        "0: GPU memory is taken in pieces that never grow, as on devices without virtual memory.",
+    ),
     Knob("cpu", TEXT, None, "Compile for this CPU (LLVM's name, as in -mcpu), not for the host's."),
     Knob("opt", one_of("0", "1", "2", "3"), "2", "LLVM's optimization level."),
     Knob(
@@ -232,6 +238,7 @@ class Knobs(threading.local):
     cache_size: int
     num_threads: int | None
     cuda: str
+    cuda_pages: bool
     cpu: str | None
     opt: str
     compile_threads: int | None

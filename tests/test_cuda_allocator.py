@@ -21,9 +21,12 @@ from jitgrad.runtime.cuda.simulator import SimulatedDriver
 MIB = 1 << 20
 
 
-def new(capacity: int = 1 << 30, **more: Any) -> tuple[SimulatedDriver, Allocator]:
-    driver = SimulatedDriver(capacity, memory=False, lazy=True)
+def new(capacity: int = 1 << 30, page: int = 0, **more: Any) -> tuple[SimulatedDriver, Allocator]:
+    driver = SimulatedDriver(capacity, memory=False, lazy=True, page=page)
     return driver, Allocator(driver, **more)
+
+
+pages = pytest.mark.parametrize("page", [0, 2 * MIB], ids=["pieces", "pages"])
 
 
 def test_sizes() -> None:
@@ -35,8 +38,9 @@ def test_sizes() -> None:
     assert segment_size(11 * MIB + 512) == 12 * MIB
 
 
-def test_blocks_are_split_and_merged() -> None:
-    _, a = new()
+@pages
+def test_blocks_are_split_and_merged(page: int) -> None:
+    driver, a = new(page=page)
     first, second, third = (a.allocate(1000) for _ in range(3))
     assert second == first + 1024 and third == first + 2048
     a.free(first)
@@ -49,18 +53,21 @@ def test_blocks_are_split_and_merged() -> None:
     assert [b["state"] for b in segment["blocks"]] == ["inactive"]
     a.release_cached()
     assert a.snapshot() == [] and a.statistics()["reserved_bytes.all.current"] == 0
+    assert driver.used == [0] and not driver._ranges and a.statistics()["segment.all.current"] == 0
 
 
-def test_memory_is_of_its_stream() -> None:
-    _, a = new()
+@pages
+def test_memory_is_of_its_stream(page: int) -> None:
+    _, a = new(page=page)
     x = a.allocate(MIB, stream=0)
     a.free(x)
     assert a.allocate(MIB, stream=7) != x
     assert a.allocate(MIB, stream=0) == x
 
 
-def test_memory_that_another_stream_uses_waits_for_its_event() -> None:
-    driver, a = new()
+@pages
+def test_memory_that_another_stream_uses_waits_for_its_event(page: int) -> None:
+    driver, a = new(page=page)
     stream = driver.new_stream(0, 0)
     done: list[int] = []
     x = a.allocate(MIB)
@@ -101,8 +108,79 @@ def test_a_limit_on_splitting() -> None:
     a.check()
 
 
-def test_wrong_frees_are_errors() -> None:
-    _, a = new()
+def test_a_segment_grows_in_place() -> None:
+    driver, a = new(page=2 * MIB)
+    first, second = a.allocate(MIB), a.allocate(4 * MIB)
+    assert second == first + 2 * MIB  # at a page; the rest of the first page is for others
+    assert driver.used == [6 * MIB]
+    third = a.allocate(MIB - 512)
+    assert third == first + MIB and driver.used == [6 * MIB]
+    a.free(second)
+    assert a.allocate(9 * MIB) == second and driver.used == [12 * MIB]  # 6 MiB more
+    a.check()
+    (segment,) = a.snapshot()
+    assert segment["is_expandable"] and segment["total_size"] == 12 * MIB
+    assert a.statistics()["segment.all.current"] == 1
+
+
+def test_free_pages_between_blocks_go_back_and_come_again() -> None:
+    driver, a = new(page=2 * MIB)
+    kept = [a.allocate(3 * MIB) for _ in range(8)]  # each has half a page to itself
+    for address in kept[1::2]:
+        a.free(address)
+    before = driver.used[0]
+    a.release_cached()
+    a.check()
+    assert driver.used[0] < before and len(a.snapshot()) == 4
+    again = [a.allocate(3 * MIB) for _ in range(4)]
+    assert sorted(again) == kept[1::2] and driver.used[0] == before
+
+
+def test_running_out_in_pages_moves_them_from_where_they_are_free() -> None:
+    driver, a = new(capacity=24 * MIB, page=2 * MIB)
+    kept = [a.allocate(2 * MIB) for _ in range(12)]
+    for address in kept[::2]:
+        a.free(address)
+    big = a.allocate(12 * MIB)  # pages of six blocks that do not lie side by side
+    assert a.statistics()["num_alloc_retries"] == 1 and driver.used == [24 * MIB]
+    a.check()
+    with pytest.raises(OutOfMemoryError):
+        a.allocate(2 * MIB)
+    a.check()
+    a.free(big)
+    a.allocate(2 * MIB)
+    a.limit = 24 * MIB
+    with pytest.raises(OutOfMemoryError, match="limited to 24.00 MiB"):
+        a.allocate(14 * MIB)
+    a.check()
+
+
+def test_pages_wait_for_the_work_on_them() -> None:
+    driver, a = new(page=2 * MIB)
+    x = a.allocate(4 * MIB)
+    done: list[int] = []
+    driver._do(0, lambda: done.append(1))
+    a.free(x)
+    a.release_cached()  # the driver refuses to take pages while there is work to do
+    assert done and driver.used == [0]
+
+
+def test_where_addresses_cannot_be_reserved_memory_comes_in_pieces() -> None:
+    driver, a = new(page=2 * MIB)
+
+    def refuse(device: int, nbytes: int) -> int:
+        raise CudaError("[cuda] no such function")
+
+    driver.reserve = refuse  # type: ignore[method-assign]
+    a.free(a.allocate(3 * MIB))
+    a.check()
+    assert [s["is_expandable"] for s in a.snapshot()] == [False]
+    assert Allocator(driver, paged=False)._page == 0 == Allocator(driver, max_split=MIB)._page
+
+
+@pages
+def test_wrong_frees_are_errors(page: int) -> None:
+    _, a = new(page=page)
     x = a.allocate(100)
     with pytest.raises(CudaError, match="no memory was allocated"):
         a.free(x + 8)
@@ -144,7 +222,8 @@ def _random_operations(seed: int, count: int, every: int) -> None:
     """Random work on three streams. Each block is stamped by the work that uses it; no block may be
     given out while a stream still has work on its memory."""
     rng = random.Random(seed)
-    driver, a = new(512 * MIB, max_split=rng.choice([None, 8 * MIB]))
+    page = rng.choice([0, 2 * MIB])
+    driver, a = new(512 * MIB, page, max_split=None if page else rng.choice([None, 8 * MIB]))
     streams = [0, driver.new_stream(0, 0), driver.new_stream(0, 0)]
     live: dict[int, tuple[int, int]] = {}  # address -> bytes, stream
     busy: dict[tuple[int, int], tuple[int, int]] = {}  # (number, stream) of work -> memory
@@ -191,11 +270,13 @@ def _random_operations(seed: int, count: int, every: int) -> None:
             for (_, end), (start, _) in zip(spans, spans[1:], strict=False):
                 assert end <= start, "blocks overlap"
             a.check()
+            assert driver.used == [a.statistics()["reserved_bytes.all.current"]]
     for address in live:
         a.free(address)
     driver.synchronize(0)
     a.release_cached()
     assert driver.used == [0] and a.snapshot() == [], "everything merges back"
+    assert not driver._ranges and not driver._mapped
     s = a.statistics()
     assert s["active_bytes.all.current"] == s["inactive_split_bytes.all.current"] == 0
 

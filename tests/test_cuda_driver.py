@@ -135,3 +135,89 @@ def test_queries_that_are_not_ready() -> None:
     fake.status = {"cuEventQuery": 719}
     with pytest.raises(CudaError, match="cuEventQuery, 719"):
         driver.event_done(0, 6)
+
+
+class FakePages(FakeCuda):
+    """Virtual memory as cuda.h says of it; `left` pages of the device are left."""
+
+    def __init__(self, supported: int = 1, granularity: int = 1 << 16, left: int = 100) -> None:
+        super().__init__()
+        self.supported, self.granularity, self.left = supported, granularity, left
+        self.memory: dict[int, int] = {}  # handle -> bytes
+        self.mapped: dict[int, list[int]] = {}  # address -> bytes, handle, access
+
+    def cuDeviceGetAttribute(self, value: Any, number: Any, device: Any) -> int:
+        value._obj.value = self.supported if number.value == 102 else 7
+        return 0
+
+    def cuMemGetAllocationGranularity(self, least: Any, kind: Any, option: Any) -> int:
+        assert option.value == 0
+        least._obj.value = self.granularity
+        return 0
+
+    def cuMemAddressReserve(self, at: Any, size: Any, align: Any, hint: Any, flags: Any) -> int:
+        assert not size.value % align.value and hint.value is None and flags.value == 0
+        at._obj.value = 1 << 40
+        return 0
+
+    def cuMemCreate(self, handle: Any, size: Any, kind: Any, flags: Any) -> int:
+        # CUmemAllocationProp: pinned, no handle types, {device, number}, null, no flags
+        given = bytes(kind._obj)
+        assert given == bytes.fromhex("01000000000000000100000001000000" + "00" * 16)
+        if len(self.memory) + len(self.mapped) >= self.left:
+            return 2
+        handle._obj.value = 2**40 + len(self.calls)  # more than 32 bits
+        self.memory[handle._obj.value] = size.value
+        self.calls.append(("cuMemCreate", ()))
+        return 0
+
+    def cuMemMap(self, at: Any, size: Any, offset: Any, handle: Any, flags: Any) -> int:
+        assert self.memory[handle.value] == size.value and offset.value == 0 == flags.value
+        assert at.value not in self.mapped
+        self.mapped[at.value] = [size.value, handle.value, 0]
+        return 0
+
+    def cuMemRelease(self, handle: Any) -> int:
+        del self.memory[handle.value]
+        return 0
+
+    def cuMemSetAccess(self, at: Any, size: Any, access: Any, count: Any) -> int:
+        assert bytes(access._obj) == bytes.fromhex("010000000100000003000000") and count.value == 1
+        inside = [a for a in self.mapped if at.value <= a < at.value + size.value]
+        assert sum(self.mapped[a][0] for a in inside) == size.value
+        for a in inside:
+            self.mapped[a][2] = 3
+        return 0
+
+    def cuMemUnmap(self, at: Any, size: Any) -> int:
+        assert self.mapped.pop(at.value)[0] == size.value
+        return 0
+
+
+def test_pages_are_made_mapped_and_given_back() -> None:
+    fake, page = FakePages(), 2 << 20
+    driver = library.LibraryDriver(fake)
+    assert driver.page_size(1) == page
+    start = driver.reserve(1, 64 * page)
+    driver.map_pages(1, start + page, 3 * page)
+    assert sorted(fake.mapped) == [start + k * page for k in (1, 2, 3)] and not fake.memory
+    assert all(size == page and access == 3 for size, _, access in fake.mapped.values())
+    driver.unmap_pages(1, start + 2 * page, page)
+    assert sorted(fake.mapped) == [start + k * page for k in (1, 3)]
+    driver.unreserve(1, start, 64 * page)
+    ((freed, size),) = fake.given("cuMemAddressFree")
+    assert freed.value == start and size.value == 64 * page
+
+
+def test_where_memory_ends_no_page_is_mapped() -> None:
+    fake, page = FakePages(left=2), 2 << 20
+    driver = library.LibraryDriver(fake)
+    start = driver.reserve(1, 64 * page)
+    with pytest.raises(DeviceMemoryError, match="cuMemCreate"):
+        driver.map_pages(1, start, 3 * page)
+    assert not fake.mapped and not fake.memory
+
+
+def test_page_sizes_are_the_devices() -> None:
+    assert library.LibraryDriver(FakePages(supported=0)).page_size(0) == 0
+    assert library.LibraryDriver(FakePages(granularity=32 << 20)).page_size(0) == 32 << 20

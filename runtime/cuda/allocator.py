@@ -1,26 +1,29 @@
 """The caching allocator of a device's memory.
 
 Memory is taken from the driver in segments and given out in blocks, which are split and merged; a
-block that is freed is kept for its stream. Sizes are rounded up to 512 bytes. Requests up to 512
-KiB come from segments of 2 MiB; larger ones from segments of their own size or of a sixth of what
-is reserved, at most 8 MiB, rounded to 2 MiB: small programs take little, large ones seldom ask the
-driver (the constants were chosen on the traces of benchmarks/gpu_allocator.py). Of free blocks that
-fit, the smallest is taken, at the lowest address; a rest is split off where it is worth a block.
-Blocks above `max_split` are never split.
+block that is freed is kept for its stream. Sizes are rounded up to 512 bytes; requests up to 512
+KiB and larger ones have segments of their own. Of free blocks that fit, the smallest is taken, at
+the lowest address; a rest is split off where it is worth a block.
+
+Where the device has virtual memory, a stream has one segment that grows in place: a range of
+addresses as large as the device's memory, of which pages get memory as blocks need them
+(`blocks.best_place`); a block of a page or more begins at a page. Elsewhere, and with a limit on
+splitting, a segment is a piece of memory: 2 MiB for small requests, else their own size or a sixth
+of what is reserved, at most 8 MiB, rounded to 2 MiB (the constants were chosen on the traces of
+benchmarks/gpu_allocator.py). Blocks above `max_split` are never split.
 
 A block that other streams use (`used_on`) is reused after it was freed and events on those streams
-have passed. After running out of memory, all segments without a used block go back to the driver,
-and it is tried once more.
+have passed. After running out of memory, all free pages, and segments without a used block, go back
+to the driver, and it is tried once more.
 """
 
 from __future__ import annotations
 
 import threading
-from bisect import bisect_left, insort
 from collections import deque
-from dataclasses import dataclass, field
 from typing import Any
 
+from jitgrad.runtime.cuda.blocks import Block, Count, Pool, Segment, best_place, pages
 from jitgrad.runtime.cuda.driver import CudaError, DeviceMemoryError, Driver
 from jitgrad.runtime.errors import OutOfMemoryError as OutOfMemoryError
 
@@ -36,37 +39,6 @@ _REST = 64 << 10  # bytes of a large block that are worth a block of their own
 _TRIMS = 64  # allocations until the first trim; after each it takes twice as many
 
 
-@dataclass(eq=False)
-class Segment:
-    """Memory from the driver: a chain of blocks, for one stream."""
-
-    address: int
-    nbytes: int
-    stream: int
-    small: bool
-    first: Block | None = None
-
-
-@dataclass(eq=False)
-class Block:
-    """A piece of a segment. `tag` says who holds it, for people."""
-
-    address: int
-    nbytes: int
-    segment: Segment
-    previous: Block | None = None
-    next: Block | None = None
-    used: bool = False
-    requested: int = 0
-    tag: str = ""
-    streams: set[int] = field(default_factory=set)
-    waiting: int = 0
-
-    @property
-    def key(self) -> tuple[int, int]:
-        return self.nbytes, self.address
-
-
 def rounded(nbytes: int) -> int:
     """The size of the block of a request."""
     return max(ROUND, nbytes + ROUND - 1 & -ROUND)
@@ -80,57 +52,25 @@ def segment_size(nbytes: int, reserved: int = 0) -> int:
     return wanted + _ROUND_SEGMENT - 1 & -_ROUND_SEGMENT
 
 
-class _Pool:
-    """The free blocks of a stream, small or large: sorted by size, then address."""
-
-    def __init__(self) -> None:
-        self.keys: list[tuple[int, int]] = []
-        self.blocks: dict[tuple[int, int], Block] = {}
-
-    def add(self, block: Block) -> None:
-        insort(self.keys, block.key)
-        self.blocks[block.key] = block
-
-    def remove(self, block: Block) -> None:
-        del self.keys[bisect_left(self.keys, block.key)]
-        del self.blocks[block.key]
-
-    def best(self, nbytes: int) -> Block | None:
-        at = bisect_left(self.keys, (nbytes, 0))
-        return self.blocks[self.keys[at]] if at < len(self.keys) else None
-
-
-class _Count:
-    """A number, its peak, and the sums of what was added and taken."""
-
-    def __init__(self) -> None:
-        self.current = self.peak = self.allocated = self.freed = 0
-
-    def add(self, n: int) -> None:
-        self.current += n
-        self.allocated += n
-        self.peak = max(self.peak, self.current)
-
-    def take(self, n: int) -> None:
-        self.current -= n
-        self.freed += n
-
-
 class Allocator:
     """The memory of one device. Safe to use from several threads.
 
     max_split: blocks above so many bytes are given out whole, to requests of at least such size.
+    paged: segments grow in place where the device can.
     limit: the most bytes that are reserved (set_per_process_memory_fraction).
     history: where it is a list, what is allocated and freed is noted: ("new" or "free", address,
     bytes).
     """
 
-    def __init__(self, driver: Driver, device: int = 0, max_split: int | None = None) -> None:
+    def __init__(
+        self, driver: Driver, device: int = 0, max_split: int | None = None, paged: bool = True
+    ) -> None:
         self.driver, self.device, self.max_split = driver, device, max_split
+        self._page = driver.page_size(device) if paged and max_split is None else 0
         self.limit: int | None = None
         self.history: list[tuple[str, int, int]] | None = None
         self.counts = {
-            name: _Count()
+            name: Count()
             for name in (
                 "allocation", "segment", "active", "inactive_split", "allocated_bytes",
                 "reserved_bytes", "active_bytes", "inactive_split_bytes", "requested_bytes",
@@ -138,8 +78,9 @@ class Allocator:
         }  # fmt: skip
         self.retries = self.failures = 0
         self._ticks, self._next_trim = 0, _TRIMS
-        self._pools: dict[tuple[int, bool], _Pool] = {}
+        self._pools: dict[tuple[int, bool], Pool] = {}
         self._segments: dict[int, Segment] = {}
+        self._spaces: dict[tuple[int, bool], Segment] = {}  # those that grow in place
         self._used: dict[int, Block] = {}
         self._waiting: deque[tuple[int, Block]] = deque()  # (event, block), oldest first
         self._events: list[int] = []  # that can be recorded again
@@ -166,7 +107,7 @@ class Allocator:
             if block is None:
                 self.failures += 1
                 raise OutOfMemoryError(self._failure(nbytes))
-            self._split(block, size)
+            block = self._split(self._align(block, size), size)
             block.used, block.requested, block.tag = True, nbytes, tag
             self._used[block.address] = block
             for name, n in (
@@ -178,11 +119,11 @@ class Allocator:
                 self.history.append(("new", block.address, nbytes))
             return block.address
 
-    def _pool(self, segment_stream: int, small: bool) -> _Pool:
+    def _pool(self, segment_stream: int, small: bool) -> Pool:
         key = (segment_stream, small)
         pool = self._pools.get(key)
         if pool is None:
-            pool = self._pools[key] = _Pool()
+            pool = self._pools[key] = Pool()
         return pool
 
     def _find(self, size: int, stream: int) -> Block | None:
@@ -200,19 +141,82 @@ class Allocator:
         return block
 
     def _grow(self, size: int, stream: int) -> Block | None:
+        """A block of new memory, in no pool; None where there is none left."""
+        if self._page:
+            block = self._extend(size, stream)
+            if block is not None:
+                return block
         nbytes = segment_size(size, self.counts["reserved_bytes"].current)
-        if self.limit is not None and self.counts["reserved_bytes"].current + nbytes > self.limit:
+        if self._past_limit(nbytes):
             return None
         try:
             address = self.driver.allocate(self.device, nbytes)
         except DeviceMemoryError:
             return None
-        segment = Segment(address, nbytes, stream, size <= SMALL)
+        segment = Segment(address, nbytes, stream, size <= SMALL, span=nbytes)
         segment.first = Block(address, nbytes, segment)
         self._segments[address] = segment
         self.counts["segment"].add(1)
         self.counts["reserved_bytes"].add(nbytes)
         return segment.first
+
+    def _past_limit(self, nbytes: int) -> bool:
+        reserved = self.counts["reserved_bytes"].current
+        return self.limit is not None and reserved + nbytes > self.limit
+
+    def _extend(self, size: int, stream: int) -> Block | None:
+        """A block in a segment that grows in place: free blocks, and pages that get memory."""
+        segment = self._space(stream, size <= SMALL)
+        found = None if segment is None else best_place(segment, size)
+        if segment is None or found is None or self._past_limit(found[1]):
+            return None
+        block = found[0]
+        if block.mapped:
+            self._unlist(block)
+        elif not self._map(block, size):
+            return None
+        while block.nbytes < size:
+            following = block.next
+            assert following is not None
+            if following.mapped:
+                self._unlist(following)
+            elif not self._map(following, size - block.nbytes):
+                self._keep(block)
+                return None
+            block.join(following)
+        return block
+
+    def _space(self, stream: int, small: bool) -> Segment | None:
+        """The segment of a stream that grows in place; None where there can be none."""
+        segment = self._spaces.get((stream, small))
+        if segment is None:
+            _, total = self.driver.memory_info(self.device)
+            span = 2 * pages(total, self._page)
+            try:
+                address = self.driver.reserve(self.device, span)
+            except CudaError:
+                self._page = 0  # not here
+                return None
+            segment = Segment(address, 0, stream, small, self._page, span)
+            segment.first = Block(address, span, segment, mapped=False)
+            self._spaces[stream, small] = self._segments[address] = segment
+            self.counts["segment"].add(1)
+        return segment
+
+    def _map(self, block: Block, size: int) -> bool:
+        """Gives so many of a block's first bytes memory; the rest is cut off. Whether there was
+        memory left."""
+        nbytes = min(pages(size, self._page), block.nbytes)
+        try:
+            self.driver.map_pages(self.device, block.address, nbytes)
+        except DeviceMemoryError:
+            return False
+        if nbytes < block.nbytes:
+            block.cut(nbytes)
+        block.mapped = True
+        block.segment.nbytes += nbytes
+        self.counts["reserved_bytes"].add(nbytes)
+        return True
 
     def _trim(self, size: int) -> None:
         """Before more is taken for a large block, segments of which nothing is used go back: small
@@ -220,24 +224,42 @@ class Allocator:
         if size < _LARGE or self._ticks < self._next_trim:
             return
         whole = [s.first for s in self._segments.values() if not s.small and s.first is not None]
-        idle = sum(b.nbytes for b in whole if b.next is None and not b.used and not b.waiting)
+        idle = sum(b.nbytes for b in whole if b.next is None and b.free)
         if idle >= size // 4:
             self._next_trim = 2 * self._ticks
             self._release_cached()
 
-    def _split(self, block: Block, size: int) -> None:
+    def _align(self, block: Block, size: int) -> Block:
+        """The block, or where it has room for it the part from its first page on: blocks of pages
+        that are freed leave whole pages."""
+        page = block.segment.page
+        before = -block.address % page if page else 0
+        if size < page or not before or block.nbytes - before < size:
+            return block
+        tail = block.cut(before)
+        self._list(block)
+        return tail
+
+    def _split(self, block: Block, size: int) -> Block:
+        """The block, cut to its size where the rest is worth a block."""
         rest = block.nbytes - size
         if block.segment.small:
             worth = rest >= ROUND
         else:
             worth = rest > _REST and (self.max_split is None or size < self.max_split)
-        if not worth:
-            return
-        tail = Block(block.address + size, rest, block.segment, block, block.next)
-        if tail.next is not None:
-            tail.next.previous = tail
-        block.next, block.nbytes = tail, size
-        self._list(tail)
+        if worth:
+            tail = block.cut(size)
+            block.used = True
+            self._keep(tail)
+        return block
+
+    def _keep(self, block: Block) -> None:
+        """Merges a free block with its neighbours and puts it into its pool."""
+        for other in (block.previous, block.next):
+            if other is not None and other.free and other.mapped:
+                self._unlist(other)
+                block.join(other)
+        self._list(block)
 
     def _list(self, block: Block) -> None:
         """Puts a free block into its pool."""
@@ -291,26 +313,7 @@ class Allocator:
         block.used, block.tag = False, ""
         self.counts["active"].take(1)
         self.counts["active_bytes"].take(block.nbytes)
-        for other in (block.previous, block.next):
-            if other is not None and not other.used and not other.waiting:
-                self._unlist(other)
-                self._merge(block, other)
-        self._list(block)
-
-    def _merge(self, block: Block, other: Block) -> None:
-        """`block` takes its free neighbour's place too."""
-        if other is block.previous:
-            block.address = other.address
-            block.previous = other.previous
-            if block.previous is not None:
-                block.previous.next = block
-            else:
-                block.segment.first = block
-        else:
-            block.next = other.next
-            if block.next is not None:
-                block.next.previous = block
-        block.nbytes += other.nbytes
+        self._keep(block)
 
     def _settle(self) -> None:
         """Frees blocks whose events have passed."""
@@ -342,15 +345,47 @@ class Allocator:
             self._release_cached()
 
     def _release_cached(self) -> None:
+        if self._spaces:
+            self.driver.synchronize(self.device)  # work that comes before must not lose its pages
         for segment in list(self._segments.values()):
+            if segment.page:
+                self._release_pages(segment)
             block = segment.first
             assert block is not None
-            if block.next is None and not block.used and not block.waiting:
+            if block.next is not None or not block.free:
+                continue
+            del self._segments[segment.address]
+            if segment.page:
+                del self._spaces[segment.stream, segment.small]
+                self.driver.unreserve(self.device, segment.address, segment.span)
+            else:
                 self._unlist(block)
-                del self._segments[segment.address]
                 self.driver.release(self.device, segment.address)
-                self.counts["segment"].take(1)
                 self.counts["reserved_bytes"].take(segment.nbytes)
+            self.counts["segment"].take(1)
+
+    def _release_pages(self, segment: Segment) -> None:
+        """The whole pages in free blocks of a segment go back to the driver."""
+        page = segment.page
+        for block in segment:
+            first = pages(block.address, page)
+            last = (block.address + block.nbytes) // page * page
+            if not block.free or not block.mapped or first >= last:
+                continue
+            self._unlist(block)
+            if last < block.address + block.nbytes:
+                self._list(block.cut(last - block.address))
+            hole = block
+            if block.address < first:
+                hole = block.cut(first - block.address)
+                self._list(block)
+            self.driver.unmap_pages(self.device, first, last - first)
+            hole.mapped = False
+            segment.nbytes -= last - first
+            self.counts["reserved_bytes"].take(last - first)
+            for other in (hole.previous, hole.next):
+                if other is not None and not other.mapped:
+                    hole.join(other)
 
     # -- what there is -----------------------------------------------------------------------------
     def holders(self, count: int = 5) -> list[tuple[str, int]]:
@@ -395,14 +430,23 @@ class Allocator:
         self.retries = self.failures = 0
 
     def snapshot(self) -> list[dict[str, Any]]:
-        """Every segment with its blocks, by address."""
+        """Every segment with its blocks, by address; of one that grows in place, every stretch that
+        has memory."""
         with self._lock:
-            return [self._describe(s) for _, s in sorted(self._segments.items())]
+            found = []
+            for _, segment in sorted(self._segments.items()):
+                stretches: list[list[Block]] = [[]]
+                for block in segment:
+                    if block.mapped:
+                        stretches[-1].append(block)
+                    else:
+                        stretches.append([])
+                found += [self._describe(segment, blocks) for blocks in stretches if blocks]
+            return found
 
-    def _describe(self, segment: Segment) -> dict[str, Any]:
+    def _describe(self, segment: Segment, stretch: list[Block]) -> dict[str, Any]:
         blocks: list[dict[str, Any]] = []
-        block = segment.first
-        while block is not None:
+        for block in stretch:
             state = "active_allocated" if block.used and not block.waiting else "inactive"
             if block.waiting:
                 state = "active_pending_free"
@@ -411,12 +455,13 @@ class Allocator:
                 {"address": block.address, "size": block.nbytes, "requested_size": size,
                  "state": state, "tag": block.tag}
             )  # fmt: skip
-            block = block.next
         active = [b for b in blocks if b["state"] != "inactive"]
         allocated = [b for b in blocks if b["state"] == "active_allocated"]
         return {
-            "device": self.device, "address": segment.address, "total_size": segment.nbytes,
-            "stream": segment.stream, "segment_type": "small" if segment.small else "large",
+            "device": self.device, "address": blocks[0]["address"],
+            "total_size": sum(b["size"] for b in blocks), "stream": segment.stream,
+            "segment_type": "small" if segment.small else "large",
+            "is_expandable": bool(segment.page),
             "allocated_size": sum(b["size"] for b in allocated),
             "active_size": sum(b["size"] for b in active), "blocks": blocks,
         }  # fmt: skip
@@ -425,23 +470,29 @@ class Allocator:
         """Raises InvariantError where something that must hold does not: for tests."""
         reserved = used = 0
         for segment in self._segments.values():
-            block, at = segment.first, segment.address
-            reserved += segment.nbytes
+            at, with_memory = segment.address, 0
             before: Block | None = None
-            while block is not None:
-                free = not block.used and not block.waiting
+            for block in segment:
                 _must(block.address == at and block.nbytes > 0, "blocks lie side by side")
                 _must(block.previous is before, "the chain holds")
-                beside = before is not None and not before.used and not before.waiting
-                _must(not (free and beside), "free neighbours are merged")
+                alike = before is not None and before.free and before.mapped is block.mapped
+                _must(not (block.free and alike), "free neighbours are merged")
                 pool = self._pool(segment.stream, segment.small)
-                _must((block.key in pool.blocks) == free, "the pool has the free blocks")
+                listed = block.free and block.mapped
+                _must((block.key in pool.blocks) == listed, "the pool has the free blocks")
                 if block.used and not block.waiting:
                     used += block.nbytes
                     _must(self._used.get(block.address) is block, "used blocks are known")
+                if block.mapped:
+                    with_memory += block.nbytes
+                else:
+                    whole = segment.page and not (block.address | block.nbytes) % segment.page
+                    _must(bool(whole) and block.free, "what has no memory is free pages")
                 at += block.nbytes
-                before, block = block, block.next
-            _must(at == segment.address + segment.nbytes, "blocks fill their segment")
+                before = block
+            _must(at == segment.address + segment.span, "blocks fill their segment")
+            _must(with_memory == segment.nbytes, "the segment's memory is counted")
+            reserved += segment.nbytes
         _must(reserved == self.counts["reserved_bytes"].current, "reserved bytes are counted")
         _must(used == self.counts["allocated_bytes"].current, "allocated bytes are counted")
 

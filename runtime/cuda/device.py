@@ -28,7 +28,7 @@ class Device:
     def __init__(self, driver: Driver, index: int) -> None:
         self.driver, self.index = driver, index
         self.properties: Properties = driver.properties(index)
-        self.allocator = Allocator(driver, index)
+        self.allocator = Allocator(driver, index, paged=knobs.cuda_pages)
         self.functions: dict[Any, Any] = {}
         self._held: deque[tuple[int, Any]] = deque()
 

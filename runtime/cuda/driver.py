@@ -63,6 +63,21 @@ class Driver(Protocol):
 
     def release(self, device: int, address: int) -> None: ...
 
+    def page_size(self, device: int) -> int:
+        """Bytes of a page of virtual memory, a power of two; 0 where the device has none."""
+
+    def reserve(self, device: int, nbytes: int) -> int:
+        """A range of addresses, from a page on, that has no memory."""
+
+    def unreserve(self, device: int, address: int, nbytes: int) -> None:
+        """Gives a whole range back; nothing of it has memory."""
+
+    def map_pages(self, device: int, address: int, nbytes: int) -> None:
+        """Gives pages of a range memory: all, or none of them and DeviceMemoryError."""
+
+    def unmap_pages(self, device: int, address: int, nbytes: int) -> None:
+        """Takes pages' memory back. Nothing may use it any more."""
+
     def copy_in(self, device: int, to: int, host: int, nbytes: int, stream: int) -> None:
         """From host memory, which may be written again at once (if it is not pinned)."""
 

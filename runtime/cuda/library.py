@@ -18,11 +18,38 @@ _NAMES = ("libcuda.so.1", "libcuda.so") if sys.platform != "win32" else ("nvcuda
 _OLDEST = 12000
 _OUT_OF_MEMORY, _NOT_READY = 2, 600
 _CAPTURE_THREAD = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: other threads may use the device
+_VIRTUAL_MEMORY = 102  # CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
+_PAGE = 2 << 20  # the least: each page is a piece of the driver's memory
 _ATTRIBUTES = {
     "multi_processor_count": 16, "major": 75, "minor": 76, "L2_cache_size": 38,
     "max_threads_per_multi_processor": 39, "shared_memory_per_block": 8,
     "regs_per_multiprocessor": 82, "warp_size": 10,
 }  # fmt: skip
+
+
+class _Location(ctypes.Structure):
+    _fields_ = (("type", c_int), ("id", c_int))
+
+
+class _MemoryKind(ctypes.Structure):
+    """CUmemAllocationProp."""
+
+    _fields_ = (
+        ("type", c_int), ("handle_types", c_int), ("location", _Location),
+        ("windows", c_void_p), ("flags", ctypes.c_ubyte * 8),
+    )  # fmt: skip
+
+
+class _Access(ctypes.Structure):
+    """CUmemAccessDesc."""
+
+    _fields_ = (("location", _Location), ("flags", c_int))
+
+
+def _on(device: int) -> tuple[_MemoryKind, _Access]:
+    """Pinned memory of a device, and that it may read and write it."""
+    here = _Location(1, device)
+    return _MemoryKind(1, 0, here), _Access(here, 3)
 
 
 def find_library() -> tuple[LibraryDriver | None, str]:
@@ -48,6 +75,7 @@ class LibraryDriver:
     def __init__(self, library: Any) -> None:
         self._library = library
         self._contexts: dict[int, c_void_p] = {}
+        self._pages: dict[int, int] = {}
         self._modules: dict[tuple[int, str], c_void_p] = {}
         self._call("cuInit", c_uint(0))
         version = c_int()
@@ -114,6 +142,64 @@ class LibraryDriver:
     def release(self, device: int, address: int) -> None:
         self.use(device)
         self._call("cuMemFree_v2", c_void_p(address))
+
+    def page_size(self, device: int) -> int:
+        page = self._pages.get(device)
+        if page is None:
+            page = self._pages[device] = self._find_page_size(device)
+        return page
+
+    def _find_page_size(self, device: int) -> int:
+        handle, found, least = c_int(), c_int(), c_size_t()
+        self._call("cuDeviceGet", byref(handle), c_int(device))
+        self._call("cuDeviceGetAttribute", byref(found), c_int(_VIRTUAL_MEMORY), handle)
+        if not found.value:
+            return 0
+        kind, _ = _on(device)
+        self._call("cuMemGetAllocationGranularity", byref(least), byref(kind), c_int(0))
+        return max(least.value, _PAGE)
+
+    def reserve(self, device: int, nbytes: int) -> int:
+        self.use(device)
+        address, page = c_void_p(), self.page_size(device)
+        self._call(
+            "cuMemAddressReserve", byref(address), c_size_t(nbytes), c_size_t(page), c_void_p(0),
+            ctypes.c_ulonglong(0),
+        )  # fmt: skip
+        return address.value or 0
+
+    def unreserve(self, device: int, address: int, nbytes: int) -> None:
+        self.use(device)
+        self._call("cuMemAddressFree", c_void_p(address), c_size_t(nbytes))
+
+    def map_pages(self, device: int, address: int, nbytes: int) -> None:
+        self.use(device)
+        kind, access = _on(device)
+        page = self.page_size(device)
+        none = ctypes.c_ulonglong(0)
+        at = address
+        try:
+            while at < address + nbytes:
+                memory = ctypes.c_ulonglong()
+                self._call("cuMemCreate", byref(memory), c_size_t(page), byref(kind), none)
+                try:
+                    place = c_void_p(at), c_size_t(page), c_size_t(0)
+                    self._call("cuMemMap", *place, memory, none)
+                    at += page
+                finally:  # a page that is mapped keeps its memory
+                    self._call("cuMemRelease", memory)
+            self._call(
+                "cuMemSetAccess", c_void_p(address), c_size_t(nbytes), byref(access), c_size_t(1)
+            )
+        except CudaError:
+            self.unmap_pages(device, address, at - address)
+            raise
+
+    def unmap_pages(self, device: int, address: int, nbytes: int) -> None:
+        self.use(device)
+        page = self.page_size(device)
+        for at in range(address, address + nbytes, page):  # as they were mapped
+            self._call("cuMemUnmap", c_void_p(at), c_size_t(page))
 
     def copy_in(self, device: int, to: int, host: int, nbytes: int, stream: int) -> None:
         self.use(device)

@@ -3,12 +3,13 @@
 Work is done at once, unless `lazy`: then each stream keeps what it was given in order, until it is
 synchronised or waited for, as a GPU that is slow would. `launches` and `waits` are counts.
 `capacity` bytes can be allocated. With `memory=False` addresses have nothing behind them (for the
-allocator's tests).
+allocator's tests). Virtual memory has pages of `page` bytes (0: there is none).
 """
 
 from __future__ import annotations
 
 import ctypes
+import mmap
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -28,12 +29,16 @@ class SimulatedDriver:
     """See the module. `lazy`, `capacity` and `memory` may be set before the first use."""
 
     def __init__(
-        self, capacity: int = 8 << 30, *, memory: bool = True, lazy: bool = False, devices: int = 1
-    ) -> None:
+        self, capacity: int = 8 << 30, *, memory: bool = True, lazy: bool = False, devices: int = 1,
+        page: int = 2 << 20,
+    ) -> None:  # fmt: skip
         self.capacity, self.memory, self.lazy, self.devices = capacity, memory, lazy, devices
         self.used = [0] * devices
         self._held: dict[int, tuple[int, int, Any]] = {}  # address -> device, bytes, memory
         self._next = _FIRST
+        self.page = page if not memory or hasattr(mmap, "MAP_NORESERVE") else 0
+        self._ranges: dict[int, tuple[int, Any]] = {}  # address -> bytes, addresses of the host
+        self._mapped: dict[int, int] = {}  # address of a page that has memory -> device
         self._handles = 1 << 8  # small numbers mean default streams to others
         self._queues: dict[int, deque[Callable[[], bool]]] = {}
         self._recorded: dict[int, tuple[bool, float]] = {}
@@ -84,6 +89,56 @@ class SimulatedDriver:
         self.synchronize(device)
         _, nbytes, _ = self._held.pop(address)
         self.used[device] -= nbytes
+
+    def page_size(self, device: int) -> int:
+        return self.page
+
+    def reserve(self, device: int, nbytes: int) -> int:
+        self._check(device)
+        held: Any = None
+        if self.memory:
+            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_NORESERVE
+            held = mmap.mmap(-1, nbytes + self.page, flags=flags)
+            place = ctypes.addressof(ctypes.c_char.from_buffer(held)) + self.page - 1
+        else:
+            place = self._next + self.page - 1
+            self._next += nbytes + self.page
+        place &= -self.page
+        self._ranges[place] = (nbytes, held)
+        return place
+
+    def unreserve(self, device: int, address: int, nbytes: int) -> None:
+        size, _ = self._ranges.pop(address)
+        if size != nbytes or any(address <= at < address + size for at in self._mapped):
+            raise CudaError(f"[cuda] the range at {address:#x} is in use, or another one")
+
+    def map_pages(self, device: int, address: int, nbytes: int) -> None:
+        self._whole_pages(address, nbytes)
+        if self.used[device] + nbytes > self.capacity:
+            raise DeviceMemoryError(f"[cuda] no {nbytes} bytes of memory are left")
+        places = range(address, address + nbytes, self.page)
+        inside = any(a <= address and places.stop <= a + n for a, (n, _) in self._ranges.items())
+        if not inside or any(at in self._mapped for at in places):
+            raise CudaError(f"[cuda] the pages at {address:#x} are not reserved, or have memory")
+        self._mapped.update(dict.fromkeys(places, device))
+        self.used[device] += nbytes
+
+    def unmap_pages(self, device: int, address: int, nbytes: int) -> None:
+        self._whole_pages(address, nbytes)
+        if any(self._queues.values()):
+            raise CudaError(f"[cuda] the pages at {address:#x} may be in use: there is work to do")
+        for at in range(address, address + nbytes, self.page):
+            if self._mapped.pop(at, None) != device:
+                raise CudaError(f"[cuda] the page at {at:#x} has no memory")
+            for start, (size, held) in self._ranges.items():
+                if held is not None and start <= at < start + size:
+                    first = ctypes.addressof(ctypes.c_char.from_buffer(held))
+                    held.madvise(mmap.MADV_DONTNEED, at - first, self.page)
+        self.used[device] -= nbytes
+
+    def _whole_pages(self, address: int, nbytes: int) -> None:
+        if (address | nbytes) % self.page:
+            raise CudaError(f"[cuda] {nbytes} bytes at {address:#x} are not whole pages")
 
     def _do(self, stream: int, work: Callable[[], object]) -> None:
         if stream in self._noted:
@@ -254,7 +309,13 @@ class SimulatedDriver:
         return np.ndarray((count,), dtype, memory)
 
     def _end(self, address: int) -> int:
+        """Where the memory ends that an address is in."""
         for start, (_, nbytes, _) in self._held.items():
             if start <= address < start + nbytes:
                 return start + nbytes
-        raise CudaError(f"[cuda] no device memory at address {address:#x}")
+        at = address & -self.page if self.page else 0
+        if at not in self._mapped:
+            raise CudaError(f"[cuda] no device memory at address {address:#x}")
+        while at in self._mapped:
+            at += self.page
+        return at

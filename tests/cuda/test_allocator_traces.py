@@ -21,7 +21,5 @@ def test_training_steps_reserve_less_than_powers_of_two() -> None:
         (name, mode) for name in ("digits", "GPT", "ResNet") for mode in ("eager", "jit")
     ]
     for name, mode, count, live, ours, plain, _ in rows:
-        # GPT's first compiled call holds eager activations beside an arena: not yet below 0.9.
-        most = 1.05 if (name, mode) == ("GPT", "jit") else 0.9
-        assert float(live) <= float(ours) <= most * float(plain), (name, mode)
+        assert float(live) <= float(ours) <= 0.9 * float(plain), (name, mode)
         assert int(count) > 50
