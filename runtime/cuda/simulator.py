@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ from jitgrad.runtime.cuda.driver import CudaError, DeviceMemoryError, Properties
 
 _FIRST = 1 << 40  # addresses without memory start here
 _ALIGNMENT = 512
+_NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 
 
 class SimulatedDriver:
@@ -36,7 +38,7 @@ class SimulatedDriver:
         self.used = [0] * devices
         self._held: dict[int, tuple[int, int, Any]] = {}  # address -> device, bytes, memory
         self._next = _FIRST
-        self.page = page if not memory or hasattr(mmap, "MAP_NORESERVE") else 0
+        self.page = page if not memory or _NO_RESERVE else 0
         self._ranges: dict[int, tuple[int, Any]] = {}  # address -> bytes, addresses of the host
         self._mapped: dict[int, int] = {}  # address of a page that has memory -> device
         self._handles = 1 << 8  # small numbers mean default streams to others
@@ -97,7 +99,7 @@ class SimulatedDriver:
         self._check(device)
         held: Any = None
         if self.memory:
-            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_NORESERVE
+            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
             held = mmap.mmap(-1, nbytes + self.page, flags=flags)
             place = ctypes.addressof(ctypes.c_char.from_buffer(held)) + self.page - 1
         else:
