@@ -422,9 +422,10 @@ def _apply_view(op: Any, x: Tensor, attrs: dict[str, Any], plan: Plan) -> Tensor
         except Exception as error:
             raise with_line(error)  # noqa: B904 (see with_line)
         base = data.base
-        if base is None or (
-            base is not source and base is not source.base and not np.shares_memory(data, source)
-        ):
+        shared = base is not None and (
+            base is source or base is source.base or np.shares_memory(data, source)
+        )
+        if not shared and data.size:
             return wrap(data, type_)
     return as_view(op, x, attrs, data, type_)
 

@@ -192,9 +192,11 @@ class Program:
         values = self._values(arrays, lines)
         wanted, writes = self.wanted, self.writes
         results: dict[int, Any] = {}
+        given = {step.first for step in self.steps if step.kind != "op"}
         for n in wanted:
             array = _as_array(values[n])
-            if array.base is not None or not array.flags.c_contiguous or self._is_given(n, values):
+            theirs = n in given or any(array is x for k, x in enumerate(values) if k != n)
+            if theirs or array.base is not None or not array.flags.c_contiguous:
                 array = array.copy(order="C")
             results[n] = values[n] = array
         written = [(arrays[i], values[n]) for i, n in writes]
@@ -206,11 +208,6 @@ class Program:
                 kind = TensorType(target.shape, dtypes.from_numpy(target.dtype))
                 gpu.kernels.store(target, value, kind)
         return results
-
-    def _is_given(self, n: int, values: Sequence[Any]) -> bool:
-        """Whether a value's array is that of an input, or of another value (a reference that gives
-        its operand)."""
-        return any(values[n] is other for k, other in enumerate(values) if k != n)
 
     def _values(self, arrays: Sequence[Any], lines: Mapping[int, str]) -> list[Any]:
         values: list[Any] = []

@@ -24,9 +24,10 @@ CASES = sorted((Path(__file__).parent / "fuzz_cases").glob("*.txt"))
 NAMES = sorted(OPS)
 
 
+@pytest.mark.parametrize("effects", [False, True], ids=["plain", "segments"])
 @pytest.mark.parametrize("path", CASES, ids=lambda p: p.stem)
-def test_case(path: Path) -> None:
-    outcome = check(path.read_text())
+def test_case(path: Path, effects: bool) -> None:
+    outcome = check(path.read_text(), calls=4, effects=effects)
     assert not outcome.problems and not outcome.fallback and not outcome.invalid
 
 

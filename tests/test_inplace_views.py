@@ -357,3 +357,21 @@ def test_random_programs(steps):
         return out * views[-1].sum()
 
     assert gradcheck(through, leaf(3, 4), eps=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "view",
+    [lambda x: x[0:0], lambda x: x.unfold(0, 1, 2), lambda x: x.t(), lambda x: x.reshape(0, 4)],
+)
+def test_a_view_of_no_elements_is_a_view(view):
+    x = t.zeros(4, 0)
+    v = view(x)
+    assert v._base is x
+    v.fill_(2.0)
+    assert x._version == v._version == 1
+
+
+def test_windows_of_no_elements():
+    x = t.arange(6.0).reshape(3, 2)
+    assert x.unfold(0, 0, 2).shape == (2, 2, 0)
+    assert x.unfold(1, 0, 1).shape == (3, 3, 0)

@@ -41,7 +41,8 @@ class Unfold(Op):
     def infer(self, x: TensorType, *, axis: int, size: int, step: int) -> TensorType:
         self.expect(0 <= axis < x.ndim, f"expected an axis of {x}; got {axis}", IndexError)
         self.expect(
-            size >= 1 and step >= 1, f"expected size and step above 0; got {size} and {step}"
+            size >= 0 and step >= 1,
+            f"expected a size of at least 0 and a step above 0; got {size} and {step}",
         )
         self.expect(
             size <= x.shape[axis],
@@ -227,6 +228,7 @@ def _window_cases() -> Iterable[tuple[np.ndarray, dict[str, Any], str]]:
     yield uniform((2, 7)), {"axis": 1, "size": 3, "step": 1}, ""
     yield uniform((7, 2)), {"axis": 0, "size": 3, "step": 2}, "overlapping"
     yield uniform((2, 9, 2)), {"axis": 1, "size": 2, "step": 3}, "with gaps"
+    yield uniform((2, 5)), {"axis": 1, "size": 0, "step": 2}, "windows of nothing"
     yield uniform((5,)), {"axis": 0, "size": 5, "step": 1}, "one window"
     yield strided(uniform((6, 4))), {"axis": 0, "size": 2, "step": 2}, "strided"
 

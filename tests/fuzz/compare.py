@@ -135,10 +135,8 @@ def close(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any], exact: bool) -> bool
     return bool(np.all(equal | near))
 
 
-def differences(a: Picture, b: Picture, exact: bool, dense: bool = False) -> list[tuple[str, str]]:
-    """(path, what differs) for everything that does; path is "" where no noise explains it.
-    dense: b's results of operations are row-major (docs/jit.md, segments), so that a reshape of
-    what is not in a may be a view in b."""
+def differences(a: Picture, b: Picture, exact: bool) -> list[tuple[str, str]]:
+    """(path, what differs) for everything that does; path is "" where no noise explains it."""
     if (a.error is None) != (b.error is None) or type(a.error) is not type(b.error):
         return [("", f"raised {a.error!r} against {b.error!r}")]
     if a.error is not None:
@@ -156,16 +154,9 @@ def differences(a: Picture, b: Picture, exact: bool, dense: bool = False) -> lis
         elif type(x) is not type(y) or not (x == y or x != x):
             out.append(("", f"{path}: {x!r} against {y!r}"))
     shared = a.aliases ^ b.aliases
-    if dense:
-        shared = {s for s in shared if s in a.aliases or not (_loose(a, s[0]) or _loose(a, s[1]))}
     if shared:
         out.append(("", f"aliases: {sorted(shared)}"))
     return out
-
-
-def _loose(a: Picture, path: str) -> bool:
-    x = a.values[path]
-    return isinstance(x, Shown) and not x.array.flags.c_contiguous
 
 
 def _short(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> str:

@@ -148,16 +148,51 @@ def noisy(seed: int | None) -> Iterator[Noise]:
     noise.silent = seed is None
     noise.rng = np.random.default_rng(seed)
     _now.append(noise)
-    for name, wrapper in _wrappers().items():
-        OPS[name].reference = wrapper  # type: ignore[method-assign]
-    plain = _exchange(_plans)
     try:
-        yield noise
+        with _replaced(_wrappers(), _plans):
+            yield noise
     finally:
-        _plans.update(_exchange(plain))
-        for name in _wrappers():
-            del OPS[name].reference
         _now.pop()
+
+
+def _ordered(name: str) -> Any:
+    def ordered_reference(*args: Any, **attrs: Any) -> Any:
+        result = type(OPS[name]).reference.__get__(OPS[name])(*args, **attrs)
+        if isinstance(result, tuple):
+            return tuple(np.asarray(x, order="C") for x in result)
+        return np.asarray(result, order="C")
+
+    return ordered_reference
+
+
+@cache
+def _orderers() -> dict[str, Any]:
+    return {n: _ordered(n) for n in sorted(OPS) if not OPS[n].view}
+
+
+_ordered_plans: dict[Any, Any] = {}
+
+
+@contextmanager
+def row_major() -> Iterator[None]:
+    """Results of operations in row-major order, as they are in segments (docs/jit.md, Layouts)."""
+    with _replaced(_orderers(), _ordered_plans):
+        yield
+
+
+@contextmanager
+def _replaced(references: dict[str, Any], kept: dict[Any, Any]) -> Iterator[None]:
+    """Other references in these records, with plans of eager code of their own, which are kept."""
+    for name, reference in references.items():
+        OPS[name].reference = reference  # type: ignore[method-assign]
+    plain = _exchange(kept)
+    try:
+        yield
+    finally:
+        kept.clear()
+        kept.update(_exchange(plain))
+        for name in references:
+            del OPS[name].reference
 
 
 def _exchange(others: dict[Any, Any]) -> dict[Any, Any]:
