@@ -12,7 +12,8 @@ from jitgrad.runtime import artifact_format as fmt
 
 _ARRAYS = {
     "bool": "Uint8Array", "uint8": "Uint8Array", "int8": "Int8Array", "int16": "Int16Array",
-    "int32": "Int32Array", "int64": "BigInt64Array", "uint32": "Uint32Array",
+    "int32": "Int32Array", "int64": "BigInt64Array", "uint16": "Uint16Array",
+    "uint32": "Uint32Array",
     "uint64": "BigUint64Array", "float16": "Uint16Array", "bfloat16": "Uint16Array",
     "float32": "Float32Array", "float64": "Float64Array",
 }  # fmt: skip

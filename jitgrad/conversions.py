@@ -12,6 +12,7 @@ import numpy as np
 
 from jitgrad import creation
 from jitgrad.device import device as Device
+from jitgrad.device import place
 from jitgrad.functions import shape
 from jitgrad.functions.args import as_shape, expect_rank_of, expect_tensor
 from jitgrad.levels import examples_like
@@ -202,7 +203,7 @@ def legacy_tensor(dtype: DType, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     """What FloatTensor(...) and its kin give: of sizes (zeros), of a Size, of a sequence or array,
     of a tensor (the same memory), of a storage. Raises TypeError for anything else."""
     if kwargs.get("device") is not None:
-        Device(kwargs["device"])
+        place(kwargs["device"])
     if not args:
         return creation.empty(0, dtype=dtype)
     first = args[0]

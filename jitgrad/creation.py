@@ -13,7 +13,6 @@ import numpy as np
 from jitgrad import gpu
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.compiler.symbolic import Sym
-from jitgrad.device import device as Device
 from jitgrad.device import place
 from jitgrad.dispatch import apply
 from jitgrad.dispatch import full as _full
@@ -64,7 +63,7 @@ def host_tensor(array: np.ndarray[Any, Any]) -> Tensor:
 
 def _check_device(device: Any) -> None:
     if device is not None:
-        Device(device)
+        place(device)
 
 
 def _expect_dtype(name: str, dtype: Any) -> DType:

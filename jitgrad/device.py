@@ -1,4 +1,7 @@
-"""`device`: where a tensor's memory is. A str ("cpu", "cuda:0") with PyTorch's type and index."""
+"""`device`: where a tensor's memory is. A str ("cpu", "cuda:0") with PyTorch's type and index.
+
+Owns the names of devices, and `place`, which asks whether one is there.
+"""
 
 from __future__ import annotations
 
@@ -6,40 +9,63 @@ from typing import Any
 
 from jitgrad.runtime import cuda
 
+_KINDS = (
+    "cpu", "cuda", "ipu", "xpu", "mkldnn", "opengl", "opencl", "ideep", "hip", "ve", "fpga", "maia",
+    "xla", "lazy", "vulkan", "mps", "meta", "hpu", "mtia", "privateuseone",
+)  # fmt: skip
+
 
 class device(str):
     """A device. `jitgrad.device("cpu")`, `device("cuda")`, `device("cuda", 1)`, `device(0)`; equal
-    to its text, so types in the compiler use text.
+    to its text, so types in the compiler use text. It need not be there: making a tensor on it
+    asks.
 
-    Raises RuntimeError for a device that there is not.
+    `with device("cpu"):` is for programs that choose where tensors are made: the CPU is the one
+    choice. Raises RuntimeError for a kind of device that PyTorch has not.
     """
 
     __slots__ = ()
 
     def __new__(cls, spec: Any = "cpu", index: int | None = None) -> device:
+        if type(spec) is device and index is None:
+            return spec
         if not isinstance(spec, (str, int)) or isinstance(spec, bool):
             raise TypeError(f"[device] expected a str such as 'cpu'; got {type(spec).__name__}")
         text = str.__str__(spec) if isinstance(spec, str) else f"cuda:{spec}"
-        kind, _, number = text.partition(":")
-        if kind == "cuda" and (number.isdigit() or not number):
-            if index is not None:
-                number = str(int(index))
-            cuda.device.require("device")
-            if number:
-                cuda.device.device(int(number), "device")
-            return super().__new__(cls, f"cuda:{int(number)}" if number else "cuda")
-        if kind != "cpu" or (number and number != "0") or index not in (None, 0):
-            raise RuntimeError(f"[device] expected 'cpu' or 'cuda'; got {text!r}; use device='cpu'")
-        return super().__new__(cls, "cpu")
+        kind, colon, number = text.partition(":")
+        if kind not in _KINDS:
+            raise RuntimeError(
+                f"[device] expected one of {', '.join(_KINDS)} at the start of the device string; "
+                f"got {text!r}; use device='cpu'"
+            )
+        if colon and (index is not None or not number.isdigit()):
+            raise RuntimeError(
+                f"[device] expected a kind, or a kind and a number, as in 'cuda:1'; got {text!r}"
+                + ("" if index is None else f" and index={index}")
+            )
+        number = number if index is None else str(int(index))
+        plain = kind if not number or kind == "cpu" else f"{kind}:{int(number)}"
+        return super().__new__(cls, plain)
 
     @property
     def type(self) -> str:
-        return "cpu" if self[1] == "p" else "cuda"
+        return self.partition(":")[0]
 
     @property
     def index(self) -> int | None:  # type: ignore[override]
         number = self.partition(":")[2]
         return int(number) if number else None
+
+    def __enter__(self) -> device:
+        if self != "cpu":
+            place(self)
+            raise RuntimeError(
+                f"[device] expected the CPU as the default device; got {self!s}; pass device= "
+                "where tensors are made, or move them by .to(device)"
+            )
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
 
     def __repr__(self) -> str:
         index = "" if self.index is None else f", index={self.index}"
@@ -52,9 +78,18 @@ class device(str):
 CPU = device("cpu")
 
 
-def place(spec: Any) -> str:
-    """The device that tensors are on which are made for `spec`: "cpu", "cuda:0"."""
+def place(spec: Any, what: str = "device") -> str:
+    """The device that tensors are on which are made for `spec`: "cpu", "cuda:0".
+
+    Raises RuntimeError for a device that there is not.
+    """
     found = device("cpu" if spec is None else spec)
-    if found.type == "cpu" or found.index is not None:
-        return str.__str__(found)
-    return f"cuda:{cuda.device.current()}"
+    if found == "cpu":
+        return "cpu"
+    if found.type != "cuda":
+        raise RuntimeError(f"[{what}] expected 'cpu' or 'cuda'; got {found!s}; use device='cpu'")
+    cuda.device.require(what)
+    if found.index is None:
+        return f"cuda:{cuda.device.current()}"
+    cuda.device.device(found.index, what)
+    return str.__str__(found)

@@ -30,6 +30,12 @@ def binomial(count: Tensor, prob: Tensor, generator: Generator | None = None) ->
     return _drawn("binomial", generator, count, cast(prob, count.dtype).expand(count.shape))
 
 
+def sample_dirichlet(self: Tensor, generator: Generator | None = None) -> Tensor:
+    """Dirichlet numbers for concentrations (..., K): rows of positive numbers whose sum is 1."""
+    drawn = standard_gamma(self, generator)
+    return drawn / drawn.sum(-1, keepdim=True)
+
+
 def standard_gamma(concentration: Tensor, generator: Generator | None = None) -> Tensor:
     """Gamma-distributed numbers of rate 1, in concentration's dtype.
 

@@ -255,7 +255,7 @@ class _Reader:
 
     def _state(self, graph: Graph, data: bytes) -> dict[str, np.ndarray[Any, Any]]:
         try:
-            arrays = read_safetensors(bytearray(data), self.name, for_tensors=False)
+            arrays = read_safetensors(bytearray(data), self.name)
         except (RuntimeError, ValueError, TypeError) as error:
             raise self.error(f"{_STATE}: {error}") from None
         wanted = {i.name: i.value.type for i in graph.inputs if i.kind == "state"}

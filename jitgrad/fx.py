@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jitgrad.missing import missing
+from jitgrad.missing import missing, names_module
 
 
 def wrap(fn_or_name: Any) -> Any:
@@ -30,5 +30,18 @@ class GraphModule(Proxy):
 class Node(Proxy):
     """A node of symbolic tracing: nothing is one."""
 
+
+def get_proxy_mode() -> None:
+    """None: no mode of symbolic tracing is on."""
+
+
+proxy_tensor = names_module(
+    f"{__name__}.experimental.proxy_tensor",
+    {"get_proxy_mode": get_proxy_mode},
+    "Names of torch.fx.experimental.proxy_tensor.",
+)
+experimental = names_module(
+    f"{__name__}.experimental", {"proxy_tensor": proxy_tensor}, "Names of torch.fx.experimental."
+)
 
 __getattr__ = missing(__name__, "symbolic tracing is not there; use jitgrad.jit (docs/jit.md)")

@@ -11,19 +11,24 @@ from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import urlparse
 
-from jitgrad.missing import missing
+from jitgrad.missing import no_such
 from jitgrad.serialization import load as _load
+
+HASH_REGEX = re.compile(r"-([a-f0-9]*)\.")
+"""What finds the hash in the name of a file of weights."""
 
 _chosen: list[str] = []
 
 
+def _get_torch_home() -> str:
+    """The folder that the cache is in."""
+    cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
+    return os.path.expanduser(os.environ.get("TORCH_HOME", os.path.join(cache, "torch")))
+
+
 def get_dir() -> str:
     """The folder of the cache."""
-    if _chosen:
-        return _chosen[0]
-    cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
-    home = os.environ.get("TORCH_HOME", os.path.join(cache, "torch"))
-    return os.path.join(os.path.expanduser(home), "hub")
+    return _chosen[0] if _chosen else os.path.join(_get_torch_home(), "hub")
 
 
 def set_dir(d: str | os.PathLike[str]) -> None:
@@ -67,4 +72,9 @@ def load(repo_or_dir: str, model: str, *args: Any, **kwargs: Any) -> NoReturn:
     )
 
 
-__getattr__ = missing(__name__)
+def __getattr__(name: str) -> Any:
+    if name == "tqdm":  # PyTorch shows downloads by it, so that programs find it here
+        from tqdm import tqdm
+
+        return tqdm
+    raise no_such(__name__, name)

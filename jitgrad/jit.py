@@ -7,6 +7,7 @@ jit_function.py. What jit promises: docs/jit.md.
 from __future__ import annotations
 
 import functools
+import typing
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,12 +18,15 @@ from jitgrad.callable_module import make_callable
 from jitgrad.effects import is_module
 from jitgrad.jit_function import JitFunction as JitFunction
 from jitgrad.jitted_module import jitted_module
-from jitgrad.missing import no_such
+from jitgrad.missing import names_module, no_such
 from jitgrad.runtime.knobs import knob
 from jitgrad.scripting import Attribute as Attribute
 from jitgrad.scripting import RecursiveScriptModule as RecursiveScriptModule
 from jitgrad.scripting import ScriptFunction as ScriptFunction
 from jitgrad.scripting import ScriptModule as ScriptModule
+from jitgrad.scripting import _overload as _overload
+from jitgrad.scripting import _overload_method as _overload_method
+from jitgrad.scripting import _script_if_tracing as _script_if_tracing
 from jitgrad.scripting import annotate as annotate
 from jitgrad.scripting import export as export
 from jitgrad.scripting import freeze as freeze
@@ -197,6 +201,13 @@ def __getattr__(name: str) -> Any:
         return scripting.isinstance_
     raise no_such(__name__, name)
 
+
+_LISTS = {f"BroadcastingList{n}": list for n in (1, 2, 3, 4, 5, 6)}
+annotations = names_module(
+    f"{__name__}.annotations",
+    {**{n: getattr(typing, n) for n in ("Any", "Dict", "List", "Optional", "Tuple")}, **_LISTS},
+    "Names of torch.jit.annotations: Python's own types.",
+)
 
 __all__ = ["JitFunction", "compile", "disable_jit", "jit", "script", "trace"]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import sys
 from typing import TYPE_CHECKING, Any
 
 from jitgrad import _collector, autograd, compiler, einops_backend, methods, public, random
@@ -96,6 +97,9 @@ from jitgrad.runtime.dtypes import (
     int32,
     int64,
     uint8,
+    uint16,
+    uint32,
+    uint64,
 )
 from jitgrad.runtime.dtypes import bool_ as bool
 from jitgrad.state import get_default_dtype, set_default_dtype
@@ -168,6 +172,11 @@ def scalar_tensor(s: Any, **kwargs: Any) -> Tensor:
     return tensor(s, **kwargs)
 
 
+def _shape_as_tensor(self: Tensor) -> Tensor:
+    """The sizes, as a vector of int64."""
+    return tensor(self.shape, dtype=int64)
+
+
 def numel(input: Tensor) -> Any:
     """The number of elements."""
     return input.numel()
@@ -175,9 +184,13 @@ def numel(input: Tensor) -> Any:
 
 # Imported at their first use. jit and export can be called.
 _SUBMODULES = (
+    "_C",
     "_dynamo",
+    "_inductor",
+    "_subclasses",
     "accelerator",
     "amp",
+    "ao",
     "backends",
     "compiling",
     "cpu",
@@ -216,6 +229,10 @@ _SETTINGS = (
     "set_flush_denormal", "set_num_interop_threads", "set_num_threads", "set_warn_always",
     "typename", "use_deterministic_algorithms",
 )  # fmt: skip
+_CHECKS = (
+    "_assert_async", "_check", "_check_index", "_check_is_size", "_check_not_implemented",
+    "_check_tensor_all", "_check_type", "_check_value", "_check_with", "sym_int",
+)  # fmt: skip
 _FROM_FUNCTIONAL = (
     "adaptive_avg_pool1d", "avg_pool1d", "bilinear", "celu", "celu_", "channel_shuffle", "conv1d",
     "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "hardshrink",
@@ -245,6 +262,7 @@ _LAZY = {  # name -> (module, name in it)
     **{name: ("nn.functional.native_losses", name) for name in _NATIVE_LOSSES},
     **{name: ("nn.functional.native_recurrent", name) for name in _NATIVE_RECURRENT},
     **{name: ("settings", name) for name in _SETTINGS},
+    **{name: ("asserting", name) for name in _CHECKS},
     "Dim": ("dims", "Dim"),
     "SymInt": ("sizes", "SymInt"),
     "mark_dynamic": ("dims", "mark_dynamic"),
@@ -272,6 +290,7 @@ _LAZY = {  # name -> (module, name in it)
     "GradScaler": ("amp", "GradScaler"),
     "UntypedStorage": ("storage", "Storage"),
     "poisson": ("draws", "poisson"),
+    "_sample_dirichlet": ("draws", "sample_dirichlet"),
     "compile": ("jit", "compile"),
     "disable_jit": ("jit", "disable_jit"),
     "TensorSpec": ("lowered", "TensorSpec"),
@@ -306,8 +325,8 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"jitgrad.{name}")
     if name.startswith("_foreach_"):
         return importlib.import_module("jitgrad.foreach").function_of(name)
-    if name == "_C":
-        raise no_such("jitgrad", name, "jitgrad is Python: there is no extension module")
+    if name == "torch":  # PyTorch's own module is among its names
+        return sys.modules["jitgrad"]
     raise no_such("jitgrad", name)
 
 
@@ -332,5 +351,6 @@ __all__ = [
     "randn", "randn_like", "random", "randperm", "range", "result_type", "seed",
     "set_anomaly_enabled", "set_default_dtype", "set_grad_enabled", "set_printoptions",
     "set_rng_state", "short", "stack",
-    "tensor", "uint8", "vstack", "zeros", "zeros_like", *sorted(_PUBLIC),
+    "tensor", "uint16", "uint32", "uint64", "uint8", "vstack", "zeros", "zeros_like",
+    *sorted(_PUBLIC),
 ]  # fmt: skip

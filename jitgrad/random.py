@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from jitgrad.device import device as Device
+from jitgrad.device import place
 from jitgrad.runtime import dtypes
 from jitgrad.state import state
 from jitgrad.tensor import Tensor, static_type, wrap, wrap_array
@@ -27,6 +28,7 @@ class Generator:
     """A source of random numbers: `seed` and how many draws were made from it. Thread-safe."""
 
     def __init__(self, device: Any = "cpu") -> None:
+        place(device)
         self.device = Device(device)
         self._lock = threading.Lock()
         self._seed = DEFAULT_SEED

@@ -56,6 +56,17 @@ def script_if_tracing(fn: F) -> F:
     return fn
 
 
+_script_if_tracing = script_if_tracing
+
+
+def _overload(fn: F) -> F:
+    """fn: Python tells overloads apart by their arguments."""
+    return fn
+
+
+_overload_method = _overload
+
+
 def annotate(the_type: Any, the_value: F) -> F:
     """the_value."""
     return the_value

@@ -161,9 +161,10 @@ def get_default_device() -> Device:
 
 
 def set_default_device(device: Any) -> None:
-    """Accepts the CPU (or None). Raises RuntimeError for what jitgrad has not."""
+    """Accepts the CPU (or None). Raises RuntimeError for others: `device=` says where a tensor is
+    made, `.to(device)` moves it."""
     if device is not None:
-        Device(device)
+        Device(device).__enter__()
 
 
 # -- small things ---------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ OK, FAULT, BAD_ARGUMENT, BUSY = 0, 1, 2, 3
 # Codes of dtypes in the C interface.
 DTYPE_CODES = {
     "bool": 0, "uint8": 1, "int8": 2, "int16": 3, "int32": 4, "int64": 5, "float16": 6,
-    "bfloat16": 7, "float32": 8, "float64": 9, "uint32": 10, "uint64": 11,
+    "bfloat16": 7, "float32": 8, "float64": 9, "uint32": 10, "uint64": 11, "uint16": 12,
 }  # fmt: skip
 
 SEAL_MAGIC = b"JGSEAL03"

@@ -95,8 +95,9 @@ int8 = DType("int8", 1, Category.INT)
 int16 = DType("int16", 2, Category.INT)
 int32 = DType("int32", 4, Category.INT)
 int64 = DType("int64", 8, Category.INT)
-uint32 = DType("uint32", 4, Category.INT, signed=False)  # internal: random bits
-uint64 = DType("uint64", 8, Category.INT, signed=False)  # internal: random bits
+uint16 = DType("uint16", 2, Category.INT, signed=False)
+uint32 = DType("uint32", 4, Category.INT, signed=False)
+uint64 = DType("uint64", 8, Category.INT, signed=False)
 float16 = DType("float16", 2, Category.FLOAT)
 bfloat16 = DType("bfloat16", 2, Category.FLOAT)
 float32 = DType("float32", 4, Category.FLOAT)
@@ -105,7 +106,7 @@ complex64 = DType("complex64", 8, Category.COMPLEX)
 complex128 = DType("complex128", 16, Category.COMPLEX)
 
 ALL: tuple[DType, ...] = (
-    bool_, uint8, int8, int16, int32, int64, uint32, uint64,
+    bool_, uint8, int8, int16, int32, int64, uint16, uint32, uint64,
     float16, bfloat16, float32, float64, complex64, complex128,
 )  # fmt: skip
 BY_NAME: dict[str, DType] = {d.name: d for d in ALL}
@@ -149,12 +150,9 @@ def promote(a: DType, b: DType) -> DType:
     if a.category is Category.COMPLEX:
         return complex128
     # Integers: the wider wins; uint8 with int8 needs int16.
-    if a.signed == b.signed:
-        return max(a, b, key=lambda d: d.itemsize)
-    unsigned, signed = (a, b) if not a.signed else (b, a)
-    if signed.itemsize > unsigned.itemsize:
-        return signed
-    wider = {1: int16, 2: int32, 4: int64}.get(unsigned.itemsize)
-    if wider is None:
-        raise TypeError(f"no common dtype for {a} and {b}; convert one of them with .to(dtype)")
-    return wider
+    if any(not d.signed and d is not uint8 for d in (a, b)):
+        raise RuntimeError(
+            f"[promote_types] expected integers of which none is uint16, uint32 or uint64; got {a} "
+            f"and {b}, which have no common dtype; convert one of them with .to(dtype)"
+        )
+    return int16 if a.itemsize == b.itemsize else max(a, b, key=lambda d: d.itemsize)

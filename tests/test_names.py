@@ -20,6 +20,7 @@ from jitgrad.runtime import threads
 from jitgrad.runtime.errors import CompileError
 
 SUBMODULES = [
+    "_C", "_inductor", "_subclasses", "ao", "ao.quantization", "nn.quantized",
     "_dynamo", "_dynamo.config", "accelerator", "amp", "autograd", "backends", "backends.cpu",
     "backends.cuda", "backends.cudnn", "backends.mkl", "backends.mkldnn", "backends.mps",
     "backends.openmp", "backends.opt_einsum", "compiler", "cpu", "cuda", "distributed", "func",
@@ -56,7 +57,7 @@ def test_missing_names_of_the_package() -> None:
     with pytest.raises(AttributeError, match="not there yet is listed in docs/limits.md"):
         torch.nothing_like_it  # noqa: B018
     with pytest.raises(AttributeError, match="no extension module"):
-        torch._C  # noqa: B018
+        torch._C._get_cudart_version  # noqa: B018
 
 
 def test_submodules_are_found_from_the_package() -> None:
@@ -364,6 +365,81 @@ def test_assert_and_wrap() -> None:
 
     assert helper(3) == 3 and not isinstance(torch.ones(1), torch.fx.Proxy)
     assert torch.typename(torch.ones(1)) == "torch.FloatTensor"
+
+
+def test_what_public_code_asks_of_private_modules() -> None:
+    assert torch._C._get_tracing_state() is None and torch.torch is torch
+    assert not torch._C._are_functorch_transforms_active()
+    inside = torch.vmap(lambda x: x * torch._C._are_functorch_transforms_active())
+    assert inside(torch.ones(2)).tolist() == [1, 1]
+    with torch._C.DisableTorchFunctionSubclass():
+        assert not torch._subclasses.fake_tensor.is_fake(torch.ones(1))
+    assert torch.fx.experimental.proxy_tensor.get_proxy_mode() is None
+    assert importlib.import_module("jitgrad.jit.annotations").BroadcastingList2[int] == list[int]
+    assert torch.jit._script_if_tracing(len) is torch.jit._overload_method(len) is len
+    from jitgrad._dynamo.eval_frame import OptimizedModule
+
+    net = torch.nn.Linear(1, 1)
+    assert isinstance(torch.compile(net), OptimizedModule) and not isinstance(net, OptimizedModule)
+    assert torch.compile(net)._orig_mod is net
+    assert torch.hub._get_torch_home() + "/hub" == torch.hub.get_dir()
+    assert torch.hub.HASH_REGEX.search("net-12ab.pth")[1] == "12ab"
+    x = torch.utils._pytree._dict_flatten({"a": 1})
+    assert torch.utils._pytree._dict_unflatten(*x) == {"a": 1}
+
+
+def test_marks_of_quantization() -> None:
+    x = torch.randn(2, 3)
+    stubs = torch.nn.Sequential(
+        torch.ao.quantization.QuantStub(), torch.ao.quantization.DeQuantStub()
+    )
+    assert stubs(x) is x and not stubs.state_dict()
+    f = torch.nn.quantized.FloatFunctional()
+    for found, wanted in (
+        (f.add(x, x), x + x), (f.mul(x, x), x * x), (f.cat([x, x], 1), torch.cat([x, x], 1)),
+        (f.add_relu(x, x), (x + x).relu()), (f.matmul(x, x.T), x @ x.T), (f.add_scalar(x, 2),
+        x + 2),
+        (f.mul_scalar(x, 2), x * 2),
+    ):  # fmt: skip
+        assert torch.equal(found, wanted)
+    with pytest.raises(RuntimeError, match="expected a call of one of its methods"):
+        f(x)
+
+
+@pytest.mark.parametrize(
+    ("check", "error"),
+    [("_check", RuntimeError), ("_check_index", IndexError), ("_check_value", ValueError),
+     ("_check_type", TypeError), ("_check_not_implemented", NotImplementedError)],
+)  # fmt: skip
+def test_checks(check, error) -> None:
+    ask = getattr(torch, check)
+    ask(True, lambda: 1 / 0)
+    with pytest.raises(error, match="a text"):
+        ask(False, lambda: "a text")
+    with pytest.raises(TypeError, match="cond must be a bool"):
+        ask(1)
+
+
+def test_checks_of_sizes_and_tensors() -> None:
+    torch._check_is_size(3, max=3)
+    for bad in (lambda: torch._check_is_size(-1), lambda: torch._check_is_size(3, max=2),
+                lambda: torch._check_tensor_all(torch.tensor([True, False])),
+                lambda: torch._assert_async(torch.zeros(2))):  # fmt: skip
+        with pytest.raises(RuntimeError):
+            bad()
+
+    @torch.jit(fallback="error")
+    def f(x, y):
+        torch._check(x.shape[0] > 1, lambda: "too short")
+        torch._assert_async((y > 0).all(), "not positive")
+        return x * torch._shape_as_tensor(x)[0]
+
+    for n in (2, 3, 4):
+        assert f(torch.ones(n), torch.ones(2)).tolist() == [n] * n
+        with pytest.raises(RuntimeError, match="not positive"):
+            f(torch.ones(n), torch.zeros(2))
+    with pytest.raises(RuntimeError, match="too short"):
+        f(torch.ones(1), torch.ones(2))
 
 
 def test_hub_loads_what_is_there(tmp_path, monkeypatch) -> None:

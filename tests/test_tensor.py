@@ -149,8 +149,9 @@ def test_shape_and_kin():
 def test_devices():
     assert t.device("cpu") == "cpu" and repr(t.device("cpu")) == "device(type='cpu')"
     assert t.zeros(1).to("cpu").to(t.device("cpu")).device.type == "cpu"
-    for make in (lambda: t.device("cuda"), lambda: t.zeros(1, device="cuda"),
-                 lambda: t.zeros(1).cuda(), lambda: t.zeros(1).to("cuda:0")):  # fmt: skip
+    for make in (lambda: t.zeros(1).to(t.device("cuda", 1)), lambda: t.zeros(1, device="cuda"),
+                 lambda: t.zeros(1).cuda(), lambda: t.zeros(1).to("cuda:0"),
+                 lambda: t.Generator("cuda"), lambda: t.device("cuda").__enter__()):  # fmt: skip
         with pytest.raises(RuntimeError, match="expected a CUDA device; there is none"):
             make()
 
@@ -551,3 +552,24 @@ def test_import_is_light():
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
+
+
+def test_devices_that_are_not_there_have_names():
+    """As in PyTorch: tensors on them cannot be made, but programs name them."""
+    there = t.device("cuda:1")
+    assert (there.type, there.index, str(there), there) == (
+        "cuda",
+        1,
+        "cuda:1",
+        t.device("cuda", 1),
+    )
+    assert t.device("meta").type == "meta" and t.device("mps") != t.device("cpu")
+    assert repr(t.device("xpu", 0)) == "device(type='xpu', index=0)"
+    with t.device("cpu"):
+        assert t.zeros(1).device == t.device("cpu")
+    for bad in (("nothing",), ("cuda:x",), ("cuda:0", 1), ("cuda:",)):
+        with pytest.raises(RuntimeError, match=r"\[device\] expected"):
+            t.device(*bad)
+    for where in ("meta", "mps"):
+        with pytest.raises(RuntimeError, match="expected 'cpu' or 'cuda'"):
+            t.zeros(1, device=where)

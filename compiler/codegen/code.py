@@ -24,7 +24,8 @@ Int: TypeAlias = int | ir.Value
 
 _STORAGE: dict[str, ir.Type] = {
     "bool": I8, "uint8": I8, "int8": I8, "int16": ir.IntType(16), "int32": I32, "int64": I64,
-    "uint32": I32, "uint64": I64, "float16": ir.IntType(16), "bfloat16": ir.IntType(16),
+    "uint16": ir.IntType(16), "uint32": I32, "uint64": I64, "float16": ir.IntType(16),
+    "bfloat16": ir.IntType(16),
     "float32": ir.FloatType(), "float64": ir.DoubleType(), "index": I64,
     "complex64": I64, "complex128": ir.IntType(128),
 }  # fmt: skip

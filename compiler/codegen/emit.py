@@ -32,7 +32,8 @@ from jitgrad.runtime.errors import CompileError, InternalError
 
 _REGISTER: dict[str, ir.Type] = {
     "bool": I1, "uint8": ir.IntType(8), "int8": ir.IntType(8), "int16": ir.IntType(16),
-    "int32": ir.IntType(32), "int64": I64, "uint32": ir.IntType(32), "uint64": I64, "index": I64,
+    "int32": ir.IntType(32), "int64": I64, "uint16": ir.IntType(16), "uint32": ir.IntType(32),
+    "uint64": I64, "index": I64,
     "float16": ir.IntType(16), "bfloat16": ir.IntType(16),
     "float32": ir.FloatType(), "float64": ir.DoubleType(),
     "complex64": I64, "complex128": ir.IntType(128),  # moved, never computed with

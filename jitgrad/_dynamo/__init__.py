@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from jitgrad._dynamo import config as config
+from jitgrad._dynamo import eval_frame as eval_frame
+from jitgrad._dynamo import utils as utils
 from jitgrad.compiling import allow_in_graph as allow_in_graph
 from jitgrad.compiling import disable as disable
 from jitgrad.compiling import is_compiling as is_compiling

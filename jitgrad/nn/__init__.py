@@ -7,6 +7,7 @@ from jitgrad.nn import init as init
 from jitgrad.nn import modules as modules
 from jitgrad.nn import parallel as parallel
 from jitgrad.nn import parameter as parameter
+from jitgrad.nn import quantized as quantized
 from jitgrad.nn import utils as utils
 from jitgrad.nn.activations import (
     CELU,

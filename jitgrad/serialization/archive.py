@@ -279,7 +279,7 @@ def read(file: zipfile.ZipFile, memory: Memory) -> Any:
                 f"[load] expected a file of version {_VERSION} at most; {memory.name} has version "
                 f"{about['version']}: load it with a newer jitgrad"
             )
-        arrays = read_safetensors(memory.member(file, _STORAGES), memory.name, for_tensors=False)
+        arrays = read_safetensors(memory.member(file, _STORAGES), memory.name)
         reader = _Reader(about, arrays, memory)
         return reader.object(about["tree"])
     except (KeyError, ValueError, TypeError, IndexError, AttributeError) as error:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from jitgrad.autograd.modes import no_grad
-from jitgrad.device import device
+from jitgrad.device import place
 from jitgrad.functions.shape import as_strided
 from jitgrad.runtime.dtypes import DType
 from jitgrad.tensor import Tensor, wrap_array
@@ -29,7 +29,7 @@ class Location:
     def __init__(self, rule: Any) -> None:
         self.rule = rule
         if isinstance(rule, str):
-            device(rule)
+            place(rule)
 
     def check(self, stored: str) -> None:
         """Whether memory stored from this device may come here (there is the CPU only)."""

@@ -20,8 +20,8 @@ _DTYPES = {
     "BOOL": dtypes.bool_, "U8": dtypes.uint8, "I8": dtypes.int8, "I16": dtypes.int16,
     "I32": dtypes.int32, "I64": dtypes.int64, "F16": dtypes.float16, "BF16": dtypes.bfloat16,
     "F32": dtypes.float32, "F64": dtypes.float64, "C64": dtypes.complex64,
+    "U16": dtypes.uint16, "U32": dtypes.uint32, "U64": dtypes.uint64,
 }  # fmt: skip
-_OF_ARRAYS = _DTYPES | {"U32": dtypes.uint32, "U64": dtypes.uint64}  # NumPy's, but no Tensor's
 _MOST_HEADER = 100_000_000  # bytes; as the library has it
 
 
@@ -47,11 +47,8 @@ def safetensors_bytes(tensors: dict[str, Any], metadata: dict[str, str] | None =
     return data
 
 
-def read_safetensors(
-    memory: Any, name: str, *, for_tensors: bool = True
-) -> dict[str, np.ndarray[Any, Any]]:
-    """Arrays by name, views of `memory` (a writable buffer): of dtypes that Tensors have, or else
-    of uint32 and uint64 too. Raises RuntimeError if damaged."""
+def read_safetensors(memory: Any, name: str) -> dict[str, np.ndarray[Any, Any]]:
+    """Arrays by name, views of `memory` (a writable buffer). Raises RuntimeError if damaged."""
     whole = np.frombuffer(memory, np.uint8)
 
     def expect(ok: bool, what: str) -> None:
@@ -73,7 +70,7 @@ def read_safetensors(
         if key == "__metadata__":
             continue
         try:
-            dtype: DType = (_DTYPES if for_tensors else _OF_ARRAYS)[entry["dtype"]]
+            dtype: DType = _DTYPES[entry["dtype"]]
             shape = tuple(int(n) for n in entry["shape"])
             begin, end = (int(n) for n in entry["data_offsets"])
         except (KeyError, TypeError, ValueError):

@@ -22,7 +22,8 @@ HEADER = "Inference-Header-Content-Length"
 EXTENSIONS = ["binary_tensor_data"]
 
 _DATATYPES = {
-    "bool": "BOOL", "uint8": "UINT8", "int8": "INT8", "int16": "INT16", "int32": "INT32",
+    "bool": "BOOL", "uint8": "UINT8", "uint16": "UINT16", "uint32": "UINT32", "uint64": "UINT64",
+    "int8": "INT8", "int16": "INT16", "int32": "INT32",
     "int64": "INT64", "float16": "FP16", "bfloat16": "BF16", "float32": "FP32", "float64": "FP64",
 }  # fmt: skip
 

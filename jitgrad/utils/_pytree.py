@@ -137,6 +137,16 @@ def register_pytree_node(
     pytree.register(cls, flatten_fn, lambda context, children: unflatten_fn(children, context))
 
 
+def _dict_flatten(d: dict[Any, Any]) -> tuple[list[Any], list[Any]]:
+    """(values, keys), for classes derived from dict."""
+    return list(d.values()), list(d)
+
+
+def _dict_unflatten(values: Any, context: list[Any]) -> dict[Any, Any]:
+    """The dict of what _dict_flatten gave."""
+    return dict(zip(context, values, strict=True))
+
+
 _register_pytree_node = register_pytree_node
 
 __getattr__ = missing(__name__)

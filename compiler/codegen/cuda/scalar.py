@@ -26,7 +26,8 @@ from jitgrad.runtime.errors import CompileError, InternalError
 
 HALVES = (dtypes.float16, dtypes.bfloat16)
 CONVERT = {
-    "uint8": "u8", "int8": "i8", "int16": "i16", "int32": "i32", "int64": "i64", "uint32": "u32",
+    "uint8": "u8", "int8": "i8", "int16": "i16", "int32": "i32", "int64": "i64", "uint16": "u16",
+    "uint32": "u32",
     "uint64": "u64", "index": "i64", "float16": "f32", "bfloat16": "f32", "float32": "f32",
     "float64": "f64", "complex64": "c64", "complex128": "c128", "bool": "bool",
 }  # fmt: skip

@@ -1,0 +1,75 @@
+"""Names of torch._C that public code asks in passing. There is no extension module: jitgrad is
+Python.
+
+Owns answers to questions (what is traced, what is transformed), settings of PyTorch's TorchScript
+compiler, which choose nothing, and classes that annotations name. Kernels are not here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jitgrad import accelerator
+from jitgrad.device import device
+from jitgrad.fx import Node as Node
+from jitgrad.fx import Proxy
+from jitgrad.missing import missing
+from jitgrad.random import Generator as Generator
+from jitgrad.state import state
+
+
+class DisableTorchFunctionSubclass:
+    """A context in which no `__torch_function__` is called."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *error: object) -> None: ...
+
+
+class Graph(Proxy):
+    """A graph of TorchScript's: nothing is one."""
+
+
+class Value(Proxy):
+    """A value in a graph of TorchScript's: nothing is one."""
+
+
+def _are_functorch_transforms_active() -> bool:
+    """Whether vmap or a forward mode of func is running."""
+    return bool(state.levels)
+
+
+def _get_tracing_state() -> None:
+    """None: TorchScript traces nothing."""
+
+
+def _log_api_usage_once(event: str) -> None:
+    """Nothing is logged."""
+
+
+def _get_accelerator(check: bool | None = None) -> device:
+    """The device beside the CPU, or the CPU."""
+    return accelerator.current_accelerator() or device("cpu")
+
+
+def _get_privateuse1_backend_name() -> str:
+    """PyTorch's name for devices of others' making; there are none."""
+    return "privateuseone"
+
+
+def _keep(mode: bool) -> bool:
+    """The setting before: kernels are fused always, and there is one way to run."""
+    return True
+
+
+_jit_set_profiling_executor = _jit_set_profiling_mode = _jit_set_texpr_fuser_enabled = _keep
+_jit_set_nvfuser_enabled = _jit_override_can_fuse_on_cpu = _jit_override_can_fuse_on_gpu = _keep
+
+
+def _set_nothing(enabled: bool) -> None:
+    """Attention has one implementation."""
+
+
+_set_math_sdp_allow_fp16_bf16_reduction = _set_nothing
+
+__getattr__: Any = missing(__name__, "jitgrad is Python: there is no extension module")
