@@ -203,7 +203,7 @@ def __getattr__(name: str) -> Any:
 
 
 _LISTS = {f"BroadcastingList{n}": list for n in (1, 2, 3, 4, 5, 6)}
-annotations = names_module(
+globals()["annotations"] = names_module(  # what __future__ brought is not asked for
     f"{__name__}.annotations",
     {**{n: getattr(typing, n) for n in ("Any", "Dict", "List", "Optional", "Tuple")}, **_LISTS},
     "Names of torch.jit.annotations: Python's own types.",

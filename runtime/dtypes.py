@@ -141,6 +141,11 @@ def promote(a: DType, b: DType) -> DType:
         return a
     if a.category > b.category:
         a, b = b, a
+    if b.category <= Category.INT and not {a, b}.isdisjoint((uint16, uint32, uint64)):
+        raise RuntimeError(
+            f"[promote_types] expected integers of which none is uint16, uint32 or uint64; got {a} "
+            f"and {b}, which have no common dtype; convert one of them with .to(dtype)"
+        )
     if a.category < b.category:
         if b.category is Category.COMPLEX and a is float64:
             return complex128
@@ -150,9 +155,4 @@ def promote(a: DType, b: DType) -> DType:
     if a.category is Category.COMPLEX:
         return complex128
     # Integers: the wider wins; uint8 with int8 needs int16.
-    if any(not d.signed and d is not uint8 for d in (a, b)):
-        raise RuntimeError(
-            f"[promote_types] expected integers of which none is uint16, uint32 or uint64; got {a} "
-            f"and {b}, which have no common dtype; convert one of them with .to(dtype)"
-        )
     return int16 if a.itemsize == b.itemsize else max(a, b, key=lambda d: d.itemsize)

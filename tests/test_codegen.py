@@ -37,7 +37,7 @@ from jitgrad.runtime.dtypes import DType
 
 SIZES = [0, 1, 7, 8, 9, 31, 33, 1000]
 INTS = [dtypes.uint8, dtypes.int8, dtypes.int16, dtypes.int32, dtypes.int64,
-        dtypes.uint32, dtypes.uint64]  # fmt: skip
+        dtypes.uint16, dtypes.uint32, dtypes.uint64]  # fmt: skip
 FLOATS = [dtypes.float16, dtypes.bfloat16, dtypes.float32, dtypes.float64]
 X86 = host().triple.startswith("x86_64")
 
