@@ -130,7 +130,7 @@ def _hankel(a: Expr, order: int, kind: str) -> Expr:
     total, difference = cosine + sine, sine - cosine  # sqrt(2) cos(w) and sin(w) of order 0
     c, s = (difference, -total) if order else (total, difference)
     turned = p * c - q * s if kind == "j" else p * s + q * c
-    return turned / make("sqrt", a * math.pi)
+    return turned / (make("sqrt", a) * math.sqrt(math.pi))  # a * pi may overflow
 
 
 def _j(x: Expr, order: int) -> Expr:
