@@ -2,7 +2,8 @@
 
 A Body is immutable, compared and hashed by the graph's text without source lines, so nodes that
 hold equal graphs are equal. Its graph is pure: inputs, nodes, outputs; no writes and no rebinds.
-Owns no op: ops/control.py has the records that hold bodies.
+Symbolic sizes in it are those of the graph around it: it has none of its own, and bodies with sizes
+of different envs are not equal. Owns no op: ops/control.py has the records that hold bodies.
 """
 
 from __future__ import annotations
@@ -14,15 +15,20 @@ from typing import Any
 import numpy as np
 
 from jitgrad.compiler.ir import Graph, Node, Value, with_line
+from jitgrad.compiler.symbolic import ShapeEnv, Sym
 from jitgrad.compiler.text import to_text
 from jitgrad.compiler.types import TensorType
 from jitgrad.runtime.errors import InternalError
 
 
 class Body:
-    """A pure graph, held by a node. Attributes: `graph`, `inputs` and `outputs` (their types)."""
+    """A pure graph, held by a node.
 
-    __slots__ = ("_digest", "_runs", "graph", "inputs", "outputs", "text")
+    Attributes: `graph`, `inputs` and `outputs` (their types); `env`, whose symbolic sizes are in it
+    (None: there are none).
+    """
+
+    __slots__ = ("_digest", "_runs", "env", "graph", "inputs", "outputs", "text")
 
     def __init__(self, graph: Graph) -> None:
         if graph.writes or graph.rebinds:
@@ -30,12 +36,13 @@ class Body:
         self.graph = graph
         self.inputs: list[TensorType] = [i.value.type for i in graph.inputs]
         self.outputs: list[TensorType] = [v.type for v in graph.outputs]
+        self.env = _env_of(graph)
         self.text = to_text(graph, names=False)
         self._digest = hashlib.sha256(self.text.encode()).hexdigest()[:16]
         self._runs: Any = None
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Body) and self.text == other.text
+        return isinstance(other, Body) and self.text == other.text and self.env is other.env
 
     def __hash__(self) -> int:
         return hash(self._digest)
@@ -46,12 +53,31 @@ class Body:
     def run(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         """The outputs, by the references of the records. They may share memory with the operands.
 
-        Whoever calls has turned NumPy's warnings off (ops/quiet.py).
+        Whoever calls has turned NumPy's warnings off (ops/quiet.py), and put sizes in
+        (fixed_sizes.concrete).
         """
         if self._runs is None:
             self._runs = _Steps(self.graph)
         steps: _Steps = self._runs
         return steps.run(arrays)
+
+
+def _env_of(graph: Graph) -> ShapeEnv | None:
+    """The env of the first symbolic size in a graph."""
+    for item in graph.inputs:
+        for d in item.value.type.shape:
+            if isinstance(d, Sym):
+                return d.env
+    for node in graph.nodes:
+        stack = [x for _, x in node.attrs]
+        stack += [v.type.shape for v in node.outputs]
+        while stack:
+            x = stack.pop()
+            if isinstance(x, tuple):
+                stack += x
+            elif isinstance(x, (Sym, Body)) and x.env is not None:
+                return x.env
+    return None
 
 
 class _Steps:

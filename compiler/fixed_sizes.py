@@ -1,16 +1,19 @@
 """A graph with symbolic dims at given sizes: the graph that recording at those sizes would give.
 
-Sizes 0 and 1 need it. Code for symbolic dims counts on sizes of at least 2 (nothing broadcasts,
-nothing is empty), so other sizes are graphs of their own.
+Also `concrete`, an attribute at given sizes, as references take it. Sizes 0 and 1 need graphs of
+their own: code for symbolic dims counts on sizes of at least 2 (nothing broadcasts, nothing is
+empty).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
-from jitgrad.compiler.interpret import concrete
+from jitgrad.compiler.body import Body
 from jitgrad.compiler.ir import Graph, Value, Write
+from jitgrad.compiler.symbolic import Sym, evaluate
 from jitgrad.compiler.types import TensorType
 from jitgrad.runtime.errors import CompileError
 
@@ -43,3 +46,18 @@ def at_sizes(graph: Graph, dims: Mapping[str, int]) -> Graph:
     out.outputs = [new[v] for v in graph.outputs]
     out.writes = [Write(w.input, new[w.value]) for w in graph.writes]
     return out
+
+
+def concrete(x: Any, dims: Mapping[str, int]) -> Any:
+    """An attribute with the values of symbolic dims put in; in graphs that nodes hold as well, of
+    which CompileError is raised as by `at_sizes`."""
+    if isinstance(x, tuple):
+        return tuple([concrete(y, dims) for y in x])
+    if isinstance(x, Body):
+        return x if x.env is None else _body_at(x, tuple(sorted(dims.items())))
+    return evaluate(x, dims) if isinstance(x, Sym) else x
+
+
+@lru_cache(256)
+def _body_at(body: Body, dims: tuple[tuple[str, int], ...]) -> Body:
+    return Body(at_sizes(body.graph, dict(dims)))

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from jitgrad.compiler.interpret import concrete
+from jitgrad.compiler.fixed_sizes import concrete
 from jitgrad.compiler.ir import Node
 from jitgrad.compiler.kernels import SpecialKernel
 from jitgrad.compiler.loops import Array, Call

@@ -14,7 +14,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-VERSION = 6
+VERSION = 7
 
 
 CONTROL = "control"
@@ -40,9 +40,10 @@ class Image:
     kept: {slot: bytes} of memory that stays between calls.
     n_sites: of faults that kernels may flag.
     sizes: the symbolic sizes that a call brings, as text; guards: what compiling assumed of them
-        ((kind, a, b, outcome), as text). lives: of each array of the arena (elements, as text,
-        bytes of one, first and last wave, the numbers of lives that it may be stored over). lies:
-        (slot, life, bytes behind it).
+        ((kind, a, b, outcome), as text). lives: for each arena, of each array in it (elements, as
+        text, bytes of one, first and last wave, the numbers of lives that it may be stored over).
+        within: for each arena but the first, where it lies itself: (arena before it, life). lies:
+        (slot, arena, life).
     report: figures for people: see Report in pipeline.py.
     """
 
@@ -63,7 +64,8 @@ class Image:
     n_sites: int = 0
     sizes: list[str] = field(default_factory=list)
     guards: list[tuple[str, str, str, bool]] = field(default_factory=list)
-    lives: list[tuple[str, int, int, int, list[int]]] = field(default_factory=list)
+    lives: list[list[tuple[str, int, int, int, list[int]]]] = field(default_factory=list)
+    within: list[tuple[int, int]] = field(default_factory=list)
     lies: list[tuple[int, int, int]] = field(default_factory=list)
     report: dict[str, Any] = field(default_factory=dict)
     version: int = VERSION
@@ -102,9 +104,10 @@ class Image:
                 int(raw["n_sites"]),
                 [str(s) for s in raw["sizes"]],
                 [(str(k), str(a), str(b), bool(o)) for k, a, b, o in raw["guards"]],
-                [(str(n), int(size), int(start), int(end), [int(k) for k in over])
-                 for n, size, start, end, over in raw["lives"]],
-                [(int(slot), int(life), int(behind)) for slot, life, behind in raw["lies"]],
+                [[(str(n), int(size), int(start), int(end), [int(k) for k in over])
+                  for n, size, start, end, over in arena] for arena in raw["lives"]],
+                [(int(arena), int(life)) for arena, life in raw["within"]],
+                [(int(slot), int(arena), int(life)) for slot, arena, life in raw["lies"]],
                 dict(raw["report"]),
             )  # fmt: skip
         except (ValueError, KeyError, TypeError, AttributeError):

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
+from jitgrad.compiler.fixed_sizes import concrete
 from jitgrad.compiler.ir import Graph, Node, Value, inner_nodes, with_line
 from jitgrad.compiler.ops.quiet import Quiet
 from jitgrad.compiler.ops.record import Check
-from jitgrad.compiler.symbolic import Sym, evaluate
 from jitgrad.runtime.errors import InternalError
 
 
@@ -117,13 +116,6 @@ def unknown_fault(node: Node) -> BaseException:
     if not errors:
         errors = [RuntimeError(f"[{node.op.name}] a function called inside failed")]
     return with_line(type(errors[0])(" or ".join(map(str, errors))), node)
-
-
-def concrete(x: Any, dims: Mapping[str, int]) -> Any:
-    """An attribute with the values of symbolic dims put in."""
-    if isinstance(x, tuple):
-        return tuple(concrete(y, dims) for y in x)
-    return evaluate(x, dims) if isinstance(x, Sym) else x
 
 
 def node_checks(node: Node) -> Sequence[Check]:

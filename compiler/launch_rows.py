@@ -18,20 +18,19 @@ from jitgrad.compiler.kernels import Kernel, kernel_writes
 from jitgrad.compiler.loops import Array
 from jitgrad.compiler.passes.memory import lifetimes
 from jitgrad.compiler.stages import Nested, Stages
-from jitgrad.compiler.symbolic import Dim, Sym, hint
+from jitgrad.compiler.symbolic import Dim, Sym, prod
 from jitgrad.runtime.buffers import round_up
 
 Slots = dict[Array, int]
-Base = tuple[Array, int] | None
-"""Where the temporaries of a body begin: bytes behind an array of the program's arena. None: of the
-program itself."""
+Base = tuple[int, Array]
+"""Where the temporaries of a body lie: the number of an arena, an array in it."""
 UNBOUNDED = 2**63 - 1
 
 
 @dataclass
 class _Part:
     """Rows to be made of a body: its stages, the slots of its inputs and results, where its
-    temporaries begin, the site that it flags; and the args that are told where they are."""
+    temporaries lie, the site that it flags; and the args that are told where they are."""
 
     stages: Stages
     slots: Slots
@@ -46,21 +45,9 @@ def assemble(stages: Stages) -> tuple[Image, list[Sym]]:
     made = _Rows(stages)
     if made.syms:
         made.image.sizes = [str(s) for s in made.syms]
-        made.image.lives, made.image.lies = _arena_of(stages, made.lies)
+        with stages.graph.env.deciding_by_form():
+            made.tell_arenas()
     return made.image, list(made.syms)
-
-
-def _arena_of(stages: Stages, lies: list[tuple[int, Array, int]]) -> tuple[Any, Any]:
-    """Image.lives and Image.lies."""
-    fixed = {*stages.program.inputs, *stages.program.fresh}
-    workspace = {k: g.workspace for k, g in stages.generated.items()}
-    with stages.graph.env.deciding_by_form():
-        lives = lifetimes(stages.schedule, fixed, workspace)
-    number = {x.array: k for k, x in enumerate(lives)}
-    return (
-        [(str(x.array.numel), x.array.dtype.itemsize, x.start, x.end, x.over) for x in lives],
-        [(slot, number[a], behind) for slot, a, behind in lies],
-    )
 
 
 def _late(stages: Stages) -> list[int]:
@@ -84,17 +71,17 @@ class _Rows:
         self.numbers: dict[tuple[str, str], int] = {}
         self.count = image.n_inputs + image.n_results
         self.parts: list[_Part] = []
-        self.offsets = stages.plan.offsets
-        self.lies: list[tuple[int, Array, int]] = []  # slot, an array of the arena, bytes behind it
+        self.arenas: list[tuple[Stages, Base | None, int]] = []  # where each lies, and begins
+        self.lies: list[tuple[int, int, Array]] = []  # slot, arena, array in it
         slots = {a: i for i, a in enumerate([*program.inputs, *program.fresh])}
         self._once(stages, slots)
-        self._place(stages, slots, None)
-        self._rows(stages, slots, None, None)
+        arena = self._place(stages, slots, None)
+        self._rows(stages, slots, arena, None)
         image.n_main = len(image.launches)
         for part in self.parts:  # which grows: bodies may hold bodies
             part.args[part.where] = len(image.launches)
-            self._place(part.stages, part.slots, part.base)
-            self._rows(part.stages, part.slots, part.base, part.site)
+            arena = self._place(part.stages, part.slots, part.base)
+            self._rows(part.stages, part.slots, arena, part.site)
             part.args[part.where + 1] = len(image.launches) - part.args[part.where]
         image.kernels = list(self.numbers)
 
@@ -126,30 +113,51 @@ class _Rows:
         self.count += 1
         return self.count - 1
 
-    def _place(self, stages: Stages, slots: Slots, base: Base) -> None:
-        """Slots of the temporaries."""
+    def _place(self, stages: Stages, slots: Slots, base: Base | None) -> int:
+        """Slots of the temporaries; the number of their arena. base None: of the program."""
+        start = 0
+        if base is not None:
+            around, _, before = self.arenas[base[0]]
+            start = before + around.plan.offsets[base[1]]
+        arena = len(self.arenas)
+        self.arenas.append((stages, base, start))
         for a, offset in stages.plan.offsets.items():
             slots[a] = self._new()
-            around, behind = (a, 0) if base is None else (base[0], base[1] + offset)
-            self.lies.append((slots[a], around, behind))
-            self.image.arena[slots[a]] = self.offsets[around] + behind
+            self.lies.append((slots[a], arena, a))
+            self.image.arena[slots[a]] = start + offset
         for a, target in stages.schedule.home.items():
             slots[a] = slots[target]
+        return arena
 
-    def _rows(self, stages: Stages, slots: Slots, base: Base, site: int | None) -> None:
+    def tell_arenas(self) -> None:
+        """Image.lives, within and lies: how the arenas follow from sizes."""
+        image = self.image
+        numbers: list[dict[Array, int]] = []
+        for stages, base, _ in self.arenas:
+            lives = lifetimes(stages.schedule, stages.fixed, stages.workspace)
+            numbers.append({x.array: k for k, x in enumerate(lives)})
+            image.lives.append(
+                [(str(x.array.numel), x.array.dtype.itemsize, x.start, x.end, x.over)
+                 for x in lives]
+            )  # fmt: skip
+            if base is not None:
+                image.within.append((base[0], numbers[base[0]][base[1]]))
+        image.lies = [(slot, arena, numbers[arena][a]) for slot, arena, a in self.lies]
+
+    def _rows(self, stages: Stages, slots: Slots, arena: int, site: int | None) -> None:
         for n, wave in enumerate(stages.schedule.waves):
             if n == stages.schedule.commit and site is None:
                 self.image.launches.append((-1, [], 0, 1, True))
             single = all(_count(stages.generated[k]) == 1 for k in wave)
             for k in wave:
-                self._kernel(stages, k, slots, base, site, not single or k is wave[-1])
+                self._kernel(stages, k, slots, arena, site, not single or k is wave[-1])
 
     def _kernel(
-        self, stages: Stages, k: Kernel, slots: Slots, base: Base, site: int | None, last: bool
+        self, stages: Stages, k: Kernel, slots: Slots, arena: int, site: int | None, last: bool
     ) -> None:
         nested = stages.nested.get(k)
         if nested is not None:
-            place = _Inner(self, nested, slots, base, stages, nested.site if site is None else site)
+            place = _Inner(self, nested, slots, arena, nested.site if site is None else site)
             number = self._number(CONTROL, place.symbol)
             self.image.launches.append((number, place.args, 1, 1, True))
             return
@@ -171,15 +179,17 @@ class _Rows:
     def _launch(
         self, code: Generated, launch: Launch, words: list[int], scratch: list[int], last: bool
     ) -> None:
-        total = launch.total
-        if isinstance(total, Sym):
-            total = -self.size(total) - 1
         number = self._number(code.key, launch.symbol)
+        total = self.count_of(launch.total)
         self.image.launches.append((number, words + scratch, total, launch.grain, last))
 
     def size(self, d: Sym) -> int:
         """The number of a symbolic size."""
         return self.syms.setdefault(d, len(self.syms))
+
+    def count_of(self, d: Dim) -> int:
+        """The word of a number that may be symbolic: -s-1 for the size s."""
+        return -self.size(d) - 1 if isinstance(d, Sym) else d
 
     def _number(self, key: str, symbol: str) -> int:
         return self.numbers.setdefault((key, symbol), len(self.numbers))
@@ -204,15 +214,9 @@ class _Rows:
 class _Inner:
     """The words of the row of a Nested; asks `rows` for the rows of its bodies."""
 
-    def __init__(
-        self, rows: _Rows, nested: Nested, slots: Slots, base: Base, stages: Stages, site: int
-    ) -> None:
+    def __init__(self, rows: _Rows, nested: Nested, slots: Slots, arena: int, site: int) -> None:
         self.rows, self.nested, self.slots, self.site = rows, nested, slots, site
-        offsets = stages.plan.offsets
-        self.bases = {
-            name: (a, 0) if base is None else (base[0], base[1] + offsets[a])
-            for name, a in nested.arena.items()
-        }
+        self.bases = {name: (arena, a) for name, a in nested.arena.items()}
         self.args: list[int] = []
         self.attrs: dict[str, Any] = nested.node.attr
         self.operands = [slots[a] for a in nested.operands]
@@ -231,9 +235,7 @@ class _Inner:
         n, m = attrs["carries"], attrs.get("xs", 0)
         limit = attrs.get("length", attrs.get("limit"))
         self.args += [0] * drivers.HEAD
-        self.args[drivers.STEPS] = UNBOUNDED if limit is None else limit
-        if isinstance(limit, Sym):
-            self.args[drivers.STEPS] = -rows.size(limit) - 1
+        self.args[drivers.STEPS] = UNBOUNDED if limit is None else rows.count_of(limit)
         self.args[drivers.REVERSE] = int(attrs.get("reverse", False))
         reads, writes = [rows.loose() for _ in range(n)], [rows.loose() for _ in range(n)]
         slices: list[int] = []
@@ -243,13 +245,13 @@ class _Inner:
         ]:
             part = rows.loose()
             slices.append(part)
-            # Only the number of steps is symbolic (jitgrad/control_flow.py).
-            self.args += [part, whole, nbytes(a) // max(1, hint(a.shape[0]))]
+            self.args += [part, whole, rows.count_of(prod(a.shape[1:]) * a.dtype.itemsize)]
         self.args[drivers.SLICES], self.args[drivers.CARRIES] = len(slices), n
         for k in range(n):
             first, second = (self.slots[a] for a in nested.buffers[k])
             self.args += [self.operands[k], self.results[k], reads[k], writes[k], first, second]
-            self.args.append(nbytes(nested.results[k]))
+            result = nested.results[k]
+            self.args.append(rows.count_of(result.numel * result.dtype.itemsize))
         consts = self.operands[n + m :]
         if nested.answer is not None:
             answer = self.slots[nested.answer]

@@ -34,7 +34,7 @@ from jitgrad.compiler.link import link_shared
 from jitgrad.compiler.lower import is_complex
 from jitgrad.compiler.pipeline import Options, stages_of
 from jitgrad.compiler.python_loader import python_loader
-from jitgrad.compiler.size_limits import conditions, empty_at_zero, planned_at_most, with_limits
+from jitgrad.compiler.size_limits import at_most, conditions, empty_at_zero, with_limits
 from jitgrad.compiler.stages import Stages
 from jitgrad.compiler.wasm_loader import wasm_loader
 from jitgrad.compiler.weights import Packed, fill_section, pack, write_weights
@@ -304,7 +304,7 @@ def _part(
     with graph.env.deciding_by_form():
         simple, stages = _stages(graph, target, keep and not graph.writes)
         if graph.env.hints:
-            stages = planned_at_most(stages)
+            stages = stages.planned(at_most)
         image, syms = assemble(stages)
     slots = {k: state[i.name] for k, i in enumerate(simple.inputs) if i.kind == "state"}
     packed = pack(

@@ -100,10 +100,13 @@ def parse_dim(text: str, dims: Mapping[str, Sym]) -> Dim:
 
 
 class _Parser:
-    def __init__(self, lines: list[tuple[int, str]]) -> None:
+    def __init__(
+        self, lines: list[tuple[int, str]], around: Mapping[str, Sym] | None = None
+    ) -> None:
+        """around: the dims of the graph around this one, which nodes hold."""
         self.graph = Graph()
         self.values: dict[str, Value] = {}
-        self.dims: dict[str, Sym] = {}
+        self.dims: dict[str, Sym] = dict(around or {})
         self.bodies: dict[str, Body] = {}
         if not lines or not lines[0][1].startswith("graph ") or lines[-1][1] != "}":
             raise ParseError("line 1: expected 'graph name(dims) {' ... '}'")
@@ -117,7 +120,7 @@ class _Parser:
                 continue
             end = _closing(lines, at)
             inner = [(lines[at][0], held.group(2)), *lines[at + 1 : end + 1]]
-            self.bodies[held.group(1)] = Body(_Parser(inner).graph)
+            self.bodies[held.group(1)] = Body(_Parser(inner, self.dims).graph)
             at = end + 1
 
     def _header(self, line: _Line) -> None:

@@ -8,15 +8,11 @@ a graph's dims their ranges, and `at_most`, the bounds that follow. What a call 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from itertools import product
 
 from jitgrad.compiler.fixed_sizes import at_sizes
 from jitgrad.compiler.ir import Graph
-from jitgrad.compiler.loops import Array
 from jitgrad.compiler.parse import parse
-from jitgrad.compiler.passes.memory import plan_memory
-from jitgrad.compiler.stages import Stages
 from jitgrad.compiler.symbolic import LARGEST, Dim, Guard, ShapeEnv, Sym, bounds, evaluate
 from jitgrad.runtime.errors import CompileError
 
@@ -147,14 +143,3 @@ def at_most(d: Dim) -> int:
             "with that size fixed"
         )
     return max(0, high)
-
-
-def planned_at_most(stages: Stages) -> Stages:
-    """The same stages with an arena in which every array has the place that it needs at most."""
-    fixed = {*stages.program.inputs, *stages.program.fresh}
-    workspace = {k: g.workspace for k, g in stages.generated.items()}
-
-    def size_of(a: Array) -> int:
-        return at_most(a.numel) * a.dtype.itemsize
-
-    return replace(stages, plan=plan_memory(stages.schedule, fixed, workspace, size_of))

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 
 from jitgrad.compiler.codegen.kernelcode import Generated
 from jitgrad.compiler.ir import Graph, Node
 from jitgrad.compiler.kernels import Kernel
 from jitgrad.compiler.loops import Array
 from jitgrad.compiler.lower import Program
-from jitgrad.compiler.passes.memory import Plan
+from jitgrad.compiler.passes.memory import Plan, plan_memory
 from jitgrad.compiler.passes.order import Schedule
-from jitgrad.compiler.symbolic import hint
+from jitgrad.compiler.symbolic import Dim, hint
 
 
 @dataclass
@@ -27,6 +27,32 @@ class Stages:
     plan: Plan
     nested: dict[Kernel, Nested] = field(default_factory=dict)
     memory_limit: int | None = None
+
+    @property
+    def fixed(self) -> set[Array]:
+        """The arrays with memory of their own: inputs and results."""
+        return {*self.program.inputs, *self.program.fresh}
+
+    @property
+    def workspace(self) -> dict[Kernel, list[Array]]:
+        """The temporary arrays that the code of each kernel needs while it runs."""
+        return {k: g.workspace for k, g in self.generated.items()}
+
+    def planned(self, size_of: Callable[[Dim], int]) -> Stages:
+        """The same stages with memory planned anew, for symbolic sizes as `size_of` says."""
+        nested = {k: n.planned(size_of) for k, n in self.nested.items()}
+        arenas = {
+            a: max(n.parts[name].plan.peak, 1)
+            for n in nested.values()
+            for name, a in n.arena.items()
+        }
+
+        def bytes_of(a: Array) -> int:
+            found = arenas.get(a)
+            return size_of(a.numel) * a.dtype.itemsize if found is None else found
+
+        plan = plan_memory(self.schedule, self.fixed, self.workspace, bytes_of)
+        return replace(self, plan=plan, nested=nested)
 
     def all_generated(self) -> Iterator[Generated]:
         """The code of all kernels and their routines, those of bodies too."""
@@ -74,6 +100,10 @@ class Nested:
         """All the memory that it needs while it runs."""
         made = [*self.arena.values(), *(a for pair in self.buffers for a in pair)]
         return made if self.answer is None else [*made, self.answer]
+
+    def planned(self, size_of: Callable[[Dim], int]) -> Nested:
+        """As Stages.planned, of all parts."""
+        return replace(self, parts={k: part.planned(size_of) for k, part in self.parts.items()})
 
     def times(self) -> int:
         """How often its bodies run (a guess where that is known only then)."""

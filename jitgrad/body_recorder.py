@@ -36,7 +36,7 @@ from jitgrad.tape.node import (
 )
 from jitgrad.tape.views import CopySlicesNode, put_chain
 from jitgrad.tensor import Tensor, intern_type, static_type, wrap
-from jitgrad.values import fixed_type, is_part, plain_attrs, plain_type
+from jitgrad.values import is_part, plain_attrs, plain_type
 
 _PLAIN_NODES = (Node, IdentityNode, OverwrittenNode, CopySlicesNode, LeafNode, StartNode)
 
@@ -107,15 +107,14 @@ class BodyRecorder(Relay):
 
     def stand_in(self, type_: TensorType, name: str) -> Tensor:
         """A tensor without data, an input of the graph."""
-        plain = plain_type(type_)
-        value = self.graph.add_input(plain, "arg", name)
-        x = wrap(None, intern_type(plain))
+        value = self.graph.add_input(plain_type(type_), "arg", name)
+        x = wrap(None, intern_type(type_))
         self._values[x._storage] = value
         self._keep.append(x)
-        if is_real(plain):
+        if is_real(type_):
             self._live.add(value)
             if self.taped:  # no leaf: to Python it is what a step before has computed
-                x._node, x._requires_grad = IdentityNode(_leaf(plain), 0, x._type), True
+                x._node, x._requires_grad = IdentityNode(_leaf(type_), 0, x._type), True
         return x
 
     # -- values ----------------------------------------------------------------------------------
@@ -155,8 +154,7 @@ class BodyRecorder(Relay):
                 and is_part(x._chain, tensor._chain)
             ):
                 return value, x._chain[len(tensor._chain) :]
-        plain = fixed_type(x._type)
-        value = Value(plain, name=f"captured{len(self.captured)}")
+        value = Value(plain_type(x._type), name=f"captured{len(self.captured)}")
         self._late.append(value)
         self.captured.append(x)
         found.append((x, value))

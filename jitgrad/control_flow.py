@@ -26,10 +26,11 @@ from jitgrad.levels import Level
 from jitgrad.pytree import Structure, flatten, unflatten
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.userline import is_inside
+from jitgrad.sizes import is_size
 from jitgrad.state import state
 from jitgrad.storage import LevelStorage
 from jitgrad.tensor import Tensor
-from jitgrad.values import fixed_type, plain_type
+from jitgrad.values import plain_type
 
 
 # -- scan ------------------------------------------------------------------------------------------
@@ -116,7 +117,7 @@ def _length(slices: Sequence[Tensor], dim: int, length: int | None) -> Any:
             raise RuntimeError(f"[scan] expected xs with a dim {dim}; got {x._type}")
         sizes.append(x.shape[dim])
     if length is not None:
-        sizes.append(operator.index(length))
+        sizes.append(length if is_size(length) else operator.index(length))
     if not sizes or any(n != sizes[0] for n in sizes[1:]):
         raise RuntimeError(
             f"[scan] expected xs of one length along dim {dim}, or length; got {sorted(set(sizes))}"
@@ -140,8 +141,8 @@ def _recorded_scan(
         shapes.append(shape)
         return now, ys
 
-    types = [fixed_type(x._type) for x in carries]
-    types += [fixed_type(x._type.with_shape(x._type.shape[1:])) for x in slices]
+    types = [x._type for x in carries]
+    types += [x._type.with_shape(x._type.shape[1:]) for x in slices]
     made = trace(traced_step, [*carries, *slices], types)
     last, stacked = apply_scan(made, carries, slices, steps, reverse)
     return unflatten(carry_shape, last), _results(shapes[0], stacked, dim)
@@ -260,7 +261,7 @@ def while_loop(
 def _recorded_loop(
     test: Callable[..., Any], step: Callable[..., Any], carries: list[Tensor], limit: int | None
 ) -> list[Tensor]:
-    types = [fixed_type(x._type) for x in carries]
+    types = [x._type for x in carries]
     first = trace(lambda *now: [test(*now).reshape(())], carries, types)
     second = trace(step, carries, types)
     if first.draws or second.draws:
@@ -317,7 +318,7 @@ def _recorded_cond(
 ) -> Any:
     leaves, _ = flatten(operands)
     given = [x for x in leaves if isinstance(x, Tensor)]
-    types = [fixed_type(x._type) for x in given]
+    types = [x._type for x in given]
     branches = [trace(f, operands, types) for f in (true_fn, false_fn)]
     _expect_alike(*(b.structure for b in branches))
     if any(b.draws for b in branches):

@@ -21,7 +21,7 @@ import numpy as np
 
 from jitgrad.backward_part import Wanted, part_graph, part_of
 from jitgrad.compiler.cost import nbytes
-from jitgrad.compiler.interpret import concrete
+from jitgrad.compiler.fixed_sizes import concrete
 from jitgrad.compiler.ir import Graph, Input, Node, Value
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.compiler.passes.partition import partition

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
-from jitgrad.compiler.interpret import concrete
+from jitgrad.compiler.fixed_sizes import concrete
 from jitgrad.dispatch import apply
 from jitgrad.effects import is_module
 from jitgrad.facts import layout

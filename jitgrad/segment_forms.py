@@ -10,14 +10,18 @@ sizes before it runs by it. What a segment is: segments.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from itertools import combinations
 from typing import Any
 
+from jitgrad.compiler.body import Body
+from jitgrad.compiler.fixed_sizes import concrete
 from jitgrad.compiler.ir import Graph, Value, Write
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.compiler.options import Options
-from jitgrad.compiler.symbolic import ShapeEnv, Sym, evaluate
+from jitgrad.compiler.symbolic import ShapeEnv, Sym, evaluate, hint
 from jitgrad.compiler.types import TensorType
+from jitgrad.runtime.errors import CompileError
 from jitgrad.values import plain_attrs, plain_type
 
 _MAX_TRIES = 4
@@ -57,7 +61,7 @@ class Form:
         for k, (a, b) in enumerate(zip(old.steps, new.steps, strict=True)):
             type_ = plain_type(b.types[0])
             operands = [self._values[n] for n in b.inputs]
-            attrs = _merged(plain_attrs(a.attrs), plain_attrs(b.attrs), self._guess(operands))
+            attrs = self._merged(plain_attrs(a.attrs), plain_attrs(b.attrs), operands)
             if b.kind == "op":
                 found = b.op.infer(*operands, **attrs)
                 types = found if isinstance(found, tuple) else (found,)
@@ -94,21 +98,54 @@ class Form:
         def guess(a: int, b: int) -> Any:
             if -rank <= min(a, b) and max(a, b) < rank:
                 raise _Differs  # a dim, not a size
-            for d in self._candidates(operands):
-                if (evaluate(d, self._before), d.hint) == (a, b):
-                    return d
-            for (old, new), size in self._pairs.items():
-                if (a - b) % (old - new) == 0:
-                    times = (a - b) // (old - new)
-                    return size * times + (b - new * times)
-            raise _Differs
+            return self._size(a, b, operands)
 
         return guess
+
+    def _size(self, a: int, b: int, operands: Sequence[TensorType]) -> Any:
+        """The size that was `a` and is `b`."""
+        for d in self._candidates(operands):
+            if (evaluate(d, self._before), d.hint) == (a, b):
+                return d
+        for (old, new), size in self._pairs.items():
+            if (a - b) % (old - new) == 0:
+                times = (a - b) // (old - new)
+                return size * times + (b - new * times)
+        raise _Differs
 
     def _candidates(self, operands: Sequence[TensorType]) -> Iterator[Any]:
         yield from self._pairs.values()
         yield from (d for t in operands for d in t.shape if isinstance(d, Sym))
         yield from (a * b for a, b in combinations(self._pairs.values(), 2))
+
+    def _merged(self, old: Any, new: Any, operands: Sequence[TensorType]) -> Any:
+        """Attributes of an op with sizes in the place of ints that differ."""
+        if isinstance(new, dict):
+            return {k: self._merged(old[k], x, operands) for k, x in new.items()}
+        if isinstance(new, tuple):
+            pairs = zip(old, new, strict=True)
+            return tuple([self._merged(a, b, operands) for a, b in pairs])
+        if isinstance(new, Body):
+            return new if new == old else self._body(old.graph, new.graph, operands)
+        return new if type(new) is not int or old == new else self._guess(operands)(old, new)
+
+    def _body(self, old: Graph, new: Graph, operands: Sequence[TensorType]) -> Body:
+        """A graph that a node with these operands holds."""
+        graph = Graph(name=new.name)
+        values: dict[Value, Value] = {}
+        for a, b in zip(old.inputs, new.inputs, strict=True):
+            shapes = zip(a.value.type.shape, b.value.type.shape, strict=True)
+            sizes = [(hint(m), hint(n)) for m, n in shapes]
+            shape = tuple([m if m == n else self._size(m, n, operands) for m, n in sizes])
+            type_ = b.value.type.with_shape(shape)
+            values[b.value] = graph.add_input(type_, b.kind, b.name)
+        for x, y in zip(old.nodes, new.nodes, strict=True):
+            inputs = [values[v] for v in y.inputs]
+            attrs = self._merged(x.attr, y.attr, [v.type for v in inputs])
+            made = graph.add_node(y.op, inputs, attrs, y.line)
+            values.update(zip(y.outputs, made, strict=True))
+        graph.outputs = [values[v] for v in new.outputs]
+        return Body(graph)
 
     # -- programs ----------------------------------------------------------------------------------
     def dims(self, program: Any) -> tuple[int, ...]:
@@ -129,8 +166,11 @@ class Form:
                 if [evaluate(d, values) for d in mine.shape] != [*its.shape]:
                     return False
             attrs = plain_attrs(step.attrs)
-            if any(_at(x, values) != attrs[name] for name, x in self.attrs[k].items()):
-                return False
+            try:
+                if any(concrete(x, values) != attrs[name] for name, x in self.attrs[k].items()):
+                    return False
+            except (CompileError, RuntimeError, ValueError, IndexError):
+                return False  # these sizes do not fit a graph that the op holds
         return True
 
     def runner(self, program: Any) -> Callable[[Sequence[Any]], Any]:
@@ -216,8 +256,7 @@ def _likeness(program: Any) -> Any:
     for step in program.steps:
         types = tuple([(t.dtype.name, len(t.shape), str(t.device)) for t in step.types])
         if step.kind == "op":
-            fixed = bool(step.op.bodies)  # control flow is compiled for fixed sizes
-            attrs = [(k, x if fixed else _frame(x)) for k, x in plain_attrs(step.attrs).items()]
+            attrs = [(k, _frame(x)) for k, x in plain_attrs(step.attrs).items()]
             parts.append((step.op.name, step.inputs, types, repr(sorted(attrs))))
         else:
             parts.append((step.kind, types, step.strides))
@@ -227,22 +266,21 @@ def _likeness(program: Any) -> Any:
 def _frame(x: Any) -> Any:
     if isinstance(x, tuple):
         return tuple(map(_frame, x))
+    if isinstance(x, Body):
+        return _frame_of_body(x)
     return "#" if type(x) is int else x
 
 
-def _merged(old: Any, new: Any, guess: Callable[[int, int], Any]) -> Any:
-    """Attributes with sizes in the place of ints that differ."""
-    if isinstance(new, dict):
-        return {k: _merged(old[k], x, guess) for k, x in new.items()}
-    if isinstance(new, tuple):
-        return tuple([_merged(a, b, guess) for a, b in zip(old, new, strict=True)])
-    return new if type(new) is not int or old == new else guess(old, new)
-
-
-def _at(x: Any, values: dict[str, int]) -> Any:
-    if isinstance(x, tuple):
-        return tuple([_at(y, values) for y in x])
-    return evaluate(x, values) if isinstance(x, Sym) else x
+@lru_cache(256)
+def _frame_of_body(body: Body) -> Any:
+    graph = body.graph
+    places = {item.value: k for k, item in enumerate(graph.inputs)}
+    parts: list[Any] = [[(t.dtype.name, len(t.shape)) for t in body.inputs]]
+    for node in graph.nodes:
+        attrs = [(k, _frame(x)) for k, x in node.attrs]
+        parts.append((node.op.name, [places[v] for v in node.inputs], attrs))
+        places.update((v, len(places) + k) for k, v in enumerate(node.outputs))
+    return (parts, [places[v] for v in graph.outputs])
 
 
 def to_graph(name: str, program: Any, form: Form | None = None) -> tuple[Graph, Options]:

@@ -19,6 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from jitgrad.compiler.body import Body
+from jitgrad.compiler.fixed_sizes import concrete
 from jitgrad.compiler.symbolic import Sym, evaluate, hint, is_static
 from jitgrad.compiler.symbolic import plain as plain_dim
 from jitgrad.compiler.types import TensorType
@@ -214,17 +216,18 @@ def is_size(x: Any) -> bool:
 
 # -- types and attributes --------------------------------------------------------------------------
 def has_sizes(x: Any) -> bool:
-    """Whether a value, or one inside of a tuple or list, is a Sym of whatever class."""
+    """Whether a value, or one inside of a tuple, list or graph, is a Sym of whatever class."""
     if isinstance(x, (tuple, list)):
         return any(map(has_sizes, x))
-    return isinstance(x, Sym)
+    return isinstance(x, Sym) or (type(x) is Body and x.env is not None)
 
 
 def has_users_size(x: Any) -> bool:
-    """Whether a value, or one inside of a tuple or list, is a SymInt."""
+    """Whether a value, or one inside of a tuple or list, is a SymInt, or a graph that was recorded
+    where users see SymInts."""
     if isinstance(x, (tuple, list)):
         return any(map(has_users_size, x))
-    return type(x) is SymInt
+    return type(x) is SymInt or (type(x) is Body and x.env is not None and x.env.live)
 
 
 def _map(x: Any, function: Any) -> Any:
@@ -242,6 +245,8 @@ def to_plain(x: Any) -> Any:
 
 def to_hints(x: Any) -> Any:
     """A value of an attribute as data has it: ints, without a guard."""
+    if type(x) is Body:
+        return x if x.env is None else concrete(x, x.env.hints)
     return _map(x, hint)
 
 

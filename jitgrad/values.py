@@ -286,12 +286,6 @@ def plain_type(t: TensorType) -> TensorType:
     return found
 
 
-def fixed_type(t: TensorType) -> TensorType:
-    """The type with its sizes as they are, which fixes them: bodies of control flow are compiled
-    for fixed sizes."""
-    return plain_type(t).with_shape(tuple(int(d) for d in t.shape))
-
-
 def known_types(
     operands: Sequence[Tensor], values: Sequence[Value], outputs: Sequence[Tensor]
 ) -> list[TensorType] | None:

@@ -50,24 +50,6 @@ def test_the_length_of_a_scan_may_change(dim: int, reverse: bool) -> None:
     assert static(h, xs)[1].equal(ys)  # the bits are those of code for this length
 
 
-def test_other_sizes_of_bodies_are_fixed() -> None:
-    """A size inside of a body, of a carry or of what it captures, is recorded for itself."""
-
-    def f(h: Any, xs: Any, table: Any) -> Any:
-        def step(h: Any, x: Any) -> Any:
-            h = (h * x + table.sum(0)).tanh()
-            return h, (h + table).sum(0)
-
-        return jg.scan(step, h, xs)
-
-    fast = jit(f, fallback="error")
-    for b, t, n in ((3, 4, 5), (3, 5, 6), (3, 7, 2), (3, 4, 6), (2, 3, 6), (4, 3, 6), (3, 9, 6)):
-        given = jg.ones(b), jg.arange(t * b).view(t, b) / 7.0, jg.arange(n * b).view(n, b) / 9.0
-        for found, want in zip(fast(*given), f(*given), strict=True):
-            np.testing.assert_allclose(found.numpy(), want.numpy(), rtol=1e-5)
-    assert fast.stats.hits >= 2  # (4, 6) and (9, 6), by the recording of (5, 6)
-
-
 def test_the_limit_of_a_loop_may_change() -> None:
     def f(x: Any) -> Any:
         z = x.sum().detach().requires_grad_()

@@ -7,7 +7,7 @@ nest, and the kernels of a body use the pool as ever. Owns these two functions; 
 arguments is compiler/launch_rows.py.
 
     jg_branch   0 slot of pred   1, 2 first row and rows if true   3, 4 if false
-    jg_loop     0 steps at most (-s-1: symbolic size s)   1 whether from the last slice to the first
+    jg_loop     0 steps at most   1 whether from the last slice to the first
                 2, 3, 4 first row and rows of the test (0: none), slot of its answer
                 5, 6 first row and rows of the body
                 7 number of slices   8 number of carries
@@ -15,7 +15,8 @@ arguments is compiler/launch_rows.py.
                 and for each carry: slots of its first and last value, slots that the body reads and
                 writes, slots of two buffers of its own, bytes
 
-The test runs before each step. A fault ends the loop; the program then ends at its commit row.
+Steps and bytes may be symbolic: -s-1 is the size s. The test runs before each step. A fault ends
+the loop; the program then ends at its commit row.
 """
 
 from __future__ import annotations
@@ -89,12 +90,17 @@ def _emit_loop(module: ir.Module, run: ir.Function, copy: ir.Function) -> None:
     b, (ctx, bufs, args) = _driver(module, "jg_loop")
     rows = _Rows(b, ctx, bufs, run)
     test_rows = get(b, args, TEST_ROWS)
-    steps = variable(b, 0)
-    b.store(get(b, args, STEPS), steps)
-    with b.if_then(b.icmp_signed("<", b.load(steps, typ=I64), const(0))):
-        sizes, number = get_pointer(b, ctx, abi.CTX_SIZES), b.load(steps, typ=I64)
-        b.store(get(b, sizes, b.sub(const(-1), number)), steps)
-    steps = b.load(steps, typ=I64)
+    sizes = get_pointer(b, ctx, abi.CTX_SIZES)
+    found = variable(b, 0)
+
+    def known(number: ir.Value) -> ir.Value:
+        """A number that may be a symbolic size."""
+        b.store(number, found)
+        with b.if_then(b.icmp_signed("<", number, const(0))):
+            b.store(get(b, sizes, b.sub(const(-1), number)), found)
+        return b.load(found, typ=I64)
+
+    steps = known(get(b, args, STEPS))
     n_slices, n_carries = get(b, args, SLICES), get(b, args, CARRIES)
     slices = word(b, args, HEAD)
     carries = word(b, slices, b.mul(n_slices, const(SLICE_WORDS)))
@@ -128,7 +134,7 @@ def _emit_loop(module: ir.Module, run: ir.Function, copy: ir.Function) -> None:
         backwards = b.icmp_signed("!=", get(b, args, REVERSE), const(0))
         at = b.select(backwards, b.sub(b.sub(steps, const(1)), now()), now())
         with each(slices, n_slices, SLICE_WORDS) as part:
-            put(b, bufs, part(0), b.add(get(b, bufs, part(1)), b.mul(at, part(2))))
+            put(b, bufs, part(0), b.add(get(b, bufs, part(1)), b.mul(at, known(part(2)))))
         odd = b.icmp_signed("!=", b.and_(now(), const(1)), const(0))
         with each(carries, n_carries, CARRY_WORDS) as carry:
             move(carry(3), b.select(odd, carry(5), carry(4)))
@@ -142,5 +148,5 @@ def _emit_loop(module: ir.Module, run: ir.Function, copy: ir.Function) -> None:
     b.position_at_end(done)
     with each(carries, n_carries, CARRY_WORDS) as carry:
         to, source = get(b, bufs, carry(1)), get(b, bufs, carry(2))
-        b.call(copy, [b.inttoptr(to, PTR), b.inttoptr(source, PTR), carry(6)])
+        b.call(copy, [b.inttoptr(to, PTR), b.inttoptr(source, PTR), known(carry(6))])
     b.ret_void()

@@ -29,7 +29,7 @@ from jitgrad.compiler.graph_tensor import GraphTensor
 from jitgrad.compiler.ir import Graph, Node, Value, inner_nodes
 from jitgrad.compiler.ops.record import MANY, OnnxContext, Op, Sample, op, zeros_like
 from jitgrad.compiler.ops.scan_derivative import Flags, reversed_scan, saving, total
-from jitgrad.compiler.symbolic import hint
+from jitgrad.compiler.symbolic import Dim, Sym, hint, plain
 from jitgrad.compiler.types import TensorType
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.errors import InternalError
@@ -45,13 +45,12 @@ class Control(Op):
     public = False
 
     def expect_operands(self, body: Body, types: Sequence[TensorType]) -> None:
-        """Checks operand types against a body's inputs. Sizes that are symbolic are specialised."""
+        """Checks operand types against a body's inputs."""
         if len(types) != len(body.inputs):
             raise InternalError(f"[{self.name}] {len(types)} operands for {len(body.inputs)}")
         for given, wanted in zip(types, body.inputs, strict=True):
             self.expect(
-                given.dtype is wanted.dtype and len(given.shape) == len(wanted.shape)
-                and all(int(a) == int(b) for a, b in zip(given.shape, wanted.shape, strict=True)),
+                given.dtype is wanted.dtype and given.shape == wanted.shape,
                 f"expected an operand of type {wanted}; got {given}",
             )  # fmt: skip
 
@@ -222,7 +221,7 @@ class Scan(Control):
         size = next(x.shape[0] for x, b in zip(operands, batched, strict=True) if b)
         flags = list(batched)
         while True:  # a carry that becomes batched may make others so
-            mapped, outs = batched_body(body, tuple(flags), int(size), n)
+            mapped, outs = batched_body(body, tuple(flags), Size(size), n)
             if all(a or not b for a, b in zip(flags[:n], outs[:n], strict=True)):
                 break
             flags[:n] = [a or b for a, b in zip(flags[:n], outs[:n], strict=True)]
@@ -264,7 +263,7 @@ class Scan(Control):
         made = _onnx_loop(ctx, length, carries, body, consts)
         if not attrs["reverse"]:
             return made
-        back = [ctx.constant(np.array(v, np.int64)) for v in ([-1], [-length - 1], [0], [-1])]
+        back = [ctx.shape((v,)) for v in (-1, -length - 1, 0, -1)]
         return (*made[:n], *(ctx.node("Slice", [y, *back]) for y in made[n:]))
 
     def samples(self) -> Iterable[Sample]:
@@ -306,7 +305,7 @@ class WhileLoop(Control):
         self.expect_carries(body, n)
         test = len(cond.outputs) == 1 and cond.outputs[0].dtype is dtypes.bool_
         self.expect(
-            test and int(cond.outputs[0].numel) == 1 and len(body.outputs) == n,
+            test and cond.outputs[0].numel == 1 and len(body.outputs) == n,
             f"expected a test of one bool and {n} results; got {cond.outputs} and {body.outputs}",
         )
         self.expect(limit is None or limit >= 0, f"expected a limit of steps; got {limit!r}")
@@ -365,7 +364,7 @@ class WhileLoop(Control):
             op.expand(x, shape=(size, *x.shape)) if k < n and not b else x
             for k, (x, b) in enumerate(zip(operands, batched, strict=True))
         ]
-        test, body = _batched_loop(attrs["cond"], attrs["body"], flags, int(size), n)
+        test, body = _batched_loop(attrs["cond"], attrs["body"], flags, Size(size), n)
         return self(*given, cond=test, body=body, carries=n, limit=attrs["limit"])
 
     def onnx(self, ctx: OnnxContext, inputs: Sequence[str], **attrs: Any) -> Any:
@@ -397,7 +396,7 @@ class Cond(Control):
     def infer(self, *types: Any, **attrs: Any) -> tuple[TensorType, ...]:
         pred, *operands = types
         self.expect(
-            pred.dtype is dtypes.bool_ and int(pred.numel) == 1,
+            pred.dtype is dtypes.bool_ and pred.numel == 1,
             f"expected a bool of one element as pred; got {pred}",
         )
         left, right = (attrs[name] for name in self.bodies)
@@ -444,7 +443,7 @@ class Cond(Control):
         pred, *rest = operands
         size = next(x.shape[0] for x, b in zip(operands, batched, strict=True) if b)
         flags = tuple(batched[1:])
-        bodies = [_all_batched(attrs[name], flags, int(size)) for name in self.bodies]
+        bodies = [_all_batched(attrs[name], flags, Size(size)) for name in self.bodies]
         if not batched[0]:
             return self(pred, *rest, on_true=bodies[0], on_false=bodies[1])
         yes = op.reshape(pred, shape=(size,))
@@ -477,14 +476,14 @@ class Cond(Control):
         yield Sample((np.array([True]), x, w), attrs, "pred of shape (1,)")
 
 
-def _onnx_scalar(ctx: OnnxContext, pred: str) -> str:
-    """A bool of one element, 0-d."""
-    return str(ctx.node("Reshape", [pred, ctx.shape(())], allowzero=1))
+def _onnx_scalar(ctx: OnnxContext, x: str) -> str:
+    """An array of one element, 0-d."""
+    return str(ctx.node("Reshape", [x, ctx.shape(())], allowzero=1))
 
 
 def _onnx_loop(
     ctx: OnnxContext,
-    limit: int | None,
+    limit: Dim | None,
     carries: Sequence[str],
     body: Body,
     consts: Sequence[str],
@@ -507,7 +506,7 @@ def _onnx_loop(
     n = len(carries)
     number, truth = TensorType((), dtypes.int64), TensorType((), dtypes.bool_)
     graph = ctx.subgraph([number, truth, *body.inputs[:n]], [truth, *body.outputs], step)
-    most = "" if limit is None else ctx.constant(np.array(limit, np.int64))
+    most = "" if limit is None else _onnx_scalar(ctx, ctx.shape((limit,)))
     count = len(body.outputs)
     found = ctx.node("Loop", [most, asked(ctx, carries), *carries], count, body=graph)
     return found if count > 1 else (found,)
@@ -546,11 +545,30 @@ def _inputs_read(graph: Graph, ends: Sequence[Value]) -> set[int]:
     return {k for k, item in enumerate(graph.inputs) if item.value in read}
 
 
-def _of_scan(attrs: dict[str, Any]) -> tuple[Body, int, int, int]:
+def _of_scan(attrs: dict[str, Any]) -> tuple[Body, int, int, Any]:
     return attrs["body"], attrs["carries"], attrs["xs"], attrs["length"]
 
 
 # -- bodies made of bodies -------------------------------------------------------------------------
+class Size:
+    """A size as a key of what is made of bodies: equal sizes of one env are equal, and comparing
+    two asks nothing of them."""
+
+    def __init__(self, dim: Dim) -> None:
+        self.dim = plain(dim)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Size):
+            return NotImplemented
+        a, b = self.dim, other.dim
+        if isinstance(a, Sym) and isinstance(b, Sym):
+            return a.env is b.env and a.key == b.key
+        return not isinstance(a, Sym) and not isinstance(b, Sym) and a == b
+
+    def __hash__(self) -> int:
+        return hash(self.dim)
+
+
 @lru_cache(256)
 def _along(body: Body, carries: int, flags: Flags) -> Graph:
     """A graph of the body and its tangents.
@@ -622,14 +640,14 @@ def _pulled(body: Body, seeded: Flags, wanted: Flags) -> Body:
 
 
 @lru_cache(256)
-def batched_body(body: Body, flags: Flags, size: int, carries: int) -> tuple[Body, Flags]:
+def batched_body(body: Body, flags: Flags, size: Size, carries: int) -> tuple[Body, Flags]:
     """The body mapped over a new leading axis of the inputs that `flags` says, and which outputs
     have it. The first `carries` outputs have it where the inputs of their numbers do."""
     out, graph = Graph(name="body"), body.graph
     have: Tensors = {}
     for k, item in enumerate(graph.inputs):
         t = item.value.type
-        wide = t.with_shape((size, *t.shape)) if flags[k] else t
+        wide = t.with_shape((size.dim, *t.shape)) if flags[k] else t
         have[item.value] = add_input(out, wide, f"in{k}")
     mapped = {i.value for i, f in zip(graph.inputs, flags, strict=True) if f}
     batch(graph.nodes, out, have, mapped)
@@ -637,14 +655,14 @@ def batched_body(body: Body, flags: Flags, size: int, carries: int) -> tuple[Bod
     for k, v in enumerate(graph.outputs):
         y, is_b = have[v], v in mapped
         if k < carries and flags[k] and not is_b:
-            y, is_b = op.expand(y, shape=(size, *y.shape)), True
+            y, is_b = op.expand(y, shape=(size.dim, *y.shape)), True
         ends.append(y.value)
         outs.append(is_b)
     out.outputs = ends
     return Body(out), tuple(outs)
 
 
-def _all_batched(body: Body, flags: Flags, size: int) -> Body:
+def _all_batched(body: Body, flags: Flags, size: Size) -> Body:
     """The body mapped, all outputs with the new axis."""
     mapped, outs = batched_body(body, flags, size, 0)
     graph = mapped.graph
@@ -652,13 +670,13 @@ def _all_batched(body: Body, flags: Flags, size: int) -> Body:
     wide = Graph(list(graph.inputs), nodes, [], name="body")
     for v, is_b in zip(graph.outputs, outs, strict=True):
         y = GraphTensor(wide, v, "")
-        wide.outputs.append((y if is_b else op.expand(y, shape=(size, *y.shape))).value)
+        wide.outputs.append((y if is_b else op.expand(y, shape=(size.dim, *y.shape))).value)
     return Body(wide)
 
 
 @lru_cache(256)
 def _batched_loop(
-    test: Body, body: Body, flags: Flags, size: int, carries: int
+    test: Body, body: Body, flags: Flags, size: Size, carries: int
 ) -> tuple[Body, Body]:
     """A mapped loop: its test (does an example go on?) and its body (the others keep theirs)."""
     mapped = _all_batched(test, flags, size)
@@ -672,10 +690,10 @@ def _batched_loop(
     mine = [have[i.value] for i in step.graph.inputs]
     tested: Tensors = dict(zip([i.value for i in mapped.graph.inputs], mine, strict=True))
     copy_nodes(mapped.graph.nodes, out, tested)
-    go = op.reshape(tested[mapped.graph.outputs[0]], shape=(size,))
+    go = op.reshape(tested[mapped.graph.outputs[0]], shape=(size.dim,))
     for k, v in enumerate(step.graph.outputs):
         new = have[v]
-        chosen = op.reshape(go, shape=(size, *[1] * (new.ndim - 1)))
+        chosen = op.reshape(go, shape=(size.dim, *[1] * (new.ndim - 1)))
         out.outputs.append(op.where(chosen, new, mine[k]).value)
     return Body(once), Body(out)
 

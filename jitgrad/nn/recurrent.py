@@ -160,7 +160,7 @@ class RNNBase(Module):
             raise RuntimeError(
                 f"[{name}] expected a sequence of at least one step; got input {tuple(input.shape)}"
             )
-        states = self._checked_states(hx, x, int(x.shape[1]), rank)
+        states = self._checked_states(hx, x, x.shape[1], rank)
         y, states = self._recurrent(x, states, None)
         if rank == 2:
             return y.squeeze(1), tuple([s.squeeze(1) for s in states])
