@@ -414,6 +414,9 @@ class Contraction:
     winograd: a 3x3 convolution with stride 1 (batch (), m (channel), n (image, height, width), k
     (channels, 3, 3); b depends on height + k1 and width + k2, and may be read for tiles of 4 x 4
     results up to the end of the last one) whose sums are those of Winograd's algorithm.
+
+    parts: 0, or how many bfloat16 each float32 operand may be taken for the sum of where that is
+    faster; of the products of parts those of two that are not the first are left out.
     """
 
     batch: tuple[int, ...]
@@ -424,6 +427,7 @@ class Contraction:
     b: Expr
     acc: DType
     winograd: bool = False
+    parts: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -533,9 +537,10 @@ class Builder:
         b: Expr,
         acc: DType,
         winograd: bool = False,
+        parts: int = 0,
     ) -> Array:
         """acc is the accumulator's dtype; the result is rounded once to `dtype`."""
-        define = Contraction(tuple(batch), tuple(m), tuple(n), tuple(k), a, b, acc, winograd)
+        define = Contraction(tuple(batch), tuple(m), tuple(n), tuple(k), a, b, acc, winograd, parts)
         return self._array(shape, dtype, define)
 
     def scan(

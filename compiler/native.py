@@ -245,6 +245,9 @@ def _build(
             more = {"weights_file": weights_file, "weights_digest": digest.hex()}
             part.metadata = json.dumps({**json.loads(part.metadata), **more})
         parts.append((part, texts))
+    if len(parts) > 1 and targets[-1].tiles and not levels.uses_tiles(parts[-1][1]):
+        parts.pop()
+        targets = targets[:-1]
     model = parts[0][0]
     if len(parts) == 1:
         modules = [capi.emit_text(model, lowest), *modules, *parts[0][1]]
@@ -255,8 +258,8 @@ def _build(
             shown = {*capi.public_symbols(part, lowest.is_wasm), "jg.weights"}
             modules.append(_joined(texts, shown))
         model = replace(model, name=name)
-        cpus = ", ".join(t.cpu for t in targets)
-        model.version = model.version.replace(lowest.cpu, cpus)
+        cpus = ", ".join(t.level for t in targets)
+        model.version = model.version.replace(lowest.level, cpus)
         model.metadata = json.dumps({**json.loads(model.metadata), "name": name, "cpu": cpus})
         modules.insert(0, str(levels.emit_choice(model, len(targets), lowest)))
     keep = {*capi.public_symbols(model, lowest.is_wasm), fmt.DESCRIPTOR}
@@ -329,7 +332,7 @@ def _part(
         name, image, inputs, outputs, offsets, packed.nbytes,
         faults=[_fault_text(site.node) for site in stages.program.sites],
         features=[(f, _missing_text(f)) for f in needed],
-        version=f"{creator}, format {fmt.FORMAT_VERSION}, for {target.triple} ({target.cpu})",
+        version=f"{creator}, format {fmt.FORMAT_VERSION}, for {target.triple} ({target.level})",
     )  # fmt: skip
     if graph.env.hints:
         env = simple.env
@@ -414,7 +417,7 @@ def _metadata(
             "name": model.name,
             "creator": creator,
             "triple": target.triple,
-            "cpu": target.cpu,
+            "cpu": target.level,
             "features": needed,
             "inputs": describe(model.inputs),
             "states": describe([(0, p) for p in model.own]),

@@ -54,7 +54,7 @@ from jitgrad.layouts import can_view, ghost, is_dense, layout_of
 from jitgrad.pending import fetch, waits
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.userline import user_frame, user_line, with_line
-from jitgrad.state import abstract_mode, bump_epoch, epoch, recording, state, unwatched
+from jitgrad.state import abstract_mode, bump_epoch, defaults, epoch, recording, state, unwatched
 from jitgrad.storage import LevelStorage, Storage, overlaps_itself
 from jitgrad.tape.node import (
     IdentityNode,
@@ -260,6 +260,9 @@ def apply(op: Any, operands: tuple[Tensor, ...], attrs: dict[str, Any]) -> Any:
     recorder = modes["recorder"]
     if recorder is not None:
         if recorder is modes["lazy"]:
+            if op.precise:
+                attrs = _recorded(op, operands, attrs)
+                plan = plan_of(op, operands, attrs)
             recorder.apply(op, operands, attrs, plan, outputs)
         else:
             _tell(op, operands, attrs, outputs)
@@ -336,7 +339,18 @@ def _tell(op: Any, operands: tuple[Tensor, ...], attrs: dict[str, Any], outputs:
     if state.recorder is not None:
         settle_attrs(attrs)
         many = outputs if op.nout > 1 else (outputs,)
+        if op.precise:
+            attrs = _recorded(op, operands, attrs)
         state.recorder.op(op, operands, attrs, many, user_line())
+
+
+def _recorded(op: Any, operands: Sequence[Tensor], attrs: dict[str, Any]) -> dict[str, Any]:
+    """The attributes that an op is recorded with: those of its application, and the setting of how
+    precise products must be, which compiled code alone makes use of."""
+    precision = defaults.settings["matmul_precision"]
+    if precision == "highest" or "precision" in attrs:
+        return attrs
+    return op.with_precision([x._type for x in operands], attrs, precision)
 
 
 def pack_node(outputs: Any) -> None:

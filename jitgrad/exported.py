@@ -124,8 +124,9 @@ class Exported:
         Args:
             name: the prefix of the C functions (jg_<name>_run); default: the file's.
             target: "host" (default); a level of x86-64 processors: "x86-64", "x86-64-v2",
-                "x86-64-v3", "x86-64-v4"; "portable", v2 to v4 in one library, which picks the best
-                when it starts; a system: "x86_64-linux-gnu", "aarch64-linux-gnu",
+                "x86-64-v3", "x86-64-v4", "x86-64-v4-amx"; "portable", v2 to v4 (and v4 with AMX
+                for products of bfloat16 and bytes) in one library, which picks the best when it
+                starts; a system: "x86_64-linux-gnu", "aarch64-linux-gnu",
                 "riscv64-linux-gnu", "aarch64-macos", "x86_64-macos", "wasm32", with a processor
                 after a colon if need be ("aarch64-linux-gnu:neoverse-n1").
             weights: a file that the weights go to ("libm.weights"), which programs map into

@@ -1,8 +1,7 @@
 """Settings of the process, by PyTorch's names: threads, precision of products, determinism.
 
 Owns the public functions and what they store (`state.defaults.settings`, which compiled functions
-guard). Threads are runtime/threads.py's. jitgrad computes the same bits whatever the precision and
-determinism asked for: products are in full precision and every op is deterministic.
+guard). Threads are runtime/threads.py's. Every op is deterministic, whatever was asked for.
 """
 
 from __future__ import annotations
@@ -80,8 +79,13 @@ def get_float32_matmul_precision() -> str:
 
 
 def set_float32_matmul_precision(precision: str) -> None:
-    """Says how precise products of float32 matrices must be, at least. They are always computed in
-    full precision ("highest"). Raises RuntimeError for another word."""
+    """Says how precise products of float32 matrices must be, at least.
+
+    On processors with AMX compiled functions form them, with "high", as three products of bfloat16,
+    for operands that are sums of two; with "medium", as one. All else is in full precision, as with
+    "highest": vectors, convolutions, eager code, other processors (docs/numerics.md). Raises
+    RuntimeError for another word.
+    """
     if precision not in PRECISIONS:
         raise RuntimeError(
             f"[set_float32_matmul_precision] expected one of {', '.join(PRECISIONS)}; got "

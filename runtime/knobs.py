@@ -184,6 +184,14 @@ TABLE = [
         "0: GPU memory is taken in pieces that never grow, as on devices without virtual memory.",
     ),
     Knob("cpu", TEXT, None, "Compile for this CPU (LLVM's name, as in -mcpu), not for the host's."),
+    Knob(
+        "tiles",
+        one_of("auto", "plain", "off"),
+        "auto",
+        "How products of bfloat16 and of bytes are formed in tiles. auto: by AMX, where the "
+        "processor has it. plain: as AMX does, by code that runs anywhere, slow and for tests. "
+        "off: not in tiles.",
+    ),
     Knob("opt", one_of("0", "1", "2", "3"), "2", "LLVM's optimization level."),
     Knob(
         "compile_threads",
@@ -240,6 +248,7 @@ class Knobs(threading.local):
     cuda: str
     cuda_pages: bool
     cpu: str | None
+    tiles: str
     opt: str
     compile_threads: int | None
 

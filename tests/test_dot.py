@@ -30,7 +30,7 @@ INT8, UINT8, INT32 = dtypes.int8, dtypes.uint8, dtypes.int32
 
 def product(
     a: np.ndarray, b: np.ndarray, kinds: tuple[DType, DType], turned: tuple[bool, bool],
-    target: Target | None = None, workers: int = 1, symbolic: bool = False,
+    target: Target | None = None, workers: int = 1, symbolic: bool = False, parts: int = 0,
 ) -> np.ndarray:  # fmt: skip
     """a @ b of the kernel; `turned` operands lie column-major."""
     (m, k), n = a.shape, b.shape[1]
@@ -44,12 +44,13 @@ def product(
     for x, flip in zip(arrays, turned, strict=True):
         if flip:
             x.strides = (1, x.shape[0])
-    acc = F32 if kinds[0] is BF16 else INT32
+    acc = F32 if kinds[0].is_floating_point else INT32
     i, j, r = axis(0), axis(1), axis(2)
     builder = Builder()
     y = builder.contraction(
         (M, N), acc, batch=(), m=(0,), n=(1,), k=(K,),
         a=load(arrays[0], (i, r)).cast(acc), b=load(arrays[1], (r, j)).cast(acc), acc=acc,
+        parts=parts,
     )  # fmt: skip
     out = np.full((m, n), 77, acc.np)
     kernel = ContractionKernel(y, [Store(y, (i, j), load(y, (i, j)))])

@@ -9,7 +9,8 @@ dtype alone, never of the target, hints, threads or the choice of sides; all oth
     block = its products in the order of k, from zero; if m or n is 1, the sum of four such sums,
             of products 0, 4, 8, ..; 1, 5, ..; 2, ..; and 3, ..: (0 + 1) + (2 + 3)
 
-with ceil(K / DEPTH) blocks of equal size, rounded up to 16, but for the last.
+with ceil(K / DEPTH) blocks of equal size, rounded up to 16, but for the last. Products in tiles
+(tile_unit.py, on targets that have them) have sums of their own.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from jitgrad.compiler.codegen.access import Access, operand_access, separate
 from jitgrad.compiler.codegen.dot import Dot, dot_of
 from jitgrad.compiler.codegen.microkernel import LANES, NARROW, Tile, choose_tile
 from jitgrad.compiler.codegen.target import Target
+from jitgrad.compiler.codegen.tile_micro import tile_for
 from jitgrad.compiler.kernels import (
     ContractionKernel,
     kernel_reads,
@@ -31,7 +33,7 @@ from jitgrad.compiler.symbolic import Dim, Func, Sym, hint, prod, smax, smin
 from jitgrad.runtime.dtypes import DType
 
 DEPTH = 256  # the most k of a block
-_ROUND = 16  # blocks of k are multiples of this, so that runs of neighbours are not torn
+_ROUND = 16  # blocks of k are multiples of this at least: runs of neighbours are not torn
 _SPLIT_DEPTH = 1024  # the least k of a split
 _SPLIT_RESULTS = 1 << 16  # results times splits stay below this
 _MAX_SPLITS = 16
@@ -57,7 +59,8 @@ class Plan:
     """Sizes and roles. `rows`, `cols`, `depth`, `batch`: axis groups; M, N, K, count: their sizes.
 
     block_rows, block_cols: multiples of the tile's. depth_cap: no block of k is larger.
-    deepest: the most k of a block: DEPTH, or more where sums are exact in any order.
+    deepest: the most k of a block: DEPTH, or more where blocks make no difference to sums.
+    unit: blocks of k are multiples of it.
     splits: how many partial results are summed at the end.
     share_b: B is packed once, by a launch of its own; else by each task.
     strip: columns whose results are made together, row after row; 0: tile after tile.
@@ -85,6 +88,7 @@ class Plan:
     block_cols: int
     depth_cap: int
     deepest: int
+    unit: int
     splits: Dim
     share_b: bool
     one_row: str
@@ -142,8 +146,11 @@ def plan_blocks(kernel: ContractionKernel, target: Target, keeps: bool = True) -
     count = prod(extents[x] for x in c.batch)
     hm, hn, hk, hc = hint(M), hint(N), hint(K), hint(count)
     batch = tuple(c.batch)
-    dot = dot_of(c, a, b, target)
-    tile = choose_tile(target, c.acc, hm, hn, _dot_tiles(dot, a, batch, rows, depth, extents))
+    dot = dot_of(c, a, b, target, _is_one(M))
+    if dot is not None and dot.tiles:
+        tile = tile_for(hm, hn)
+    else:
+        tile = choose_tile(target, c.acc, hm, hn, _dot_tiles(dot, a, batch, rows, depth, extents))
     access = _plain_access(b, c.acc, (batch, cols, depth), extents)
     one_row = kept = ""
     if keeps and is_constant(b, (count, N, K)):
@@ -163,10 +170,11 @@ def plan_blocks(kernel: ContractionKernel, target: Target, keeps: bool = True) -
             one_row, tile = "columns", Tile(1, 1, tile.width)
         else:
             tile = Tile(1, 2, tile.width)
-    deepest = DEPTH if dot is None or c.acc.is_floating_point else DEPTH * dot.group
-    depth_cap = min(deepest, -(-K // _ROUND) * _ROUND) if isinstance(K, int) else deepest
+    deepest = _deepest(dot, c.acc)
+    unit = _ROUND if dot is None else max(_ROUND, dot.depth)
+    depth_cap = min(deepest, -(-K // unit) * unit) if isinstance(K, int) else deepest
     depth_cap = max(depth_cap, 1)
-    nbytes = c.acc.itemsize if dot is None else dot.a.itemsize
+    nbytes = c.acc.itemsize if dot is None else dot.a.itemsize * dot.copies
     splits = splits_of(count, M, N, K)
 
     # A's block fills a third of L2; B's block (when packed by the task) another.
@@ -197,6 +205,7 @@ def plan_blocks(kernel: ContractionKernel, target: Target, keeps: bool = True) -
     block_cols = _even(hn, col_blocks, tile.nr)
     direct_a, direct_b = None, False
     small = max(hm, hn) <= _DIRECT and max(hm, hn) * hk * nbytes <= _DIRECT_BYTES
+    small = small and (dot is None or not dot.tiles)
     if small and not _is_one(M):
         found = _plain_access(a, c.acc, (batch, rows, depth), extents)
         direct_a = _steps(found, nbytes) if found is not None else None
@@ -210,10 +219,17 @@ def plan_blocks(kernel: ContractionKernel, target: Target, keeps: bool = True) -
         strip = max(tile.nr, target.l2 // 4 // (block_rows * c.acc.itemsize) // tile.nr * tile.nr)
     return Plan(
         batch, rows, cols, depth, extents, a, b, count, M, N, K, tile,
-        block_rows, block_cols, depth_cap, deepest, splits,
+        block_rows, block_cols, depth_cap, deepest, unit, splits,
         "b" in kept or (not one_row_block and not direct_b), one_row, dot, direct_a, direct_b,
         kept, strip,
     )  # fmt: skip
+
+
+def _deepest(dot: Dot | None, acc: DType) -> int:
+    """The most k of a block."""
+    if dot is not None and dot.tiles:
+        return DEPTH * dot.group // dot.copies  # so that a panel of B stays in the first cache
+    return DEPTH if dot is None or acc.is_floating_point else DEPTH * dot.group
 
 
 def _is_wide(kernel: ContractionKernel) -> bool:

@@ -157,7 +157,7 @@ class _Form:
         d = array.define
         self.words += ["define", self._number(array), type(d).__name__]
         if isinstance(d, Contraction):
-            self.words += [d.batch, d.m, d.n, d.acc.name, d.winograd]
+            self.words += [d.batch, d.m, d.n, d.acc.name, d.winograd, d.parts]
             self._dims(d.k)
         elif isinstance(d, Scan):
             self.words += [d.along, d.combine, d.reverse]

@@ -19,7 +19,7 @@ from __future__ import annotations
 import llvmlite.ir as ir
 
 from jitgrad.compiler.codegen import winograd
-from jitgrad.compiler.codegen.blocking import _ROUND, ceildiv, named_dims, plan_blocks
+from jitgrad.compiler.codegen.blocking import ceildiv, named_dims, plan_blocks
 from jitgrad.compiler.codegen.code import Code, Int, storage_type
 from jitgrad.compiler.codegen.emit import Ops
 from jitgrad.compiler.codegen.epilogue import Epilogue
@@ -29,6 +29,7 @@ from jitgrad.compiler.codegen.microkernel import LANES, prefetch
 from jitgrad.compiler.codegen.packing import Source, edge_panel, pack
 from jitgrad.compiler.codegen.packing_groups import pack_groups
 from jitgrad.compiler.codegen.packing_routine import call_packing, form_of
+from jitgrad.compiler.codegen.packing_tiles import pack_tiles
 from jitgrad.compiler.codegen.routines import (
     Uses,
     columns_routine,
@@ -38,6 +39,7 @@ from jitgrad.compiler.codegen.routines import (
     signs_routine,
 )
 from jitgrad.compiler.codegen.target import Target
+from jitgrad.compiler.codegen.tile_unit import tile_unit
 from jitgrad.compiler.kernels import ContractionKernel
 from jitgrad.compiler.loops import Array
 from jitgrad.compiler.symbolic import Dim, hint
@@ -62,7 +64,10 @@ class _Engine:
         self.acc = kernel.contraction.acc
         self.element = storage_type(self.acc)
         dot = self.plan.dot
-        self.group = dot.group if dot is not None else 1
+        # A step of the micro-kernel takes so much of k; panels have whole steps.
+        self.step = dot.depth if dot is not None else 1
+        self.copies = dot.copies if dot is not None else 1
+        self.unit = tile_unit(target) if dot is not None and dot.tiles else None
         self.packed = {"a": dot.a, "b": dot.b} if dot is not None else dict.fromkeys("ab", self.acc)
         self.ops = Ops(target)
         self.names = named_dims(kernel)
@@ -76,7 +81,7 @@ class _Engine:
         for side in "ab":
             if side in p.kept or (side == "b" and p.share_b):
                 width, extent = self._side(side)
-                size = ceildiv(p.K, self.group) * self.group * width
+                size = ceildiv(p.K, self.step) * self.step * self.copies * width
                 size = p.count * ceildiv(extent, width) * size
                 self.panels[side] = Array(f"{side}_panels", (size,), self.packed[side])
         if self.split:
@@ -116,10 +121,13 @@ class _Engine:
     def _source(self, frame: Frame, side: str, x_capacity: int, k_capacity: int) -> Source:
         p = self.plan
         expr, group = (p.a, p.rows) if side == "a" else (p.b, p.cols)
-        if p.dot is not None:
+        dtype = self.packed[side]
+        if p.dot is not None and p.dot.parts:
+            dtype = self.acc
+        elif p.dot is not None:
             expr = expr.args[0]  # as it lies, not converted
         return Source(
-            frame, expr, (p.batch, group, p.depth), p.extents, self.packed[side],
+            frame, expr, (p.batch, group, p.depth), p.extents, dtype,
             (x_capacity, k_capacity), self.ops,
         )  # fmt: skip
 
@@ -130,18 +138,21 @@ class _Engine:
         """Packs a block of A or B; by the routine of the operand's form where it has one."""
         dot = self.plan.dot
         flip = side == "a" and dot is not None and dot.flips
-        form = form_of(source, width, dot, flip)
+        tiles = dot is not None and dot.tiles
+        form = form_of(source, width, dot, flip, tiles and side == "a")
         if form is not None:
             routine = self.uses(packing_routine(form, self.target))
             call_packing(source, routine, panels, count, depth, stride)
+        elif dot is not None and tiles:
+            pack_tiles(source, panels, dot, width, count, depth, stride, side == "a")
         elif dot is not None:
             pack_groups(source, panels, dot, width, count, depth, stride, flip)
         else:
             pack(source, panels, width, count, depth, stride)
 
     def _padded(self, code: Code, depth: Int) -> Int:
-        """What `depth` takes up in a panel: whole groups."""
-        return code.mul(code.ceildiv(depth, self.group), self.group)
+        """What `depth` takes up in a panel: whole steps."""
+        return code.mul(code.ceildiv(depth, self.step), self.step * self.copies)
 
     def _depth(self, frame: Frame) -> tuple[Int, Int, Int]:
         """K, the number of blocks of k (at least 1), and their size."""
@@ -149,7 +160,7 @@ class _Engine:
         K = frame.dim(self.plan.K)
         blocks = code.max(1, code.ceildiv(K, self.plan.deepest))
         size = code.div(code.add(K, code.sub(blocks, 1)), blocks)
-        size = code.mul(code.ceildiv(size, _ROUND), _ROUND)
+        size = code.mul(code.ceildiv(size, self.plan.unit), self.plan.unit)
         return K, blocks, size
 
     # -- launch: pack --------------------------------------------------------------------------
@@ -178,7 +189,7 @@ class _Engine:
                 start = code.min(code.mul(q, size), K)
                 depth = code.min(size, code.sub(K, start))
                 source.set_k(start, depth)
-                at = code.mul(start, width)
+                at = code.mul(start, self.copies * width)
                 place = code.at(panel, at, element)
                 self._fill(source, place, width, cols, depth, stride, side)
 
@@ -193,12 +204,12 @@ class _Engine:
         source_a = None
         if "a" not in self.panels:
             source_a = self._source(frame, "a", p.block_rows, p.depth_cap)
-            a_panels = frame.scratch(of_a, p.block_rows * p.depth_cap)
+            a_panels = frame.scratch(of_a, p.block_rows * p.depth_cap * self.copies)
         source_b = b_block = None
         if "b" not in self.panels:
             source_b = self._source(frame, "b", p.block_cols, p.depth_cap)
             packed = tile.nr if p.one_row or p.direct_b else p.block_cols  # the last panel, or all
-            b_block = frame.scratch(of_b, packed * p.depth_cap)
+            b_block = frame.scratch(of_b, packed * p.depth_cap * self.copies)
         signs = column_signs = None  # of products of which A is stored with 128 added
         if p.dot is not None and p.dot.flips:
             signs = self.uses(signs_routine(tile, p.dot, self.target))
@@ -229,6 +240,8 @@ class _Engine:
         per_split = code.div(code.add(blocks, code.sub(splits, 1)), splits)
         row_blocks, col_blocks = frame.dim(p.row_blocks), frame.dim(p.col_blocks)
 
+        if self.unit is not None:
+            self.unit.begin(code)
         with code.loop(frame.begin, frame.end) as t:
             col_block = code.rem(t, col_blocks)
             rest = code.div(t, col_blocks)
@@ -262,7 +275,7 @@ class _Engine:
                 start = code.min(code.mul(q, size), K)
                 depth = code.min(size, code.sub(K, start))
                 padded = self._padded(code, depth)
-                words = code.value(code.div(padded, self.group))
+                steps = code.value(code.ceildiv(depth, self.step))
                 a_stride = code.mul(padded, tile.mr)
                 whole_rows: Int = 0  # that are read where they lie
                 if source_a is not None:
@@ -316,7 +329,7 @@ class _Engine:
                     last_arguments = []
                     if signs is not None:
                         assert column_signs is not None
-                        code.b.call(signs, [words, b_panel, column_signs])
+                        code.b.call(signs, [steps, b_panel, column_signs])
                         last_arguments = [column_signs]
                     with code.loop(0, row_panels) as i:
                         if source_b is None and p.lanes == 1:
@@ -342,7 +355,7 @@ class _Engine:
                                     code.b.call(micro, [code.value(depth), a_panels, *rest])
                         else:
                             a_panel = code.at(a_panels, code.mul(i, a_stride), of_a)
-                            code.b.call(micro, [words, a_panel, *rest])
+                            code.b.call(micro, [steps, a_panel, *rest])
                         if epilogue is not None and not wide:
                             with code.b.if_then(last):
                                 self._finish_tile(epilogue, result, i, rows, j, cols)
@@ -360,6 +373,9 @@ class _Engine:
                                 at = code.mul(start, code.mul(row_panels, size_of_tile))
                                 panels = code.at(home, at, self.element)
                             self._finish_strip(epilogue, panels, rows, start, stop, cols)
+
+        if self.unit is not None:
+            self.unit.end(code)
 
     def _finish_strip(
         self, epilogue: Epilogue, tiles: ir.Value, rows: Int, start: Int, stop: Int, cols: Int
@@ -386,7 +402,7 @@ class _Engine:
         stride = code.mul(self._padded(code, K), width)
         panels = code.ceildiv(frame.dim(extent), width)
         panel = code.add(code.mul(number, panels), code.div(x, width))
-        at = code.add(code.mul(panel, stride), code.mul(start, width))
+        at = code.add(code.mul(panel, stride), code.mul(start, self.copies * width))
         element = storage_type(self.packed[side])
         return code.at(frame.array(self.panels[side]), at, element), stride
 
@@ -405,7 +421,7 @@ class _Engine:
     ) -> None:
         """The i-th of `count` shares of the next panel of B, from memory or L3 into L2."""
         nbytes = self.packed["b"].itemsize
-        total = code.mul(depth, self.plan.tile.nr * nbytes)
+        total = code.mul(depth, self.copies * self.plan.tile.nr * nbytes)
         share = code.mul(code.ceildiv(code.div(total, count), 64), 64)
         start = code.mul(i, share)
         following = code.beyond(panel, code.mul(stride, nbytes))

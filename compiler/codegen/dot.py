@@ -1,7 +1,8 @@
 """Dot products of short groups along k, by one instruction: bfloat16 in pairs, bytes in fours.
 
-Owns which contractions can use them (`dot_of`) and the step of the micro-kernel. Elsewhere such
-operands are converted while they are packed.
+Owns which contractions can use them (`dot_of`), in vectors or in whole tiles (`tile_unit.py`), and
+the step of the micro-kernel for vectors. Elsewhere such operands are converted while they are
+packed.
 
 vdpbf16ps adds two products to a float32, rounding after each, and takes numbers below the normal
 range for zero. vpdpbusd multiplies unsigned bytes by signed ones: signed A is stored with 128
@@ -21,34 +22,67 @@ from jitgrad.compiler.loops import Contraction, Expr
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import DType
 
+TILE = 16  # rows of a tile, and words of each
 SIGN = 0x80  # what is added to signed bytes
 _WORD = 4  # bytes of a group
 
 
 @dataclass(frozen=True)
 class Dot:
-    """a, b: the operands' dtypes in panels; group: neighbours along k that lie together."""
+    """a, b: the operands' dtypes in panels; group: neighbours along k that lie together.
+
+    depth: the k of a panel is a multiple of it. parts: operands are float32, and panels hold each
+    number as a sum of so many bfloat16; 0: operands have the panels' dtypes.
+    """
 
     a: DType
     b: DType
     group: int
+    depth: int
+    parts: int = 0
+
+    @property
+    def tiles(self) -> bool:
+        """Whether products are formed in tiles."""
+        return self.depth > self.group
 
     @property
     def flips(self) -> bool:
         """Whether A is stored with 128 added."""
-        return self.a is dtypes.int8
+        return self.a is dtypes.int8 and not self.tiles
+
+    @property
+    def copies(self) -> int:
+        """Elements of a panel for each of the operand."""
+        return max(1, self.parts)
 
 
-def dot_of(c: Contraction, a: Expr, b: Expr, target: Target) -> Dot | None:
-    """How the products of two operands are formed in groups; None where they are not."""
+def dot_of(c: Contraction, a: Expr, b: Expr, target: Target, one_row: bool = False) -> Dot | None:
+    """How the products of two operands are formed in groups; None where they are not. one_row: a
+    side has one row or column only, for which tiles do not pay."""
     kinds = [e.args[0].dtype if e.op == "cast" and e.args[0].op == "load" else None for e in (a, b)]
     bfloat = [dtypes.bfloat16] * 2
+    if target.tiles and not one_row:
+        return _in_tiles(c, kinds)
     if target.has_bfloat_dot and c.acc is dtypes.float32 and kinds == bfloat:
-        return Dot(dtypes.bfloat16, dtypes.bfloat16, 2)
+        return Dot(dtypes.bfloat16, dtypes.bfloat16, 2, 2)
     signed = kinds[0] in (dtypes.int8, dtypes.uint8) and kinds[1] is dtypes.int8
     if target.has_byte_dot and c.acc is dtypes.int32 and signed:
         assert kinds[0] is not None
-        return Dot(kinds[0], dtypes.int8, 4)
+        return Dot(kinds[0], dtypes.int8, 4, 4)
+    return None
+
+
+def _in_tiles(c: Contraction, kinds: list[DType | None]) -> Dot | None:
+    """How products are formed in tiles; None where they are not."""
+    pair = dtypes.bfloat16, dtypes.bfloat16, 2, 2 * TILE
+    if c.acc is dtypes.float32 and kinds == [dtypes.bfloat16] * 2:
+        return Dot(*pair)
+    if c.acc is dtypes.float32 and c.parts:
+        return Dot(*pair, c.parts)
+    if c.acc is dtypes.int32 and all(k in (dtypes.int8, dtypes.uint8) for k in kinds):
+        assert kinds[0] is not None and kinds[1] is not None
+        return Dot(kinds[0], kinds[1], 4, 4 * TILE)
     return None
 
 

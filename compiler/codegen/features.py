@@ -1,8 +1,8 @@
 """Which processor features compiled code needs, and code that looks whether they are there.
 
 Owns the table of x86 features that LLVM may use for plain code, with their CPUID bits (Intel SDM
-volume 2, CPUID; AMD APM volume 3, appendix E), and the emission of the check. Other architectures
-are not checked: the triple must do.
+volume 2, CPUID; AMD APM volume 3, appendix E), and the emission of the check, which asks Linux for
+the tiles of AMX where code needs them. Other architectures are not checked: the triple must do.
 """
 
 from __future__ import annotations
@@ -12,8 +12,14 @@ from typing import NamedTuple
 
 import llvmlite.ir as ir
 
-from jitgrad.compiler.codegen.target import Target
-from jitgrad.compiler.codegen.words import I1, I32, PTR, define
+from jitgrad.compiler.codegen.target import (
+    AMX,
+    ARCH_PRCTL,
+    REQUEST_PERMISSION,
+    TILE_DATA,
+    Target,
+)
+from jitgrad.compiler.codegen.words import I1, I32, I64, PTR, const, define
 from jitgrad.runtime.errors import CompileError
 
 
@@ -25,7 +31,7 @@ class _Bit(NamedTuple):
     state: int = 0  # bits of XCR0 that the operating system must have set
 
 
-_YMM, _ZMM = 0x06, 0xE6
+_YMM, _ZMM, _TILES = 0x06, 0xE6, 0x60000
 _EXTENDED = 0x80000001
 
 _X86: dict[str, _Bit] = {
@@ -55,7 +61,10 @@ _X86: dict[str, _Bit] = {
     "avx512bitalg": _Bit(7, 0, 2, 12, _ZMM),
     "avx512vpopcntdq": _Bit(7, 0, 2, 14, _ZMM),
     "avx512vp2intersect": _Bit(7, 0, 3, 8, _ZMM),
+    "amx-bf16": _Bit(7, 0, 3, 22, _TILES),
     "avx512fp16": _Bit(7, 0, 3, 23, _ZMM),
+    "amx-tile": _Bit(7, 0, 3, 24, _TILES),
+    "amx-int8": _Bit(7, 0, 3, 25, _TILES),
     "avxvnni": _Bit(7, 1, 0, 4, _YMM),
     "avx512bf16": _Bit(7, 1, 0, 5, _ZMM),
     "avxifma": _Bit(7, 1, 0, 23, _YMM),
@@ -95,6 +104,8 @@ def required_features(target: Target) -> list[str]:
             f"{what}; name one of {', '.join(_LEVELS)} (JITGRAD_CPU)"
         )
     named |= _LEVELS.get(target.cpu, set())
+    if target.tiles != "amx":  # LLVM has no other use for them
+        named -= AMX
     return [f for f in _X86 if f in named]
 
 
@@ -160,4 +171,12 @@ def emit_check(module: ir.Module, target: Target, texts: Sequence[tuple[str, ir.
             there = b.and_(there, b.icmp_unsigned("==", b.and_(state, mask), mask))
         with b.if_then(b.not_(there), likely=False):
             b.ret(text)
+    tile_texts = [text for feature, text in texts if feature == "amx-tile"]
+    if tile_texts and "linux" in target.triple:
+        # Linux lets a process use the tiles that has asked for them; to ask again does no harm.
+        kind = ir.FunctionType(I64, [I64, I64, I64])
+        asm = ir.InlineAsm(kind, "syscall", "={ax},{ax},{di},{si},~{rcx},~{r11},~{memory}", True)
+        answer = b.call(asm, [const(x) for x in (ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA)])
+        with b.if_then(b.icmp_unsigned("!=", answer, const(0)), likely=False):
+            b.ret(tile_texts[0])
     b.ret(ir.Constant(PTR, None))

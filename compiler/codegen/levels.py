@@ -8,6 +8,7 @@ Owns the public functions of such a library, which hand each call to a part: the
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 import llvmlite.ir as ir
 
@@ -35,6 +36,11 @@ def marked(text: str, target: Target) -> str:
         return head if '"target-cpu"' in head else f"{head[:-1]}{attributes}{{"
 
     return re.sub(r"^define [^{]*\{", mark, text, flags=re.MULTILINE)
+
+
+def uses_tiles(texts: Iterable[str]) -> bool:
+    """Whether the code of a part uses AMX; if not, the part is no better than that below it."""
+    return any("@llvm.x86.tile" in text or '@"llvm.x86.tile' in text for text in texts)
 
 
 def emit_choice(model: Model, count: int, target: Target) -> ir.Module:

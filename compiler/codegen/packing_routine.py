@@ -21,6 +21,7 @@ from jitgrad.compiler.codegen.emit import Ops
 from jitgrad.compiler.codegen.frame import Frame, Positions
 from jitgrad.compiler.codegen.packing import Source, pack, takes_single_elements
 from jitgrad.compiler.codegen.packing_groups import pack_groups
+from jitgrad.compiler.codegen.packing_tiles import pack_tiles
 from jitgrad.compiler.codegen.target import Target
 from jitgrad.compiler.loops import (
     INDEX,
@@ -47,7 +48,7 @@ class Side:
 class Form:
     """What the code of a packing depends on: the operand's dtype and its casts, the innermost
     first; the accumulator's dtype; the panels' width; its sides; in which groups, and whether 128
-    is added (see `packing_groups.py`)."""
+    is added (see `packing_groups.py`); whether tiles are those of A (see `packing_tiles.py`)."""
 
     dtype: DType
     casts: tuple[DType, ...]
@@ -57,9 +58,12 @@ class Form:
     k: Side
     dot: Dot | None = None
     flip: bool = False
+    rows: bool = False
 
 
-def form_of(source: Source, width: int, dot: Dot | None = None, flip: bool = False) -> Form | None:
+def form_of(
+    source: Source, width: int, dot: Dot | None = None, flip: bool = False, rows: bool = False
+) -> Form | None:
     """The form of an operand; None where it is no load, so that its code is its own."""
     if source.access is None:
         return None
@@ -79,7 +83,7 @@ def form_of(source: Source, width: int, dot: Dot | None = None, flip: bool = Fal
         sides.append(Side(known, positions.table is not None, math.gcd(part.run, _RUN)))
     dtype = source.access.array.dtype
     x, k = sides
-    return Form(dtype, tuple(reversed(casts)), source.acc, width, x, k, dot, flip)
+    return Form(dtype, tuple(reversed(casts)), source.acc, width, x, k, dot, flip, rows)
 
 
 def emit_packing(module: ir.Module, name: str, form: Form, target: Target) -> ir.Function:
@@ -94,6 +98,8 @@ def emit_packing(module: ir.Module, name: str, form: Form, target: Target) -> ir
     source = _FormSource(form, Ops(target), code, memory, x, k)
     if form.dot is None:
         pack(source, panels, form.width, count, depth, stride)
+    elif form.dot.tiles:
+        pack_tiles(source, panels, form.dot, form.width, count, depth, stride, form.rows)
     else:
         pack_groups(source, panels, form.dot, form.width, count, depth, stride, form.flip)
     code.b.ret_void()

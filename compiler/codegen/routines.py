@@ -28,6 +28,7 @@ from jitgrad.compiler.codegen.microkernel import (
 )
 from jitgrad.compiler.codegen.packing_routine import Form, emit_packing
 from jitgrad.compiler.codegen.target import Target
+from jitgrad.compiler.codegen.tile_micro import emit_tile_micro
 from jitgrad.compiler.codegen.winograd_transforms import Transform, emit_transform
 from jitgrad.runtime.dtypes import DType
 
@@ -82,9 +83,11 @@ def micro_routine(
     dot: Dot | None = None,
     lanes: int = 1,
 ) -> Routine:
-    """The micro-kernel of a tile; see emit_micro."""
+    """The micro-kernel of a tile; see emit_micro, and emit_tile_micro for products in tiles."""
 
     def emit(module: ir.Module) -> ir.Function:
+        if dot is not None and dot.tiles:
+            return emit_tile_micro(module, _NAME, tile, dot, target)
         step = DotStep(dot, module, tile.width) if dot is not None else None
         return emit_micro(module, _NAME, tile, acc, Ops(target), steps, step, lanes)
 

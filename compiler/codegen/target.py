@@ -2,15 +2,18 @@
 
 Owns `Target` and how the host is found out. Knows nothing of kernels. `JITGRAD_CPU` names another
 CPU of the host's architecture (for example `x86-64-v2`); its features are then LLVM's for it.
+`JITGRAD_TILES` says how products are formed in tiles. Linux lets a process use the tiles of AMX
+that has asked for them, once: `host` asks.
 """
 
 from __future__ import annotations
 
+import ctypes
 import difflib
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -39,6 +42,8 @@ class Target:
         has_bfloat_dot: pairs of bfloat16 are multiplied and added to float32 by one instruction.
         has_byte_dot: so are groups of four bytes, to int32.
         has_scale: products with powers of two are one instruction (`scalef`).
+        tiles: how products of tiles of bfloat16 and of bytes are formed (tile_unit.py): "amx", by
+            instructions; "plain", by code for any processor; "", not in tiles.
     """
 
     in_order: ClassVar[bool] = True
@@ -58,10 +63,16 @@ class Target:
     has_bfloat_dot: bool = False
     has_byte_dot: bool = False
     has_scale: bool = False
+    tiles: str = ""
 
     @property
     def arch(self) -> str:
         return self.triple.split("-")[0]
+
+    @property
+    def level(self) -> str:
+        """What people call the processors that it is for."""
+        return _AMX_LEVEL if (self.cpu, self.tiles) == ("x86-64-v4", "amx") else self.cpu
 
     @property
     def pointer_bytes(self) -> int:
@@ -106,6 +117,11 @@ _X86_LEVELS = {
 }
 
 
+# Features of AMX that tile_unit.py needs, and that AMX processors have besides.
+AMX = frozenset({"amx-tile", "amx-bf16", "amx-int8"})
+_AMX_LEVEL = "x86-64-v4-amx"
+_AMX_FEATURES = "+amx-tile,+amx-bf16,+amx-int8,+avx512bf16,+avx512vnni"
+
 # What users call targets -> triple, CPU, features.
 _TARGETS = {
     "x86_64-linux-gnu": ("x86_64-unknown-linux-gnu", "x86-64", ""),
@@ -131,12 +147,12 @@ def target_of(name: str | Target | None) -> Target:
     if name is None or name == "host":
         return host()
     system, _, cpu = name.partition(":")
-    if name in _X86_LEVELS:
+    if name in _X86_LEVELS or name == _AMX_LEVEL:
         here = llvm_binding().get_process_triple()
         triple = here if here.startswith("x86_64") else _TARGETS["x86_64-linux-gnu"][0]
         return named(triple, name)
     if system not in _TARGETS:
-        known = ", ".join(["host", "portable", *_X86_LEVELS, *_TARGETS])
+        known = ", ".join(["host", "portable", *_X86_LEVELS, _AMX_LEVEL, *_TARGETS])
         raise ValueError(f"[native] expected a target of {known}; got {name!r}")
     triple, default, features = _TARGETS[system]
     if cpu and known_cpus(triple) and cpu not in known_cpus(triple) and cpu not in _X86_LEVELS:
@@ -144,7 +160,7 @@ def target_of(name: str | Target | None) -> Target:
     return named(triple, cpu or default, "" if cpu and system.startswith("x86") else features)
 
 
-PORTABLE = ("x86-64-v2", "x86-64-v3", "x86-64-v4")
+PORTABLE = ("x86-64-v2", "x86-64-v3", "x86-64-v4", _AMX_LEVEL)
 
 
 def targets_of(name: str | Target | None) -> list[Target]:
@@ -157,30 +173,57 @@ def targets_of(name: str | Target | None) -> list[Target]:
 
 def host() -> Target:
     """The target of this machine, or of its architecture and the CPU that `JITGRAD_CPU` names."""
-    return _host(knobs.cpu or "")
+    return _host(knobs.cpu or "", knobs.tiles)
 
 
 def own() -> Target:
     """The target of this very machine, whatever `JITGRAD_CPU` says: its code runs here."""
-    return _host("")
+    return _host("", "auto")
 
 
 @lru_cache(maxsize=8)
-def _host(cpu: str) -> Target:
+def _host(cpu: str, tiles: str) -> Target:
+    target = _host_of(cpu)
+    if tiles == "auto":
+        return target
+    return replace(target, tiles="plain" if tiles == "plain" else "")
+
+
+@lru_cache(maxsize=8)
+def _host_of(cpu: str) -> Target:
     binding = llvm_binding()
     triple = binding.get_process_triple()
     if cpu:
         known = known_cpus(triple)
-        if known and cpu not in known and cpu not in _X86_LEVELS:
+        if known and cpu not in known and cpu not in (*_X86_LEVELS, _AMX_LEVEL):
             near = difflib.get_close_matches(cpu, known, 3)
             hint = f"did you mean {' or '.join(near)}?" if near else "see clang -mcpu=help"
             raise ValueError(
                 f"JITGRAD_CPU={cpu!r}: expected a CPU that LLVM knows for {triple}; {hint}"
             )
-        return named(triple, cpu, caches=_cache_sizes())
-    has = {k for k, on in binding.get_host_cpu_features().items() if on}
-    flags = binding.get_host_cpu_features().flatten()
+        target = named(triple, cpu, caches=_cache_sizes())
+        if target.tiles:
+            may_use_tiles()
+        return target
+    found = binding.get_host_cpu_features()
+    if not (found.get("amx-tile") and may_use_tiles()):
+        found.update({name: False for name in found if name.startswith("amx-")})
+    has = {k for k, on in found.items() if on}
+    flags = found.flatten()
     return _describe(triple, binding.get_host_cpu_name(), flags, has, _cache_sizes())
+
+
+ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA = 158, 0x1023, 18
+"""Of Linux on x86-64: arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)."""
+
+
+def may_use_tiles() -> bool:
+    """Asks the operating system for AMX's tiles, for this process and what it forks."""
+    if not sys.platform.startswith("linux"):
+        return True  # who has no such call has no such rule
+    call = ctypes.CDLL(None, use_errno=True).syscall
+    call.argtypes, call.restype = [ctypes.c_long] * 3, ctypes.c_long
+    return bool(call(ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA) == 0)
 
 
 @lru_cache(maxsize=8)
@@ -208,10 +251,13 @@ def named(
 ) -> Target:
     """A target by name.
 
-    x86-64 CPUs: the levels `x86-64`, `x86-64-v2`, `x86-64-v3`, `x86-64-v4`; another name is taken
-    as baseline for vector width, unless `features` says more ("+avx2,+fma").
+    x86-64 CPUs: the levels `x86-64`, `x86-64-v2`, `x86-64-v3`, `x86-64-v4`, and `x86-64-v4-amx`,
+    which has AMX, AVX512-BF16 and AVX512-VNNI too; another name is taken as baseline for vector
+    width, unless `features` says more ("+avx2,+fma").
     """
     arch = triple.split("-")[0]
+    if cpu == _AMX_LEVEL:
+        cpu, features = "x86-64-v4", ",".join(filter(None, (_AMX_FEATURES, features)))
     has = set(_X86_LEVELS.get(cpu, frozenset())) if arch in ("x86_64", "amd64") else set()
     has |= {f[1:] for f in features.split(",") if f.startswith("+")}
     if not cpu:
@@ -230,7 +276,7 @@ def _describe(
         return Target(
             triple, cpu, features, vector_bytes, "fma" in has, "sse4.1" in has, "f16c" in has,
             "avx2" in has, wide, l1, l2, l3, wide and "avx512bf16" in has,
-            wide and "avx512vnni" in has, wide,
+            wide and "avx512vnni" in has, wide, "amx" if wide and has >= AMX else "",
         )  # fmt: skip
     if arch in ("aarch64", "arm64"):
         return Target(

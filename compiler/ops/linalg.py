@@ -55,14 +55,26 @@ class Matmul(Bilinear):
     transpose_a, transpose_b: that operand's last two dims are swapped first. The derivatives are
     products of this kind again, so nothing is copied to transpose it, and gradients come out in the
     layout of their operands.
+
+    precision, of float32: where that is faster, compiled code may take operands for the sum of two
+    bfloat16 ("high"), or for one ("medium"). Recorders add it, from the setting of this name.
     """
 
     name = "matmul"
     chooses = True
+    precise = True
+
+    def with_precision(
+        self, types: Sequence[TensorType], attrs: dict[str, Any], precision: str
+    ) -> dict[str, Any]:
+        if types[0].dtype is not dtypes.float32:
+            return attrs
+        return {**attrs, "precision": precision}
 
     def infer(
-        self, a: TensorType, b: TensorType, transpose_a: bool = False, transpose_b: bool = False
-    ) -> TensorType:
+        self, a: TensorType, b: TensorType, transpose_a: bool = False, transpose_b: bool = False,
+        precision: str = "highest",
+    ) -> TensorType:  # fmt: skip
         self.expect(
             a.ndim >= 2 and b.ndim >= 2,
             f"expected operands of at least 2 dims; got {a} and {b}; reshape vectors to matrices",
@@ -86,8 +98,9 @@ class Matmul(Bilinear):
         return TensorType((*batch, rows, columns), a.dtype, device)
 
     def reference(
-        self, a: np.ndarray, b: np.ndarray, transpose_a: bool = False, transpose_b: bool = False
-    ) -> np.ndarray:
+        self, a: np.ndarray, b: np.ndarray, transpose_a: bool = False, transpose_b: bool = False,
+        precision: str = "highest",
+    ) -> np.ndarray:  # fmt: skip
         acc = compute_dtype(a.dtype)
         x = a.swapaxes(-1, -2) if transpose_a else a
         y = b.swapaxes(-1, -2) if transpose_b else b
@@ -116,14 +129,15 @@ class Matmul(Bilinear):
 
     def vjp(
         self, g: Any, out: Any, a: Any, b: Any, transpose_a: bool = False,
-        transpose_b: bool = False, needs: Sequence[bool] = (True, True),
+        transpose_b: bool = False, precision: str = "highest",
+        needs: Sequence[bool] = (True, True),
     ) -> tuple[Any, ...]:  # fmt: skip
         ga = gb = None
         if needs[0]:
             if transpose_a:
-                ga = product(conj(b), g, transpose_b, True)
+                ga = product(conj(b), g, transpose_b, True, precision)
             else:
-                ga = product(g, conj(b), False, not transpose_b)
+                ga = product(g, conj(b), False, not transpose_b, precision)
             ga = reduce_like(ga, a)
         if needs[1]:
             a = conj(a)
@@ -132,7 +146,10 @@ class Matmul(Bilinear):
                 rows = prod(a.shape[:-1])
                 a = op.reshape(a, shape=(rows, a.shape[-1]))
                 g = op.reshape(g, shape=(rows, g.shape[-1]))
-            gb = product(g, a, True, transpose_a) if transpose_b else product(a, g, not transpose_a)
+            if transpose_b:
+                gb = product(g, a, True, transpose_a, precision)
+            else:
+                gb = product(a, g, not transpose_a, False, precision)
             gb = reduce_like(gb, b)
         return ga, gb
 
@@ -141,7 +158,7 @@ class Matmul(Bilinear):
 
     def total(
         self, operands: Sequence[Any], batched: Sequence[bool], transpose_a: bool = False,
-        transpose_b: bool = False,
+        transpose_b: bool = False, precision: str = "highest",
     ) -> Any:  # fmt: skip
         """One product, over the new axis and the inner one together."""
         a, b = operands
@@ -157,11 +174,12 @@ class Matmul(Bilinear):
             b = op.reshape(b, shape=(b.shape[0], b.shape[1] * b.shape[2]))
         else:
             b = op.reshape(b, shape=(b.shape[0] * b.shape[1], b.shape[2]))
-        return self(a, b, transpose_a=transpose_a, transpose_b=transpose_b)
+        return product(a, b, transpose_a, transpose_b, precision)
 
     def lower(
-        self, b: Builder, x: Array, y: Array, transpose_a: bool = False, transpose_b: bool = False
-    ) -> Array:
+        self, b: Builder, x: Array, y: Array, transpose_a: bool = False, transpose_b: bool = False,
+        precision: str = "highest",
+    ) -> Array:  # fmt: skip
         batch = broadcast_shapes(x.shape[:-2], y.shape[:-2])
         rank = len(batch) + 2
         roles: dict[str, list[int]] = {"batch": [], "m": [], "n": []}
@@ -196,11 +214,12 @@ class Matmul(Bilinear):
                 acc
             ),
             acc=acc,
+            parts=_PARTS[precision],
         )
 
     def onnx(
         self, ctx: OnnxContext, inputs: Sequence[str], transpose_a: bool = False,
-        transpose_b: bool = False,
+        transpose_b: bool = False, precision: str = "highest",
     ) -> Any:  # fmt: skip
         dtype = ctx.type(inputs[0]).dtype
         narrow = not dtype.is_floating_point and dtype.bits <= 16  # ONNX multiplies none of those
@@ -245,13 +264,21 @@ class Matmul(Bilinear):
         yield Sample(brain, note="bfloat16", grad=False)
 
 
-def product(a: Any, b: Any, transpose_a: bool = False, transpose_b: bool = False) -> Any:
+_PARTS = {"highest": 0, "high": 2, "medium": 1}  # numbers that stand for a float32
+
+
+def product(
+    a: Any, b: Any, transpose_a: bool = False, transpose_b: bool = False,
+    precision: str = "highest",
+) -> Any:  # fmt: skip
     """The record `matmul`, with the attributes that are not their defaults."""
     attrs: dict[str, Any] = {}
     if transpose_a:
         attrs["transpose_a"] = True
     if transpose_b:
         attrs["transpose_b"] = True
+    if precision != "highest":
+        attrs["precision"] = precision
     return op.matmul(a, b, **attrs)
 
 

@@ -238,6 +238,8 @@ class Op:
         sparse: vjp of several outputs gets None for those that nothing depends on, not zeros.
         linear: linear in its one operand, with attributes that a new leading axis leaves valid
             through `batch` (movement): the sum over that axis may be taken before or after.
+        precise: the setting of how precise products must be is an attribute of what is recorded
+            (`with_precision`), where it allows less than the highest precision.
     """
 
     name: str = ""
@@ -255,6 +257,7 @@ class Op:
     bodies: tuple[str, ...] = ()
     sparse: bool = False
     linear: bool = False
+    precise: bool = False
 
     def __init__(self) -> None:
         if not self.name or OPS.made(self.name):
@@ -280,6 +283,12 @@ class Op:
 
     def reference(self, *arrays: Any, **attrs: Any) -> Any:
         raise InternalError(f"op {self.name} has no reference")
+
+    def with_precision(
+        self, types: Sequence[TensorType], attrs: dict[str, Any], precision: str
+    ) -> dict[str, Any]:
+        """The attributes of an application for which this precision ("high", "medium") will do."""
+        return attrs
 
     def kernel(
         self, types: Sequence[TensorType], attrs: dict[str, Any]

@@ -1,0 +1,205 @@
+"""Packing into tiles, for the products of `tile_unit.py`.
+
+    panels [k / depth][part][width / 16][16][16 words]
+
+Owns `pack_tiles`. A tile of A has a row for each entry of x, and in it words along k; a tile of B a
+row for each word along k, and in it entries of x. A word is a group of neighbours along k. Operands
+are read 16 words at a time, along k where neighbours in memory are neighbours along k, else along
+x; a tile whose rows lie the other way is turned in registers. What is missing at the ends is zero.
+"""
+
+from __future__ import annotations
+
+import math
+
+import llvmlite.ir as ir
+
+from jitgrad.compiler.codegen.code import I32, Int, storage_type, vector_of
+from jitgrad.compiler.codegen.convert import narrow, splat, widen
+from jitgrad.compiler.codegen.dot import TILE, Dot
+from jitgrad.compiler.codegen.packing import Source
+from jitgrad.compiler.codegen.tile_unit import WORDS
+from jitgrad.runtime import dtypes
+
+_INFINITE = 0x7F800000
+
+
+def pack_tiles(
+    source: Source, panels: ir.Value, dot: Dot, width: int, count: Int, depth: Int, stride: Int,
+    rows: bool,
+) -> None:  # fmt: skip
+    """As packing.pack, in tiles; rows: those of A. `stride` counts elements of panels."""
+    _Packing(source, panels, dot, width, stride, rows).pack(count, depth)
+
+
+class _Packing:
+    def __init__(
+        self, source: Source, panels: ir.Value, dot: Dot, width: int, stride: Int, rows: bool
+    ) -> None:
+        self.source, self.panels, self.dot = source, panels, dot
+        self.width, self.stride, self.rows = width, stride, rows
+        self.code = source.frame.code
+        self.element = storage_type(dot.a)  # of panels; those of B are as wide
+        self.access = source.access
+        self.along_k = self.access is not None and self.access.parts[2].is_unit
+
+    def pack(self, count: Int, depth: Int) -> None:
+        code, step = self.code, self.dot.depth
+        full = code.mul(code.div(depth, step), step)
+        whole = code.mul(code.div(count, TILE), TILE)
+        lines = code.local(I32, WORDS * self.dot.copies) if self.rows != self.along_k else None
+        with code.loop(0, whole, TILE) as x:
+            with code.loop(0, full, step) as k:
+                if self.access is None:
+                    self._elements(x, TILE, k, step)
+                else:
+                    self._tile(x, k, lines)
+            with code.b.if_then(code.less(full, depth)):
+                self._elements(x, TILE, full, code.sub(depth, full))
+        rest = code.sub(count, whole)
+        with code.b.if_then(code.less(0, rest)), code.loop(0, depth, step) as k:
+            self._elements(whole, rest, k, code.min(step, code.sub(depth, k)))
+        used = code.mul(code.ceildiv(count, TILE), TILE)
+        end = code.mul(code.ceildiv(count, self.width), self.width)
+        with code.loop(used, end, TILE) as x, code.loop(0, depth, step) as k:
+            self._clear(x, k)
+
+    def _at(self, x: Int, k: Int, part: int) -> ir.Value:
+        """The tile of entries from x on, and words from k on."""
+        code = self.code
+        of_panel = code.at(
+            self.panels, code.mul(code.div(x, self.width), self.stride), self.element
+        )
+        step = code.add(code.mul(code.div(k, self.dot.depth), self.dot.copies), part)
+        within = code.div(code.rem(x, self.width), TILE)
+        number = code.add(code.mul(step, self.width // TILE), within)
+        return code.at(of_panel, code.mul(number, WORDS), I32)
+
+    def _clear(self, x: Int, k: Int) -> None:
+        code = self.code
+        nothing = ir.Constant(vector_of(I32, TILE), None)
+        for part in range(self.dot.copies):
+            tile = self._at(x, k, part)
+            with code.loop(0, WORDS, TILE) as at:
+                code.store(nothing, tile, at, I32)
+
+    def _elements(self, x: Int, rows: Int, k: Int, many: Int) -> None:
+        """A tile of `rows` entries by `many` elements along k, one by one."""
+        code, group = self.code, self.dot.group
+        self._clear(x, k)
+        with code.loop(0, rows) as i, code.loop(0, many) as j:
+            value = self.source.element_at(code.add(x, i), code.add(k, j))
+            if self.rows:
+                at = code.add(code.mul(i, self.dot.depth), j)
+            else:
+                at = code.mul(code.add(code.mul(code.div(j, group), TILE), i), group)
+                at = code.add(at, code.rem(j, group))
+            for part, v in enumerate(self._parts(value)):
+                code.store(v, self._at(x, k, part), at, self.element)
+
+    def _tile(self, x: Int, k: Int, lines: ir.Value | None) -> None:
+        """A whole tile. lines: where it lies before it is turned, if it is."""
+        code, copies = self.code, range(self.dot.copies)
+        tiles = [self._at(x, k, part) for part in copies]
+        homes = tiles
+        if lines is not None:
+            homes = [code.at(lines, part * WORDS, I32) for part in copies]
+        with code.loop(0, TILE) as line:
+            words = (
+                self._along_k(code.add(x, line), k) if self.along_k else self._along_x(x, k, line)
+            )
+            for home, word in zip(homes, words, strict=True):
+                code.store(word, home, code.mul(line, TILE), I32)
+        if lines is not None:
+            for home, tile in zip(homes, tiles, strict=True):
+                found = [code.load(home, r * TILE, I32, TILE) for r in range(TILE)]
+                for r, turned in enumerate(code.transpose(found)):
+                    code.store(turned, tile, r * TILE, I32)
+
+    def _along_k(self, x: Int, k: Int) -> list[ir.Value]:
+        """TILE words along k of one entry, of each part."""
+        code = self.code
+        offset = code.add(self.source.x.at(x), self.source.k.at(k))
+        if not self.dot.parts:
+            return [self._words(self.source.read(offset, self.dot.depth))]
+        halves = [
+            self._parts(self.source.read(code.add(offset, h * TILE), TILE))
+            for h in range(self.dot.group)
+        ]
+        both = range(2 * TILE)
+        return [self._words(code.shuffle(a, b, both)) for a, b in zip(*halves, strict=True)]
+
+    def _along_x(self, x: Int, k: Int, line: Int) -> list[ir.Value]:
+        """The words of TILE entries at one place along k, of each part."""
+        code, group = self.code, self.dot.group
+        first = code.add(k, code.mul(line, group))
+        steps = [self.source.k.at(code.add(first, j)) for j in range(group)]
+        rows = [self._parts(self._entries(x, step)) for step in steps]
+        out = []
+        for part in range(self.dot.copies):
+            found = [row[part] for row in rows]
+            while len(found) > 1:  # a, c and b, d give a, b, c, d
+                half, size = len(found) // 2, found[0].type.count
+                mask = [n for i in range(size) for n in (i, size + i)]
+                found = [code.shuffle(found[j], found[j + half], mask) for j in range(half)]
+            out.append(self._words(found[0]))
+        return out
+
+    def _entries(self, x: Int, step: Int) -> ir.Value:
+        """TILE neighbours along x."""
+        code, source = self.code, self.source
+        along = math.gcd(source.vector_along(1, TILE), TILE)
+        pieces = [
+            source.read(code.add(source.x.at(code.add(x, start)), step), along)
+            for start in range(0, TILE, along)
+        ]
+        if along == 1:
+            return code.join(pieces)
+        while len(pieces) > 1:
+            both = range(2 * pieces[0].type.count)
+            pieces = [
+                code.shuffle(pieces[j], pieces[j + 1], both) for j in range(0, len(pieces), 2)
+            ]
+        return pieces[0]
+
+    def _words(self, value: ir.Value) -> ir.Value:
+        return self.code.b.bitcast(value, vector_of(I32, TILE))
+
+    def _parts(self, value: ir.Value) -> list[ir.Value]:
+        """What panels hold of an operand's value: itself, or the bits of its parts."""
+        if not self.dot.parts:
+            return [value]
+        return parts_of(self.source, value, self.dot.parts)
+
+
+def parts_of(source: Source, x: ir.Value, count: int) -> list[ir.Value]:
+    """The bits of one or two bfloat16 whose sum is nearly float32 x: the nearest one, and the one
+    that is nearest to what is left; of numbers whose nearest one is infinite, those towards zero.
+    The second part of an infinity, or of no number, is 0."""
+    b, target = source.frame.code.b, source.ops.target
+    width = x.type.count if isinstance(x.type, ir.VectorType) else 1
+
+    def infinite(x: ir.Value) -> ir.Value:
+        """Whether x is infinite or no number."""
+        infinity = splat(ir.Constant(I32, _INFINITE), width)
+        return b.icmp_signed("==", b.and_(b.bitcast(x, infinity.type), infinity), infinity)
+
+    def rounded(x: ir.Value, cut: ir.Value | None) -> ir.Value:
+        near = narrow(b, target, x, dtypes.bfloat16)
+        if cut is None:
+            return near
+        bits = b.bitcast(x, vector_of(I32, width))
+        return b.select(
+            cut, b.trunc(b.lshr(bits, splat(ir.Constant(I32, 16), width)), near.type), near
+        )
+
+    def value(bits: ir.Value) -> ir.Value:
+        return widen(b, target, bits, dtypes.bfloat16)
+
+    strange = infinite(x)
+    over = b.and_(infinite(value(rounded(x, None))), b.not_(strange))
+    high = rounded(x, over)
+    if count == 1:
+        return [high]
+    low = rounded(b.fsub(x, value(high)), over)
+    return [high, b.select(strange, ir.Constant(low.type, 0 if width == 1 else None), low)]

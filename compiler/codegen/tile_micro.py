@@ -1,0 +1,154 @@
+"""The inner kernel of a contraction whose products are formed in tiles (`tile_unit.py`).
+
+Owns the blocks of results that it makes and `emit_tile_micro`, which emits
+
+    void micro(i64 kb, ptr a, ptr b, i64 b_step, ptr c, i1 first)
+
+as `emit_micro` does, for panels of `packing_tiles.py`: kb counts tiles along k, and b_step is not
+used. Blocks of k follow each other in one sum: c is where the tiles of results begin, unless they
+begin at zero. Of operands in parts, hi + lo, the products lo by hi, hi by hi, hi by lo are added in
+this order, step by step along k, from zero; if a result of a block is infinite or no number, the
+product hi by hi alone says what it is (an infinity times a zero part is none).
+"""
+
+from __future__ import annotations
+
+import llvmlite.ir as ir
+
+from jitgrad.compiler.codegen.code import I1, I32, I64, PTR, VOID, Code, Int, vector_of
+from jitgrad.compiler.codegen.convert import splat
+from jitgrad.compiler.codegen.dot import TILE, Dot
+from jitgrad.compiler.codegen.microkernel import Tile
+from jitgrad.compiler.codegen.target import Target
+from jitgrad.compiler.codegen.tile_unit import TILES, WORDS, tile_unit
+
+# (row tiles, column tiles) of a block of results, each with its own tile, and one for each row and
+# column tile of the operands.
+_SQUARE, _FLAT, _TALL = (2, 2), (1, 3), (3, 1)
+_INFINITE = 0x7F800000
+_F32 = ir.FloatType()
+
+
+def tile_for(rows: int, cols: int) -> Tile:
+    """The block of results for a product of this size."""
+    high, wide = _FLAT if rows <= TILE else _TALL if cols <= TILE else _SQUARE
+    return Tile(high * TILE, wide, TILE)
+
+
+def emit_tile_micro(
+    module: ir.Module, name: str, tile: Tile, dot: Dot, target: Target
+) -> ir.Function:
+    """The micro-kernel as a function of `module`."""
+    kind = ir.FunctionType(VOID, [I64, PTR, PTR, I64, PTR, I1])
+    function = ir.Function(module, kind, name)
+    function.attributes.add("noinline")
+    function.attributes.add("nounwind")
+    code = Code(ir.IRBuilder(function.append_basic_block("entry")))
+    micro = _Micro(code, tile, dot, target)
+    kb, a, b, _, c, first = function.args
+    if dot.parts < 2:
+        micro.into(kb, a, b, c, first)
+    else:
+        micro.in_parts(kb, a, b, c, first)
+    code.b.ret_void()
+    return function
+
+
+class _Micro:
+    """Tiles 0.. are results, row by row; then those of A, then those of B."""
+
+    def __init__(self, code: Code, tile: Tile, dot: Dot, target: Target) -> None:
+        self.code, self.tile, self.dot = code, tile, dot
+        self.unit = tile_unit(target)
+        self.high, self.wide = tile.mr // TILE, tile.nv
+        self.sums = [(i, j) for i in range(self.high) for j in range(self.wide)]
+        self.of_a = len(self.sums)
+        self.of_b = self.of_a + self.high
+        assert self.of_b + self.wide <= TILES
+
+    def into(self, kb: ir.Value, a: ir.Value, b: ir.Value, c: ir.Value, first: ir.Value) -> None:
+        """c = or += the product."""
+        code = self.code
+        with code.b.if_else(first) as (begins, goes_on):
+            with begins:
+                self._zero()
+            with goes_on:
+                self._results(c, self.unit.load)
+        with code.loop(0, kb) as k:
+            self._load("a", a, k, 0)
+            self._load("b", b, k, 0)
+            self._multiply()
+        self._results(c, self.unit.store)
+
+    def in_parts(
+        self, kb: ir.Value, a: ir.Value, b: ir.Value, c: ir.Value, first: ir.Value
+    ) -> None:
+        """The same of operands in two parts."""
+        code = self.code
+        size = self.tile.mr * self.tile.nr
+        found, plain = code.local(_F32, size), code.local(_F32, size)
+        self._zero()
+        with code.loop(0, kb) as k:
+            self._load("a", a, k, 1)
+            self._load("b", b, k, 0)
+            self._multiply()
+            self._load("a", a, k, 0)
+            self._multiply()
+            self._load("b", b, k, 1)
+            self._multiply()
+        self._results(found, self.unit.store)
+        strange = code.local(vector_of(I32, TILE))
+        code.store(ir.Constant(vector_of(I32, TILE), None), strange, 0, I32)
+        with code.loop(0, size, TILE) as at:
+            bad = code.b.sext(self._strange(found, at), vector_of(I32, TILE))
+            code.store(code.b.or_(code.load(strange, 0, I32, TILE), bad), strange, 0, I32)
+        seen = code.b.bitcast(code.load(strange, 0, I32, TILE), ir.IntType(32 * TILE))
+        any_strange = code.b.icmp_unsigned("!=", seen, ir.Constant(seen.type, 0))
+        with code.b.if_then(any_strange, likely=False):
+            self._zero()
+            with code.loop(0, kb) as k:
+                self._load("a", a, k, 0)
+                self._load("b", b, k, 0)
+                self._multiply()
+            self._results(plain, self.unit.store)
+            with code.loop(0, size, TILE) as at:
+                bad = self._strange(found, at)
+                value = code.load(found, at, _F32, TILE)
+                value = code.b.select(bad, code.load(plain, at, _F32, TILE), value)
+                code.store(value, found, at, _F32)
+        with code.loop(0, size, TILE) as at:
+            value = code.load(found, at, _F32, TILE)
+            total = code.b.fadd(code.load(c, at, _F32, TILE), value)
+            code.store(code.b.select(first, value, total), c, at, _F32)
+
+    def _strange(self, memory: ir.Value, at: Int) -> ir.Value:
+        """Which of TILE results are infinite or no number."""
+        code = self.code
+        infinite = splat(ir.Constant(I32, _INFINITE), TILE)
+        bits = code.load(memory, at, I32, TILE)
+        return code.b.icmp_signed("==", code.b.and_(bits, infinite), infinite)
+
+    def _zero(self) -> None:
+        for n in range(len(self.sums)):
+            self.unit.zero(self.code, n)
+
+    def _results(self, c: ir.Value, move: object) -> None:
+        """Loads the tiles of results from c[mr][nr], or stores them."""
+        assert callable(move)
+        step = 4 * self.tile.nr
+        for n, (i, j) in enumerate(self.sums):
+            place = self.code.at(c, (i * self.tile.nr + j) * TILE, I32)
+            move(self.code, n, place, step)
+
+    def _load(self, side: str, panel: ir.Value, k: Int, part: int) -> None:
+        """The tiles of a step along k."""
+        code = self.code
+        first, count = (self.of_a, self.high) if side == "a" else (self.of_b, self.wide)
+        step = code.mul(code.add(code.mul(k, self.dot.copies), part), count)
+        for n in range(count):
+            place = code.at(panel, code.mul(code.add(step, n), WORDS), I32)
+            self.unit.load(code, first + n, place, 4 * TILE)
+
+    def _multiply(self) -> None:
+        for n, (i, j) in enumerate(self.sums):
+            self.unit.dot(self.code, self.dot, n, self.of_a + i, self.of_b + j)
