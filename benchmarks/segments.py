@@ -54,8 +54,9 @@ def program():
     loss.backward()
     optimizer.step()
     seen += 256
-    history.append((seen, loss.item(), (out.argmax(1) == t).float().mean().item()))
-    return history[-1][1]
+    value = loss.item()
+    history.append((seen, value, (out.argmax(1) == t).float().mean().item()))
+    return value
 """
 
 BEAM = """

@@ -87,6 +87,10 @@ class Collector(State):
         self._sparse: list[Item] = []
         self._loose: set[str] = set()
         self._asked: set[str] = set()
+        self.sets: set[str] = set()  # names that code assigns to
+        self.lengths: dict[Item, int] = {}  # of the lists that code only appends to, as they were
+        self.appends: dict[Item, int] = {}  # how many of its calls were seen
+        self._appended = ""  # the name of such a list, when its item is about to be made
         self._made: dict[int, Any] = {}
         self._nodes = {id(x): x for x in nodes}
         self.ignore(self._nodes.values())
@@ -136,8 +140,11 @@ class Collector(State):
     ) -> Item:
         """The item of a place, made when it is first met."""
         where = (id(parent.now), step, key)
+        only_appended = bool(self._appended) and name.rpartition(".")[2] == self._appended
         found = self._by_key.get(where)
         if found is not None:
+            if found.kind == "list" and not only_appended:
+                self._open(found)
             return found
         if type(value) is HostScalar:
             self.reasons.append(f"keeps a number computed from an argument in {name}")
@@ -153,7 +160,11 @@ class Collector(State):
             kind = "object"
         first = self._by_object.get(id(value)) if kind == "container" else None
         if first is not None:
+            if first.kind == "list" and not only_appended:
+                self._open(first)
             kind = "object"  # a second way to it: the items of the first say what it holds
+        elif kind == "container" and only_appended and type(value) is list:
+            kind = "list"
         item = Item(parent, step, key, kind, value, name)
         item.facts = first
         if kind != "value" and id(value) in self._by_object:
@@ -183,11 +194,28 @@ class Collector(State):
                 self.reasons.append(f"reaches a NumPy array of objects ({name}); use a list")
             elif value.nbytes <= MAX_ARRAY_BYTES:
                 item.before = value.tobytes()
+        elif kind == "list":
+            self._by_object[id(value)] = item
+            self.lengths[item] = len(value)
         elif kind != "value" and value is not MISSING and id(value) not in self._by_object:
             self._by_object[id(value)] = item
             if len(self.items) <= _MAX_ITEMS:
                 self._expand(item, value)
         return item
+
+    def _open(self, item: Item) -> None:
+        """Code reads a list that it has but appended to so far."""
+        if self.appends.get(item):
+            self.reasons.append(f"reads {item.name}, to which it has appended")
+        else:
+            item.kind = "container"
+            self._expand(item, item.now)
+
+    def appended(self, x: list[Any]) -> None:
+        """Code is about to append to a list."""
+        item = self._by_object.get(id(x))
+        if item is not None and item.now is x and item.kind == "list":
+            self.appends[item] = self.appends.get(item, 0) + 1
 
     # -- what objects are made of ------------------------------------------------------------------
     def _expand(self, item: Item, x: Any) -> None:
@@ -457,14 +485,20 @@ class Collector(State):
 
     def _follow(self, item: Item | None, path: Path_, reads: Reads) -> None:
         """Items for the attributes of a path, from the item of its first name."""
-        for name in path[1:]:
+        for k, name in enumerate(path[1:], 1):
             if item is None:
                 return
             if item.kind == "array":
                 self._by_object[id(item.now)].looked = True
+            self._expect(path, k, reads)
             item = self._attribute(item, name)
+            self._appended = ""
         if item is not None:
             self._note_use(item, path, reads)
+
+    def _expect(self, path: Path_, k: int, reads: Reads) -> None:
+        """Notes whether code only appends to what is at name `k` of a path, before that is met."""
+        self._appended = path[k] if k == len(path) - 2 and path in reads.appended else ""
 
     def _note_use(self, item: Item, path: Path_, reads: Reads) -> None:
         """Notes whether code that names an array does more with it than making it a tensor."""
@@ -486,6 +520,7 @@ class Collector(State):
         named = reads.loose.union(*(path[1:] for path in paths)) - self._named
         self._loose |= reads.loose
         self._asked |= reads.asked
+        self.sets |= reads.sets
         self._named |= named
         if named or new:
             self._ask_arguments(named | new)
@@ -520,7 +555,10 @@ class Collector(State):
         reads = reads_of(code)
         owner = self.root_namespace(names, names.get("__name__", "?"))
         for path in sorted(reads.globals):
-            self._follow(self._global(owner, path[0]), path, reads)
+            self._expect(path, 0, reads)
+            found = self._global(owner, path[0])
+            self._appended = ""
+            self._follow(found, path, reads)
         for name in sorted(reads.stored):
             self._global(owner, name)
         for name, level in sorted(reads.imports):
@@ -572,7 +610,10 @@ class Collector(State):
             value = contents_of(cells[name])
             if value is not MISSING:
                 holder = self._cell(cells[name], name)
-                self._follow(self.put(holder, "cell", None, value, name), path, reads)
+                self._expect(path, 0, reads)
+                found = self.put(holder, "cell", None, value, name)
+                self._appended = ""
+                self._follow(found, path, reads)
 
     def _cell(self, cell: Any, name: str) -> Item:
         holder = self._by_object.get(id(cell))

@@ -277,7 +277,8 @@ class Profile:
 
     entered: told of each frame of the user's that is entered. library: of the standard library's
     and NumPy's code that the user's calls. imported: of each module that was asked for by name and
-    not found loaded, and of its loading. identities: that id() was called. impure: of each effect,
+    not found loaded, and of its loading. identities: that id() was called. appended: of each list
+    that is appended to. impure: of each effect,
     with the user's line. first_node: tape nodes with smaller numbers are older than the recording.
 
     Attributes: threads, whether threads were started.
@@ -291,12 +292,14 @@ class Profile:
         imported: Callable[[str], None],
         library: Callable[[CodeType], None],
         identities: Callable[[], None],
+        appended: Callable[[list[Any]], None],
         first_node: int,
     ) -> None:
         self._entered = entered
         self._imported = imported
         self._library = library
         self._identities = identities
+        self._appended = appended
         self._impure = impure
         self._foreign = foreign
         self._first_node = first_node
@@ -355,6 +358,8 @@ class Profile:
             owner = owner_of_frame(frame)
             if arg is id and owner == "user":
                 self._identities()
+            if type(getattr(arg, "__self__", None)) is list and arg.__name__ == "append":
+                self._appended(arg.__self__)
             if owner != "jitgrad" and not _is_callback(frame):
                 reason = impure_call(arg, owner)
                 if reason.startswith("calls threading."):

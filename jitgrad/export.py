@@ -176,7 +176,7 @@ def _traced_step(
             trace = Lowered(_Detaching(function, fallback="error"), tuple(inputs), {}, env).trace
     except (RuntimeError, TypeError, ValueError) as error:
         return None, error  # recording it with data tells why, if it cannot be exported
-    if trace.cuts or not (trace.graph.writes or trace.rebinds or trace.draws):
+    if trace.cuts or not (trace.graph.writes or trace.rebinds or trace.draws or trace.stores):
         return None, None
     refused = [f"{owner.item.name}[{key!r}]" for owner, key, _ in trace.rebinds
                if isinstance(owner, Captured) and key != "grad"]  # fmt: skip
@@ -414,6 +414,7 @@ def _refuse_effects(trace: Trace, function: Any, state_names: StateNames) -> Non
             id(holder), "" if is_module(holder) else type(holder).__name__
         )
         changed.setdefault(f"{prefix}.{key}" if prefix else str(key), "")
+    changed |= {store.item.name: "" for store in trace.stores}
     random = next((n for n in graph.nodes if n.op.random), None)
     if not changed and random is None:
         return

@@ -101,7 +101,7 @@ class Forest:
         """The leaf of a trace, new in its tree."""
         with self.lock:
             facts = [(e.kind, e.value.type, layout(e.array)) for e in trace.entries]
-            sizes = self._sizes_of(symbols)
+            sizes = self._sizes_of(symbols if trace.sized else Symbols())
             numbers = self._number(trace.graph, facts, sizes)
             way: list[tuple[Branch, Hashable]] = []
             path: tuple[Any, ...] = (sizes.key,)

@@ -58,6 +58,7 @@ class Item:
         kind: "value" (equal, same type), "object" (the very object), "container" (its items say
             what it must hold), "tensor", "array", "lifted" (a float, read at each call),
             "int" (one whose value is a symbolic size), "float" (one that is lifted),
+            "list" (one that code only appends to, whatever it holds),
             "attributes" (the names of an object's attributes, or of a class's; facts: those that
             the library's own code names).
         now: what it holds; for "size" a copy of the keys.
@@ -240,6 +241,7 @@ class State:
         self._named: set[str] = set()
         # By the item through which (None: by code) an object was met again: the object's own item.
         self.met: dict[Item | None, list[Item]] = {}
+        self.replayed: set[Item] = set()  # which replay leaves as the function has
         self._every = False
         self._identities = False
 
@@ -347,7 +349,7 @@ class State:
         skip: set[int] = set()
         for item in self.items:
             parent = item.parent
-            if parent is None or item.step == "created":
+            if parent is None or item.step == "created" or item in self.replayed:
                 continue
             if parent.number in skip:
                 skip.add(item.number)
@@ -442,6 +444,8 @@ class State:
                 ok = type(x) is float
             elif kind == "attributes":  # others than those that code names may come and go
                 ok = x is not MISSING and self._same_names(item, x)
+            elif kind == "list":
+                ok = type(x) is list
             elif kind == "container":
                 ok = type(x) is type(old) and (not isinstance(x, tuple) or len(x) == len(old))
             elif kind == "tensor":

@@ -49,11 +49,14 @@ from jitgrad.segmented import Segmented, signature_of
 from jitgrad.segments import Segments
 from jitgrad.sources import Captured
 from jitgrad.state import abstract_mode, state
+from jitgrad.stores import Store, find_stores, objection, settle_stores, tensors_of
 from jitgrad.tensor import Tensor
 from jitgrad.unrolled import warn_of_loop
 from jitgrad.watch import Watch
 
 MAX_SPECIALISATIONS = 32
+MAX_UNSETTLED = 8
+"""Recordings of calls that changed numbers which they guard; then the function runs in segments."""
 _MANY = 4  # recordings for one number's sake before a warning
 
 
@@ -120,6 +123,7 @@ class JitFunction:
         self._closed = False
         self._last_miss: list[str] = []
         self._refused = ""
+        self._unsettled = 0  # recordings that changed what they guard
         self._warned = False
         self._told_of_loop = False
         JitFunction.instances.add(self)
@@ -259,6 +263,7 @@ class JitFunction:
             self.segmented = None
             self._closed = False
             self._refused = ""
+            self._unsettled = 0
 
     # -- misses --------------------------------------------------------------------------------
     def _miss(self, args: Any, kwargs: Any) -> Any:
@@ -356,15 +361,21 @@ class JitFunction:
         modes = Modes()
         recorder.symbols.lend(leaves)
         result = None
+        stores: list[Store] = []
         try:
             start = time.perf_counter()
             result, profile = self._run_recorded(recorder, watch, new_args, new_kwargs)
             seconds = time.perf_counter() - start
             for holder, key, value in watch.rebound():
                 recorder.rebind(holder, key, value)
-            trace = recorder.finish(result, lambda: _recording(recorder, profile))
+            if not self._pure:
+                stores = find_stores(watch, recorder.symbols.lent())
+                recorder.symbols.stored.update(s.item for s in stores)
+                self._check_stores(stores, result, recorder, watch)
+            trace = recorder.finish(result, lambda: _recording(recorder, profile), stores)
         finally:
             recorder.settle(result)
+            settle_stores(stores, watch)
         as_floats = plain(result)
         del result
         watch.let_go()
@@ -376,7 +387,15 @@ class JitFunction:
         if trace is not None:
             trace.seconds = seconds
             against = self._objection(
-                recorder, watch, trace, guard, args, kwargs, structure, leaves, as_floats
+                recorder,
+                watch,
+                trace,
+                guard,
+                args,
+                kwargs,
+                structure,
+                leaves,
+                (as_floats, tensors_of(stores)),
             )
             if against:
                 recorder.give_up(*against)
@@ -414,6 +433,24 @@ class JitFunction:
             raise CompileError(f"[jit] {self.name}: {fixed}")
         return as_floats
 
+    def _check_stores(
+        self, stores: list[Store], result: Any, recorder: Recorder, watch: Watch
+    ) -> None:
+        """Has replay leave what the function has stored, unless it cannot, or calls would be
+        recorded again and again."""
+        against = objection(stores, result, watch)
+        for store in stores:
+            if not against and recorder.symbols.is_fixed(store.item):
+                against = str(store)  # whose value it needs
+        changing = [s for s in stores if s.by_value]
+        self._unsettled += bool(changing)
+        if changing and self._unsettled > MAX_UNSETTLED:
+            against = against or str(changing[0])
+        if against:
+            recorder.give_up(against)
+        else:
+            watch.replayed.update(s.item for s in stores)
+
     def _run_recorded(self, recorder: Recorder, watch: Watch, args: Any, kwargs: Any) -> Any:
         def impure(reason: str, line: str) -> None:
             if not self._pure:
@@ -428,7 +465,7 @@ class JitFunction:
 
         profile = Profile(
             entered, impure, recorder.give_up, watch.imported_now, watch.library,
-            watch.identities, recorder.first_node,
+            watch.identities, watch.appended, recorder.first_node,
         )  # fmt: skip
         try:
             with _recording(recorder, profile):
@@ -490,7 +527,7 @@ class JitFunction:
         if after != structure or any(a is not b for a, b in zip(again, leaves, strict=False)):
             return "changes a container that is an argument", ""
         del again
-        kept = watch.container_in(result)
+        kept = watch.container_in(result[0])
         if kept:
             return f"returns {kept}, which is no new container", ""
         escaped = recorder.escaped(result)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dis
 import re
+import sys
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import CodeType
@@ -24,8 +25,9 @@ class Reads:
     variable. The last name of a path may be stored to. loose: attributes of anything else.
     asked: those of them that may be absent (hasattr, getattr, try). stored: globals that it sets.
     imports: (module, level). typed: arguments whose type() it asks; "" for any other value.
-    looked: those paths that are not just handed to from_numpy or as_tensor. every: it may read
-    attributes whose names it computes.
+    looked: those paths that are not just handed to from_numpy or as_tensor. appended: those that
+    are calls of append. sets: names that it assigns to, beside its variables; "[]" for items.
+    every: it may read attributes whose names it computes.
     """
 
     globals: set[Path_] = field(default_factory=set)
@@ -37,11 +39,14 @@ class Reads:
     imports: set[tuple[str, int]] = field(default_factory=set)
     typed: set[str] = field(default_factory=set)
     looked: set[Path_] = field(default_factory=set)
+    appended: set[Path_] = field(default_factory=set)
+    sets: set[str] = field(default_factory=set)
     every: bool = False
 
 
 _TENSOR_MAKERS = ("from_numpy", "as_tensor")
 _SKIPPED = {"CACHE", "EXTENDED_ARG", "PUSH_NULL", "NOP", "RESUME", "COPY_FREE_VARS", "PRECALL"}
+_METHOD_BIT = sys.version_info >= (3, 12)  # of LOAD_ATTR's argument; LOAD_METHOD before
 _BY_NAME = {"getattr", "hasattr", "setattr", "delattr"}
 _ALL_NAMES = {"vars", "attrgetter", "__dict__", "__getattribute__", "dir"}
 _DYNAMIC = _BY_NAME | _ALL_NAMES
@@ -90,11 +95,16 @@ def reads_of(code: CodeType) -> Reads:
     into: set[Path_] | None = None
     constants: list[Any] = []
     before = ""
+    called = False  # the last name of the path, at once, as a method
 
     def end() -> None:
         nonlocal before
         if into is not None and path:
             into.add(path)
+            if path[-1] == "append" and called:
+                out.appended.add(path)
+            elif path[-1] == "append":
+                into.add(path[:-1])  # whose method it hands on
             if before not in _TENSOR_MAKERS or not op.startswith("CALL"):
                 out.looked.add(path)
             before = path[-1]
@@ -104,8 +114,13 @@ def reads_of(code: CodeType) -> Reads:
         if op.startswith("LOAD_CONST") or op == "LOAD_SMALL_INT":
             constants.append(i.argval)
         if op.startswith(("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR")):
+            if op.startswith("STORE"):
+                out.sets.add(i.argval)
             if into is not None:
                 path = (*path, i.argval)
+                called = op.startswith("LOAD_METHOD") or bool(
+                    op.startswith("LOAD_ATTR") and _METHOD_BIT and (i.arg or 0) & 1
+                )
             else:
                 out.loose.add(i.argval)
                 if not op.startswith("LOAD"):
@@ -124,10 +139,14 @@ def reads_of(code: CodeType) -> Reads:
                 out.typed.add(given if given in arguments else "")
         elif op in ("STORE_GLOBAL", "DELETE_GLOBAL"):
             out.stored.add(i.argval)
+            out.sets.add(i.argval)
+        elif op == "STORE_SUBSCR":
+            out.sets.add("[]")
         elif op in ("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"):
             if i.argval in code.co_freevars:
                 path, into = (i.argval,), out.cells
         elif op in ("STORE_DEREF", "DELETE_DEREF"):
+            out.sets.add(i.argval)
             if i.argval in code.co_freevars:
                 out.cells.add((i.argval,))
         elif op.startswith("LOAD_FAST") or op == "STORE_FAST_LOAD_FAST":
@@ -152,6 +171,7 @@ def reads_of(code: CodeType) -> Reads:
         passed = {p for p in nested.cells if p[0] in code.co_freevars}
         out.cells |= passed  # a free variable of this code, which only the nested one names
         out.looked |= passed & nested.looked
+        out.appended |= passed & nested.appended
     used = {p[0] for p in out.globals} | out.loose
     used |= {n for paths in (out.globals, out.locals, out.cells) for p in paths for n in p[1:]}
     out.every = out.every or bool(used & _ALL_NAMES) or _computes_names(instructions)

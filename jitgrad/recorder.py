@@ -21,6 +21,7 @@ import numpy as np
 from jitgrad.autograd.engine import grad
 from jitgrad.compiler.graph_tensor import GraphTensor
 from jitgrad.compiler.ir import Graph, Rebind, Value, Write
+from jitgrad.compiler.symbolic import ShapeEnv
 from jitgrad.compiler.types import TensorType
 from jitgrad.effects import typed
 from jitgrad.facts import place_facts
@@ -32,7 +33,7 @@ from jitgrad.random import draw_tensors
 from jitgrad.replay_support import clash
 from jitgrad.results import Roots
 from jitgrad.settling import settle
-from jitgrad.sizes import is_size, to_plain
+from jitgrad.sizes import has_sizes, is_size, to_plain
 from jitgrad.sources import (
     SPENT,
     AliasResult,
@@ -54,6 +55,7 @@ from jitgrad.sources import (
 )
 from jitgrad.state import abstract_mode, state, unwatched
 from jitgrad.storage import Storage
+from jitgrad.stores import Store
 from jitgrad.symbols import Symbols
 from jitgrad.tape.node import edge_of, held_by_tape, next_seq
 from jitgrad.tape.views import put_chain
@@ -80,8 +82,9 @@ class Trace:
     later: (owner, method), called in Python after each run; left: the objects whose attributes are
     then Python's, and the dicts that it changes.
     cuts: the values that Python looked at; leaf: the trace's place in the tree, then.
-    backward_inside: whether the function ran the tape itself (so that hooks count). seconds: what
-    the recorded call took.
+    stores: what Python state gets, beside tensors. backward_inside: whether the function ran the
+    tape itself (so that hooks count). seconds: what the recorded call took. sized: whether the
+    graph has symbolic sizes; those of the call may matter to Python alone.
     """
 
     graph: Graph
@@ -97,9 +100,11 @@ class Trace:
     cuts: list[Cut]
     later: list[tuple[Owner, str]]
     left: tuple[list[Any], list[dict[str, Any]]]
+    stores: list[Store]
     backward_inside: bool = False
     seconds: float = 0.0
     pair: Pair | None = None
+    sized: bool = False
     leaf: Leaf | None = None
 
     def items(self) -> set[int]:
@@ -108,7 +113,9 @@ class Trace:
         found += [where for where, _, _ in [*self.rebinds, *self.slots]]
         found += [where for where, _ in self.places]
         found += [where for where, _ in self.later]
+        found += [Captured(s.item) for s in self.stores]
         results = [*self.results, *(r for _, _, r in self.rebinds)]
+        results += [r for s in self.stores for rs in s.results for r in rs]
         found += [r.source for r in results if isinstance(r, (SameResult, AliasResult))]
         found = [x.owner if isinstance(x, Grad) else x for x in found]
         return {x.item.number for x in found if isinstance(x, Captured)}
@@ -331,17 +338,23 @@ class Recorder(Looks):
         self._strangers.append((weakref.ref(owner), what))
 
     # -- the end -------------------------------------------------------------------------------
-    def finish(self, result: Any, recording: Callable[[], AbstractContextManager[Any]]) -> Any:
+    def finish(
+        self, result: Any, recording: Callable[[], AbstractContextManager[Any]],
+        stores: Sequence[Store] = (),
+    ) -> Any:  # fmt: skip
         """The trace of a call that returned `result`; None when recording was given up.
 
-        recording: a context in which this recorder is told of what runs.
+        recording: a context in which this recorder is told of what runs. stores: what the call has
+        left in Python state.
         """
         if self.reason:
             return None
         self.backward_inside = self._ran_backward
         leaves, structure = flatten(result)
         roots = Roots(self)
-        numbers = [x for x in leaves if isinstance(x, HostScalar) and x.seen]
+        stored = [[flatten(v) for v in s.values] for s in stores]
+        numbers = [x for x in leaves if _is_seen(x)]
+        numbers += [x for found in stored for xs, _ in found for x in xs if _is_seen(x)]
         if numbers:
             with recording():
                 for x in numbers:
@@ -358,7 +371,10 @@ class Recorder(Looks):
                 rebinds.append((where, key, out))
             else:
                 rebinds.append((where, key, None))
-        del leaves
+        for store, found in zip(stores, stored, strict=True):
+            store.structures = [s for _, s in found]
+            store.results = [[self._result(x, roots) for x in xs] for xs, _ in found]
+        del leaves, stored, numbers
         for owner, where, before in self._flags.values():
             if owner._requires_grad != before:
                 rebinds.append((where, "requires_grad", ConstantResult(owner._requires_grad)))
@@ -378,7 +394,7 @@ class Recorder(Looks):
             pair = self._differentiate(roots, recording)
             if pair is None:
                 return None
-        return self._trace(structure, results, rebinds, roots, pair)
+        return self._trace(structure, results, rebinds, [*stores], roots, pair)
 
     def _differentiate(
         self, roots: Roots, recording: Callable[[], AbstractContextManager[Any]]
@@ -459,8 +475,9 @@ class Recorder(Looks):
         return [e for e in self.entries if id(e) in found]
 
     def _trace(
-        self, structure: Structure, results: Any, rebinds: Any, roots: Roots, pair: Pair | None
-    ) -> Trace:
+        self, structure: Structure, results: Any, rebinds: Any, stores: list[Store], roots: Roots,
+        pair: Pair | None,
+    ) -> Trace:  # fmt: skip
         graph = self.graph
         in_results = {r.index for r in results if isinstance(r, FreshResult)}
         order = sorted(range(len(roots.values)), key=lambda i: (i not in in_results, i))
@@ -480,6 +497,13 @@ class Recorder(Looks):
         if pair is not None:
             pair.kept = [(k, place[i] if k == "result" else i) for k, i in pair.kept]
 
+        sized = bool(graph.env.hints) and _is_sized(graph)
+        if self.symbols and not sized:
+            graph.env = ShapeEnv()
+            if pair is not None:
+                pair.backward.env = graph.env
+        for store in stores:
+            store.results = [[placed(r) for r in rs] for rs in store.results]
         for i, entry in enumerate(self.entries):
             value = self._now(entry)
             entry.writes = self._counts.get(entry.storage, 0)
@@ -503,9 +527,11 @@ class Recorder(Looks):
             self.cuts,
             self.later,
             self._left,
+            stores,
             self.backward_inside,
             0.0,
             pair,
+            sized,
         )
 
     def _result(self, x: Any, roots: Roots) -> Result:
@@ -677,3 +703,17 @@ class Recorder(Looks):
             if attempt == 0:
                 gc.collect()
         return alive[0]
+
+
+def _is_sized(graph: Graph) -> bool:
+    """Whether a graph has symbolic sizes, in types or attributes."""
+    types = [item.value.type for item in graph.inputs]
+    types += [v.type for node in graph.nodes for v in node.outputs]
+    return any(has_sizes(tuple(t.shape)) for t in types) or any(
+        has_sizes(x) for node in graph.nodes for _, x in node.attrs
+    )
+
+
+def _is_seen(x: Any) -> bool:
+    """Whether it is a tensor's value as a number (x.item())."""
+    return isinstance(x, HostScalar) and x.seen

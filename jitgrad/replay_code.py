@@ -8,7 +8,7 @@ k0.. constants, r the results of the run, t0.. tensors on them, z0.. symbolic si
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from operator import is_not
 from typing import Any
 
@@ -78,6 +78,7 @@ class Writer:
         self.grads: dict[Any, str] = {}
         self.inside: dict[Item, list[Item]] = {}
         self.symbols = spec.symbols
+        self.sized = bool(spec.symbols) and spec.trace.sized
         self.replaced: list[int] = []  # results that take the place of gradients
         self.size_names: dict[str, str] = {}  # of a dim: the local variable that has its value
         self.namespace: dict[str, Any] = {
@@ -276,6 +277,13 @@ class Writer:
                     self.put(f"z{n} = {read}")
                     self.size_names[list(self.symbols.places)[n]] = f"z{n}"
         self.put(f"z = ({', '.join(self.size_names.values())},)")
+        if not self.sized:  # those of Python alone, which may be others at each call
+            for name, z in self.size_names.items():
+                low, high = self.symbols.env.low.get(name, 2), self.symbols.env.high.get(name)
+                self.miss_if(f"{z} < {low}" + ("" if high is None else f" or {z} > {high}"))
+            for g in self.symbols.env.guards:
+                self.miss_if(f"not ({g.expression(self.size_names)})")
+            return
         self.put("e = known.get(z)")
         self.put("if e is None:")
         self.put("e = learn(z)", 2)
@@ -487,7 +495,8 @@ class Writer:
                      for x in (found.a, found.b)]  # fmt: skip
             self.miss_if(f"({texts[0]} {SIGNS[found.name]} {texts[1]}) is not {found.outcome}")
         self.numbers: dict[HostResult, str] = {}
-        for result in trace.results:
+        stored = [r for store in trace.stores for rs in store.results for r in rs]
+        for result in [*trace.results, *stored]:
             if isinstance(result, HostResult):  # now, for it may raise
                 name = self.numbers[result] = self._fresh()
                 self.put(f"{name} = {self._number(result.scalar)}")
@@ -506,7 +515,7 @@ class Writer:
             self.put(f"{name} = {self.constant(generator)}.advance({count})")
         self.namespace["signed"] = signed
         arrays = [self._array(i, source) for i, source in enumerate(places)]
-        dims = ", z" if self.symbols else ""
+        dims = ", z" if self.sized else ""
         if self.trace.leaf is not None:
             self.put(f"x = [{', '.join(arrays)}]")
             self.put(f"r = run(x, seen{dims})")
@@ -531,7 +540,7 @@ class Writer:
     def _replaced_grads(self) -> list[str]:
         """The owners of `.grad` slots that get a result whatever they hold (`replaced` has the
         results' numbers)."""
-        if self.symbols:
+        if self.sized:
             return []
         read = {owner for owner, _, _ in self.trace.slots}
         owners: list[str] = []
@@ -595,6 +604,9 @@ class Writer:
         self.tensors: dict[int, str] = {}
         self.arrays: set[str] = set()
         self.used: set[int] = set()
+        stored = [r for store in self.trace.stores for rs in store.results for r in rs]
+        fresh = [r for r in [*self.trace.results, *stored] if isinstance(r, FreshResult)]
+        self.taped = {r.index for r in fresh if r.slot != -1 or r.requires_grad}
         if self.trace.pair is not None:
             self._pair(self.trace.pair)
         for owner, key, result in self.trace.rebinds:
@@ -634,7 +646,8 @@ class Writer:
             return name
         root = self._root(result.index)
         if result.chain:
-            text = f"make_view({root}, {self._chain(result.chain)})"
+            base = f"{root}.detach()" if result.index in self.taped else root
+            text = f"make_view({base}, {self._chain(result.chain)})"
         elif result.index in self.used:
             text = f"{root}.detach()"
         else:
@@ -705,7 +718,7 @@ class Writer:
                 owner = self._root(i) if i in results else "None"
                 kept.append(f"keep(r[{i}], {owner})")
         tensors = ", ".join(self.tensor(source) for source in pair.sources)
-        dims = ", z" if self.symbols else ""
+        dims = ", z" if self.sized else ""
         self.put(
             f"c = CompiledNode({self.constant(pair)}, ({tensors},), [{', '.join(kept)}], x{dims})"
         )
@@ -714,22 +727,47 @@ class Writer:
         return self.spec.result_types[index]
 
     def _return(self) -> None:
-        remaining = iter(self.trace.results)
-
-        def build(structure: Structure) -> str:
-            kind = structure.kind
-            if kind is None:
-                name = self._fresh()
-                self.put(f"{name} = {self.result(next(remaining))}")
-                return name
-            parts = [build(c) for c in structure.children]
-            if kind is tuple:
-                return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
-            if kind is list:
-                return f"[{', '.join(parts)}]"
-            context = self.constant(structure.context)
-            return f"rebuild({self.constant(kind)}, {context}, [{', '.join(parts)}])"
-
-        text = build(self.trace.structure)
+        text = self._built(self.trace.structure, iter(self.trace.results))
+        self._stores()
         self.put("hits[0] += 1")
         self.put(f"return {text}")
+
+    def _built(self, structure: Structure, results: Iterator[Result]) -> str:
+        """An expression for a tree of results."""
+        kind = structure.kind
+        if kind is None:
+            name = self._fresh()
+            self.put(f"{name} = {self.result(next(results))}")
+            return name
+        parts = [self._built(c, results) for c in structure.children]
+        if kind is tuple:
+            return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
+        if kind is list:
+            return f"[{', '.join(parts)}]"
+        context = self.constant(structure.context)
+        return f"rebuild({self.constant(kind)}, {context}, [{', '.join(parts)}])"
+
+    def _stores(self) -> None:
+        """What Python state gets. The stamp goes on with the epoch where this specialisation reads
+        what it stores at each call."""
+        made = []
+        for store in self.trace.stores:
+            values = [
+                self._built(structure, iter(results))
+                for structure, results in zip(store.structures, store.results, strict=True)
+            ]
+            made.append((store, values))
+        if any(store.item.covered for store, _ in made):
+            if not any(store.by_value for store, _ in made):
+                self.put("if epoch[0] == stamp[0]: stamp[0] += 1")
+            self.put("epoch[0] += 1")
+        for store, values in made:
+            item = store.item
+            if store.appends:
+                for value in values:
+                    self.put(f"i{item.number}.append({value})")
+            elif item.step == "class":
+                assert item.parent is not None
+                self.put(f"setattr(i{item.parent.number}, {self.constant(item.key)}, {values[0]})")
+            else:
+                self.put(f"{self._read(item)} = {values[0]}")

@@ -92,6 +92,7 @@ class Symbols:
         self.recorder: Any = None
         self._numbers: list[tuple[Any, Any]] = []  # items, and what stands in the place of theirs
         self.lost: list[str] = []  # those in whose place something else was found
+        self.stored: set[Any] = set()  # items where the function has put something else
 
     def __bool__(self) -> bool:
         return bool(self.places)
@@ -181,6 +182,20 @@ class Symbols:
                 number.recorder = recorder
             item.write(number)
 
+    def lent(self) -> dict[Any, Any]:
+        """What stands in the place of numbers, by their items."""
+        return dict(self._numbers)
+
+    def is_fixed(self, item: Any) -> bool:
+        """Whether code has looked at the value of a number that stands in the place of another."""
+        for i, number in self._numbers:
+            if i is item:
+                known = decided(self.env) if is_size(number) else {}
+                return self._is_guarded(i, number) or (
+                    is_size(number) and number.names() <= set(known)
+                )
+        return False
+
     def take_back_numbers(self) -> None:
         """Numbers stand where they stood; what code has put there is the number that it is."""
         for item, number in self._numbers:
@@ -188,7 +203,7 @@ class Symbols:
             if is_size(found) or type(found) is HostScalar:
                 value = found.hint if is_size(found) else found.value
                 item.write(item.now if same(value, item.now) else value)
-            elif not self._is_guarded(item, number):
+            elif item not in self.stored and not self._is_guarded(item, number):
                 self.lost.append(str(item.name))
         self._numbers = []
 

@@ -110,10 +110,8 @@ def test_programs(function: Callable[[Any], Any]) -> None:
 
 
 def test_arguments_that_are_written() -> None:
-    count = [0]
-
     def f(x: Any, total: Any) -> Any:
-        count[0] += 1
+        print(end="")
         x.mul_(2)[1:].add_(x.shape[0])
         total += x.sum()
         return x[0]
@@ -125,7 +123,7 @@ def test_arguments_that_are_written() -> None:
         assert_same(x, y, atol=2e-6)
         assert x._version == y._version
     assert_same(*totals, atol=2e-6)
-    assert count == [2 * len(SIZES)] and fast.stats.compiles == 2
+    assert fast.stats.compiles == 2
 
 
 def test_two_sizes_that_change() -> None:

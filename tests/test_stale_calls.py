@@ -400,7 +400,7 @@ def test_counters_and_containers_that_the_function_changes() -> None:
 
         return f, None
 
-    eager(counter, [lambda f, _: f(X)] * 3, "changes n")
+    compiled(counter, [lambda f, _: f(X)] * 5)
 
     def appends() -> tuple[Any, Any]:
         items: list[int] = []

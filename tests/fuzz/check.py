@@ -68,7 +68,7 @@ def check(text: str, calls: int = CALLS, effects: bool = False) -> Outcome:
             happened: list[None] = []
 
             def with_effect(*args: Any) -> Any:
-                happened.append(None)
+                happened.extend([None])
                 return f(*args)
 
             made.append(JitFunction(with_effect if effects else f, fallback="silent"))
