@@ -306,8 +306,23 @@ class _Capsule:
         return (1, 0)
 
 
-def from_dlpack(source: Any) -> Tensor:
-    """A tensor on the memory of any object that speaks DLPack, or of a capsule (used once)."""
+def from_dlpack(ext_tensor: Any, *, device: Any = None, copy: bool | None = None) -> Tensor:
+    """A tensor on the memory of any object that speaks DLPack, or of a capsule (used once).
+
+    copy: True gives memory of its own; False raises ValueError where a device asks for a copy.
+    """
+    out = _of_dlpack(ext_tensor)
+    if device is not None and Device(device) != out.device:
+        if copy is False:
+            raise ValueError(
+                f"[from_dlpack] expected memory on {device}, not to be copied; got it on "
+                f"{out.device}; use copy=None"
+            )
+        return place(out, device)
+    return out.clone() if copy else out
+
+
+def _of_dlpack(source: Any) -> Tensor:
     if not hasattr(source, "__dlpack__"):
         if gpu.interop.is_device_capsule(source):
             return gpu.interop.from_capsule(source)
@@ -504,7 +519,7 @@ def arange(
     return _finish(apply(OPS["iota"], (), attrs), requires_grad, device)
 
 
-def range(start: Any = 0, end: Any = None, step: Any = 1, **more: Any) -> Tensor:
+def range(start: Any, end: Any, step: Any = 1, **more: Any) -> Tensor:
     """arange that includes `end` (as the old torch.range)."""
     more.setdefault("dtype", defaults.dtype)
     return arange(start, end + step * 0.5, step, **more)
@@ -675,10 +690,14 @@ def random_integers(shape: tuple[Any, ...], extent: int, generator: Generator | 
     return bits if extent == 2**63 else bits % extent
 
 
-def randint_like(input: Tensor, low: int, high: int | None = None, **more: Any) -> Tensor:
-    """randint of input's shape and dtype."""
+def randint_like(
+    input: Tensor, low: int | None = None, high: int | None = None, **more: Any
+) -> Tensor:
+    """randint of input's shape and dtype; one bound is `high`."""
     more.setdefault("dtype", input.dtype)
-    bounds = (0, low) if high is None else (low, high)
+    if low is None and high is None:
+        raise TypeError("randint_like() expected a bound: randint_like(input, high)")
+    bounds = (0, low) if high is None else (low or 0, high)
     return randint(*bounds, tuple(input._type.shape), **more)
 
 

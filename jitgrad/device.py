@@ -26,11 +26,13 @@ class device(str):
 
     __slots__ = ()
 
-    def __new__(cls, spec: Any = "cpu", index: int | None = None) -> device:
-        if type(spec) is device and index is None:
+    def __new__(cls, type: Any = None, index: int | None = None, *, device: Any = None) -> device:
+        spec = type if device is None else device
+        if spec.__class__ is cls and index is None:
             return spec
         if not isinstance(spec, (str, int)) or isinstance(spec, bool):
-            raise TypeError(f"[device] expected a str such as 'cpu'; got {type(spec).__name__}")
+            kind = spec.__class__.__name__
+            raise TypeError(f"[device] expected a str such as 'cpu'; got {kind}")
         text = str.__str__(spec) if isinstance(spec, str) else f"cuda:{spec}"
         kind, colon, number = text.partition(":")
         if kind not in _KINDS:

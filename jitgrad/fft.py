@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jitgrad.functions import fourier
+from jitgrad.functions.args import numpy_names
 from jitgrad.missing import missing
 from jitgrad.public import with_out
 from jitgrad.runtime.arguments import located
@@ -18,7 +19,7 @@ _FUNCTIONS: tuple[Callable[..., Any], ...] = (
 )  # fmt: skip
 
 _ALL: dict[str, Callable[..., Any]] = {
-    **{function.__name__: with_out(function) for function in _FUNCTIONS},
+    **{function.__name__: with_out(numpy_names(function)) for function in _FUNCTIONS},
     "fftshift": located(fourier.fftshift),
     "ifftshift": located(fourier.ifftshift),
 }

@@ -71,11 +71,11 @@ def in_place(function: Callable[..., Any], name: str) -> Callable[..., Tensor]:
     return locates(method)
 
 
-def copy_(self: Tensor, src: Any, non_blocking: bool = False) -> Tensor:
-    """Elements become src's, broadcast and converted to this dtype."""
-    if not isinstance(src, Tensor):
-        src = creation.as_tensor(src)
-    value = cast(src, self._type.dtype)
+def copy_(self: Tensor, other: Any, non_blocking: bool = False) -> Tensor:
+    """Elements become other's, broadcast and converted to this dtype."""
+    if not isinstance(other, Tensor):
+        other = creation.as_tensor(other)
+    value = cast(other, self._type.dtype)
     if value._type is not self._type and tuple(value._type.shape) != tuple(self._type.shape):
         value = value.expand(tuple(self._type.shape))
     assign(self, value)
@@ -123,9 +123,9 @@ def apply_(self: Tensor, callable: Callable[[Any], Any]) -> Tensor:
     return _mapped("apply_", self, (), callable)
 
 
-def map_(self: Tensor, tensor: Tensor, callable: Callable[[Any, Any], Any]) -> Tensor:
+def map_(self: Tensor, other: Tensor, callable: Callable[[Any, Any], Any]) -> Tensor:
     """Each element becomes callable(element, other element). Ends a trace."""
-    return _mapped("map_", self, (tensor,), callable)
+    return _mapped("map_", self, (other,), callable)
 
 
 def map2_(self: Tensor, x: Tensor, y: Tensor, callable: Callable[[Any, Any, Any], Any]) -> Tensor:
@@ -246,7 +246,7 @@ def _strides(size: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(reversed(steps))
 
 
-def resize_(self: Tensor, *sizes: Any, memory_format: Any = None) -> Tensor:
+def resize_(self: Tensor, *sizes: Any, size: Any = None, memory_format: Any = None) -> Tensor:
     """Becomes a row-major tensor of this shape on the same memory.
 
     Where the memory is too small the tensor moves to new memory, its elements first and zeros
@@ -254,7 +254,7 @@ def resize_(self: Tensor, *sizes: Any, memory_format: Any = None) -> Tensor:
     """
     if self.requires_grad:
         raise RuntimeError("cannot resize variables that require grad")
-    size = as_shape(sizes)
+    size = as_shape(sizes if size is None else (size,))
     if tuple(size) == tuple(self._type.shape):
         return self
     count: Any = 1
@@ -300,10 +300,10 @@ def share_memory_(self: Tensor) -> Tensor:
     return self
 
 
-def record_stream(self: Tensor, stream: Any) -> None:
+def record_stream(self: Tensor, s: Any) -> None:
     """The memory is used by work on a stream: it is reused after that. Nothing on the CPU."""
     if self.is_cuda:
-        gpu.interop.record_stream(self, stream)
+        gpu.interop.record_stream(self, s)
 
 
 IN_PLACE: tuple[Callable[..., Any], ...] = (

@@ -130,7 +130,7 @@ def compile(
     *,
     fullgraph: bool = False,
     dynamic: bool | None = None,
-    backend: Any = "inductor",
+    backend: Any = None,
     mode: str | None = None,
     options: dict[str, Any] | None = None,
     disable: bool = False,
@@ -141,8 +141,8 @@ def compile(
     Args:
         fullgraph: what cannot be compiled as one graph raises (fallback="error", segments=False).
         dynamic: as jit's.
-        backend: "inductor" is jitgrad's compiler; "eager" and "aot_eager" leave functions as they
-            are.
+        backend: "inductor" (the default) is jitgrad's compiler; "eager" and "aot_eager" leave
+            functions as they are.
         mode: one of PyTorch's words: "reduce-overhead" and "max-autotune" replay CUDA graphs on a
             GPU; else they choose nothing.
         options: there are none.
@@ -160,7 +160,7 @@ def compile(
         raise RuntimeError(
             f"[compile] expected no options: there are none of {sorted(options)}; see jitgrad.jit"
         )
-    if backend != "inductor" and backend not in _EAGER_BACKENDS:
+    if backend not in (None, "inductor", *_EAGER_BACKENDS):
         raise RuntimeError(
             f"[compile] expected backend 'inductor' (jitgrad's compiler), 'eager' or 'aot_eager'; "
             f"got {backend!r}"

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jitgrad.functions import decompositions, matrix_norms, solvers
+from jitgrad.functions.args import numpy_names
 from jitgrad.functions.linalg import matmul
 from jitgrad.functions.reduce import vector_norm
 from jitgrad.missing import missing
@@ -26,7 +27,7 @@ _FUNCTIONS: tuple[Callable[..., Any], ...] = (
 )  # fmt: skip
 
 _ALL: dict[str, Any] = {
-    **{function.__name__: with_out(function) for function in _FUNCTIONS},
+    **{function.__name__: with_out(numpy_names(function)) for function in _FUNCTIONS},
     "diagonal": located(matrix_norms.diagonal),
     "vander": located(matrix_norms.vander),
     "LinAlgError": LinAlgError,

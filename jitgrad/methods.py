@@ -68,10 +68,10 @@ def _collect() -> None:
 
 
 _TABLE: dict[Any, str] = {
-    elementwise: "add sub rsub mul div pow float_power where masked_fill clamp clamp_min clamp_max "
-    "square frac signbit round logit lerp addcmul addcdiv hypot logaddexp logaddexp2 xlogy "
-    "heaviside nan_to_num fmax fmin deg2rad rad2deg isposinf isneginf positive isclose "
-    "allclose equal",
+    elementwise: "add sub rsub mul div true_divide pow float_power where masked_fill clamp "
+    "clamp_min clamp_max square frac signbit round logit lerp addcmul addcdiv hypot logaddexp "
+    "logaddexp2 xlogy heaviside nan_to_num fmax fmin deg2rad rad2deg isposinf isneginf positive "
+    "isclose allclose equal",
     reduce: "sum prod mean var std var_mean std_mean amax amin aminmax max min argmax argmin any "
     "all count_nonzero nansum nanmean logsumexp softmax log_softmax cumsum cumprod sort argsort "
     "msort topk norm diff",
@@ -167,7 +167,7 @@ def backward(
     inputs: Any = None,
 ) -> None:
     """Adds to `.grad` of the leaves this tensor's gradient (see autograd.backward)."""
-    engine.backward(self, gradient, retain_graph, create_graph, inputs)
+    engine.backward(self, gradient, retain_graph, create_graph, inputs=inputs)
 
 
 def where_method(self: Tensor, condition: Tensor, other: Any) -> Tensor:

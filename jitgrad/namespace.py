@@ -74,7 +74,7 @@ from jitgrad.functions.shape import broadcast_shapes_of as _broadcast_shapes_of
 from jitgrad.info import finfo, iinfo
 from jitgrad.missing import no_such
 from jitgrad.printing import set_printoptions
-from jitgrad.promotion import can_cast, promote_types, result_type
+from jitgrad.promotion import can_cast, promote_types
 from jitgrad.random import (
     Generator,
     default_generator,
@@ -348,7 +348,7 @@ __all__ = [
     "is_grad_enabled", "is_inference_mode_enabled", "is_tensor", "linspace", "logspace", "long",
     "manual_seed", "meshgrid", "methods", "multinomial", "nan", "no_grad", "normal", "numel",
     "ones", "ones_like", "pi", "promote_types", "rand", "rand_like", "randint", "randint_like",
-    "randn", "randn_like", "random", "randperm", "range", "result_type", "seed",
+    "randn", "randn_like", "random", "randperm", "range", "seed",
     "set_anomaly_enabled", "set_default_dtype", "set_grad_enabled", "set_printoptions",
     "set_rng_state", "short", "stack",
     "tensor", "uint16", "uint32", "uint64", "uint8", "vstack", "zeros", "zeros_like",

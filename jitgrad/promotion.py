@@ -73,18 +73,18 @@ def _combine(high: DType | None, low: DType | None) -> Any:
     return high
 
 
-def promote_types(a: DType, b: DType) -> DType:
+def promote_types(type1: DType, type2: DType) -> DType:
     """The dtype that tensors (with dimensions) of two dtypes are converted to."""
-    for x in (a, b):
+    for x in (type1, type2):
         if not isinstance(x, DType):
             raise TypeError(f"promote_types(): expected dtypes; got {type(x).__name__}")
-    return dtypes.promote(a, b)
+    return dtypes.promote(type1, type2)
 
 
-def can_cast(source: DType, target: DType) -> bool:
-    """Whether an in-place op may turn a result of `source` into `target` (never to a lower
+def can_cast(from_: DType, to: DType) -> bool:
+    """Whether an in-place op may turn a result of one dtype into another (never to a lower
     category)."""
-    return source.category <= target.category
+    return from_.category <= to.category
 
 
 def floating(dtype: DType) -> DType:

@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from jitgrad import conversions, creation, inplace
+from jitgrad import conversions, creation, inplace, promotion
 from jitgrad.casting import as_given
 from jitgrad.dispatch import assign
 from jitgrad.functions import arrange, linalg, shape
@@ -21,6 +21,7 @@ from jitgrad.functions.elementwise import records_in
 from jitgrad.methods import FUNCTIONS
 from jitgrad.promotion import can_cast, cast
 from jitgrad.runtime.arguments import CAUGHT, complete, expect_flags, located, locates
+from jitgrad.runtime.dtypes import DType
 from jitgrad.runtime.userline import warn
 from jitgrad.state import state
 from jitgrad.storage import Storage, TypedStorage
@@ -121,7 +122,13 @@ _NO_OUT = """allclose argwhere as_strided broadcast_to chunk diagonal equal flat
     isclose isfinite isreal moveaxis movedim narrow permute positive ravel reshape select split
     squeeze swapaxes swapdims t tensor_split tile transpose unbind unflatten unique unsqueeze
     unique_consecutive hsplit vsplit dsplit split_with_sizes cov corrcoef diagflat resolve_conj
-    resolve_neg adjoint is_nonzero is_same_size histogram histogramdd unravel_index detach"""
+    resolve_neg adjoint is_nonzero is_same_size histogramdd unravel_index detach
+    as_strided_scatter bincount cdist clone conj cosine_similarity count_nonzero
+    cumulative_trapezoid diag_embed diagonal_scatter dist empty_like fill flip full_like gradient
+    imag index_fill index_put isinf isnan masked_fill masked_scatter ones_like pairwise_distance
+    pdist put real repeat_interleave roll rot90 rsub select_scatter std_mean trace trapezoid trapz
+    unsafe_chunk unsafe_split unsafe_split_with_sizes var_mean view_as_complex view_as_real
+    zeros_like"""
 
 _MAKERS: tuple[Callable[..., Any], ...] = (
     creation.arange, creation.bernoulli, creation.empty, creation.eye, creation.full,
@@ -162,6 +169,30 @@ def _method(name: str) -> Callable[..., Any]:
     return getattr(Tensor, name)
 
 
+# Of two functions of PyTorch's that are Python, `out` has a place among the arguments.
+_norm, _tensordot = with_out(FUNCTIONS["norm"]), with_out(FUNCTIONS["tensordot"])
+
+
+def norm(
+    input: Tensor, p: Any = "fro", dim: Any = None, keepdim: bool = False, out: Any = None,
+    dtype: Any = None,
+) -> Tensor:  # fmt: skip
+    """The p-norm over dims (2 for "fro"; "nuc", of matrices: the sum of singular values)."""
+    result: Tensor = _norm(input, p, dim, keepdim, dtype=dtype, out=out)
+    return result
+
+
+def tensordot(a: Tensor, b: Tensor, dims: Any = 2, out: Any = None) -> Tensor:
+    """Products summed over pairs of dims (the last n of a with the first n of b for an int)."""
+    result: Tensor = _tensordot(a, b, dims, out=out)
+    return result
+
+
+def result_type(tensor: Any, other: Any) -> DType:
+    """The dtype of an arithmetic op on two tensors or numbers."""
+    return promotion.result_type(tensor, other)
+
+
 def is_storage(obj: Any) -> bool:
     """Whether obj is a storage."""
     return isinstance(obj, (Storage, TypedStorage))
@@ -175,7 +206,8 @@ def collect() -> dict[str, Any]:
         for name, function in FUNCTIONS.items()
     }
     for make in _MAKERS:
-        names[make.__name__] = with_out(numpy_names(make))
+        name, function = make.__name__, numpy_names(make)
+        names[name] = located(function) if name in without else with_out(function)
     unary = [r.name for r in records_in("") if r.in_place and r.arity == 1]
     for name in (*unary, *_IN_PLACE.split()):
         if hasattr(Tensor, name + "_"):
@@ -188,6 +220,8 @@ def collect() -> dict[str, Any]:
                 shape.atleast_3d, shape.broadcast_tensors, shape.meshgrid, linalg.einsum,
                 creation.rand_like, creation.randn_like, creation.randint_like):  # fmt: skip
         names[own.__name__] = located(own)
+    names["norm"], names["tensordot"] = norm, tensordot
+    names["result_type"] = result_type
     names["alias_copy"] = with_out(_copying(shape.alias, "alias_copy"))
     for name in _ALSO_METHODS:
         if hasattr(Tensor, name):

@@ -31,15 +31,15 @@ def get_num_threads() -> int:
     return threads.get_num_threads()
 
 
-def set_num_threads(num_threads: int) -> None:
+def set_num_threads(num: int) -> None:
     """Sets the number of threads of compiled code, for all calls that begin after this.
 
     Raises TypeError for what is no int, RuntimeError for what is not positive.
     """
-    if isinstance(num_threads, bool) or not isinstance(num_threads, int):
-        raise TypeError(f"set_num_threads expects an int, but got {type(num_threads).__name__}")
+    if isinstance(num, bool) or not isinstance(num, int):
+        raise TypeError(f"set_num_threads expects an int, but got {type(num).__name__}")
     try:
-        threads.set_num_threads(num_threads)
+        threads.set_num_threads(num)
     except ValueError as error:
         raise RuntimeError(f"[set_num_threads] expected a positive integer; {error}") from None
 

@@ -373,7 +373,7 @@ class Tensor(TensorMethods):
             and self.storage_offset() == tensor.storage_offset()
         )
 
-    def dim_order(self, ambiguity_check: Any = False) -> tuple[int, ...]:
+    def dim_order(self, *, ambiguity_check: Any = False) -> tuple[int, ...]:
         """The dims from the outermost in memory to the innermost."""
         steps = self.stride()
         return tuple(sorted(range(self.ndim), key=lambda k: -steps[k]))

@@ -100,7 +100,8 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
         return
     names = frame.f_globals
     warnings.warn_explicit(
-        message, category, frame.f_code.co_filename, frame.f_lineno, names.get("__name__"),
+        message, category, frame.f_code.co_filename, frame.f_lineno,
+        names.get("__name__", "__main__"),  # Python drops warnings of module None
         names.setdefault("__warningregistry__", {}),
     )  # fmt: skip
 

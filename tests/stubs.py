@@ -76,7 +76,7 @@ class Stub:
             return
         kinds = inspect.Parameter
         parts, slash, star = [], False, False
-        parameters = list(signature.parameters.values())
+        parameters = [p for p in signature.parameters.values() if p.name != "older"]
         if method:
             parameters = parameters[1:]
             parts.append("self")

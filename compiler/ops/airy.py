@@ -167,7 +167,7 @@ def _reference(x: np.ndarray) -> np.ndarray:
 class AiryAi(Unary):
     """Airy's function Ai: the solution of y'' = x y that vanishes to the right. No derivative."""
 
-    name, namespace = "airy_ai", "special"
+    name, namespace, arguments = "airy_ai", "special", ("x",)
     numpy = in_long(_reference)
 
     def scalar(self, b: Builder, *x: Expr, **attrs: Any) -> Expr:

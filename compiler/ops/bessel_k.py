@@ -171,7 +171,7 @@ class ModifiedBesselK1(_Decaying):
 class ScaledModifiedBesselK0(_Decaying):
     """exp(x) modified_bessel_k0(x)."""
 
-    name, scaled = "scaled_modified_bessel_k0", True
+    name, scaled, arguments = "scaled_modified_bessel_k0", True, ("x",)
     numpy = _reference(0, True)
 
     def derivative(self, out: Any, x: Any) -> Any:
@@ -182,6 +182,7 @@ class ScaledModifiedBesselK1(_Decaying):
     """exp(x) modified_bessel_k1(x)."""
 
     name, order, scaled = "scaled_modified_bessel_k1", 1, True
+    arguments = ("x",)
     numpy = _reference(1, True)
 
     def derivative(self, out: Any, x: Any) -> Any:

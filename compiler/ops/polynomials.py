@@ -25,7 +25,7 @@ from jitgrad.compiler.ops.record import Sample
 
 
 class _Polynomial(Binary):
-    promotes, namespace = "float", "special"
+    promotes, namespace, arguments = "float", "special", ("x", "n")
     host = True
 
     def first(self, x: np.ndarray) -> np.ndarray:

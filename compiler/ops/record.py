@@ -396,7 +396,8 @@ class Elementwise(Op):
       "bool"   promoted to a common dtype, result bool (comparisons)
     Its public forms follow from it: a function and a Tensor method of its name, the method `name_`
     (not when `in_place` is False), and the function `name_` of ops of one operand. `namespace`
-    "special" makes it the function `special.name` instead; `public` False makes no function.
+    "special" makes it the function `special.name` instead; `public` False makes no function;
+    `arguments`: the names of its arguments.
     float16 and bfloat16 compute in float32 and round once, in `reference` and in `lower` alike
     (not when `widens` is False: bodies that only choose or move values). `complex_too`: complex
     operands are taken as well (ops/complex_parts.py says how derivatives follow). `effort`: what
@@ -407,6 +408,7 @@ class Elementwise(Op):
     promotes: str = "same"
     public: bool = True
     namespace: str = ""
+    arguments: tuple[str, ...] = ("input", "other")
     in_place: bool = True
     widens: bool = True
     complex_too: bool = False

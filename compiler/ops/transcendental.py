@@ -264,7 +264,7 @@ def _sine_over(x: np.ndarray) -> np.ndarray:
 class SphericalBesselJ0(Unary):
     """The spherical Bessel function of order 0: sin(x) / x; 1 at 0, 0 at the infinities."""
 
-    name, namespace = "spherical_bessel_j0", "special"
+    name, namespace, arguments = "spherical_bessel_j0", "special", ("x",)
     saves = (0,)
     numpy = _sine_over
 

@@ -24,6 +24,7 @@ from jitgrad.levels import Level
 from jitgrad.promotion import constant
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.errors import InternalError
+from jitgrad.runtime.userline import warn
 from jitgrad.state import state
 from jitgrad.storage import is_part
 from jitgrad.tape.node import (
@@ -66,11 +67,13 @@ def backward(
     grad_tensors: Tensor | Sequence[Tensor | None] | None = None,
     retain_graph: bool | None = None,
     create_graph: bool = False,
+    grad_variables: Tensor | Sequence[Tensor | None] | None = None,
     inputs: Tensor | Sequence[Tensor] | None = None,
 ) -> None:
     """Adds to `.grad` of the leaves the gradients of the sum of `tensors`.
 
     grad_tensors: a cotangent for each tensor, of its shape; may be None for tensors of one element.
+    grad_variables is its older name.
     inputs: only these get gradients (they need not be leaves). retain_graph: keep what was saved,
     so that this graph can be run again; by default as create_graph. create_graph: the gradients can
     be differentiated themselves.
@@ -78,6 +81,14 @@ def backward(
     Raises RuntimeError for tensors that do not require grad, a missing or wrong cotangent, and a
     graph whose saved tensors are freed or were changed in place.
     """
+    if grad_variables is not None:
+        if grad_tensors is not None:
+            raise RuntimeError(
+                "`grad_tensors` and `grad_variables` (deprecated) arguments both passed to "
+                "`backward()`. Please only use `grad_tensors`."
+            )
+        warn("`grad_variables` is deprecated. Use `grad_tensors` instead.", FutureWarning)
+        grad_tensors = grad_variables
     outputs = _places(tensors)
     chosen = None
     if inputs is not None:

@@ -72,28 +72,28 @@ class _Mode:
 class no_grad(_Mode):
     """`with no_grad():` or `@no_grad()`: nothing is put on the tape."""
 
-    def __new__(cls, function: Callable[..., Any] | None = None) -> Any:
+    def __new__(cls, orig_func: Callable[..., Any] | None = None) -> Any:
         mode = super().__new__(cls)
-        if function is None:
+        if orig_func is None:
             return mode
         _Mode.__init__(mode, grad_enabled=False)
-        return mode(function)
+        return mode(orig_func)
 
-    def __init__(self, function: Callable[..., Any] | None = None) -> None:
+    def __init__(self, orig_func: Callable[..., Any] | None = None) -> None:
         super().__init__(grad_enabled=False)
 
 
 class enable_grad(_Mode):
     """The opposite of no_grad, inside it."""
 
-    def __new__(cls, function: Callable[..., Any] | None = None) -> Any:
+    def __new__(cls, orig_func: Callable[..., Any] | None = None) -> Any:
         mode = super().__new__(cls)
-        if function is None:
+        if orig_func is None:
             return mode
         _Mode.__init__(mode, grad_enabled=True)
-        return mode(function)
+        return mode(orig_func)
 
-    def __init__(self, function: Callable[..., Any] | None = None) -> None:
+    def __init__(self, orig_func: Callable[..., Any] | None = None) -> None:
         super().__init__(grad_enabled=True)
 
 

@@ -286,9 +286,9 @@ def half_open_interval(lower_bound: Any, upper_bound: Any) -> Constraint:
     return Bounded("HalfOpenInterval", lower_bound, upper_bound, open_high=True)
 
 
-def independent(base: Constraint, reinterpreted_batch_ndims: int) -> Constraint:
-    """Arrays of base's values, as one value."""
-    return Independent(base, reinterpreted_batch_ndims)
+def independent(base_constraint: Constraint, reinterpreted_batch_ndims: int) -> Constraint:
+    """Arrays of a constraint's values, as one value."""
+    return Independent(base_constraint, reinterpreted_batch_ndims)
 
 
 def is_dependent(constraint: Constraint) -> bool:

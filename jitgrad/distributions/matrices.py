@@ -150,7 +150,8 @@ class Wishart(ExponentialFamily):
         squares = v * v + diagonal.unsqueeze(-1) * diagonal.unsqueeze(-2)
         return self.df[..., None, None] * squares
 
-    def rsample(self, sample_shape: Any = ()) -> Tensor:
+    def rsample(self, sample_shape: Any = (), max_try_correction: int | None = None) -> Tensor:
+        """Matrices of full rank: there is nothing to correct, however often."""
         diagonal = self._squares.rsample(sample_shape).sqrt()
         below = standard_normal(self._extended_shape(sample_shape), self._factor).tril(-1)
         factor = self._factor @ (below + diagonal.diag_embed())

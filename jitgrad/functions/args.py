@@ -13,6 +13,7 @@ from jitgrad.compiler.symbolic import Sym
 from jitgrad.dispatch import apply
 from jitgrad.runtime.arguments import CAUGHT, complete, expect_flags, locates
 from jitgrad.runtime.dtypes import DType
+from jitgrad.runtime.userline import warn
 from jitgrad.tensor import Tensor
 
 Dims = "int | Sequence[int] | None"
@@ -20,7 +21,8 @@ Dims = "int | Sequence[int] | None"
 
 def numpy_names(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function`, that also takes NumPy's names of arguments, as PyTorch's do: axis for dim,
-    keepdims for keepdim. Functions with neither are given back as they are."""
+    keepdims for keepdim, x, x1 or a for input, x2 for other. Functions with neither dim nor keepdim
+    are given back as they are."""
     code = inspect.unwrap(function).__code__
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     if "axis" in names or not ("dim" in names or "keepdim" in names):
@@ -30,7 +32,7 @@ def numpy_names(function: Callable[..., Any]) -> Callable[..., Any]:
     def renamed(*args: Any, **kwargs: Any) -> Any:
         if kwargs:
             for theirs, ours in _NUMPY_NAMES:
-                if theirs in kwargs:
+                if theirs in kwargs and theirs not in names:
                     if ours in kwargs:
                         raise TypeError(
                             f"{function.__name__}(): got both {ours} and {theirs}, which name the "
@@ -49,7 +51,18 @@ def numpy_names(function: Callable[..., Any]) -> Callable[..., Any]:
     return locates(renamed)
 
 
-_NUMPY_NAMES = (("axis", "dim"), ("keepdims", "keepdim"))
+_NUMPY_NAMES = (
+    ("axis", "dim"), ("keepdims", "keepdim"), ("x", "input"), ("x1", "input"), ("a", "input"),
+    ("x2", "other"),
+)  # fmt: skip
+
+
+def one_given(name: str, *values: Any) -> Any:
+    """The one value that is not None: an argument that has several names. Raises TypeError."""
+    given = [x for x in values if x is not None]
+    if len(given) != 1:
+        raise TypeError(f"{name}(): expected one of the names of its argument; got {len(given)}")
+    return given[0]
 
 
 def is_dim(x: Any) -> bool:
@@ -79,6 +92,25 @@ def expect_tensor(name: str, x: Any) -> Tensor:
             "jitgrad.tensor(...)"
         )
     return x
+
+
+def older_order(
+    name: str, given: tuple[Any, ...], count: int, scales: tuple[Any, ...]
+) -> tuple[list[Any], list[Any]]:
+    """(tensors, scales) of a call in an older order of PyTorch's, in which scales stand among the
+    tensors, the last of which may be a number: add(x, 2, y), addmm(beta, x, alpha, a, b). Scales
+    that are not given are the last of `scales`. Warns. Raises TypeError for another count.
+    """
+    *front, last = given
+    tensors = [*(x for x in front if isinstance(x, Tensor)), last]
+    numbers = [x for x in front if not isinstance(x, Tensor)]
+    if len(tensors) != count or len(numbers) > len(scales):
+        kinds = ", ".join(type(x).__name__ for x in given)
+        raise TypeError(
+            f"{name}(): expected {count} positional arguments, its scales by keyword; got {kinds}"
+        )
+    warn(f"This order of arguments of {name} is deprecated: pass its scales by keyword instead.")
+    return tensors, [*numbers, *scales[len(numbers) :]]
 
 
 def expect_floating(op: str, name: str, x: Tensor) -> None:

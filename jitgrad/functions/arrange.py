@@ -12,7 +12,7 @@ import numpy as np
 
 from jitgrad.compiler.symbolic import prod
 from jitgrad.creation import arange, host_tensor, placed, zeros
-from jitgrad.functions.args import as_shape, expect_range, one_axis
+from jitgrad.functions.args import as_shape, expect_range, one_axis, one_given
 from jitgrad.functions.select import coordinates, searchsorted
 from jitgrad.functions.shape import (
     cat,
@@ -41,6 +41,12 @@ def split_with_sizes(input: Tensor, split_sizes: Sequence[int], dim: int = 0) ->
     return split(input, list(split_sizes), dim)
 
 
+def _parts(name: str, given: tuple[Any, ...], sections: Any, indices: Any) -> Any:
+    """The one argument of hsplit and its kin: a number, or indices (which may come one by one)."""
+    first = given if len(given) > 1 else given[0] if given else None
+    return one_given(name, first, sections, indices)
+
+
 def _split_along(name: str, input: Tensor, parts: Any, axis: int, least: int) -> tuple[Tensor, ...]:
     if input.ndim < least:
         raise RuntimeError(
@@ -55,19 +61,28 @@ def _split_along(name: str, input: Tensor, parts: Any, axis: int, least: int) ->
     return tensor_split(input, parts, axis)
 
 
-def hsplit(input: Tensor, indices_or_sections: Any) -> tuple[Tensor, ...]:
+def hsplit(
+    input: Tensor, *given: Any, sections: Any = None, indices: Any = None
+) -> tuple[Tensor, ...]:
     """Parts along dim 1 (dim 0 of a vector): a number of equal ones, or cut at indices. Views."""
-    return _split_along("hsplit", input, indices_or_sections, 0 if input.ndim == 1 else 1, 1)
+    parts = _parts("hsplit", given, sections, indices)
+    return _split_along("hsplit", input, parts, 0 if input.ndim == 1 else 1, 1)
 
 
-def vsplit(input: Tensor, indices_or_sections: Any) -> tuple[Tensor, ...]:
+def vsplit(
+    input: Tensor, *given: Any, sections: Any = None, indices: Any = None
+) -> tuple[Tensor, ...]:
     """Parts along dim 0 of a matrix or more: a number of equal ones, or cut at indices. Views."""
-    return _split_along("vsplit", input, indices_or_sections, 0, 2)
+    parts = _parts("vsplit", given, sections, indices)
+    return _split_along("vsplit", input, parts, 0, 2)
 
 
-def dsplit(input: Tensor, indices_or_sections: Any) -> tuple[Tensor, ...]:
+def dsplit(
+    input: Tensor, *given: Any, sections: Any = None, indices: Any = None
+) -> tuple[Tensor, ...]:
     """Parts along dim 2: a number of equal ones, or cut at indices. Views."""
-    return _split_along("dsplit", input, indices_or_sections, 2, 3)
+    parts = _parts("dsplit", given, sections, indices)
+    return _split_along("dsplit", input, parts, 2, 3)
 
 
 def narrow_copy(input: Tensor, dim: int, start: Any, length: Any) -> Tensor:
@@ -129,7 +144,7 @@ def combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> T
     return input[index.reshape(-1)].reshape(len(rows), r)
 
 
-def vander(x: Tensor, N: int | None = None, *, increasing: bool = False) -> Tensor:
+def vander(x: Tensor, N: int | None = None, increasing: bool = False) -> Tensor:
     """The matrix of powers of a vector's elements: x**(N-1) ... x**0 in columns, or ascending."""
     if x.ndim != 1:
         raise RuntimeError(f"x must be a one-dimensional tensor; got {x._type}")
@@ -149,12 +164,13 @@ def vander(x: Tensor, N: int | None = None, *, increasing: bool = False) -> Tens
 
 # -- repetitions -----------------------------------------------------------------------------------
 def repeat_interleave(
-    input: Tensor, repeats: Any = None, dim: int | None = None, *, output_size: int | None = None
-) -> Tensor:
+    input: Any = None, repeats: Any = None, dim: int | None = None, *,
+    output_size: int | None = None,
+) -> Tensor:  # fmt: skip
     """Each element along `dim` (flattened by default) repeated so many times: a number, or one for
     each element. Python looks at the sum of repeats in a tensor, unless output_size is given."""
-    if repeats is None:
-        return _repeated(input)
+    if repeats is None or input is None:  # the one argument is `repeats` then
+        return _repeated(one_given("repeat_interleave", input, repeats))
     if dim is None:
         input, dim = reshape(input, -1), 0
     axis = one_axis("repeat_interleave", input.ndim, dim)
@@ -212,21 +228,21 @@ def _of_size(repeats: Tensor, size: int) -> Tensor:
 
 # -- index tensors ---------------------------------------------------------------------------------
 def tril_indices(
-    row: int, col: int, offset: int = 0, *, dtype: DType = dtypes.int64, layout: Any = None,
-    device: Any = None,
+    row: int, col: int, offset: int = 0, *, dtype: DType | None = None, layout: Any = None,
+    device: Any = None, pin_memory: bool = False, requires_grad: bool = False,
 ) -> Tensor:  # fmt: skip
     """(2, n): rows and columns of the lower triangle of a row x col matrix."""
     _expect_sizes("tril_indices", row, col)
-    return _triangle_indices(np.tril_indices(row, offset, col), dtype, device)
+    return _triangle_indices(np.tril_indices(row, offset, col), dtype, device, requires_grad)
 
 
 def triu_indices(
-    row: int, col: int, offset: int = 0, *, dtype: DType = dtypes.int64, layout: Any = None,
-    device: Any = None,
+    row: int, col: int, offset: int = 0, *, dtype: DType | None = None, layout: Any = None,
+    device: Any = None, pin_memory: bool = False, requires_grad: bool = False,
 ) -> Tensor:  # fmt: skip
     """(2, n): rows and columns of the upper triangle of a row x col matrix."""
     _expect_sizes("triu_indices", row, col)
-    return _triangle_indices(np.triu_indices(row, offset, col), dtype, device)
+    return _triangle_indices(np.triu_indices(row, offset, col), dtype, device, requires_grad)
 
 
 def _expect_sizes(name: str, row: int, col: int) -> None:
@@ -234,8 +250,9 @@ def _expect_sizes(name: str, row: int, col: int) -> None:
         raise RuntimeError(f"[{name}] row and col must be non-negative; got {row} and {col}")
 
 
-def _triangle_indices(found: Any, dtype: DType, device: Any) -> Tensor:
-    index = host_tensor(np.stack(found).astype(dtype.np))
+def _triangle_indices(found: Any, dtype: DType | None, device: Any, requires_grad: bool) -> Tensor:
+    index = host_tensor(np.stack(found).astype((dtype or dtypes.int64).np))
+    index.requires_grad_(requires_grad)
     return index if device is None else placed(index, device)
 
 

@@ -295,26 +295,26 @@ def _upper(UPLO: str) -> dict[str, bool]:
     return {"upper": UPLO.upper() == "U"}
 
 
-def eigh(A: Tensor, UPLO: str = "L") -> Eigen:
+def eigh(input: Tensor, UPLO: str = "L") -> Eigen:
     """A = V diag(L) V^H of Hermitian A, of which one triangle is read; L real and rising."""
-    a = matrix("linalg.eigh", A, True)
+    a = matrix("linalg.eigh", input, True)
     return Eigen(*apply(OPS["eigh"], (a,), _upper(UPLO)))
 
 
-def eigvalsh(A: Tensor, UPLO: str = "L") -> Tensor:
+def eigvalsh(input: Tensor, UPLO: str = "L") -> Tensor:
     """The eigenvalues of Hermitian A, real and rising."""
-    a = matrix("linalg.eigvalsh", A, True)
+    a = matrix("linalg.eigvalsh", input, True)
     return apply(OPS["eigvalsh"], (a,), _upper(UPLO))
 
 
-def eig(A: Tensor) -> Eigen:
+def eig(input: Tensor) -> Eigen:
     """A V = V diag(L): complex eigenvalues, and eigenvectors of length 1 in columns."""
-    return Eigen(*apply(OPS["eig"], (matrix("linalg.eig", A, True),), {}))
+    return Eigen(*apply(OPS["eig"], (matrix("linalg.eig", input, True),), {}))
 
 
-def eigvals(A: Tensor) -> Tensor:
+def eigvals(input: Tensor) -> Tensor:
     """The eigenvalues of A, complex."""
-    return apply(OPS["eig"], (matrix("linalg.eigvals", A, True),), {})[0]
+    return apply(OPS["eig"], (matrix("linalg.eigvals", input, True),), {})[0]
 
 
 # -- LU --------------------------------------------------------------------------------------------
@@ -401,8 +401,8 @@ def lu_unpack(
     return LU(permutation(pivots, LU_data._type.shape[-2], LU_data.dtype), low, up)
 
 
-def matrix_exp(A: Tensor) -> Tensor:
+def matrix_exp(input: Tensor) -> Tensor:
     """The exponential of square matrices."""
-    if A.dtype in (dtypes.float16, dtypes.bfloat16):
-        return cast(matrix_exp(cast(A, dtypes.float32)), A.dtype)
-    return apply(OPS["matrix_exp"], (matrix("linalg.matrix_exp", A, True),), {})
+    if input.dtype in (dtypes.float16, dtypes.bfloat16):
+        return cast(matrix_exp(cast(input, dtypes.float32)), input.dtype)
+    return apply(OPS["matrix_exp"], (matrix("linalg.matrix_exp", input, True),), {})

@@ -9,7 +9,7 @@ from typing import Any
 from jitgrad.compiler import ops as _records  # noqa: F401 (fills OPS)
 from jitgrad.compiler.ops.record import OPS, Elementwise
 from jitgrad.dispatch import apply
-from jitgrad.functions.args import expect_real
+from jitgrad.functions.args import expect_real, older_order
 from jitgrad.hostscalar import is_lifted
 from jitgrad.promotion import (
     cast,
@@ -52,7 +52,13 @@ def _generate(records: Iterable[Any]) -> dict[str, Callable[..., Tensor]]:
     made: dict[str, Callable[..., Tensor]] = {}
     for op in records:
         if isinstance(op, Elementwise) and op.public and op.arity in (1, 2):
-            function = (_make_unary if op.arity == 1 else _make_binary)(op)
+            function: Any = (_make_unary if op.arity == 1 else _make_binary)(op)
+            if op.arguments[: op.arity] != function.__code__.co_varnames:
+                function.__code__ = function.__code__.replace(co_varnames=op.arguments)
+                function.__annotations__ = {
+                    op.arguments[k] if name != "return" else name: kind
+                    for k, (name, kind) in enumerate(function.__annotations__.items())
+                }
             function.__name__ = function.__qualname__ = op.name
             function.__module__ = "jitgrad"
             function.__doc__ = (type(op).__doc__ or "").strip() or f"Elementwise {op.name}."
@@ -115,22 +121,26 @@ def _no_bools(input: Any, other: Any) -> None:
             )
 
 
-def add(input: Any, other: Any, *, alpha: Any = 1) -> Tensor:
+def add(input: Any, other: Any, *older: Any, alpha: Any = 1) -> Tensor:
     """input + alpha * other; shapes broadcast, dtypes promote."""
+    if older:
+        (input, other), (alpha,) = older_order("add", (input, other, *older), 2, (alpha,))
     if type(alpha) is not int or alpha != 1:
         other = _scaled("add", input, other, alpha)
     return elementwise(_add, input, other)
 
 
-def sub(input: Any, other: Any, *, alpha: Any = 1) -> Tensor:
+def sub(input: Any, other: Any, *older: Any, alpha: Any = 1) -> Tensor:
     """input - alpha * other; shapes broadcast, dtypes promote. Raises RuntimeError for bools."""
+    if older:
+        (input, other), (alpha,) = older_order("sub", (input, other, *older), 2, (alpha,))
     _no_bools(input, other)
     if type(alpha) is not int or alpha != 1:
         other = _scaled("sub", input, other, alpha)
     return elementwise(_sub, input, other)
 
 
-def rsub(input: Any, other: Any, *, alpha: Any = 1) -> Tensor:
+def rsub(input: Any, other: Any, alpha: Any = 1) -> Tensor:
     """other - alpha * input."""
     return sub(other, input, alpha=alpha)
 
@@ -138,6 +148,11 @@ def rsub(input: Any, other: Any, *, alpha: Any = 1) -> Tensor:
 def mul(input: Any, other: Any) -> Tensor:
     """input * other; shapes broadcast, dtypes promote."""
     return elementwise(_mul, input, other)
+
+
+def true_divide(input: Any, other: Any) -> Tensor:
+    """input / other in floating point."""
+    return elementwise(_div, input, other)
 
 
 def div(input: Any, other: Any, *, rounding_mode: str | None = None) -> Tensor:
@@ -365,16 +380,22 @@ def _expect_value(name: str, value: Any, dtype: DType) -> None:
         )
 
 
-def addcmul(input: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Any = 1) -> Tensor:
+def addcmul(input: Tensor, tensor1: Tensor, tensor2: Tensor, *older: Any, value: Any = 1) -> Tensor:
     """input + value * tensor1 * tensor2."""
+    if older:
+        given = (input, tensor1, tensor2, *older)
+        (input, tensor1, tensor2), (value,) = older_order("addcmul", given, 3, (value,))
     dtype = result_type(input, tensor1, tensor2)
     _expect_value("addcmul", value, dtype)
     product = to_operand(tensor1, dtype) * to_operand(tensor2, dtype)
     return input + (product if _is_one(value) else value * product)
 
 
-def addcdiv(input: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Any = 1) -> Tensor:
+def addcdiv(input: Tensor, tensor1: Tensor, tensor2: Tensor, *older: Any, value: Any = 1) -> Tensor:
     """input + value * tensor1 / tensor2."""
+    if older:
+        given = (input, tensor1, tensor2, *older)
+        (input, tensor1, tensor2), (value,) = older_order("addcdiv", given, 3, (value,))
     if result_type(tensor1, tensor2).category < Category.FLOAT:
         raise RuntimeError(
             "Integer division with addcdiv is no longer supported; convert the operands to "
@@ -450,7 +471,10 @@ def heaviside(input: Tensor, values: Tensor) -> Tensor:
 
 
 def nan_to_num(
-    input: Tensor, nan: float | None = 0.0, posinf: float | None = None, neginf: float | None = None
+    input: Tensor,
+    nan: float | None = None,
+    posinf: float | None = None,
+    neginf: float | None = None,
 ) -> Tensor:
     """input with NaN and the infinities replaced (by the largest finite numbers by default)."""
     if input.dtype.category < Category.FLOAT:
@@ -568,7 +592,7 @@ def equal(input: Tensor, other: Tensor) -> bool:
 ALIASES = {
     "arccos": "acos", "arcsin": "asin", "arctan": "atan", "arccosh": "acosh", "arcsinh": "asinh",
     "arctanh": "atanh", "arctan2": "atan2", "absolute": "abs", "negative": "neg",
-    "subtract": "sub", "multiply": "mul", "true_divide": "div", "divide": "div", "clip": "clamp",
+    "subtract": "sub", "multiply": "mul", "divide": "div", "clip": "clamp",
     "greater": "gt", "greater_equal": "ge", "less": "lt", "less_equal": "le", "not_equal": "ne",
     "fix": "trunc",
 }  # fmt: skip

@@ -257,7 +257,7 @@ hfft2, ihfft2 = _two("hfft2", hfftn), _two("ihfft2", ihfftn)
 # -- frequencies -----------------------------------------------------------------------------------
 def fftfreq(
     n: int, d: float = 1.0, *, dtype: DType | None = None, layout: Any = None, device: Any = None,
-    requires_grad: bool = False,
+    requires_grad: bool = False, pin_memory: bool = False,
 ) -> Tensor:  # fmt: skip
     """The frequencies of fft's points, of samples d apart: 0, 1, ..., -2, -1 over n d."""
     places = arange(n, dtype=dtypes.int64)
@@ -268,7 +268,7 @@ def fftfreq(
 
 def rfftfreq(
     n: int, d: float = 1.0, *, dtype: DType | None = None, layout: Any = None, device: Any = None,
-    requires_grad: bool = False,
+    requires_grad: bool = False, pin_memory: bool = False,
 ) -> Tensor:  # fmt: skip
     """The frequencies of rfft's points: 0, 1, ..., n // 2 over n d."""
     out = cast(arange(n // 2 + 1, dtype=dtypes.int64), floating_or(dtype)) / (n * d)

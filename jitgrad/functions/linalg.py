@@ -10,7 +10,7 @@ from jitgrad.casting import exempt, lower, wide
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.compiler.symbolic import prod as dims_product
 from jitgrad.dispatch import apply
-from jitgrad.functions.args import expect_dtype, expect_expandable, expect_tensor
+from jitgrad.functions.args import expect_dtype, expect_expandable, expect_tensor, older_order
 from jitgrad.functions.complex_numbers import conj
 from jitgrad.promotion import cast
 from jitgrad.tensor import Tensor
@@ -158,34 +158,55 @@ def _blend(name: str, base: Tensor, product: Tensor, beta: Any, alpha: Any) -> T
 
 
 @lower
-def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
+def addmm(
+    input: Tensor, mat1: Tensor, mat2: Tensor, *older: Any, beta: Any = 1, alpha: Any = 1
+) -> Tensor:
     """beta * input + alpha * (mat1 @ mat2)."""
+    if older:
+        given = (input, mat1, mat2, *older)
+        (input, mat1, mat2), (beta, alpha) = older_order("addmm", given, 3, (beta, alpha))
     return _blend("addmm", input, mm(mat1, mat2), beta, alpha)
 
 
-def addmv(input: Tensor, mat: Tensor, vec: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
+def addmv(
+    input: Tensor, mat: Tensor, vec: Tensor, *older: Any, beta: Any = 1, alpha: Any = 1
+) -> Tensor:
     """beta * input + alpha * (mat @ vec)."""
+    if older:
+        given = (input, mat, vec, *older)
+        (input, mat, vec), (beta, alpha) = older_order("addmv", given, 3, (beta, alpha))
     return _blend("addmv", input, mv(mat, vec), beta, alpha)
 
 
-def addr(input: Tensor, vec1: Tensor, vec2: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
+def addr(
+    input: Tensor, vec1: Tensor, vec2: Tensor, *older: Any, beta: Any = 1, alpha: Any = 1
+) -> Tensor:
     """beta * input + alpha * outer(vec1, vec2)."""
+    if older:
+        given = (input, vec1, vec2, *older)
+        (input, vec1, vec2), (beta, alpha) = older_order("addr", given, 3, (beta, alpha))
     return _blend("addr", input, outer(vec1, vec2), beta, alpha)
 
 
 @lower
 def baddbmm(
-    input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Any = 1, alpha: Any = 1
+    input: Tensor, batch1: Tensor, batch2: Tensor, *older: Any, beta: Any = 1, alpha: Any = 1
 ) -> Tensor:
     """beta * input + alpha * bmm(batch1, batch2)."""
+    if older:
+        given = (input, batch1, batch2, *older)
+        (input, batch1, batch2), (beta, alpha) = older_order("baddbmm", given, 3, (beta, alpha))
     return _blend("baddbmm", input, bmm(batch1, batch2), beta, alpha)
 
 
 @lower
 def addbmm(
-    input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Any = 1, alpha: Any = 1
+    input: Tensor, batch1: Tensor, batch2: Tensor, *older: Any, beta: Any = 1, alpha: Any = 1
 ) -> Tensor:
     """beta * input + alpha * the sum of bmm(batch1, batch2) over the batch."""
+    if older:
+        given = (input, batch1, batch2, *older)
+        (input, batch1, batch2), (beta, alpha) = older_order("addbmm", given, 3, (beta, alpha))
     total = bmm(batch1, batch2).sum(0)
     return _blend("addbmm", input, cast(total, batch1.dtype), beta, alpha)
 

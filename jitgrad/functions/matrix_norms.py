@@ -23,19 +23,19 @@ _ORDERS = (2, -2, 1, -1, math.inf, -math.inf)
 
 
 def matrix_norm(
-    A: Tensor, ord: Any = "fro", dim: Any = (-2, -1), keepdim: bool = False, *,
+    input: Tensor, ord: Any = "fro", dim: Any = (-2, -1), keepdim: bool = False, *,
     dtype: DType | None = None,
 ) -> Tensor:  # fmt: skip
     """The norm of matrices: "fro", "nuc" (the sum of singular values), 2 and -2 (the largest and
     smallest of them), 1, -1, inf, -inf (extreme sums of columns and of rows). Always real."""
     name = "linalg.matrix_norm"
-    if A.ndim < 2:
+    if input.ndim < 2:
         raise RuntimeError(
-            f"{name}: The input tensor A must have at least 2 dimensions; got {A._type}"
+            f"{name}: The input tensor A must have at least 2 dimensions; got {input._type}"
         )
     if len(dim) != 2:
         raise RuntimeError(f"{name}: dim must be a 2-tuple. Got {dim}")
-    a = _converted(name, A, dtype)
+    a = _converted(name, input, dtype)
     rows, columns = (one_axis(name, a.ndim, d) for d in dim)
     if rows == columns:
         raise RuntimeError(f"{name}: dims must be different. Got ({dim[0]}, {dim[1]})")
@@ -80,7 +80,7 @@ def _converted(name: str, x: Tensor, dtype: DType | None) -> Tensor:
 
 
 def norm(
-    A: Tensor, ord: Any = None, dim: Any = None, keepdim: bool = False, *,
+    input: Tensor, ord: Any = None, dim: Any = None, keepdim: bool = False, *,
     dtype: DType | None = None,
 ) -> Tensor:  # fmt: skip
     """vector_norm or matrix_norm: a matrix's where `dim` names two dims (or A has two) and ord is
@@ -88,25 +88,25 @@ def norm(
     if isinstance(dim, int):
         dim = (dim,)
     if ord is None:
-        return vector_norm(_converted("linalg.norm", A, dtype), 2, dim, keepdim)
+        return vector_norm(_converted("linalg.norm", input, dtype), 2, dim, keepdim)
     if dim is not None and len(dim) not in (1, 2):
         raise RuntimeError(
             f"linalg.norm: If dim is specified, it must be of length 1 or 2. Got {dim}"
         )
-    if dim is None and A.ndim not in (1, 2):
+    if dim is None and input.ndim not in (1, 2):
         raise RuntimeError(
             "linalg.norm: If dim is not specified but ord is, the input must be 1D or 2D. Got "
-            f"{A._type}"
+            f"{input._type}"
         )
-    if isinstance(ord, str) or (len(dim) if dim is not None else A.ndim) == 2:
-        return matrix_norm(A, ord, (0, 1) if dim is None else dim, keepdim, dtype=dtype)
-    return vector_norm(_converted("linalg.norm", A, dtype), ord, dim, keepdim)
+    if isinstance(ord, str) or (len(dim) if dim is not None else input.ndim) == 2:
+        return matrix_norm(input, ord, (0, 1) if dim is None else dim, keepdim, dtype=dtype)
+    return vector_norm(_converted("linalg.norm", input, dtype), ord, dim, keepdim)
 
 
-def cond(A: Tensor, p: Any = None) -> Tensor:
+def cond(input: Tensor, p: Any = None) -> Tensor:
     """The condition number of matrices in a matrix norm (2 where none is given): the ratio of
     extreme singular values, or norm(A) norm(A^-1); infinite for a singular matrix."""
-    a = matrix("linalg.cond", A)
+    a = matrix("linalg.cond", input)
     if p is None or p in (2, -2):
         s = apply(OPS["svdvals"], (a,), {})
         if not s._type.shape[-1]:
@@ -146,7 +146,7 @@ def vecdot(x: Tensor, y: Tensor, *, dim: int = -1) -> Tensor:
     return cast(product.sum(dim), result_type(x, y))
 
 
-def vander(x: Tensor, N: int | None = None) -> Tensor:
+def vander(x: Tensor, *, N: int | None = None) -> Tensor:
     """Powers x**0 ... x**(N - 1) of the elements of vectors (..., n), in a last dim of size N."""
     if x.dtype is dtypes.bool_:
         raise RuntimeError(f"linalg.vander: expected numbers; got {x._type}; use .int()")

@@ -6,7 +6,7 @@ from typing import Any
 
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.dispatch import apply
-from jitgrad.functions.args import one_axis
+from jitgrad.functions.args import one_axis, one_given
 from jitgrad.functions.elementwise import generated, where
 from jitgrad.functions.reduce import logsumexp, vector_norm
 from jitgrad.functions.shape import slice_along, view_dtype
@@ -66,9 +66,13 @@ def frexp(input: Tensor) -> Any:
 
 
 def isin(
-    elements: Any, test_elements: Any, *, assume_unique: bool = False, invert: bool = False
-) -> Tensor:
-    """Where elements are among the test elements (where they are not, with invert)."""
+    elements: Any = None, test_elements: Any = None, *, assume_unique: bool = False,
+    invert: bool = False, element: Any = None, test_element: Any = None,
+) -> Tensor:  # fmt: skip
+    """Where elements are among the test elements (where they are not, with invert). Numbers are
+    called `element` and `test_element`, too."""
+    elements = one_given("isin", elements, element)
+    test_elements = one_given("isin", test_elements, test_element)
     if not isinstance(elements, Tensor) and not isinstance(test_elements, Tensor):
         raise TypeError("isin(): expected a Tensor as elements or as test_elements; got numbers")
     for x in (elements, test_elements):

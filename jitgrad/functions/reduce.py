@@ -194,14 +194,16 @@ def _extreme(name: str, input: Tensor, dim: Any, keepdim: bool) -> Any:
     return TYPES[name](value, index)
 
 
-def max(input: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
-    """The maximum of all; over a dim: (values, indices); with a tensor: elementwise."""
-    return _extreme("max", input, dim, keepdim)
+def max(input: Tensor, dim: Any = None, keepdim: bool = False, *, other: Any = None) -> Any:
+    """The maximum of all; over a dim: (values, indices); with another tensor, in the place of dim
+    or as `other`: elementwise."""
+    return _extreme("max", input, dim if other is None else other, keepdim)
 
 
-def min(input: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
-    """The minimum of all; over a dim: (values, indices); with a tensor: elementwise."""
-    return _extreme("min", input, dim, keepdim)
+def min(input: Tensor, dim: Any = None, keepdim: bool = False, *, other: Any = None) -> Any:
+    """The minimum of all; over a dim: (values, indices); with another tensor, in the place of dim
+    or as `other`: elementwise."""
+    return _extreme("min", input, dim if other is None else other, keepdim)
 
 
 def argmax(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
@@ -240,9 +242,9 @@ def all(input: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
     return cast(out, dtypes.uint8) if input.dtype is dtypes.uint8 else out
 
 
-def count_nonzero(input: Tensor, dim: Any = None) -> Tensor:
-    """The number of elements that are not zero, as int64."""
-    return sum(input != 0, dim)
+def count_nonzero(input: Tensor, dim: Any = None, *dims: int) -> Tensor:
+    """The number of elements that are not zero, as int64. Dims may come one by one."""
+    return sum(input != 0, (dim, *dims) if dims else dim)
 
 
 def nansum(
@@ -364,43 +366,48 @@ def topk(input: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: boo
 
 
 def vector_norm(
-    x: Tensor, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: DType | None = None
+    input: Tensor,
+    ord: Any = 2,
+    dim: Any = None,
+    keepdim: bool = False,
+    *,
+    dtype: DType | None = None,
 ) -> Tensor:
     """(sum |x|**ord) ** (1 / ord) over dims; ord may be 0, inf, -inf. The gradient at 0 is 0."""
     if dtype is not None:
-        x = cast(x, dtype)
-    if x.dtype.category < Category.FLOAT:
+        input = cast(input, dtype)
+    if input.dtype.category < Category.FLOAT:
         raise RuntimeError(
             "linalg.vector_norm: Expected a floating point or complex tensor as input. Got "
-            f"{x.dtype}"
+            f"{input.dtype}"
         )
-    axes = all_axes("norm", x.ndim, dim)
-    if x.dtype.is_complex and ord != 2:
-        x = x.abs()
-    sizes = [x._type.shape[k] for k in axes]
+    axes = all_axes("norm", input.ndim, dim)
+    if input.dtype.is_complex and ord != 2:
+        input = input.abs()
+    sizes = [input._type.shape[k] for k in axes]
     if (ord < 0 or ord == math.inf) and 0 in [n for n in sizes if not isinstance(n, Sym)]:
         raise RuntimeError(
             f"linalg.vector_norm cannot compute the {ord} norm of an empty tensor, because the "
-            f"operation has no identity; got {x._type}"
+            f"operation has no identity; got {input._type}"
         )
     if ord not in (0, 1, 2) and builtins.all(n == 1 and not isinstance(n, Sym) for n in sizes):
         ord = 1  # the size of one element: no power overflows
     if ord == math.inf:
-        return _reduce("amax", x.abs(), axes, keepdim)
+        return _reduce("amax", input.abs(), axes, keepdim)
     if ord == -math.inf:
-        return _reduce("amin", x.abs(), axes, keepdim)
+        return _reduce("amin", input.abs(), axes, keepdim)
     if ord == 0:  # its derivative is zero, not absent
-        return _reduce("sum", x.sign().masked_fill(x != 0, 1.0), axes, keepdim)
+        return _reduce("sum", input.sign().masked_fill(input != 0, 1.0), axes, keepdim)
     if ord == 1:
-        return _reduce("sum", x.abs(), axes, keepdim)
-    wide = cast(x, dtypes.float32) if x.dtype.itemsize == 2 else x
+        return _reduce("sum", input.abs(), axes, keepdim)
+    wide = cast(input, dtypes.float32) if input.dtype.itemsize == 2 else input
     powers = squared_size(wide) if ord == 2 else _powers(wide, float(ord))
     total = _reduce("sum", powers, axes, keepdim)
     # sqrt has an infinite slope at 0; a norm's subgradient there is 0, as in PyTorch.
     zero = total == 0
     safe = total.masked_fill(zero, 1.0)
     root = safe.sqrt() if ord == 2 else safe ** (1.0 / float(ord))
-    return cast(root.masked_fill(zero, 0.0), x.dtype.to_real())
+    return cast(root.masked_fill(zero, 0.0), input.dtype.to_real())
 
 
 def _powers(x: Tensor, ord: float) -> Tensor:

@@ -18,6 +18,7 @@ from jitgrad.functions.args import (
     expect_tensor,
     infer_minus_one,
     one_axis,
+    one_given,
 )
 from jitgrad.layouts import can_view, is_dense, layout_of
 from jitgrad.pending import fetch, waits
@@ -252,8 +253,10 @@ def ravel(input: Tensor) -> Tensor:
     return reshape(input, -1)
 
 
-def squeeze(input: Tensor, dim: Any = None) -> Tensor:
-    """Without its dims of size 1 (all, or of those named). A view."""
+def squeeze(input: Tensor, dim: Any = None, *more: int) -> Tensor:
+    """Without its dims of size 1 (all, or of those named, which may come one by one). A view."""
+    if more:
+        dim = (dim, *more)
     shape = input._type.shape
     rank = len(shape)
     if dim is None:
@@ -304,9 +307,9 @@ def expand_as(input: Tensor, other: Tensor) -> Tensor:
     return expand(input, tuple(other._type.shape))
 
 
-def broadcast_to(input: Tensor, shape: Sequence[int]) -> Tensor:
-    """expand(shape)."""
-    return expand(input, tuple(shape))
+def broadcast_to(input: Tensor, *positional: Any, size: Any = None) -> Tensor:
+    """expand(size); sizes may come one by one."""
+    return expand(input, *positional, size=size)
 
 
 def broadcast_tensors(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -455,8 +458,15 @@ def chunk(input: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
     return split(input, size, axis)
 
 
-def tensor_split(input: Tensor, indices_or_sections: Any, dim: int = 0) -> tuple[Tensor, ...]:
-    """Parts along a dim: a number of nearly equal ones, or cut at the indices given."""
+def tensor_split(
+    input: Tensor, indices_or_sections: Any = None, dim: int = 0, *, sections: Any = None,
+    indices: Any = None, tensor_indices_or_sections: Any = None,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """Parts along a dim: a number of nearly equal ones, or cut at the indices given. The keywords
+    are PyTorch's names of the first argument, by its kind."""
+    indices_or_sections = one_given(
+        "tensor_split", indices_or_sections, sections, indices, tensor_indices_or_sections
+    )
     axis = one_axis("tensor_split", input.ndim, dim)
     if not input.ndim:
         raise RuntimeError(
@@ -674,9 +684,10 @@ def tile(input: Tensor, *positional: Any, dims: Any = None) -> Tensor:
     return repeat(input, (1,) * (input.ndim - len(counts)) + counts)
 
 
-def roll(input: Tensor, shifts: Any, dims: Any = None) -> Tensor:
-    """Elements moved along dims (flattened when None), those that fall off the end come first."""
-    if dims is None:
+def roll(input: Tensor, shifts: Any, dims: Any = ()) -> Tensor:
+    """Elements moved along dims (flattened where none are given); what falls off the end comes
+    first."""
+    if dims is None or dims == ():
         return roll(reshape(input, -1), shifts, 0).reshape(tuple(input._type.shape))
     shift_list = [as_dim(x) for x in (shifts if isinstance(shifts, (tuple, list)) else [shifts])]
     dim_list = list(dims) if isinstance(dims, (tuple, list)) else [dims]
@@ -788,8 +799,9 @@ def diag(input: Tensor, diagonal: int = 0) -> Tensor:
     return clone(diagonal_view(input, diagonal))
 
 
-def meshgrid(*tensors: Tensor, indexing: str = "ij") -> tuple[Tensor, ...]:
-    """Coordinate grids of vectors."""
+def meshgrid(*tensors: Tensor, indexing: str | None = None) -> tuple[Tensor, ...]:
+    """Coordinate grids of vectors. indexing: "ij" (the default) or "xy"."""
+    indexing = "ij" if indexing is None else indexing
     if len(tensors) == 1 and isinstance(tensors[0], (tuple, list)):
         tensors = tuple(tensors[0])
     if indexing not in ("ij", "xy"):

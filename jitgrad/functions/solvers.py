@@ -162,12 +162,12 @@ def solve_ex(A: Tensor, B: Tensor, *, left: bool = True, check_errors: bool = Fa
 
 
 def solve_triangular(
-    A: Tensor, B: Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False
+    input: Tensor, B: Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False
 ) -> Tensor:
     """X with A X = B (X A = B unless left), of one triangle of A; its diagonal is taken as ones
     when unitriangular. A zero on the diagonal gives infinities."""
     name = "linalg.solve_triangular"
-    a, b = matrix(name, A, True), matrix(name, B)
+    a, b = matrix(name, input, True), matrix(name, B)
     _expect_rows(name, a, b, left)
     a, b = _batched(name, a, b)
     attrs = {"upper": bool(upper), "transpose": not left, "unit": bool(unitriangular)}
@@ -282,11 +282,12 @@ def _values(a: Tensor, hermitian: bool) -> Tensor:
 
 
 def pinv(
-    A: Tensor, *, atol: Any = None, rtol: Any = None, hermitian: bool = False, rcond: Any = None
-) -> Tensor:
+    input: Tensor, rcond: Any = None, hermitian: bool = False, *, atol: Any = None,
+    rtol: Any = None,
+) -> Tensor:  # fmt: skip
     """The Moore-Penrose inverse (..., n, m): singular values up to max(atol, rtol * largest)
     count as zero (rtol is max(m, n) * eps where neither is given)."""
-    a = matrix("linalg.pinv", A, hermitian)
+    a = matrix("linalg.pinv", input, hermitian)
     if rcond is not None:
         rtol = rcond
     rank = matrix_rank(a, atol=atol, rtol=rtol, hermitian=hermitian)
@@ -304,10 +305,10 @@ def _last(*tolerances: Any) -> tuple[Any, ...]:
 
 
 def matrix_rank(
-    A: Tensor, tol: Any = None, hermitian: bool = False, *, atol: Any = None, rtol: Any = None
+    input: Tensor, tol: Any = None, hermitian: bool = False, *, atol: Any = None, rtol: Any = None
 ) -> Tensor:
     """How many singular values exceed max(atol, rtol * largest); int64. tol is an atol alone."""
-    a = matrix("linalg.matrix_rank", A, hermitian)
+    a = matrix("linalg.matrix_rank", input, hermitian)
     if tol is not None:
         atol, rtol = tol, 0.0
     if 0 in a._type.shape[-2:]:
@@ -318,7 +319,9 @@ def matrix_rank(
 
 
 # -- least squares ---------------------------------------------------------------------------------
-def lstsq(A: Tensor, B: Tensor, rcond: Any = None, *, driver: str | None = None) -> LeastSquares:
+def lstsq(
+    input: Tensor, b: Tensor, rcond: Any = None, *, driver: str | None = None
+) -> LeastSquares:
     """X that makes the norm of A X - B smallest; of all of these, the one of the smallest norm.
 
     driver "gelsy" (default; rank by rcond), "gels" (A of full rank), "gelsd" and "gelss" (also give
@@ -330,18 +333,18 @@ def lstsq(A: Tensor, B: Tensor, rcond: Any = None, *, driver: str | None = None)
         raise RuntimeError(
             f"{name}: parameter `driver` should be one of (gels, gelsy, gelsd, gelss); got {driver}"
         )
-    a = matrix(name, A)
-    if B.ndim < 1:
-        raise RuntimeError(f"{name}: input `other` must have at least 1 dimension; got {B._type}")
-    if not 0 <= a.ndim - B.ndim <= 1:
+    a = matrix(name, input)
+    if b.ndim < 1:
+        raise RuntimeError(f"{name}: input `other` must have at least 1 dimension; got {b._type}")
+    if not 0 <= a.ndim - b.ndim <= 1:
         raise RuntimeError(
             f"{name}: input.dim() must be greater or equal to other.dim() and (input.dim() - "
-            f"other.dim()) <= 1; got {a._type} and {B._type}"
+            f"other.dim()) <= 1; got {a._type} and {b._type}"
         )
-    b, vector = _as_columns(name, a, B)
+    b, vector = _as_columns(name, a, b)
     if a._type.shape[-2] != b._type.shape[-2]:
         raise RuntimeError(
-            f"{name}: input.size(-2) should match other.size(-2); got {a._type} and {B._type}"
+            f"{name}: input.size(-2) should match other.size(-2); got {a._type} and {b._type}"
         )
     a, b = _batched(name, a, b)
     m, n = a._type.shape[-2:]
@@ -370,25 +373,29 @@ def _full_rank(a: Tensor, b: Tensor) -> Tensor:
 
 
 # -- powers and products ---------------------------------------------------------------------------
-def matrix_power(A: Tensor, n: int) -> Tensor:
+def matrix_power(input: Tensor, n: int) -> Tensor:
     """A^n by repeated squaring; the inverse's powers for n < 0."""
-    if not isinstance(A, Tensor) or A.ndim < 2 or A._type.shape[-1] != A._type.shape[-2]:
-        shape = getattr(A, "_type", type(A).__name__)
+    if (
+        not isinstance(input, Tensor)
+        or input.ndim < 2
+        or input._type.shape[-1] != input._type.shape[-2]
+    ):
+        shape = getattr(input, "_type", type(input).__name__)
         raise RuntimeError(
             f"linalg.matrix_power: A must be batches of square matrices; got {shape}"
         )
     if n < 0:
-        return matrix_power(inv(A), -n)
+        return matrix_power(inv(input), -n)
     if n == 0:
         none = constant(False, dtypes.bool_)  # so that it is on the tape, with zeros for A
-        return where(none, A, identity(A, A._type.shape[-1]))
-    out, square = None, A
+        return where(none, input, identity(input, input._type.shape[-1]))
+    out, square = None, input
     while n:
         if n & 1:
             out = square if out is None else out @ square
         n >>= 1
         square = square @ square if n else square
-    return out.clone() if out is A else out  # type: ignore[return-value]
+    return out.clone() if out is input else out  # type: ignore[return-value]
 
 
 def multi_dot(tensors: Sequence[Tensor]) -> Tensor:
@@ -452,33 +459,33 @@ def _chain(parts: list[Tensor], split: dict[tuple[int, int], int], i: int, j: in
 
 
 # -- tensors as matrices ---------------------------------------------------------------------------
-def tensorinv(A: Tensor, ind: int = 2) -> Tensor:
+def tensorinv(input: Tensor, ind: int = 2) -> Tensor:
     """The inverse of A taken as a matrix of its first `ind` dims by the others."""
     if ind <= 0:
         raise RuntimeError(f"Expected a strictly positive integer for 'ind', got {ind}")
-    factored("linalg.tensorinv", A)
-    if ind > A.ndim:
-        raise RuntimeError(f"[linalg.tensorinv] expected at least {ind} dims; got {A._type}")
-    shape = A._type.shape
+    factored("linalg.tensorinv", input)
+    if ind > input.ndim:
+        raise RuntimeError(f"[linalg.tensorinv] expected at least {ind} dims; got {input._type}")
+    shape = input._type.shape
     rows, columns = dims_product(shape[:ind]), dims_product(shape[ind:])
     if rows != columns:
         raise RuntimeError(
             f"Expected self to satisfy the requirement prod(self.shape[ind:]) == "
-            f"prod(self.shape[:ind]), but got {columns} != {rows}; of {A._type}"
+            f"prod(self.shape[:ind]), but got {columns} != {rows}; of {input._type}"
         )
-    return inv(A.reshape(rows, columns)).reshape((*shape[ind:], *shape[:ind]))
+    return inv(input.reshape(rows, columns)).reshape((*shape[ind:], *shape[:ind]))
 
 
-def tensorsolve(A: Tensor, B: Tensor, dims: Any = None) -> Tensor:
+def tensorsolve(input: Tensor, other: Tensor, dims: Any = None) -> Tensor:
     """X with tensordot(A, X, X.ndim) = B; the dims named are moved to A's end first."""
-    factored("linalg.tensorsolve", A)
+    factored("linalg.tensorsolve", input)
     if dims is not None:
-        A = A.movedim(list(dims), list(range(A.ndim - len(dims), A.ndim)))
-    shape = A._type.shape[B.ndim :]
+        input = input.movedim(list(dims), list(range(input.ndim - len(dims), input.ndim)))
+    shape = input._type.shape[other.ndim :]
     size = dims_product(shape)
-    if dims_product(A._type.shape[: B.ndim]) != size:
+    if dims_product(input._type.shape[: other.ndim]) != size:
         raise RuntimeError(
             "Expected self to satisfy the requirement prod(self.shape[other.ndim:]) == "
-            f"prod(self.shape[:other.ndim]); got A {A._type} and B {B._type}"
+            f"prod(self.shape[:other.ndim]); got A {input._type} and B {other._type}"
         )
-    return solve(A.reshape(size, size), B.reshape(-1)).reshape(tuple(shape))
+    return solve(input.reshape(size, size), other.reshape(-1)).reshape(tuple(shape))

@@ -252,7 +252,7 @@ def _range(x: Tensor, low: Any, high: Any, margin: float) -> tuple[Tensor, Tenso
 
 
 def histogram(
-    input: Tensor, bins: Any, *, range: Sequence[float] | None = None,
+    input: Tensor, bins: Any = 100, *, range: Sequence[float] | None = None,
     weight: Tensor | None = None, density: bool = False,
 ) -> Any:  # fmt: skip
     """(counts, edges) of elements between ascending edges: `bins` itself where it is a vector, else
@@ -300,7 +300,7 @@ def _buckets(name: str, x: Tensor, bins: Any, given: Any) -> tuple[Tensor, Tenso
 
 
 def histogramdd(
-    input: Tensor, bins: Any, *, range: Sequence[float] | None = None,
+    input: Tensor, bins: Any, range: Sequence[float] | None = None,
     weight: Tensor | None = None, density: bool = False,
 ) -> Any:  # fmt: skip
     """histogram of points (..., D) in D dims: `bins` is a number, one for each dim, or the edges

@@ -76,7 +76,8 @@ class AdaptiveLogSoftmaxWithLoss(Module):
             for layer in pair:
                 layer.reset_parameters()
 
-    def forward(self, input: Tensor, target: Tensor) -> _ASMoutput:
+    def forward(self, input_: Tensor, target_: Tensor) -> _ASMoutput:
+        input, target = input_, target_
         batched = target.dim() > 0
         if batched and input.shape[0] != target.shape[0]:
             raise RuntimeError(

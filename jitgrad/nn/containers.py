@@ -44,10 +44,10 @@ class _Numbered(Module):
         self._modules.clear()
         self._modules.update({str(i): m for i, m in enumerate(children)})
 
-    def pop(self, index: int = -1) -> Any:
+    def pop(self, key: int = -1) -> Any:
         """Removes a module and returns it."""
-        module = self[index]
-        del self[index]
+        module = self[key]
+        del self[key]
         return module
 
     def insert(self, index: int, module: Module) -> Any:

@@ -162,6 +162,6 @@ class UninitializedBuffer(UninitializedTensorMixin, Tensor):
         return made
 
 
-def is_lazy(x: Any) -> bool:
-    """Whether x is a parameter or buffer with no shape yet."""
-    return isinstance(x, UninitializedTensorMixin)
+def is_lazy(param: Any) -> bool:
+    """Whether it is a parameter or buffer with no shape yet."""
+    return isinstance(param, UninitializedTensorMixin)

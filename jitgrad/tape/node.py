@@ -109,13 +109,13 @@ class Node:
             for e, slot in zip(self.edges, self.slots, strict=True)
         )
 
-    def register_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
-        """`hook(grad_inputs, grad_outputs)` runs after this node; may return new grad_inputs."""
-        return add_hook(self, -1, hook)
+    def register_hook(self, fn: Callable[..., Any]) -> RemovableHandle:
+        """`fn(grad_inputs, grad_outputs)` runs after this node; may return new grad_inputs."""
+        return add_hook(self, -1, fn)
 
-    def register_prehook(self, hook: Callable[..., Any]) -> RemovableHandle:
-        """`hook(grad_outputs)` runs before this node; may return new grad_outputs."""
-        return add_hook(self, -2, hook)
+    def register_prehook(self, fn: Callable[..., Any]) -> RemovableHandle:
+        """`fn(grad_outputs)` runs before this node; may return new grad_outputs."""
+        return add_hook(self, -2, fn)
 
     def __repr__(self) -> str:
         return f"<{self.name()}>"

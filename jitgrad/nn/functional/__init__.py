@@ -151,6 +151,7 @@ from jitgrad.nn.functional.with_indices import (
     max_pool2d_with_indices,
     max_pool3d_with_indices,
 )
+from jitgrad.public import with_out
 from jitgrad.runtime.arguments import located
 
 __getattr__ = missing(__name__)
@@ -184,8 +185,13 @@ __all__ = [
     "upsample_nearest",
 ]  # fmt: skip
 
+_TAKE_OUT = (
+    "avg_pool2d", "avg_pool3d", "gelu", "hardshrink", "linear", "logsigmoid", "softplus",
+    "softshrink",
+)  # fmt: skip
+
 for _name in __all__:
-    _function = located(globals()[_name])
+    _function = (with_out if _name in _TAKE_OUT else located)(globals()[_name])
     if _function is not globals()[_name]:
         _function.__module__ = __name__  # where pickle finds it
         globals()[_name] = _function
