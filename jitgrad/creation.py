@@ -318,7 +318,7 @@ def from_dlpack(ext_tensor: Any, *, device: Any = None, copy: bool | None = None
                 f"[from_dlpack] expected memory on {device}, not to be copied; got it on "
                 f"{out.device}; use copy=None"
             )
-        return place(out, device)
+        return placed(out, device)
     return out.clone() if copy else out
 
 
