@@ -312,7 +312,7 @@ def from_dlpack(ext_tensor: Any, *, device: Any = None, copy: bool | None = None
     copy: True gives memory of its own; False raises ValueError where a device asks for a copy.
     """
     out = _of_dlpack(ext_tensor)
-    if device is not None and Device(device) != out.device:
+    if device is not None and place(device) != out.device:
         if copy is False:
             raise ValueError(
                 f"[from_dlpack] expected memory on {device}, not to be copied; got it on "
