@@ -69,6 +69,7 @@ from jitgrad.nn.dropout import (
     FeatureAlphaDropout,
 )
 from jitgrad.nn.embedding import Embedding, EmbeddingBag
+from jitgrad.nn.functional.linear_cross_entropy import LinearCrossEntropyOptions
 from jitgrad.nn.layers import Bilinear, Flatten, Identity, Linear, Unflatten
 from jitgrad.nn.lazy import (
     LazyBatchNorm1d,
@@ -196,7 +197,8 @@ __all__ = [
     "LazyBatchNorm2d", "LazyBatchNorm3d", "LazyConv1d", "LazyConv2d", "LazyConv3d",
     "LazyConvTranspose1d", "LazyConvTranspose2d", "LazyConvTranspose3d", "LazyInstanceNorm1d",
     "LazyInstanceNorm2d", "LazyInstanceNorm3d", "LazyLinear", "LeakyReLU", "Linear",
-    "LinearCrossEntropyLoss", "LocalResponseNorm", "LogSigmoid", "LogSoftmax", "MSELoss",
+    "LinearCrossEntropyLoss", "LinearCrossEntropyOptions", "LocalResponseNorm", "LogSigmoid",
+    "LogSoftmax", "MSELoss",
     "MarginRankingLoss", "MaxPool1d", "MaxPool2d", "MaxPool3d", "MaxUnpool1d", "MaxUnpool2d",
     "MaxUnpool3d", "Mish", "Module", "ModuleDict", "ModuleList", "MultiLabelMarginLoss",
     "MultiLabelSoftMarginLoss", "MultiMarginLoss", "MultiheadAttention", "NLLLoss", "NLLLoss2d",

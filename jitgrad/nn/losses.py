@@ -53,9 +53,13 @@ class SmoothL1Loss(Loss):
 
 
 class HuberLoss(Loss):
-    """Squared up to delta, linear above."""
+    """Squared up to delta, linear above. Raises TypeError for a delta that is no number."""
 
     def __init__(self, reduction: str = "mean", delta: float = 1.0) -> None:
+        if not isinstance(delta, (int, float)):
+            raise TypeError(
+                f"[HuberLoss] delta must be a float or int, got: {type(delta)}; pass a number"
+            )
         super().__init__(reduction=reduction)
         self.delta = delta
 

@@ -125,6 +125,14 @@ class ReplicationPad3d(_ReplicationPadNd):
 class _CircularPadNd(_PadNd):
     mode = "circular"
 
+    def forward(self, input: Tensor) -> Tensor:
+        if input.dim() not in (self.spatial + 1, self.spatial + 2):
+            raise ValueError(
+                f"[{type(self).__name__}] expected {self.spatial + 1}D or {self.spatial + 2}D "
+                f"input (got {input.dim()}D input); got {input._type}"
+            )
+        return super().forward(input)
+
 
 class CircularPad1d(_CircularPadNd):
     """Pads the last dim of (N, C, L) with what comes at its other end."""

@@ -92,7 +92,14 @@ class AvgPool1d(_AvgPoolNd):
         self, kernel_size: IntOrInts, stride: IntOrInts | None = None, padding: IntOrInts = 0,
         ceil_mode: bool = False, count_include_pad: bool = True,
     ) -> None:  # fmt: skip
-        super().__init__(kernel_size, stride, padding, ceil_mode, count_include_pad)
+        steps = kernel_size if stride is None else stride
+        super().__init__(
+            _sizes(kernel_size), _sizes(steps), _sizes(padding), ceil_mode, count_include_pad
+        )
+
+
+def _sizes(x: IntOrInts) -> tuple[int, ...]:
+    return (x,) if isinstance(x, int) else tuple(x)
 
 
 class AvgPool2d(_AvgPoolNd):

@@ -179,6 +179,9 @@ def convert(x: Any, strided: bool = False) -> Any:
         return type(x)(items) if type(x) in (tuple, list) else type(x)(*items)
     if isinstance(x, dict):
         return {k: convert(v, strided) for k, v in x.items()}
+    if isinstance(x, torch.nn.LinearCrossEntropyOptions):
+        fields = {name: convert(getattr(x, name)) for name in x.__slots__}
+        return jitgrad.nn.LinearCrossEntropyOptions(**fields)
     if isinstance(x, torch.nn.Module):  # a distance, made without arguments
         return getattr(jitgrad.nn, type(x).__name__)()
     if callable(x) and str(getattr(x, "__module__", "")).startswith("torch"):

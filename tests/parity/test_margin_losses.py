@@ -188,6 +188,33 @@ def test_cosine_similarity(dim):
     check(lambda lib, a, b: lib.F.cosine_similarity(a * 1e-5, b, dim), a, b, scale=10)
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("given", [
+    {}, {"batch_chunk_size": 2}, {"chunking_method": "aspect_ratio"}, {"batch_chunk_size": 99},
+    {"chunking_method": None}, {"acc_policy": "accurate"},
+], ids=str)  # fmt: skip
+def test_linear_cross_entropy_in_pieces(given, reduction):
+    y = np.random.default_rng(0).integers(0, 12, 7)
+    y[2] = -100
+
+    def code(lib, x, w, b):
+        made = lib.nn.LinearCrossEntropyOptions(**given)
+        return lib.F.linear_cross_entropy(
+            x, w, lib.t.from_numpy(y), linear_bias=b, reduction=reduction, options=made,
+            weight=lib.t.linspace(0.5, 2, 12, dtype=lib.t.float64),
+        )  # fmt: skip
+
+    check(code, values(7, 3), values(12, 3, seed=1), values(12, seed=2), scale=10)
+
+
+@pytest.mark.parametrize("given", [
+    {"batch_chunk_size": 0}, {"batch_chunk_size": "a"}, {"chunking_method": "pieces"},
+    {"chunking_method": "aspect_ratio:0"}, {"acc_policy": "best"},
+], ids=str)  # fmt: skip
+def test_options_that_are_none(given):
+    raises_alike(lambda lib: lib.nn.LinearCrossEntropyOptions(**given))
+
+
 @pytest.mark.parametrize("outer", [(), (2,), (2, 3)])
 @pytest.mark.parametrize("options", [
     {}, {"reduction": "none", "label_smoothing": 0.1}, {"ignore_index": 1, "reduction": "sum"},

@@ -10,7 +10,6 @@ READS_VALUES = "the shape of the result depends on values, or is a number in Pyt
 TIES = "which of equal elements comes first is not defined"
 WIDE = "a sum of bools or uint8 keeps the dtype where nothing is summed, or in einsum"
 DIMS = "NumPy has at most 64 dims, and says so itself"
-OPTIONS = "linear_cross_entropy's options: docs/limits.md"
 NOT_THERE = "not there yet: docs/limits.md"
 DIGITS = "PyTorch's float64 has 7 to 10 digits, ours 15"
 SIGNS = "eigenvectors are free up to a factor of magnitude 1"
@@ -36,10 +35,6 @@ KNOWN = {
         for name in ("airy_ai", "bessel_j0", "bessel_j1", "bessel_y0", "bessel_y1")
     },
     **{name: {"errors": DIMS} for name in ("amax", "amin", "aminmax")},
-    **{
-        f"nn.functional.linear_cross_entropy.{variant}": dict.fromkeys(ALL, OPTIONS)
-        for variant in ("chunked", "chunked_none")
-    },
     "arange": {"errors": "out= takes any tensor; PyTorch reads its second operand as a step"},
     "as_strided_scatter": {"gradient": "PyTorch's is not zero for what is overwritten"},
     "complex": {"dtypes": "there is no complex32"},

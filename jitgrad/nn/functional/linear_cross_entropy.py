@@ -1,13 +1,81 @@
-"""Cross-entropy of a linear map's results: the last layer and the loss in one."""
+"""Cross-entropy of a linear map's results: the last layer and the loss in one; in pieces, so that
+the scores of all rows are never in memory together, where LinearCrossEntropyOptions ask for it."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
+from jitgrad.functions.elementwise import where
+from jitgrad.functions.shape import cat
 from jitgrad.nn.functional.args import expect_tensors
 from jitgrad.nn.functional.linear import linear
 from jitgrad.nn.functional.losses import cross_entropy
+from jitgrad.runtime import dtypes
+from jitgrad.runtime.dtypes import DType
+from jitgrad.runtime.userline import warn
 from jitgrad.tensor import Tensor
+from jitgrad.utils.checkpoint import checkpoint
+
+_POLICIES = ("auto", "accurate", "balanced", "compact")
+_ACCUMULATORS = (dtypes.float16, dtypes.bfloat16, dtypes.float32, dtypes.float64)
+
+
+@dataclass(slots=True, frozen=True)
+class LinearCrossEntropyOptions:
+    """How linear_cross_entropy cuts the rows of its input in pieces.
+
+    batch_chunk_size: rows of a piece. chunking_method: chooses it where it is None: "aspect_ratio",
+    as many rows as make a piece's scores about as large as the input, "aspect_ratio:N", N times
+    fewer, "auto" (one of these, by dtype), or None: one piece.
+
+    acc_policy ("auto", "accurate", "balanced", "compact") and acc_dtype are checked and choose
+    nothing: sums accumulate in float32 at least. allow_retain_graph chooses nothing: gradients can
+    be taken again, and of any order. Raises ValueError for other values.
+    """
+
+    allow_retain_graph: bool = False
+    batch_chunk_size: int | None = None
+    chunking_method: str | None = "auto"
+    acc_policy: str = "auto"
+    acc_dtype: DType | None = None
+
+    def __post_init__(self) -> None:
+        if self.acc_policy not in _POLICIES:
+            raise ValueError(f"invalid acc_policy: {self.acc_policy!r}; use one of {_POLICIES}")
+        if self.chunking_method not in (None, "auto"):
+            name, colon, factor = str(self.chunking_method).partition(":")
+            if name != "aspect_ratio" or (colon and not (factor.isdigit() and int(factor) > 0)):
+                raise ValueError(f"invalid chunking_method: {self.chunking_method!r}")
+        size = self.batch_chunk_size
+        if size is not None and not (isinstance(size, int) and size > 0):
+            raise ValueError(f"batch_chunk_size must be positive int or None, got {size!r}")
+        if self.acc_dtype is not None and self.acc_dtype not in _ACCUMULATORS:
+            raise ValueError(
+                f"acc_dtype must be None or one of {_ACCUMULATORS}; got {self.acc_dtype!r}"
+            )
+
+    def rows(self, count: int, features: int, classes: int, dtype: DType) -> int:
+        """How many of `count` rows of `features` elements are a piece, with `classes` scores each.
+
+        Raises ValueError where batch_chunk_size and chunking_method disagree.
+        """
+        method = self.chunking_method
+        if method == "auto":
+            small = dtype in (dtypes.float16, dtypes.bfloat16)
+            method = None if self.batch_chunk_size else "aspect_ratio" + ("" if small else ":2")
+        size = self.batch_chunk_size
+        if method is not None:
+            factor = int(method.partition(":")[2] or 1)
+            target = -(-count // max(-(-classes // max(features, 1)), 1))
+            found = min((1 << max(target - 1, 0).bit_length()) // factor, count)
+            if size is not None and size != found:
+                raise ValueError(
+                    f"batch_chunk_size={size} and chunking_method={method!r}, which gives {found}, "
+                    "disagree; set one of them to None"
+                )
+            size = found
+        return max(count if size is None else size, 1)
 
 
 def linear_cross_entropy(
@@ -25,13 +93,14 @@ def linear_cross_entropy(
     """cross_entropy(linear(input, linear_weight, linear_bias), target, ...): input (N, in) or (in),
     linear_weight (C, *, in), linear_bias (C, *), the rest as in cross_entropy.
 
-    Raises RuntimeError for shapes that do not fit. options, which choose how PyTorch cuts the work
-    in pieces, must be None: NotImplementedError.
+    options: a LinearCrossEntropyOptions: rows are taken in pieces, whose scores are computed again
+    in backward. Only for targets that are classes (int64), without smoothing, of a vector of
+    classes; otherwise they are ignored, with a warning.
+
+    Raises RuntimeError for shapes that do not fit.
     """
     op = "linear_cross_entropy"
     expect_tensors(op, input=input, linear_weight=linear_weight, target=target)
-    if options is not None:
-        raise NotImplementedError(f"[{op}] options are not supported (docs/limits.md); pass None")
     shape, inner = tuple(linear_weight.shape[:-1]), tuple(linear_weight.shape[1:-1])
     fits = input.dim() in (1, 2) and linear_weight.dim() >= 2
     fits = fits and input.shape[-1] == linear_weight.shape[-1] and not (inner and input.dim() == 1)
@@ -42,15 +111,52 @@ def linear_cross_entropy(
             f"in), and linear_bias (C, *); got {tuple(input.shape)}, {tuple(linear_weight.shape)} "
             f"and {bias}"
         )
-    flat = linear_weight.reshape(-1, linear_weight.shape[-1])
-    shift = None if linear_bias is None else linear_bias.reshape(-1)
-    logits = linear(input, flat, shift).reshape((*input.shape[:-1], *shape))
-    if ignore_index is not None and tuple(target.shape) == tuple(logits.shape):
+    logits_shape = (*input.shape[:-1], *shape)
+    if ignore_index is not None and tuple(target.shape) == logits_shape:
         raise RuntimeError(
             f"[{op}] ignore_index cannot be specified when target contains probabilities"
         )
     ignored = -100 if ignore_index is None else ignore_index
-    return cross_entropy(
-        logits, target, weight, ignore_index=ignored, reduction=reduction,
-        label_smoothing=label_smoothing,
-    )  # fmt: skip
+    flat = linear_weight.reshape(-1, linear_weight.shape[-1])
+    shift = None if linear_bias is None else linear_bias.reshape(-1)
+
+    def loss(rows: Tensor, of: Tensor, how: str) -> Tensor:
+        scores = linear(rows, flat, shift).reshape((*rows.shape[:-1], *shape))
+        return cross_entropy(
+            scores, of, weight, ignore_index=ignored, reduction=how,
+            label_smoothing=label_smoothing,
+        )  # fmt: skip
+
+    if options is not None and (
+        inner
+        or reduction not in ("mean", "sum", "none")
+        or label_smoothing != 0.0
+        or target.dtype is not dtypes.int64
+    ):
+        warn(
+            f"[{op}] options are ignored: pieces need targets that are classes (int64), "
+            "label_smoothing=0.0 and linear_weight (C, in)"
+        )
+        options = None
+    count = input.shape[0] if input.dim() == 2 else 1
+    size = count
+    if options is not None:
+        size = options.rows(count, input.shape[-1], shape[0], input.dtype)
+    if options is None or input.dim() == 1 or size >= count:
+        return loss(input, target, reduction)
+    if tuple(target.shape) != (count,):
+        raise RuntimeError(
+            f"[{op}] expected a target of shape {(count,)}; got {tuple(target.shape)}"
+        )
+    losses = cat(
+        [
+            checkpoint(loss, input[i : i + size], target[i : i + size], "none", use_reentrant=False)
+            for i in range(0, count, size)
+        ]
+    )
+    if reduction != "mean":
+        return losses if reduction == "none" else losses.sum()
+    kept = target != ignored
+    if weight is None:
+        return losses.sum() / kept.sum()
+    return losses.sum() / (weight[where(kept, target, 0)] * kept).sum()

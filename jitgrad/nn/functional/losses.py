@@ -450,7 +450,8 @@ def cross_entropy(
         by_class = weight.reshape([-1] + [1] * (input.dim() - 1 - dim))
     if target.is_floating_point():
         if tuple(target.shape) != tuple(input.shape):
-            raise RuntimeError(
+            other = input.dim() > 1 and tuple(target.shape[:1]) != tuple(input.shape[:1])
+            raise (ValueError if other else RuntimeError)(
                 f"[{op}] expected a target of integers {_without(input.shape, dim)}, or one of "
                 f"probabilities {tuple(input.shape)}; got {target._type}; convert it with .long()"
             )
