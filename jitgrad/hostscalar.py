@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterable, Mapping
+from numbers import Number
 from types import FrameType
 from typing import Any
 
@@ -227,7 +228,7 @@ class HostScalar:
     # With anything but a number, the other operand's comparison decides (a Tensor compares its
     # elements with this number, which then stays lifted).
     def _compare(self, compare: Callable[[Any, Any], Any], other: Any) -> Any:
-        if isinstance(other, (HostScalar, int, float, complex, np.generic, np.ndarray)):
+        if isinstance(other, (HostScalar, Number, np.ndarray)):
             if self._live() and self.recorder.compare(compare.__name__, self, other):
                 return compare(self.value, other.value if isinstance(other, HostScalar) else other)
             return compare(self.specialise(), _value(other))
@@ -367,6 +368,8 @@ def plain(x: Any) -> Any:
         return x.__index__()
     if kind is list:
         x[:] = [plain(y) for y in x]
+    elif kind is slice:
+        return slice(plain(x.start), plain(x.stop), plain(x.step))
     elif kind is dict:
         for key, value in x.items():
             x[key] = plain(value)

@@ -35,7 +35,7 @@ from jitgrad.explain import SENTENCES, Explanation, Stats, check_run, compile_op
 from jitgrad.first_nan import watch_run
 from jitgrad.forest import MAX_WAYS, Forest
 from jitgrad.kept import KeptRun, constants_of
-from jitgrad.lifting import Lifter, leaf_names, plain, replaceable
+from jitgrad.lifting import Lifter, leaf_names, plain, plain_keys, replaceable
 from jitgrad.lowered import Lowered
 from jitgrad.pytree import Structure, flatten, nodes_of
 from jitgrad.recompiles import STORM, refuse_recording, warn_of_storm
@@ -124,6 +124,7 @@ class JitFunction:
         self._last_miss: list[str] = []
         self._refused = ""
         self._unsettled = 0  # recordings that changed what they guard
+        self._lends = True  # whether numbers that change are lent as symbolic ones
         self._warned = False
         self._told_of_loop = False
         JitFunction.instances.add(self)
@@ -350,7 +351,7 @@ class JitFunction:
         watch.unlend = symbols.fix_numbers
         recorder = Recorder(_graph_name(self.name), watch, symbols)
         symbols.begin(recorder)
-        lifter = Lifter(recorder)
+        lifter = Lifter(recorder, self._lends)
         new_args = tuple([lifter.lift(x) for x in args])
         new_kwargs = {k: lifter.lift(x) for k, x in kwargs.items()}
         watch.ignore(nodes_of((new_args, new_kwargs)))
@@ -362,10 +363,12 @@ class JitFunction:
         recorder.symbols.lend(leaves)
         result = None
         stores: list[Store] = []
+        refused = False
         try:
             start = time.perf_counter()
             result, profile = self._run_recorded(recorder, watch, new_args, new_kwargs)
             seconds = time.perf_counter() - start
+            plain_keys(result)
             for holder, key, value in watch.rebound():
                 recorder.rebind(holder, key, value)
             if not self._pure:
@@ -373,9 +376,17 @@ class JitFunction:
                 recorder.symbols.stored.update(s.item for s in stores)
                 self._check_stores(stores, result, recorder, watch)
             trace = recorder.finish(result, lambda: _recording(recorder, profile), stores)
+        except TypeError:  # maybe of C code that takes no stand-ins of numbers
+            lent = bool(recorder.symbols or lifter.made or recorder.symbols.lent())
+            refused = lent and self._can_run_again(recorder, watch)
+            if not refused:
+                raise
         finally:
             recorder.settle(result)
             settle_stores(stores, watch)
+        if refused:
+            self._counts.traces -= 1
+            return self._record_plain(args, kwargs, leaves, structure, names, training)
         as_floats = plain(result)
         del result
         watch.let_go()
@@ -432,6 +443,24 @@ class JitFunction:
         if fixed:
             raise CompileError(f"[jit] {self.name}: {fixed}")
         return as_floats
+
+    def _can_run_again(self, recorder: Recorder, watch: Watch) -> bool:
+        """Whether a call that has failed left all as it was, and can be recorded without symbolic
+        sizes and lifted numbers."""
+        if not self._lends or self._history.dynamic or self._history.declared:
+            return False
+        return not (recorder.has_effects() or watch.appends or watch.changed(set(), set()))
+
+    def _record_plain(self, *call: Any) -> Any:
+        """Records a call, and all later ones, with numbers as they are, guarded by their values.
+        Where it fails all the same, that was not why."""
+        before = self._history.dynamic
+        self._lends, self._history.dynamic = False, False
+        try:
+            return self._record(*call)
+        except TypeError:
+            self._lends, self._history.dynamic = True, before
+            raise
 
     def _check_stores(
         self, stores: list[Store], result: Any, recorder: Recorder, watch: Watch

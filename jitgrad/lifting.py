@@ -8,18 +8,19 @@ from __future__ import annotations
 from types import MethodType
 from typing import Any
 
+from jitgrad import hostscalar
 from jitgrad.effects import is_module
 from jitgrad.hostscalar import HostScalar
-from jitgrad.pytree import Structure, flatten, is_named_tuple, tree_map
+from jitgrad.pytree import Structure, flatten, is_named_tuple, nodes_of, tree_map
 from jitgrad.recorder import Recorder
 from jitgrad.sizes import as_int, is_size
 
 
 class Lifter:
-    """Replaces floats among arguments (and in tuples of them) by HostScalars."""
+    """Replaces floats among arguments (and in tuples of them) by HostScalars, if it is to."""
 
-    def __init__(self, recorder: Recorder) -> None:
-        self.recorder = recorder
+    def __init__(self, recorder: Recorder, lifts: bool = True) -> None:
+        self.recorder, self.lifts = recorder, lifts
         self.made: list[HostScalar] = []
         self.leaf = 0  # the number of the next leaf
 
@@ -30,7 +31,7 @@ class Lifter:
             self.leaf += flatten(x)[1].count
             if number is not None and type(x) is int:
                 return number
-        if type(x) is float:
+        if type(x) is float and self.lifts:
             out = HostScalar(x, None, self.recorder)
             self.made.append(out)
             return out
@@ -42,7 +43,8 @@ class Lifter:
 
     def lifted(self, structure: Structure, leaves: list[Any], args: Any, kwargs: Any) -> set[int]:
         """The numbers of the leaves that were lifted, in the order of `made`."""
-        self.order = [i for i in replaceable(args, kwargs) if type(leaves[i]) is float]
+        found = replaceable(args, kwargs) if self.lifts else []
+        self.order = [i for i in found if type(leaves[i]) is float]
         return set(self.order)
 
     def name_leaves(self, structure: Structure, args: Any, kwargs: Any) -> None:
@@ -65,11 +67,25 @@ def _replaceable_in(x: Any) -> list[bool]:
 
 
 def plain(result: Any) -> Any:
-    """The result with HostScalars as floats, symbolic sizes as ints."""
+    """The result with HostScalars as floats, symbolic sizes as ints. (Keys of dicts are plain.)"""
     leaves = flatten(result)[0]
-    if not any(isinstance(x, HostScalar) or is_size(x) for x in leaves):
+    if not any(isinstance(x, (HostScalar, slice)) or is_size(x) for x in leaves):
         return result
-    return tree_map(lambda x: x.value if isinstance(x, HostScalar) else as_int(x), result)
+    return tree_map(lambda x: hostscalar.plain(x) if type(x) is slice else as_number(x), result)
+
+
+def as_number(x: Any) -> Any:
+    """x, or the plain number that it stands for."""
+    return x.value if isinstance(x, HostScalar) else as_int(x)
+
+
+def plain_keys(result: Any) -> None:
+    """Makes keys of dicts in a result plain numbers, whose values are guarded: they were hashed."""
+    for x in nodes_of(result):
+        if isinstance(x, dict) and any(is_size(k) or type(k) is HostScalar for k in x):
+            pairs = [(plain(k), v) for k, v in x.items()]
+            x.clear()
+            x.update(pairs)
 
 
 def leaf_names(function: Any, args: Any, structure: Structure) -> list[str]:

@@ -24,7 +24,8 @@ class Reads:
     globals, locals, cells: paths from a global, an argument that is not reassigned, a free
     variable. The last name of a path may be stored to. loose: attributes of anything else.
     asked: those of them that may be absent (hasattr, getattr, try). stored: globals that it sets.
-    imports: (module, level). typed: arguments whose type() it asks; "" for any other value.
+    imports: (module, level). typed: arguments whose type() it asks, or that it gives to what takes
+    no stand-ins of numbers; "" for any other value.
     looked: those paths that are not just handed to from_numpy or as_tensor. appended: those that
     are calls of append. sets: names that it assigns to, beside its variables; "[]" for items.
     every: it may read attributes whose names it computes.
@@ -53,6 +54,11 @@ _DYNAMIC = _BY_NAME | _ALL_NAMES
 
 
 _FIELD = re.compile(r"(?<=\.)[^\W\d]\w*")
+
+
+def _takes_three(i: dis.Instruction) -> bool:
+    """Whether this calls something with three arguments, or with as many as a list has."""
+    return i.opname.startswith("CALL") and (i.opname == "CALL_FUNCTION_EX" or i.arg == 3)
 
 
 def _names(argval: Any) -> tuple[str, ...]:
@@ -101,6 +107,8 @@ def reads_of(code: CodeType) -> Reads:
         nonlocal before
         if into is not None and path:
             into.add(path)
+            if path[0] in ("int", "float") and len(path) > 1 and into is out.globals:
+                out.typed.add("")  # int.__add__(a, b) takes ints alone
             if path[-1] == "append" and called:
                 out.appended.add(path)
             elif path[-1] == "append":
@@ -133,6 +141,8 @@ def reads_of(code: CodeType) -> Reads:
         path, into = (), None
         if op == "LOAD_GLOBAL" or op == "LOAD_NAME":
             path, into = (i.argval,), out.globals
+            if i.argval == "pow" and any(_takes_three(k) for k in instructions[n + 1 :]):
+                out.typed.add("")  # pow(a, b, c) asks neither b nor c
             if i.argval == "type":
                 after = [(k.opname, k.argval) for k in instructions[n + 1 : n + 3]]
                 given = after[0][1] if [k[:9] for k, _ in after] == ["LOAD_FAST", "CALL"] else ""

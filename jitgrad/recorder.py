@@ -25,7 +25,7 @@ from jitgrad.compiler.symbolic import ShapeEnv
 from jitgrad.compiler.types import TensorType
 from jitgrad.effects import typed
 from jitgrad.facts import place_facts
-from jitgrad.hostscalar import Comparison, HostScalar
+from jitgrad.hostscalar import Comparison, HostScalar, plain
 from jitgrad.looks import Looks
 from jitgrad.pair import Pair, saved_values, split, without_hooks
 from jitgrad.pytree import Structure, flatten
@@ -355,10 +355,11 @@ class Recorder(Looks):
         stored = [[flatten(v) for v in s.values] for s in stores]
         numbers = [x for x in leaves if _is_seen(x)]
         numbers += [x for found in stored for xs, _ in found for x in xs if _is_seen(x)]
-        if numbers:
+        if numbers or any(type(x) is slice for x in leaves):
             with recording():
                 for x in numbers:
                     self.lift(x)
+                leaves = [plain(x) if type(x) is slice else x for x in leaves]
         results = [self._result(x, roots) for x in leaves]
         rebinds: list[tuple[Owner, Any, Result | None]] = []
         for (_, key), (_, where, value) in self._rebinds.items():
@@ -661,6 +662,10 @@ class Recorder(Looks):
             found += [x for x in flatten(result)[0] if isinstance(x, Tensor)]
             found += [v for _, _, v in self._rebinds.values() if isinstance(v, Tensor)]
             settle(found, self.first_node)
+
+    def has_effects(self) -> bool:
+        """Whether the function has done what cannot be done twice, as far as it was told."""
+        return bool(self.reason or self._counts or self._rebinds or self._draws or self.later)
 
     def let_go(self) -> None:
         """Called when nothing comes of the recording: a number that Python has kept refers to it,

@@ -14,6 +14,7 @@ is the int that it was.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -75,6 +76,7 @@ class SymInt(Sym):
         return format(self.__index__(), spec)
 
     def __round__(self, digits: int | None = None) -> Any:
+        digits = None if digits is None else operator.index(digits)
         return self if digits is None or digits >= 0 else round(self.__index__(), digits)
 
     def __pos__(self) -> Any:
@@ -129,6 +131,8 @@ class SymInt(Sym):
 
     def _number(self, name: str, other: Any) -> Any:
         """The operation on the size as a number that is computed at each call."""
+        if isinstance(other, complex) and not isinstance(other, np.generic):
+            return getattr(complex(self.__index__()), name)(other)
         if not isinstance(other, (int, float)) or isinstance(other, np.generic):
             return NotImplemented
         if not self.live:
@@ -171,6 +175,9 @@ def _arithmetic(name: str) -> Any:
             return NotImplemented
         if isinstance(other, np.generic):
             return getattr(self.__index__(), name)(other)
+        if isinstance(other, complex):
+            of_complex = getattr(complex(self.__index__()), name, None)
+            return NotImplemented if of_complex is None else of_complex(other)
         if not self.live:
             other = as_int(other)
             if type(other) is float:

@@ -91,7 +91,8 @@ def objection(stores: Iterable[Store], result: Any, watch: Any) -> str:
                     return str(store)
                 seen.add(id(node))
             for leaf in flatten(x)[0]:
-                if not (_is_storable(leaf) or isinstance(leaf, Tensor) or watch.is_known(leaf)):
+                known = _is_storable(leaf) or isinstance(leaf, Tensor) or watch.is_known(leaf)
+                if not known or type(leaf) is slice:
                     return str(store)
     return ""
 

@@ -183,7 +183,7 @@ def test_numbers_of_numpy_are_pythons(name: str) -> None:
     """In one graph and in segments; and nothing of them stays in the types that all code shares."""
 
     def in_segments(x: Any) -> Any:
-        log.append(x.sum().item())
+        log.extend([x.sum().item()])
         return OF_NUMPY[name](x * 1)
 
     log: list[float] = []

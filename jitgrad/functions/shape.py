@@ -687,7 +687,7 @@ def tile(input: Tensor, *positional: Any, dims: Any = None) -> Tensor:
 def roll(input: Tensor, shifts: Any, dims: Any = ()) -> Tensor:
     """Elements moved along dims (flattened where none are given); what falls off the end comes
     first."""
-    if dims is None or dims == ():
+    if dims is None or (isinstance(dims, (tuple, list)) and not dims):
         return roll(reshape(input, -1), shifts, 0).reshape(tuple(input._type.shape))
     shift_list = [as_dim(x) for x in (shifts if isinstance(shifts, (tuple, list)) else [shifts])]
     dim_list = list(dims) if isinstance(dims, (tuple, list)) else [dims]
