@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,12 +28,13 @@ from jitgrad.dynamic_shapes import (
     symbolic_inputs,
 )
 from jitgrad.effects import is_module
+from jitgrad.example_inputs import is_flat, leaf_names, spread
 from jitgrad.export_names import StateNames, number_node, plain_path
 from jitgrad.exported import Exported, load_exported
 from jitgrad.hostscalar import HostScalar
 from jitgrad.jit import JitFunction
 from jitgrad.lowered import Lowered
-from jitgrad.pytree import Structure, flatten, names_of, tree_map
+from jitgrad.pytree import Structure, flatten, leaves_of, names_of, tree_map, unflatten
 from jitgrad.random import get_rng_state, set_rng_state
 from jitgrad.recorder import Entry, Trace, plain_attrs
 from jitgrad.runtime.dtypes import float64
@@ -57,7 +58,7 @@ from jitgrad.values import plain_type
 
 def export(
     function: Any,
-    *example_inputs: Tensor,
+    *example_inputs: Any,
     names: Sequence[str] | None = None,
     output_names: Sequence[str] | None = None,
     dynamic_shapes: DynamicShapes = None,
@@ -73,34 +74,71 @@ def export(
     Args:
         function: called with the example inputs; a Module is recorded as it is (call `.eval()`
             first, or dropout and batch statistics are refused).
-        example_inputs: tensors; their shapes and dtypes are those of the exported graph.
+        example_inputs: tensors, or tuples, lists, dicts, named tuples and dataclasses of them,
+            nested at will; their shapes and dtypes are those of the exported graph. Each tensor is
+            an input of its own, called by what leads to it ("cache.0.k"); `Exported` takes trees
+            like these, native code and ONNX the tensors in this order.
         names: of the inputs; default: the parameters' names.
         output_names: default: the keys of a dict of results ("loss", "out.hidden"), the field names
             of a named tuple; of others "output", or "output0", "output1", ...
         dynamic_shapes: the dims that may have another size in each call, by input name or, in a
-            sequence, for each input: {"x": {0: "batch"}}, ({0: "batch"}, None). Dims of the same
+            sequence, for each input: {"x": {0: "batch"}}, ({0: "batch"}, None); for a tree, a tree
+            of such, or by the tensors' own names. Dims of the same
             name have the same size. The function is then recorded once more, without data; see
             docs/export.md.
 
     Raises TypeError for what is no tensor, CompileError naming reason and line for what cannot be
     exported; a Module's state and the random generator are then as they were.
     """
-    for i, x in enumerate(example_inputs):
-        if not isinstance(x, Tensor):
-            held = any(isinstance(y, Tensor) for y in flatten(x)[0])
-            way_out = (
-                "write a function of its tensors, each an argument of its own (*cache), that puts "
-                "them together"
-                if held
-                else "close over other values, or use functools.partial"
-            )
-            raise TypeError(
-                f"[export] expected example inputs to be Tensors; input {i} is "
-                f"{type(x).__name__}{' of Tensors' if held else ''}; {way_out}"
-            )
     if not callable(function):
         raise TypeError(f"[export] expected a function or a Module; got {type(function).__name__}")
-    return record(function, function, example_inputs, names, output_names, dynamic_shapes)
+    trees = [flatten(x)[1] for x in example_inputs]
+    labels = parameter_names(function, len(trees)) if example_inputs else []
+    paths = [leaf_names(t, label) for t, label in zip(trees, labels, strict=True)]
+    leaves = leaves_of(example_inputs)
+    for i, (tree, x) in enumerate(zip(paths, example_inputs, strict=True)):
+        for path, leaf in zip(tree, flatten(x)[0], strict=True):
+            if not isinstance(leaf, Tensor):
+                where = f" at {path!r}" if x is not leaf else ""
+                raise TypeError(
+                    f"[export] expected example inputs to be Tensors, or trees of them; input {i} "
+                    f"is {type(leaf).__name__}{where}; close over other values, or use "
+                    "functools.partial"
+                )
+    if is_flat(example_inputs):
+        return record(function, function, example_inputs, names, output_names, dynamic_shapes)
+    flat_names = [path for tree in paths for path in tree] if names is None else names
+    if dynamic_shapes is not None:
+        dynamic_shapes = _spread(dynamic_shapes, trees, labels, flat_names)
+    arguments = Structure(tuple, None, tuple(trees))
+    return record(function, function, leaves, flat_names, output_names, dynamic_shapes, arguments)
+
+
+def _spread(
+    dynamic_shapes: Any, trees: Sequence[Structure], labels: Sequence[str], names: Sequence[str]
+) -> list[Any]:
+    """What `dynamic_shapes` says of each tensor, in order."""
+    if isinstance(dynamic_shapes, Mapping):
+        known = {*labels, *names}
+        unknown = [k for k in dynamic_shapes if k not in known]
+        if unknown:
+            raise ValueError(f"[export] expected dynamic_shapes of {sorted(known)}; got {unknown}")
+        wanted = [dynamic_shapes.get(label) for label in labels]
+    else:
+        wanted = list(dynamic_shapes)
+        if len(wanted) != len(trees):
+            raise ValueError(
+                f"[export] expected dynamic_shapes of {len(trees)} inputs; got {len(wanted)}; "
+                "give None for an input of fixed shape"
+            )
+    found = [
+        leaf
+        for spec, tree, label in zip(wanted, trees, labels, strict=True)
+        for leaf in spread(spec, tree, label)
+    ]
+    if isinstance(dynamic_shapes, Mapping):
+        found = [dynamic_shapes.get(n, x) for n, x in zip(names, found, strict=True)]
+    return found
 
 
 def record(
@@ -110,9 +148,16 @@ def record(
     names: Sequence[str] | None,
     output_names: Sequence[str] | None,
     dynamic_shapes: DynamicShapes,
+    arguments: Structure | None = None,
 ) -> Exported:
-    """What `export` gives, of a function that calls `of`: a Module, after which state is named."""
+    """What `export` gives, of a function that calls `of`: a Module, after which state is named.
+    arguments: the tree that the function takes these inputs in; None: each is an argument."""
     inputs = [x.detach().clone() for x in example_inputs]
+
+    def tree(leaves: Sequence[Tensor]) -> tuple[Any, ...]:
+        found: tuple[Any, ...] = tuple(leaves)
+        return found if arguments is None else unflatten(arguments, found)
+
     refusal: Exception | None = None
     if not is_module(of):
         labels = _labels(of, inputs, names)
@@ -120,28 +165,28 @@ def record(
         given = inputs
         if dynamic_shapes is not None:
             given = symbolic_inputs(inputs, labels, dynamic_shapes, env)
-        step, refusal = _traced_step(function, given, env)
+        step, refusal = _traced_step(function, tree(given), env)
         if step is not None:
             refuse_fixed_dims(env, _name(of))
             state_names = StateNames.of_function(of)
-            return _exported(step, given, labels, output_names, _name(of), state_names)
+            return _exported(step, given, labels, output_names, _name(of), state_names, arguments)
     recorded = JitFunction(
         function.__call__ if is_module(function) else function, fallback="error", segments=False
     )
     before = _Before(of)
     try:
         with no_grad():
-            recorded(*inputs)
+            recorded(*tree(inputs))
             trace = recorded.specialisations[0].trace
             labels = _labels(of, inputs, names)
-            exported = _named(trace, of, inputs, labels, output_names)  # or what is refused
+            exported = _named(trace, of, inputs, labels, output_names, arguments)  # or refuses
             if dynamic_shapes is None:
                 return exported
             env = ShapeEnv()
             symbolic = symbolic_inputs(inputs, labels, dynamic_shapes, env)
-            trace = recorded.symbolic_trace(tuple(symbolic), env)
+            trace = recorded.symbolic_trace(tree(symbolic), env)
             refuse_fixed_dims(env, _name(of))
-            return _named(trace, of, symbolic, labels, output_names)
+            return _named(trace, of, symbolic, labels, output_names, arguments)
     except CompileError as error:
         before.restore()
         text = str(error)
@@ -167,7 +212,7 @@ class _Detaching(JitFunction):
 
 
 def _traced_step(
-    function: Any, inputs: Sequence[Tensor], env: ShapeEnv
+    function: Any, inputs: Sequence[Any], env: ShapeEnv
 ) -> tuple[Trace | None, Exception | None]:
     """The trace of a function that changes state or draws numbers, made without running it on
     data; None for a function that only gives results, or needs values, and the error then."""
@@ -219,6 +264,7 @@ def _named(
     inputs: Sequence[Tensor],
     labels: Sequence[str],
     output_names: Sequence[str] | None,
+    arguments: Structure | None,
 ) -> Exported:
     """The trace of a function as Exported, its inputs and state named."""
     if is_module(function):
@@ -229,7 +275,8 @@ def _named(
     else:
         state_names = StateNames.of_function(function)
     _refuse_effects(trace, function, state_names)
-    return _exported(trace, inputs, labels, output_names, _name(function), state_names)
+    name = _name(function)
+    return _exported(trace, inputs, labels, output_names, name, state_names, arguments)
 
 
 def _name(function: Any) -> str:
@@ -257,6 +304,7 @@ def _exported(
     output_names: Sequence[str] | None,
     name: str,
     state_names: StateNames,
+    arguments: Structure | None,
 ) -> Exported:
     """A pure graph made of a trace: all arguments inputs, captured tensors state."""
     by_argument: dict[int, Entry] = {}
@@ -356,7 +404,7 @@ def _exported(
         labels = _result_names(trace.structure)
     if len(labels) != count or len(set(labels)) != count:
         raise ValueError(f"[export] expected {count} different output names; got {labels}")
-    return Exported(graph, state, names, labels, trace.structure)
+    return Exported(graph, state, names, labels, trace.structure, arguments)
 
 
 def _plus(graph: Graph, value: Value, number: int) -> Value:

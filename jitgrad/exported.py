@@ -19,9 +19,10 @@ from jitgrad.compiler.parse import parse
 from jitgrad.compiler.pipeline import compile_graph
 from jitgrad.compiler.symbolic import ShapeEnv
 from jitgrad.dynamic_shapes import check_conditions, fits, known_sizes
+from jitgrad.example_inputs import leaves_like
 from jitgrad.exported_file import Parts
 from jitgrad.onnx.errors import expect_package
-from jitgrad.pytree import Structure, unflatten
+from jitgrad.pytree import Structure, flatten, unflatten
 from jitgrad.runtime.errors import counted
 from jitgrad.tensor import Tensor, wrap_array
 
@@ -42,8 +43,10 @@ class Exported:
         state: name -> array, a copy of what the function captured. Calls of a training step change
             it in place.
         input_names, output_names: in order of call and of result.
+        arguments: the tree of the inputs, where some are no tensors but trees of them; else None.
 
-    Calling it with tensors runs the compiled graph and gives what the function gave.
+    Calling it with tensors (or trees like those it was exported with) runs the compiled graph and
+    gives what the function gave.
     """
 
     def __init__(
@@ -53,17 +56,25 @@ class Exported:
         input_names: Sequence[str],
         output_names: Sequence[str],
         structure: Structure,
+        arguments: Structure | None = None,
     ) -> None:
         self.graph, self.state = graph, dict(state)
         self.input_names, self.output_names = tuple(input_names), tuple(output_names)
-        self._structure = structure
+        self._structure, self.arguments = structure, arguments
         self._general: tuple[ShapeEnv, Compiled] | None = None
         self._special: dict[tuple[tuple[str, int], ...], Compiled] = {}
 
-    def __call__(self, *inputs: Tensor) -> Any:
+    def __call__(self, *inputs: Any) -> Any:
         """Runs on tensors of the exported shapes and dtypes. Raises TypeError or ValueError that
         names the input otherwise."""
         expected = [i for i in self.graph.inputs if i.kind == "arg"]
+        leaves = leaves_like(inputs, self.arguments)
+        if leaves is None:
+            raise TypeError(
+                f"[export] expected inputs {self.arguments}, or the {len(expected)} tensors in "
+                f"them; got {flatten(inputs)[1]}"
+            )
+        inputs = tuple(leaves)
         if len(inputs) != len(expected):
             names = ", ".join(f"{i.name}: {i.value.type}" for i in expected) or "none"
             raise TypeError(
@@ -178,7 +189,7 @@ class Exported:
         """Writes a `.jgx` file: the graph's text, the state as safetensors, names. `load_exported`
         reads it back. Raises OSError where it cannot be written."""
         names = list(self.input_names), list(self.output_names)
-        parts = Parts(self.graph, self.state, *names, self._structure)
+        parts = Parts(self.graph, self.state, *names, self._structure, self.arguments)
         exported_file.write(parts, path, _creator())
 
     def __repr__(self) -> str:
@@ -207,10 +218,11 @@ def load_exported(path: str | os.PathLike[str]) -> Exported:
     """Reads what `Exported.save` wrote. Nothing in the file is run.
 
     Results come in tuples, lists and dicts: of a named tuple or a dataclass, whose class the file
-    does not hold, a tuple or a dict. Raises ArtifactError, which says what is wrong, for a damaged,
-    foreign or newer file; OSError where it cannot be read.
+    does not hold, a tuple or a dict. Inputs may be either. Raises ArtifactError, which says what is
+    wrong, for a damaged, foreign or newer file; OSError where it cannot be read.
     """
     parts = exported_file.read(path)
     return Exported(
-        parts.graph, parts.state, parts.input_names, parts.output_names, parts.structure
-    )
+        parts.graph, parts.state, parts.input_names, parts.output_names, parts.structure,
+        parts.arguments,
+    )  # fmt: skip

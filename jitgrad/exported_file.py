@@ -4,7 +4,8 @@ Owns `write` and `read`. Nothing in a file is code: the text is read by compiler
 knows the op records and literals only. Members, none of them compressed:
 
     metadata.json       format, version, creator, names of inputs and outputs, the result's tree,
-                        and of the other two members their sizes and SHA-256
+                        that of the inputs where they are no plain tensors, and of the other two
+                        members their sizes and SHA-256
     graph.txt           the graph (compiler/text.py), source lines without their folders
     state.safetensors   the values of its inputs of kind "state"
 
@@ -40,7 +41,7 @@ _FORMAT = "jitgrad-exported"
 _METADATA, _GRAPH, _STATE = "metadata.json", "graph.txt", "state.safetensors"
 _MOST_TEXT = 1 << 28  # bytes of graph text, and of JSON
 _MOST_BYTES = 1 << 46  # of one value; the address space ends near it
-_MOST_DEPTH = 50  # of the result's tree
+_MOST_DEPTH = 50  # of a tree
 
 
 class Parts(NamedTuple):
@@ -51,6 +52,7 @@ class Parts(NamedTuple):
     input_names: list[str]
     output_names: list[str]
     structure: Structure
+    arguments: Structure | None = None
 
 
 # -- writing -------------------------------------------------------------------------------------
@@ -61,7 +63,7 @@ def write(parts: Parts, path: str | os.PathLike[str], creator: str) -> None:
         _GRAPH: to_text(parts.graph, os.path.basename).encode(),
         _STATE: safetensors_bytes({k: _storable(a) for k, a in parts.state.items()}),
     }
-    about = {
+    about: dict[str, Any] = {
         "format": _FORMAT, "version": VERSION, "creator": creator,
         "inputs": parts.input_names, "outputs": parts.output_names,
         "result": _tree(parts.structure),
@@ -70,6 +72,8 @@ def write(parts: Parts, path: str | os.PathLike[str], creator: str) -> None:
             for k, data in members.items()
         },
     }  # fmt: skip
+    if parts.arguments is not None:
+        about["arguments"] = _tree(parts.arguments)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as file:
@@ -93,8 +97,8 @@ def _storable(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _tree(structure: Structure) -> Any:
-    """A result's structure as JSON. Classes stay behind: named tuples are read back as tuples,
-    dataclasses and registered classes as dicts and tuples."""
+    """The structure of results or inputs as JSON. Classes stay behind: named tuples are read back
+    as tuples, dataclasses and registered classes as dicts and tuples."""
     if structure.kind is None:
         return None
     inside = [_tree(c) for c in structure.children]
@@ -170,7 +174,13 @@ class _Reader:
                 f"{len(outputs)} names and a tree of {structure.count} leaves for "
                 f"{len(graph.outputs)} results"
             )
-        return Parts(graph, self._state(graph, state_bytes), inputs, outputs, structure)
+        state = self._state(graph, state_bytes)
+        if "arguments" not in about:
+            return Parts(graph, state, inputs, outputs, structure)
+        arguments = self._structure(about["arguments"])
+        if arguments.kind is not tuple or arguments.count != len(inputs):
+            raise self.error(f"{arguments.count} leaves of arguments for {len(inputs)} inputs")
+        return Parts(graph, state, inputs, outputs, structure, arguments)
 
     def _about(self) -> dict[str, Any]:
         try:
@@ -238,18 +248,18 @@ class _Reader:
         if tree is None:
             return LEAF
         if depth > _MOST_DEPTH or not isinstance(tree, dict) or len(tree) != 1:
-            raise self.error(f"{_METADATA}: the result's tree is malformed")
+            raise self.error(f"{_METADATA}: a tree is malformed")
         ((kind, held),) = tree.items()
         names: Any = None
         if kind == "dict" and isinstance(held, list) and len(held) == 2:
             names, held = held
             good = isinstance(names, list) and all(isinstance(n, str) for n in names)
             if not good or not isinstance(held, list) or len(names) != len(held):
-                raise self.error(f"{_METADATA}: the result's tree is malformed")
+                raise self.error(f"{_METADATA}: a tree is malformed")
         kinds: dict[str, type] = {"tuple": tuple, "list": list, "dict": dict}
         known = kind in kinds and isinstance(held, list)
         if not known or (kind == "dict") != (names is not None):
-            raise self.error(f"{_METADATA}: the result's tree is malformed")
+            raise self.error(f"{_METADATA}: a tree is malformed")
         inside = tuple(self._structure(x, depth + 1) for x in held)
         return Structure(kinds[kind], None if names is None else tuple(names), inside)
 

@@ -361,6 +361,33 @@ def test_datatypes(dtype, datatype, good, bad):
     assert raw.inputs[0].tobytes() == made.inputs[0].tobytes()
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_answers_are_strict_json(dtype):
+    """NaN and infinities are strings, both ways; binary data has them as they are."""
+
+    def refuse(name):
+        raise AssertionError(f"{name} is no JSON")
+
+    datatype = {"float16": "FP16", "bfloat16": "BF16", "float32": "FP32", "float64": "FP64"}[dtype]
+    ports = [Port("x", dtype, (5,))]
+    data = ["NaN", "Infinity", 1.5, "-Infinity", -0.0]
+    row = {"name": "x", "datatype": datatype, "shape": [5], "data": data}
+    made = parse_request(json.dumps({"inputs": [row]}).encode(), None, ports, ports)
+    (x,) = made.inputs
+    wide = x.astype(np.float64)
+    np.testing.assert_array_equal(wide, [np.nan, np.inf, 1.5, -np.inf, -0.0])
+    body, length = write_answer("m", made, {"x": x}, ports)
+    assert length is None
+    assert json.loads(body, parse_constant=refuse)["outputs"][0]["data"] == data
+    made.outputs["x"] = True
+    body, length = write_answer("m", made, {"x": x}, ports)
+    assert body[length:] == x.tobytes()
+    with pytest.raises(BadRequest, match="expected elements of"):
+        row["data"] = ["nan", 1.0, 1.0, 1.0, 1.0]
+        parse_request(json.dumps({"inputs": [row]}).encode(), None, ports, ports)
+
+
+
 @pytest.mark.parametrize("seed", range(300))
 def test_the_parser_survives_anything(seed):
     """Bytes of a good request, altered: parsed, or refused with a reason."""

@@ -27,6 +27,9 @@ _DATATYPES = {
     "int64": "INT64", "float16": "FP16", "bfloat16": "BF16", "float32": "FP32", "float64": "FP64",
 }  # fmt: skip
 
+_INFINITIES = {True: "Infinity", False: "-Infinity"}
+_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
 Array = np.ndarray[Any, Any]
 
 
@@ -172,6 +175,7 @@ def _from_json(x: Mapping[str, Any], port: Port, shape: tuple[int, ...]) -> Arra
     kinds: tuple[type, ...] = (bool,) if port.dtype == "bool" else (int,)
     if dtype.is_floating_point:
         kinds = (int, float)
+        flat = [_NOT_FINITE.get(v, v) if type(v) is str else v for v in flat]
     wrong = next((v for v in flat if type(v) not in kinds), None)
     if wrong is not None or any(v is None for v in flat):
         raise BadRequest(
@@ -235,7 +239,8 @@ def write_answer(
 ) -> tuple[bytes, int | None]:
     """The body, and the length of its JSON where binary data follows (else None).
 
-    JSON has no NaN and no infinities; Python's names for them are written, as other servers do.
+    JSON has no NaN and no infinities: they are the strings "NaN", "Infinity" and "-Infinity", as in
+    protobuf's JSON, and requests may say so, too.
     """
     rows, parts = [], []
     for name, as_binary in request.outputs.items():
@@ -249,13 +254,24 @@ def write_answer(
             row["parameters"] = {"binary_data_size": len(part)}
             parts.append(part)
         else:
-            wide = array.dtype.kind in "biu" or array.dtype == np.float64
-            row["data"] = (array if wide else array.astype(np.float64)).ravel().tolist()
+            row["data"] = _numbers(array)
         rows.append(row)
     answer: dict[str, Any] = {"model_name": model, "outputs": rows}
     if request.id is not None:
         answer["id"] = request.id
-    text = json.dumps(answer).encode()
+    text = json.dumps(answer, allow_nan=False).encode()
     if not parts:
         return text, None
     return b"".join([text, *parts]), len(text)
+
+
+def _numbers(array: Array) -> list[Any]:
+    """The elements as JSON has them."""
+    if array.dtype.kind in "biu":
+        found: list[Any] = array.ravel().tolist()
+        return found
+    wide = array.astype(np.float64).ravel()
+    found = wide.tolist()
+    for k in np.flatnonzero(~np.isfinite(wide)):
+        found[k] = "NaN" if np.isnan(wide[k]) else _INFINITIES[bool(wide[k] > 0)]
+    return found
