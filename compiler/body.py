@@ -9,11 +9,13 @@ of different envs are not equal. Owns no op: ops/control.py has the records that
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
+from jitgrad.compiler.fixed_sizes import at_sizes
 from jitgrad.compiler.ir import Graph, Node, Value, with_line
 from jitgrad.compiler.symbolic import ShapeEnv, Sym
 from jitgrad.compiler.text import to_text
@@ -50,11 +52,14 @@ class Body:
     def __repr__(self) -> str:  # tells bodies apart: passes compare attributes by it
         return f"<Body {self._digest}>"
 
+    def at(self, dims: Mapping[str, int]) -> Body:
+        """The graph at given sizes (fixed_sizes.at_sizes)."""
+        return self if self.env is None else _at(self, tuple(sorted(dims.items())))
+
     def run(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         """The outputs, by the references of the records. They may share memory with the operands.
 
-        Whoever calls has turned NumPy's warnings off (ops/quiet.py), and put sizes in
-        (fixed_sizes.concrete).
+        Whoever calls has turned NumPy's warnings off (ops/quiet.py), and put sizes in (`at`).
         """
         if self._runs is None:
             self._runs = _Steps(self.graph)
@@ -78,6 +83,11 @@ def _env_of(graph: Graph) -> ShapeEnv | None:
             elif isinstance(x, (Sym, Body)) and x.env is not None:
                 return x.env
     return None
+
+
+@lru_cache(256)
+def _at(body: Body, dims: tuple[tuple[str, int], ...]) -> Body:
+    return Body(at_sizes(body.graph, dict(dims)))
 
 
 class _Steps:

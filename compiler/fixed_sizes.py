@@ -8,10 +8,8 @@ empty).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any
 
-from jitgrad.compiler.body import Body
 from jitgrad.compiler.ir import Graph, Value, Write
 from jitgrad.compiler.symbolic import Sym, evaluate
 from jitgrad.compiler.types import TensorType
@@ -49,15 +47,10 @@ def at_sizes(graph: Graph, dims: Mapping[str, int]) -> Graph:
 
 
 def concrete(x: Any, dims: Mapping[str, int]) -> Any:
-    """An attribute with the values of symbolic dims put in; in graphs that nodes hold as well, of
-    which CompileError is raised as by `at_sizes`."""
+    """An attribute with the values of symbolic dims put in; in graphs that nodes hold as well
+    (Body.at), of which CompileError is raised as by `at_sizes`."""
     if isinstance(x, tuple):
         return tuple([concrete(y, dims) for y in x])
-    if isinstance(x, Body):
-        return x if x.env is None else _body_at(x, tuple(sorted(dims.items())))
-    return evaluate(x, dims) if isinstance(x, Sym) else x
-
-
-@lru_cache(256)
-def _body_at(body: Body, dims: tuple[tuple[str, int], ...]) -> Body:
-    return Body(at_sizes(body.graph, dict(dims)))
+    if isinstance(x, Sym):
+        return evaluate(x, dims)
+    return x.at(dims) if getattr(x, "env", None) is not None else x

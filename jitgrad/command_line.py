@@ -1,7 +1,7 @@
 """`jitgrad` and `python -m jitgrad`: what one does with models from a shell.
 
 Owns arguments and printing. Exit status: 0, or 2 with one line on stderr for the user's mistakes.
-Files: `.jgx` (Exported.save), native libraries and objects (Exported.native).
+Files: `.jgx` (Exported.save), native libraries and objects (Exported.native), `.onnx`.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ def _parser() -> argparse.ArgumentParser:
 
     p = command("export", _export, "Export a function or Module of a Python file.")
     p.add_argument("source", help="file.py:name or package.module:name; a function, a Module, or a "
-                                  "class that makes one without arguments")  # fmt: skip
+                                  "class that makes one without arguments; an .onnx "
+                                  "file")  # fmt: skip
     p.add_argument("-o", "--output", required=True, help="m.jgx, libm.so, m.o, ... or m.onnx")
     p.add_argument("--input", action="append", default=[], metavar="[NAME=]SHAPE[:DTYPE]",
                    help="an example input: 8x64, or ids=nx128:int64 (a size by name is free in "
@@ -189,6 +190,8 @@ def _largest(text: str) -> tuple[str, int]:
 
 
 def _find(source: str) -> Any:
+    if source.endswith(".onnx"):
+        return jitgrad.onnx.load(source).eval()
     where, _, name = source.rpartition(":")
     if not where or not name:
         raise _Mistake(f"expected file.py:name or package.module:name; got {source!r}")
@@ -240,6 +243,9 @@ def _inspect(given: Any) -> None:
     if Path(given.file).suffix in (".o", ".a"):
         _inspect_objects(given.file)
         return
+    if Path(given.file).suffix == ".onnx":
+        _inspect_onnx(given.file)
+        return
     if Path(given.file).suffix != ".jgx":
         _inspect_library(given.file)
         return
@@ -251,15 +257,11 @@ def _inspect(given: Any) -> None:
             print(f"  input   {item.name}: {item.value.type}")
     for name, value in zip(exported.output_names, graph.outputs, strict=True):
         print(f"  output  {name}: {value.type}")
-    total = sum(a.nbytes for a in exported.state.values())
-    print(f"  state   {len(exported.state)} tensors, {total:,} bytes")
-    for name, array in sorted(exported.state.items(), key=lambda kv: -kv[1].nbytes)[:10]:
-        print(f"          {name}: {array.dtype}{list(array.shape)}, {array.nbytes:,} bytes")
+    _print_state(exported.state)
     counts: dict[str, int] = {}
     for node in graph.nodes:
         counts[node.op.name] = counts.get(node.op.name, 0) + 1
-    ops = ", ".join(f"{n} {k}" for k, n in sorted(counts.items(), key=lambda kv: -kv[1]))
-    print(f"  nodes   {len(graph.nodes)}: {ops}")
+    _print_nodes(counts)
     report = compile_graph(graph).report
     print(
         f"  plan    {report.kernels} kernels; temporaries: peak {report.peak:,} bytes (at least "
@@ -267,6 +269,33 @@ def _inspect(given: Any) -> None:
     )
     if not given.no_graph:
         print(exported)
+
+
+def _print_state(state: dict[str, np.ndarray[Any, Any]]) -> None:
+    total = sum(a.nbytes for a in state.values())
+    print(f"  state   {len(state)} tensors, {total:,} bytes")
+    for name, array in sorted(state.items(), key=lambda kv: -kv[1].nbytes)[:10]:
+        print(f"          {name}: {array.dtype}{list(array.shape)}, {array.nbytes:,} bytes")
+
+
+def _print_nodes(counts: dict[str, int]) -> None:
+    ops = ", ".join(f"{n} {k}" for k, n in sorted(counts.items(), key=lambda kv: -kv[1]))
+    print(f"  nodes   {sum(counts.values())}: {ops}")
+
+
+def _inspect_onnx(file: str) -> None:
+    """What the file declares; graph and plan are an export's, for the sizes that it is given."""
+    model = jitgrad.onnx.load(file)
+    print(f"{file}: {Path(file).stat().st_size:,} bytes, opset {model.opset}, {model.producer}")
+    inputs, outputs = model.ports()
+    for kind, ports in (("input", inputs), ("output", outputs)):
+        for name, dtype, shape in ports:
+            print(f"  {kind:7} {name}: {dtype}[{', '.join(map(str, shape))}]")
+    _print_state({k: v.detach().numpy() for k, v in model.state_dict().items()})
+    _print_nodes(model.ops())
+    shapes = [f"{n}={'x'.join(map(str, s))}:{d}" for n, d, s in inputs]
+    given = " ".join(f"--input {s}" for s in shapes)
+    print(f"  graph and memory plan: jitgrad export {file} -o m.jgx {given}; jitgrad inspect m.jgx")
 
 
 def _inspect_library(file: str) -> None:

@@ -20,8 +20,6 @@ from typing import Any
 
 import numpy as np
 
-from jitgrad.compiler.body import Body
-from jitgrad.compiler.fixed_sizes import concrete
 from jitgrad.compiler.symbolic import Sym, evaluate, hint, is_static
 from jitgrad.compiler.symbolic import plain as plain_dim
 from jitgrad.compiler.types import TensorType
@@ -226,7 +224,7 @@ def has_sizes(x: Any) -> bool:
     """Whether a value, or one inside of a tuple, list or graph, is a Sym of whatever class."""
     if isinstance(x, (tuple, list)):
         return any(map(has_sizes, x))
-    return isinstance(x, Sym) or (type(x) is Body and x.env is not None)
+    return isinstance(x, Sym) or _env(x) is not None
 
 
 def has_users_size(x: Any) -> bool:
@@ -234,7 +232,15 @@ def has_users_size(x: Any) -> bool:
     where users see SymInts."""
     if isinstance(x, (tuple, list)):
         return any(map(has_users_size, x))
-    return type(x) is SymInt or (type(x) is Body and x.env is not None and x.env.live)
+    if isinstance(x, Sym):
+        return type(x) is SymInt
+    env = _env(x)
+    return env is not None and env.live
+
+
+def _env(x: Any) -> Any:
+    """The env of the sizes in a graph that an attribute holds (compiler/body.py); else None."""
+    return getattr(x, "env", None)
 
 
 def _map(x: Any, function: Any) -> Any:
@@ -252,8 +258,8 @@ def to_plain(x: Any) -> Any:
 
 def to_hints(x: Any) -> Any:
     """A value of an attribute as data has it: ints, without a guard."""
-    if type(x) is Body:
-        return x if x.env is None else concrete(x, x.env.hints)
+    if not isinstance(x, Sym) and _env(x) is not None:
+        return x.at(_env(x).hints)
     return _map(x, hint)
 
 

@@ -52,6 +52,36 @@ def test_export_inspect_run_bench(folder, capsys):
     assert "x [2, 4]: median" in capsys.readouterr().out
 
 
+def test_onnx_files(folder, capsys):
+    """Run, timed, looked at and exported as others are."""
+    pytest.importorskip("onnx")
+    assert main(["export", "net.py:Net", "-o", "net.onnx", "--input", "x=nx4"]) == 0
+    assert main(["inspect", "net.onnx"]) == 0
+    out = capsys.readouterr().out
+    assert "input   x: float32[n, 4]" in out and "output  output: float32[n, 3]" in out
+    assert "layer.weight: float32[3, 4]" in out and "1 MatMul" in out and "--input x=nx4" in out
+    x = np.random.default_rng(0).standard_normal((5, 4)).astype(np.float32)
+    np.save("x.npy", x)
+    assert main(["run", "net.onnx", "--input", "x.npy", "--output", "y.npz"]) == 0
+    assert "output: float32[5, 3]" in capsys.readouterr().out
+    want = jg.onnx.load("net.onnx")(jg.from_numpy(x)).detach().numpy()
+    np.testing.assert_allclose(np.load("y.npz")["output"], want, rtol=1e-6)
+    assert main(["bench", "net.onnx", "--size", "2", "--rounds", "1"]) == 0
+    assert "x [2, 4]: median" in capsys.readouterr().out
+    assert main(["export", "net.onnx", "-o", "net.jgx", "--input", "x=nx4"]) == 0
+    np.testing.assert_allclose(
+        jg.load_exported("net.jgx")(jg.from_numpy(x)).numpy(), want, rtol=1e-6
+    )
+    np.save("bad.npy", x[:, :3])
+    (folder / "bad.onnx").write_bytes(b"no model")
+    for arguments, words in (
+        (["run", "net.onnx", "--input", "bad.npy"], "input 'x' of shape"),
+        (["run", "bad.onnx"], "expected an ONNX model"), (["inspect", "none.onnx"], "none.onnx"),
+    ):  # fmt: skip
+        assert main(arguments) == 2
+        assert words in capsys.readouterr().err
+
+
 def test_several_inputs_by_name_and_in_order(folder, capsys):
     arguments = ["--input", "a=2x3", "--input", "b=2x3"]
     assert main(["export", "net.py:double", "-o", "d.jgx", *arguments]) == 0

@@ -387,7 +387,6 @@ def test_answers_are_strict_json(dtype):
         parse_request(json.dumps({"inputs": [row]}).encode(), None, ports, ports)
 
 
-
 @pytest.mark.parametrize("seed", range(300))
 def test_the_parser_survives_anything(seed):
     """Bytes of a good request, altered: parsed, or refused with a reason."""

@@ -1,4 +1,5 @@
-"""What can be served: an exported graph (`.jgx`) or a native library (`.so`), behind one face.
+"""What can be served: an exported graph (`.jgx`), a native library (`.so`), an ONNX model, behind
+one face.
 
 Owns `load_model` and `warm_up`. A model has ports, and runs on NumPy arrays; `rows` says how many
 rows requests that share a call may have, 0 where none can: where its first axis is free in every
@@ -15,8 +16,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from jitgrad import onnx
+from jitgrad.autograd.modes import no_grad
 from jitgrad.compiler.symbolic import LARGEST
 from jitgrad.exported import load_exported
+from jitgrad.jit import jit
 from jitgrad.pytree import leaves_of
 from jitgrad.runtime import dtypes, load
 from jitgrad.serve.protocol import Port, can_serve
@@ -57,10 +61,12 @@ def load_model(path: str | os.PathLike[str], threads: int | None = None) -> Mode
         model: Model = _Graph(path, threads)
     elif suffix in (".so", ".dylib"):
         model = _Library(path, threads)
+    elif suffix == ".onnx":
+        model = _Onnx(path, threads)
     else:
         raise ValueError(
-            f"[serve] expected a .jgx file (Exported.save) or a library (Exported.native); got "
-            f"{os.fspath(path)!r}"
+            f"[serve] expected a .jgx file (Exported.save), a library (Exported.native) or an "
+            f".onnx file; got {os.fspath(path)!r}"
         )
     for port in (*model.inputs, *model.outputs):
         if not can_serve(port.dtype):
@@ -100,6 +106,26 @@ def _shared_axis(shapes: Sequence[Sequence[Any]]) -> str | None:
     first = {str(shape[0]) if shape else "" for shape in shapes}
     name = first.pop()
     return name if not first and name and not name.isdigit() else None
+
+
+class _Onnx:
+    """Compiled as @jit does, for the sizes of the first call and, from the second sizes on, for all
+    that the model declares free."""
+
+    def __init__(self, path: str | os.PathLike[str], threads: int | None) -> None:
+        if threads is not None:
+            set_num_threads(threads)
+        module = onnx.load(path).eval()
+        self._run = jit(module)
+        inputs, outputs = module.ports()
+        self.inputs, self.outputs = ([_port(*p) for p in k] for k in (inputs, outputs))
+        shapes = [shape for _, _, shape in (*inputs, *outputs)]
+        self.rows = LARGEST if inputs and _shared_axis(shapes) is not None else 0
+
+    def run(self, inputs: Sequence[Array]) -> list[Array]:
+        with no_grad():
+            results = self._run(*[wrap_array(np.ascontiguousarray(a)) for a in inputs])
+        return [y.numpy() for y in leaves_of(results)]
 
 
 class _Library:

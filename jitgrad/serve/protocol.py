@@ -271,7 +271,7 @@ def _numbers(array: Array) -> list[Any]:
         found: list[Any] = array.ravel().tolist()
         return found
     wide = array.astype(np.float64).ravel()
-    found = wide.tolist()
+    found = list(wide.tolist())
     for k in np.flatnonzero(~np.isfinite(wide)):
         found[k] = "NaN" if np.isnan(wide[k]) else _INFINITIES[bool(wide[k] > 0)]
     return found

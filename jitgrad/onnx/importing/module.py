@@ -52,6 +52,7 @@ from jitgrad.onnx.importing.reader import (
 from jitgrad.runtime.errors import CompileError
 from jitgrad.tensor import Tensor
 
+Declared = tuple[str, str, tuple[int | str, ...]]
 _FEW = 64  # elements of integer initializers whose numbers Python may need
 _FLOATING = ("float16", "bfloat16", "float32", "float64")
 _CONTROL = (CompileError, OnnxLoadError, OnnxNodeError, OnnxUnsupportedError, MemoryError)
@@ -164,9 +165,35 @@ class OnnxModule(Module):
         made = [_result(r) for r in results]
         return made[0] if len(made) == 1 else tuple(made)
 
+    def ports(self) -> tuple[list[Declared], list[Declared]]:
+        """What the model declares of its inputs and outputs: name, dtype, and shape, in which sizes
+        that may differ are names. Raises OnnxLoadError where it does not say, or of lists."""
+        graph = self._program().model.graph
+        return [_declared(p) for p in self._program().inputs], [_declared(p) for p in graph.outputs]
+
+    def ops(self) -> dict[str, int]:
+        """How often each op is there."""
+        counts: dict[str, int] = {}
+        for node in walk(self._program().model.graph.nodes):
+            counts[node.op_type] = counts.get(node.op_type, 0) + 1
+        return counts
+
     def extra_repr(self) -> str:
         ops = sum(1 for _ in walk(self._program().model.graph.nodes))
         return f"({', '.join(self.input_names)}) -> ({', '.join(self.output_names)}), {ops} nodes"
+
+
+def _declared(port: Port) -> Declared:
+    if port.kind != "tensor" or not port.type or port.dims is None:
+        raise OnnxLoadError(
+            f"[onnx] expected a model that declares dtype and rank of {port.name!r}, a tensor; it "
+            "does not; give it example inputs: jitgrad.export(jitgrad.onnx.load(path), ...)"
+        )
+    shape = tuple([
+        d if isinstance(d, int) and d >= 0 else str(d or f"{port.name}_{k}")
+        for k, d in enumerate(port.dims)
+    ])  # fmt: skip
+    return port.name, dtype_of(port.type).name, shape
 
 
 def _register(holder: Module, name: str, x: Tensor) -> None:
