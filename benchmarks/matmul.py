@@ -9,6 +9,7 @@ Cases: MxKxN for `a @ b`, with `:` and what is added:
     t      b is stored transposed (the weight of a linear layer)
     gelu   gelu(a @ b + bias), by tanh
     f64    in double precision; bf16, f16: in half precision; int8: to int32
+    high   float32 with set_float32_matmul_precision("high"): where the processor has AMX; medium
     batch  of 64 such products
 and conv-N-C-O-S: a 3x3 convolution with padding 1 of N images of C channels to O, S x S.
 `--random N` adds N shapes, drawn anew each time, that nobody has tuned for (`--seed` draws again).
@@ -33,9 +34,11 @@ CASES = [
         "64x64x64:batch",
     ),
     *("1024x1024x1024:bf16", "1024x1024x1024:f16", "1024x1024x1024:int8", "33x1000x77:bf16"),
+    *("2048x2048x2048:bf16", "2048x2048x2048:int8", "1024x1024x1024:high", "2048x2048x2048:high"),
     *("conv-1-64-64-56", "conv-8-128-128-14", "conv-8-3-64-32"),
 ]
 
+_KINDS = ("f64", "bf16", "f16", "int8", "high", "medium")
 _OPERANDS = """
 import numpy as np
 rng = np.random.default_rng(0)
@@ -64,6 +67,8 @@ _TORCH = """
 import {module} as torch
 import {module}.nn.functional as F
 types = {{"bf16": torch.bfloat16, "f16": torch.float16}}
+if {kind!r} in ("high", "medium"):
+    torch.set_float32_matmul_precision({kind!r})
 args = [torch.from_numpy(np.ascontiguousarray(x)) for x in arrays]
 args = [x.to(types.get({kind!r}, x.dtype)) for x in args]
 def f(a, b, *bias):
@@ -86,10 +91,10 @@ def check():
 def contenders(case: str) -> tuple[list[Contender], float, float]:
     """The three, the operations of a call, and how far results may differ."""
     shape, *options = case.split(":")
-    known = {"t", "gelu", "batch", "f64", "bf16", "f16", "int8"}
+    known = {"t", "gelu", "batch", *_KINDS}
     if set(options) - known:
         raise SystemExit(f"{case}: expected {', '.join(sorted(known))} after the colons")
-    kind = next((o for o in options if o in ("f64", "bf16", "f16", "int8")), "f32")
+    kind = next((o for o in options if o in _KINDS), "f32")
     is_conv = shape.startswith("conv")
     if is_conv:
         n, c, o, size = (int(x) for x in shape.split("-")[1:])
@@ -113,7 +118,7 @@ def contenders(case: str) -> tuple[list[Contender], float, float]:
         Contender("NumPy", start + _NUMPY.format(**words)),
         Contender("PyTorch", start + theirs),
     ]
-    return found, work, {"bf16": 0.3, "f16": 0.05}.get(kind, 2e-2)
+    return found, work, {"bf16": 0.3, "medium": 0.3, "f16": 0.05}.get(kind, 2e-2)
 
 
 def random_cases(count: int, seed: int | None) -> list[str]:

@@ -40,6 +40,7 @@ from jitgrad.runtime.dtypes import DType
 from jitgrad.runtime.knobs import knob
 
 PLAIN = replace(targets.host(), tiles="plain")
+PAIRS = replace(targets.host(), tiles="")
 KINDS = [(x, y) for x in (INT8, UINT8) for y in (INT8, UINT8)]
 MORE = [(33, 47, 64), (5, 40, 33), (40, 5, 100), (16, 48, 513)]
 PARTS = {2: 2.0**-15, 1: 2.0**-7}
@@ -93,7 +94,7 @@ def test_bytes_are_exact(m: int, n: int, k: int, turned: tuple[bool, bool]) -> N
 
 
 @pytest.mark.parametrize("turned", LAYOUTS)
-@pytest.mark.parametrize("m,n,k", SIZES + MORE)
+@pytest.mark.parametrize("m,n,k", [(17, 16, 2), (29, 35, 300), (70, 67, 531), *MORE])
 @pytest.mark.parametrize("parts", PARTS)
 def test_float32_in_parts(m: int, n: int, k: int, parts: int, turned: tuple[bool, bool]) -> None:
     rng = np.random.default_rng(m)
@@ -101,6 +102,9 @@ def test_float32_in_parts(m: int, n: int, k: int, parts: int, turned: tuple[bool
         a, b = numbers(rng, m, k, scale=scale), numbers(rng, k, n)
         got = product(a, b, (F32, F32), turned, PLAIN, parts=parts)
         assert_within_parts(got, a, b, parts)
+        if parts == 1:  # in pairs, where the processor has them
+            pairs = product(a, b, (F32, F32), turned, PAIRS, parts=parts)
+            assert_within_parts(pairs, a, b, parts)
 
 
 @pytest.mark.parametrize("turned", LAYOUTS[1:3])
@@ -158,19 +162,24 @@ def test_infinity_by_powers_of_two(parts: int) -> None:
     """The second part of such a number is 0: an infinity times it says nothing."""
     a = np.full((4, 40), 2.0, np.float32)
     a[1, 7], a[2, 39] = np.inf, -np.inf
-    b = np.full((40, 3), 0.5, np.float32)
-    got = product(a, b, (F32, F32), (False, False), PLAIN, parts=parts)
-    np.testing.assert_array_equal(got, np.array([40, np.inf, -np.inf, 40])[:, None] * np.ones(3))
+    b = np.full((40, 30), 0.5, np.float32)
+    a = np.tile(a, (8, 1))
+    wanted = np.tile([40, np.inf, -np.inf, 40], 8)[:, None] * np.ones(30)
+    for target in (PLAIN, PAIRS):
+        got = product(a, b, (F32, F32), (False, False), target, parts=parts)
+        np.testing.assert_array_equal(got, wanted)
 
 
 @pytest.mark.parametrize("parts", PARTS)
 def test_the_largest_numbers_stay_finite(parts: int) -> None:
     """The nearest bfloat16 of the largest float32 is infinite."""
     most = np.finfo(np.float32).max
-    a = np.array([[most, 0.0], [-most, 1.0]], np.float32)
-    b = np.array([[1.0, 0.5], [0.0, 0.25]], np.float32)
-    got = product(a, b, (F32, F32), (False, False), PLAIN, parts=parts)
-    assert_within_parts(got, a, b, parts)
+    a = np.tile(np.array([[most, 0.0], [-most, 1.0]], np.float32), (8, 1))
+    b = np.tile(np.array([[1.0, 0.5], [0.0, 0.25]], np.float32), (1, 8))
+    for target in (PLAIN, PAIRS):
+        got = product(a, b, (F32, F32), (False, False), target, parts=parts)
+        assert_within_parts(got, a, b, parts)
+        assert not np.array_equal(got, a @ b) or (parts, target.tiles) == (2, "")
 
 
 # -- what bits do not depend on --------------------------------------------------------------------
@@ -192,7 +201,7 @@ def test_bits_of_a_row_do_not_depend_on_the_others(kind: DType, parts: int) -> N
     rng = np.random.default_rng(0)
     a, b = numbers(rng, 70, 200).astype(kind.np), numbers(rng, 200, 60).astype(kind.np)
     whole = product(a, b, (kind, kind), (False, False), PLAIN, parts=parts)
-    for rows, cols in ((slice(3, 12), slice(0, 60)), (slice(0, 70), slice(50, 57))):
+    for rows, cols in ((slice(3, 20), slice(0, 60)), (slice(0, 70), slice(41, 57))):
         part = product(a[rows], b[:, cols], (kind, kind), (False, False), PLAIN, parts=parts)
         assert whole[rows, cols].tobytes() == part.tobytes()
 
@@ -228,11 +237,18 @@ def test_which_products() -> None:
         c = _kernel(kind, parts).contraction
         found = dot_of(c, c.a, c.b, able)
         assert found is not None and found.tiles and (found.depth, found.parts) == (depth, parts)
-        one = dot_of(c, c.a, c.b, able, one_row=True)
-        assert one is None or not one.tiles
+        one = dot_of(c, c.a, c.b, able, least=1)
+        assert one is None or not (one.tiles or one.parts)
+        few = dot_of(c, c.a, c.b, able, least=15)
+        assert few is None if parts else few == found
         assert dot_of(c, c.a, c.b, plain) is None
     c = _kernel(F32).contraction
     assert dot_of(c, c.a, c.b, able) is None
+    pairs = named("x86_64-unknown-linux-gnu", "x86-64-v4", "+avx512bf16")
+    for parts, there in ((1, True), (2, False)):  # in pairs, three products would be slower
+        c = _kernel(F32, parts).contraction
+        found = dot_of(c, c.a, c.b, pairs)
+        assert (found is not None and not found.tiles and found.parts == 1) if there else not found
 
 
 @pytest.mark.parametrize(
@@ -345,13 +361,14 @@ def test_precision_belongs_to_each_product(precision: None) -> None:
 
 
 def test_other_products_are_not_less_precise(precision: None) -> None:
-    """Vectors, convolutions, doubles, eager code."""
+    """Vectors, few columns, convolutions, doubles, eager code."""
     rng = np.random.default_rng(0)
     x, w = jg.tensor(numbers(rng, 33, 64)), jg.tensor(numbers(rng, 64))
     image, kernel = jg.tensor(numbers(rng, 2, 5, 9, 9)), jg.tensor(numbers(rng, 6, 5, 2, 2))
 
     def f(x, w, image, kernel):  # type: ignore[no-untyped-def]
-        return x @ w, jg.nn.functional.conv2d(image, kernel), x.double() @ x.double().T
+        few = x @ x[:15].T
+        return x @ w, few, jg.nn.functional.conv2d(image, kernel), x.double() @ x.double().T
 
     with knob(tiles="plain"):
         compiled = jg.jit(f, fallback="error")

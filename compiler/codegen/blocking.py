@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from jitgrad.compiler.codegen.access import Access, operand_access, separate
-from jitgrad.compiler.codegen.dot import Dot, dot_of
+from jitgrad.compiler.codegen.dot import MANY, Dot, dot_of
 from jitgrad.compiler.codegen.microkernel import LANES, NARROW, Tile, choose_tile
 from jitgrad.compiler.codegen.target import Target
 from jitgrad.compiler.codegen.tile_micro import tile_for
@@ -146,7 +146,7 @@ def plan_blocks(kernel: ContractionKernel, target: Target, keeps: bool = True) -
     count = prod(extents[x] for x in c.batch)
     hm, hn, hk, hc = hint(M), hint(N), hint(K), hint(count)
     batch = tuple(c.batch)
-    dot = dot_of(c, a, b, target, _is_one(M))
+    dot = dot_of(c, a, b, target, min([d for d in (M, N) if isinstance(d, int)], default=MANY))
     if dot is not None and dot.tiles:
         tile = tile_for(hm, hn)
     else:
@@ -205,7 +205,7 @@ def plan_blocks(kernel: ContractionKernel, target: Target, keeps: bool = True) -
     block_cols = _even(hn, col_blocks, tile.nr)
     direct_a, direct_b = None, False
     small = max(hm, hn) <= _DIRECT and max(hm, hn) * hk * nbytes <= _DIRECT_BYTES
-    small = small and (dot is None or not dot.tiles)
+    small = small and (dot is None or not (dot.tiles or dot.parts))
     if small and not _is_one(M):
         found = _plain_access(a, c.acc, (batch, rows, depth), extents)
         direct_a = _steps(found, nbytes) if found is not None else None

@@ -4,6 +4,7 @@ Owns casts (docs/numerics.md): float to an integer out of range, or NaN, gives w
 cvttsd2si gives: the minimum of int64 or int32, and for narrower integers the low bits of the int32;
 integers wrap; to bool is `!= 0`. And halves: float16 by instructions where the target has them, by
 integer code elsewhere; bfloat16 always by integer code. All round to nearest, ties to even, once.
+And float32 as a sum of bfloat16 (`parts_of`).
 """
 
 from __future__ import annotations
@@ -195,3 +196,32 @@ def narrow(b: ir.IRBuilder, target: Target, x: ir.Value, dtype: DType) -> ir.Val
     large = b.icmp_unsigned(">=", size, lanes.const(_I32, 0x477FF000))  # rounds past 65504
     chosen = b.or_(b.select(large, infinite, finite), sign)
     return b.trunc(chosen, lanes.type(_I16))
+
+
+def parts_of(b: ir.IRBuilder, target: Target, x: ir.Value, count: int) -> list[ir.Value]:
+    """The bits of one or two bfloat16 whose sum is nearly float32 x: the nearest one, and the one
+    that is nearest to what is left; of numbers whose nearest one is infinite, those towards zero.
+    The second part of an infinity, or of no number, is 0."""
+    lanes = _Lanes(b, x)
+
+    def infinite(x: ir.Value) -> ir.Value:
+        """Whether x is infinite or no number."""
+        infinity = lanes.const(_I32, 0x7F800000)
+        return b.icmp_signed("==", b.and_(b.bitcast(x, infinity.type), infinity), infinity)
+
+    def cut(x: ir.Value) -> ir.Value:
+        bits = b.lshr(b.bitcast(x, lanes.type(_I32)), lanes.const(_I32, 16))
+        return b.trunc(bits, lanes.type(_I16))
+
+    def value(bits: ir.Value) -> ir.Value:
+        return widen(b, target, bits, dtypes.bfloat16)
+
+    near = narrow(b, target, x, dtypes.bfloat16)
+    strange = infinite(x)
+    over = b.and_(infinite(value(near)), b.not_(strange))
+    high = b.select(over, cut(x), near)
+    if count == 1:
+        return [high]
+    left = b.fsub(x, value(high))
+    low = b.select(over, cut(left), narrow(b, target, left, dtypes.bfloat16))
+    return [high, b.select(strange, lanes.const(_I16, 0), low)]

@@ -22,6 +22,7 @@ from jitgrad.compiler.loops import Contraction, Expr
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import DType
 
+MANY = 16  # rows and columns from which converting float32 operands pays
 TILE = 16  # rows of a tile, and words of each
 SIGN = 0x80  # what is added to signed bytes
 _WORD = 4  # bytes of a group
@@ -57,15 +58,20 @@ class Dot:
         return max(1, self.parts)
 
 
-def dot_of(c: Contraction, a: Expr, b: Expr, target: Target, one_row: bool = False) -> Dot | None:
-    """How the products of two operands are formed in groups; None where they are not. one_row: a
-    side has one row or column only, for which tiles do not pay."""
+def dot_of(c: Contraction, a: Expr, b: Expr, target: Target, least: int = MANY) -> Dot | None:
+    """How the products of two operands are formed in groups; None where they are not. least: the
+    fewest rows or columns that a side is known to have: tiles do not pay for one, nor do parts for
+    less than MANY."""
     kinds = [e.args[0].dtype if e.op == "cast" and e.args[0].op == "load" else None for e in (a, b)]
     bfloat = [dtypes.bfloat16] * 2
-    if target.tiles and not one_row:
-        return _in_tiles(c, kinds)
-    if target.has_bfloat_dot and c.acc is dtypes.float32 and kinds == bfloat:
-        return Dot(dtypes.bfloat16, dtypes.bfloat16, 2, 2)
+    parts = c.parts if least >= MANY and c.acc is dtypes.float32 else 0
+    if target.tiles and least > 1:
+        return _in_tiles(c, kinds, parts)
+    if target.has_bfloat_dot and c.acc is dtypes.float32:
+        if kinds == bfloat:
+            return Dot(dtypes.bfloat16, dtypes.bfloat16, 2, 2)
+        if parts == 1:  # three products of parts are slower than one of float32
+            return Dot(dtypes.bfloat16, dtypes.bfloat16, 2, 2, parts)
     signed = kinds[0] in (dtypes.int8, dtypes.uint8) and kinds[1] is dtypes.int8
     if target.has_byte_dot and c.acc is dtypes.int32 and signed:
         assert kinds[0] is not None
@@ -73,13 +79,13 @@ def dot_of(c: Contraction, a: Expr, b: Expr, target: Target, one_row: bool = Fal
     return None
 
 
-def _in_tiles(c: Contraction, kinds: list[DType | None]) -> Dot | None:
+def _in_tiles(c: Contraction, kinds: list[DType | None], parts: int) -> Dot | None:
     """How products are formed in tiles; None where they are not."""
     pair = dtypes.bfloat16, dtypes.bfloat16, 2, 2 * TILE
     if c.acc is dtypes.float32 and kinds == [dtypes.bfloat16] * 2:
         return Dot(*pair)
-    if c.acc is dtypes.float32 and c.parts:
-        return Dot(*pair, c.parts)
+    if parts:
+        return Dot(*pair, parts)
     if c.acc is dtypes.int32 and all(k in (dtypes.int8, dtypes.uint8) for k in kinds):
         assert kinds[0] is not None and kinds[1] is not None
         return Dot(kinds[0], kinds[1], 4, 4 * TILE)

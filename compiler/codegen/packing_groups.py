@@ -11,6 +11,7 @@ import math
 import llvmlite.ir as ir
 
 from jitgrad.compiler.codegen.code import I32, Int, integers, storage_type, vector_of
+from jitgrad.compiler.codegen.convert import parts_of
 from jitgrad.compiler.codegen.dot import SIGN, Dot
 from jitgrad.compiler.codegen.packing import Source
 
@@ -23,9 +24,9 @@ def pack_groups(
     flip: bool,
 ) -> None:  # fmt: skip
     """As packing.pack, in groups along k. The last group is filled up with zeros; `flip` adds 128
-    to every element."""
+    to every element. float32 operands are rounded to panels of bfloat16 (`Dot.parts`)."""
     code = source.frame.code
-    element = storage_type(source.acc)
+    element = storage_type(dot.a)  # of panels; those of B are as wide
     group = dot.group
     full = code.mul(code.div(depth, group), group)
     whole = code.mul(code.div(count, width), width)
@@ -38,24 +39,27 @@ def pack_groups(
     with code.loop(0, whole, width) as x:
         panel = panel_at(x)
         if access is not None and access.parts[2].is_unit:
-            _words(source, panel, group, width, x, full, flip)
+            _words(source, panel, dot, width, x, full, flip)
         else:
             with code.loop(0, full, group) as k:
                 if along >= _BLOCK:
-                    _interleave(source, panel, group, width, x, k, along, flip)
+                    _interleave(source, panel, dot, width, x, k, along, flip)
                 elif access is not None:
-                    _gather(source, panel, group, width, x, k, flip)
+                    _gather(source, panel, dot, width, x, k, flip)
                 else:
-                    _elements(source, panel, group, width, x, width, k, group, flip)
+                    _elements(source, panel, dot, width, x, width, k, group, flip)
         with code.b.if_then(code.less(full, depth)):
-            _elements(source, panel, group, width, x, width, full, code.sub(depth, full), flip)
+            _elements(source, panel, dot, width, x, width, full, code.sub(depth, full), flip)
     rest = code.sub(count, whole)
     with code.b.if_then(code.less(0, rest)), code.loop(0, depth, group) as k:
         many = code.min(group, code.sub(depth, k))
-        _elements(source, panel_at(whole), group, width, whole, rest, k, many, flip)
+        _elements(source, panel_at(whole), dot, width, whole, rest, k, many, flip)
 
 
-def _flipped(source: Source, value: ir.Value, flip: bool) -> ir.Value:
+def _stored(source: Source, dot: Dot, value: ir.Value, flip: bool) -> ir.Value:
+    """An operand's value as panels hold it."""
+    if dot.parts:
+        (value,) = parts_of(source.frame.code.b, source.ops.target, value, dot.parts)
     if not flip:
         return value
     kind = value.type
@@ -67,77 +71,77 @@ def _flipped(source: Source, value: ir.Value, flip: bool) -> ir.Value:
 
 
 def _elements(
-    source: Source, panel: ir.Value, group: int, width: int, x: Int, rows: Int, k: Int, many: Int,
+    source: Source, panel: ir.Value, dot: Dot, width: int, x: Int, rows: Int, k: Int, many: Int,
     flip: bool,
 ) -> None:  # fmt: skip
     """One group of `rows` entries, of which `many` neighbours along k are there."""
-    code, element = source.frame.code, storage_type(source.acc)
+    code, element, group = source.frame.code, storage_type(dot.a), dot.group
     row = code.at(panel, code.mul(k, width), element)
     zero = ir.Constant(vector_of(element, 1), 0)
     with code.loop(0, width * group) as i:
         code.store(zero, row, i, element)
     with code.loop(0, rows) as i, code.loop(0, many) as j:
-        value = _flipped(source, source.element_at(code.add(x, i), code.add(k, j)), flip)
+        value = _stored(source, dot, source.element_at(code.add(x, i), code.add(k, j)), flip)
         code.store(value, row, code.add(code.mul(i, group), j), element)
 
 
 def _interleave(
-    source: Source, panel: ir.Value, group: int, width: int, x: Int, k: Int, along: int, flip: bool
+    source: Source, panel: ir.Value, dot: Dot, width: int, x: Int, k: Int, along: int, flip: bool
 ) -> None:
     """Vectors of `along` neighbours of the rows of a group, element by element in turn."""
-    code, element = source.frame.code, storage_type(source.acc)
+    code, element, group = source.frame.code, storage_type(dot.a), dot.group
     row = code.at(panel, code.mul(k, width), element)
     steps = [source.k.at(code.add(k, j)) for j in range(group)]
     for start in range(0, width, along):
         offset = source.x.at(code.add(x, start))
-        rows = [source.read(code.add(offset, step), along) for step in steps]
+        rows = [
+            _stored(source, dot, source.read(code.add(offset, step), along), flip) for step in steps
+        ]
         while len(rows) > 1:  # a, c and b, d give a, b, c, d
             half = len(rows) // 2
             size = rows[0].type.count
             mask = [n for i in range(size) for n in (i, size + i)]
             rows = [code.shuffle(rows[j], rows[j + half], mask) for j in range(half)]
-        code.store(_flipped(source, rows[0], flip), row, start * group, element)
+        code.store(rows[0], row, start * group, element)
 
 
 def _gather(
-    source: Source, panel: ir.Value, group: int, width: int, x: Int, k: Int, flip: bool
+    source: Source, panel: ir.Value, dot: Dot, width: int, x: Int, k: Int, flip: bool
 ) -> None:
     """Loads of single elements."""
-    code, element = source.frame.code, storage_type(source.acc)
+    code, element, group = source.frame.code, storage_type(dot.a), dot.group
     row = code.at(panel, code.mul(k, width), element)
     steps = [source.k.at(code.add(k, j)) for j in range(group)]
     for i in range(width):
         offset = source.x.at(code.add(x, i))
         for j, step in enumerate(steps):
-            value = _flipped(source, source.read(code.add(offset, step)), flip)
+            value = _stored(source, dot, source.read(code.add(offset, step)), flip)
             code.store(value, row, i * group + j, element)
 
 
 def _words(
-    source: Source, panel: ir.Value, group: int, width: int, x: Int, full: Int, flip: bool
+    source: Source, panel: ir.Value, dot: Dot, width: int, x: Int, full: Int, flip: bool
 ) -> None:
     """Neighbours along k are words: blocks of 4 entries by 4 words are turned in registers."""
-    code, element = source.frame.code, storage_type(source.acc)
+    code, element, group = source.frame.code, storage_type(dot.a), dot.group
     block = _BLOCK
     wide = code.mul(code.div(full, group * block), group * block)
     for start in range(0, width, block):
         offsets = [
             source.x.at(code.add(code.add(x, start), r)) for r in range(min(block, width - start))
         ]
-        places = [code.add(source.batch_offset, o) for o in offsets]
 
-        def load(place: Int, k: Int, words: int) -> ir.Value:
-            at = code.at(source.base(), code.add(place, source.k.at(k)), element)
-            kind = vector_of(I32, words)
-            return source.frame.code.b.load(at, align=1, typ=kind)
+        def load(offset: Int, k: Int, words: int) -> ir.Value:
+            value = source.read(code.add(offset, source.k.at(k)), words * group)
+            return code.b.bitcast(_stored(source, dot, value, flip), vector_of(I32, words))
 
         def put(value: ir.Value, k: Int, first: int) -> None:
             at = code.add(code.mul(k, width), first * group)
             address = code.at(panel, at, element)
-            code.b.store(_flipped(source, value, flip), address, align=1)
+            code.b.store(value, address, align=1)
 
         with code.loop(0, wide, group * block) as k:
-            loaded = [load(p, k, block) for p in places]
+            loaded = [load(o, k, block) for o in offsets]
             if len(loaded) == block:
                 for j, column in enumerate(code.transpose(loaded)):
                     put(column, code.add(k, j * group), start)
@@ -147,5 +151,5 @@ def _words(
                         word = code.b.extract_element(v, ir.Constant(I32, j))
                         put(word, code.add(k, j * group), start + r)
         with code.loop(wide, full, group) as k:
-            for r, p in enumerate(places):
-                put(load(p, k, 1), k, start + r)
+            for r, o in enumerate(offsets):
+                put(load(o, k, 1), k, start + r)

@@ -15,13 +15,10 @@ import math
 import llvmlite.ir as ir
 
 from jitgrad.compiler.codegen.code import I32, Int, storage_type, vector_of
-from jitgrad.compiler.codegen.convert import narrow, splat, widen
+from jitgrad.compiler.codegen.convert import parts_of
 from jitgrad.compiler.codegen.dot import TILE, Dot
 from jitgrad.compiler.codegen.packing import Source
 from jitgrad.compiler.codegen.tile_unit import WORDS
-from jitgrad.runtime import dtypes
-
-_INFINITE = 0x7F800000
 
 
 def pack_tiles(
@@ -169,37 +166,4 @@ class _Packing:
         """What panels hold of an operand's value: itself, or the bits of its parts."""
         if not self.dot.parts:
             return [value]
-        return parts_of(self.source, value, self.dot.parts)
-
-
-def parts_of(source: Source, x: ir.Value, count: int) -> list[ir.Value]:
-    """The bits of one or two bfloat16 whose sum is nearly float32 x: the nearest one, and the one
-    that is nearest to what is left; of numbers whose nearest one is infinite, those towards zero.
-    The second part of an infinity, or of no number, is 0."""
-    b, target = source.frame.code.b, source.ops.target
-    width = x.type.count if isinstance(x.type, ir.VectorType) else 1
-
-    def infinite(x: ir.Value) -> ir.Value:
-        """Whether x is infinite or no number."""
-        infinity = splat(ir.Constant(I32, _INFINITE), width)
-        return b.icmp_signed("==", b.and_(b.bitcast(x, infinity.type), infinity), infinity)
-
-    def rounded(x: ir.Value, cut: ir.Value | None) -> ir.Value:
-        near = narrow(b, target, x, dtypes.bfloat16)
-        if cut is None:
-            return near
-        bits = b.bitcast(x, vector_of(I32, width))
-        return b.select(
-            cut, b.trunc(b.lshr(bits, splat(ir.Constant(I32, 16), width)), near.type), near
-        )
-
-    def value(bits: ir.Value) -> ir.Value:
-        return widen(b, target, bits, dtypes.bfloat16)
-
-    strange = infinite(x)
-    over = b.and_(infinite(value(rounded(x, None))), b.not_(strange))
-    high = rounded(x, over)
-    if count == 1:
-        return [high]
-    low = rounded(b.fsub(x, value(high)), over)
-    return [high, b.select(strange, ir.Constant(low.type, 0 if width == 1 else None), low)]
+        return parts_of(self.code.b, self.source.ops.target, value, self.dot.parts)
