@@ -50,6 +50,7 @@ from jitgrad.compiler.passes.order import Schedule, order
 from jitgrad.compiler.passes.recompute import check_limit, recompute, spare
 from jitgrad.compiler.passes.simplify import simplify
 from jitgrad.compiler.passes.stages import stage
+from jitgrad.compiler.passes.stream import stream
 from jitgrad.compiler.printer import kernel_text, plan_text, program_text
 from jitgrad.compiler.progress import Progress
 from jitgrad.compiler.replan import replanner
@@ -259,6 +260,9 @@ def to_stages(
     if target.in_order:
         with run.step("chain"):
             kernels = chain(kernels, program.roots)
+    else:
+        with run.step("stream"):
+            kernels = stream(kernels, program.roots, target.stream_least, target.stream_side)
     with run.step("order"):
         schedule = order(kernels, program)
     ordered = [k for wave in schedule.waves for k in wave]

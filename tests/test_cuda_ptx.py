@@ -130,6 +130,21 @@ def test_slices_are_double_buffered_and_read_128_bits_at_once() -> None:
 
 
 @wheels
+@pytest.mark.parametrize(("dtype", "width"), [(jg.float32, 128), (jg.bfloat16, 64)])
+def test_streamed_attention_has_no_spills(dtype: Any, width: int) -> None:
+    """Sums over columns of what two contractions make, with a head's width of 128."""
+
+    def f(q: jg.Tensor, k: jg.Tensor, v: jg.Tensor) -> jg.Tensor:
+        return jg.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    lowered = jg.jit(f).lower(*[jg.TensorSpec((2, 4, 512, width), dtype)] * 3)
+    rows = lowered.resources("sm_80")
+    assert len(rows) == 3 and sum(r.spills + r.stack for r in rows) == 0
+    assert max(r.shared for r in rows) <= 48 << 10
+    assert ("mma.sync" in lowered.ptx("sm_80")) == (dtype is jg.bfloat16)
+
+
+@wheels
 def test_sorts_by_digits_and_scatters() -> None:
     def f(x: jg.Tensor, i: jg.Tensor, n: jg.Tensor) -> tuple[jg.Tensor, ...]:
         small = jg.zeros(64, 8)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from jitgrad.compiler.codegen.cuda import scalar
 from jitgrad.compiler.codegen.cuda.blas import Product, product_of
-from jitgrad.compiler.codegen.cuda.micro import choose
+from jitgrad.compiler.codegen.cuda.micro import Micro, choose
 from jitgrad.compiler.codegen.cuda.special import Flat
 from jitgrad.compiler.codegen.cuda.target import CudaTarget
 from jitgrad.compiler.codegen.cuda.writer import KernelWriter, LibraryCall, Part, Scope
@@ -30,6 +30,7 @@ from jitgrad.compiler.loops import (
     rewrite,
 )
 from jitgrad.compiler.symbolic import Dim, Sym, hint, is_static, prod
+from jitgrad.runtime.dtypes import DType
 
 _DEPTH = 256  # the least k of a part
 _UNROLLED = 16
@@ -55,7 +56,7 @@ def _call(product: Product) -> Part:
 
 
 @dataclass(frozen=True)
-class _Side:
+class Side:
     """One operand of a tile: where its rows (or columns) start, how many there are in all and in
     the tile, and its axes; its slices in shared memory, and a thread's elements of the next."""
 
@@ -66,6 +67,106 @@ class _Side:
     operand: Expr
     shared: str
     ahead: str
+
+
+class Slices:
+    """How slices of operands go through shared memory, for one way to multiply them (`micro`).
+
+    extents: of all axes; depth: those that are summed over.
+    """
+
+    def __init__(
+        self, extents: dict[int, Dim], depth: Sequence[int], acc: DType, micro: Micro
+    ) -> None:
+        self.extents, self.depth, self.acc, self.micro = extents, depth, acc, micro
+
+    def ahead(self, w: KernelWriter, size: int) -> str:
+        """The thread's own elements of a slice of `size` rows."""
+        return w.local(-(-size * self.micro.step // self.micro.threads), self.acc)
+
+    def space(self, group: Sequence[int]) -> Space:
+        wide = [a for a in group if isinstance(self.extents[a], Sym) or self.extents[a] != 1]
+        return Space(wide, [self.extents[a] for a in wide])
+
+    def ones(self) -> dict[int, str]:
+        return {a: "0" for a, d in self.extents.items() if not isinstance(d, Sym) and d == 1}
+
+    def clear(self, w: KernelWriter) -> None:
+        with w.block(f"for n in range({self.micro.size}):"):
+            w.line(f"{self.micro.sums}[n] = {scalar.constant(0, self.acc)}")
+
+    def products(
+        self, w: KernelWriter, point: Scope, sides: Sequence[Side], k0: str, k1: str,
+        left: str = "held",
+    ) -> None:  # fmt: skip
+        """Sums of products over k0 to k1. left: the slice of the first operand that goes with
+        slice `first`, where that operand is in shared memory as a whole."""
+        micro = self.micro
+        self._read(w, point, sides, k0, k1)
+        self._put(w, sides, "0")
+        w.line("cuda.syncthreads()")
+        w.line("held = 0")
+        # The next slices are on their way from memory while those held are multiplied.
+        with w.block(f"for first in range({k0}, {k1}, {micro.step}):"):
+            more = w.let(f"first + {micro.step} < {k1}", "more")
+            with w.block(f"if {more}:"):
+                self._read(w, point, sides, f"first + {micro.step}", k1)
+            micro.multiply(w, left)
+            with w.block(f"if {more}:"):
+                self._put(w, sides, "(1 - held)")
+            w.line("cuda.syncthreads()")
+            w.line("held = 1 - held")
+
+    def _read(
+        self, w: KernelWriter, point: Scope, sides: Sequence[Side], start: str, end: str
+    ) -> None:
+        """Each thread's elements of both slices from `start` on, zeros outside."""
+        for side in sides:
+            with self._elements(w, side):
+                value = w.let(scalar.constant(0, self.acc), "got")
+                at = w.let(f"{start} + k", "j")
+                with w.block(f"if {side.start} + r < {side.extent} and {at} < {end}:"):
+                    scope = point.child()
+                    w.unflatten(w.let(f"{side.start} + r", "j"), self.space(side.group), scope)
+                    w.unflatten(at, self.space(self.depth), scope)
+                    operand = side.operand
+                    text = scalar.cast(scope.value(operand), operand.dtype, self.acc)
+                    w.line(f"{value} = {text}")
+                w.line(f"{side.ahead}[n] = {value}")
+
+    def _put(self, w: KernelWriter, sides: Sequence[Side], which: str) -> None:
+        """The elements that were read go to shared memory."""
+        for side in sides:
+            with self._elements(w, side):
+                self.micro.put(w, side.shared, side.size, which, f"{side.ahead}[n]")
+
+    @contextmanager
+    def _elements(self, w: KernelWriter, side: Side) -> Iterator[None]:
+        """Element n of a thread is (r, k) of the slice. Threads run along what lies side by side in
+        memory."""
+        micro = self.micro
+        elements = side.size * micro.step
+        with w.block(f"for n in range({-(-elements // micro.threads)}):"):
+            w.line(f"e = t + n * {micro.threads}")
+            if self._along(side.operand, self.depth) > self._along(side.operand, side.group):
+                w.line(f"r, k = e // {micro.step}, e % {micro.step}")
+            else:
+                w.line(f"r, k = e % {side.size}, e // {side.size}")
+            if elements % micro.threads == 0:
+                yield
+            else:
+                with w.block(f"if e < {elements}:"):
+                    yield
+
+    def _along(self, operand: Expr, group: Sequence[int]) -> int:
+        """How many loads of an operand have neighbours along a group's last axis."""
+        space = self.space(group)
+        if not space.axes:
+            return 0
+        from_last = axis(space.axes[-1])
+        s = Flat(self.extents, []).simplifier
+        found = [coefficient(s.poly(x.args[0]), from_last) for x in loads([operand]) if x.args]
+        return sum(constant_of(p) == 1 for p in found)
 
 
 class _Tiles:
@@ -82,6 +183,7 @@ class _Tiles:
         self.count, self.K = prod(shape[a] for a in c.batch), prod(c.k)
         rows, cols, depth, count = (hint(d) for d in (self.M, self.N, self.K, self.count))
         self.micro = choose(c.a, c.b, c.acc, (count, rows, cols, depth), target)
+        self.slices = Slices(self.extents, self.depth, c.acc, self.micro)
         self.tiles = -(-self.M // self.micro.rows) * -(-self.N // self.micro.cols) * self.count
         self.splits = self._splits()
         self.partial: Array | None = None
@@ -120,25 +222,17 @@ class _Tiles:
         arrays = [self.kernel.array, *(s.array for s in self.kernel.stores)]
         return Flat(self.extents, arrays)
 
-    def _space(self, group: Sequence[int]) -> Space:
-        wide = [a for a in group if isinstance(self.extents[a], Sym) or self.extents[a] != 1]
-        return Space(wide, [self.extents[a] for a in wide])
-
-    def _ones(self) -> dict[int, str]:
-        return {a: "0" for a, d in self.extents.items() if not isinstance(d, Sym) and d == 1}
-
     # -- products ----------------------------------------------------------------------------------
     def _products(self) -> Part:
         flat, c, micro = self._flat(), self.c, self.micro
         a, b = flat.expr(c.a), flat.expr(c.b)
-        epilogue = _Epilogue(self, flat) if self.partial is None else None
+        epilogue = Epilogue(self.kernel, flat, self.slices) if self.partial is None else None
         partial = None if self.partial is None else flat.operands.array(self.partial)
         w = flat.writer(self.symbol, self.target)
         w.threads = micro.threads
         M, N, K, count = (w.dim(d) for d in (self.M, self.N, self.K, self.count))
         micro.begin(w)
-        ahead_a = w.local(-(-micro.rows * micro.step // micro.threads), c.acc)
-        ahead_b = w.local(-(-micro.cols * micro.step // micro.threads), c.acc)
+        ahead_a, ahead_b = (self.slices.ahead(w, n) for n in (micro.rows, micro.cols))
         col_tiles = w.let(f"({N} + {micro.cols - 1}) // {micro.cols}", "tiles")
         row_tiles = w.let(f"({M} + {micro.rows - 1}) // {micro.rows}", "tiles")
         total = w.let(f"{row_tiles} * {col_tiles} * {count} * {self.splits}", "total")
@@ -153,28 +247,14 @@ class _Tiles:
                 w.line(f"number = number % {count}")
                 k0 = w.let(f"split * {part}", "k")
                 k1 = w.let(f"min({k0} + {part}, {K})", "k")
-            point = Scope(w, self._ones(), {})
-            w.unflatten("number", self._space(c.batch), point)
-            with w.block(f"for n in range({micro.size}):"):
-                w.line(f"{micro.sums}[n] = {scalar.constant(0, c.acc)}")
+            point = Scope(w, self.slices.ones(), {})
+            w.unflatten("number", self.slices.space(c.batch), point)
+            self.slices.clear(w)
             sides = [
-                _Side("row", M, micro.rows, c.m, a, micro.a, ahead_a),
-                _Side("col", N, micro.cols, c.n, b, micro.b, ahead_b),
+                Side("row", M, micro.rows, c.m, a, micro.a, ahead_a),
+                Side("col", N, micro.cols, c.n, b, micro.b, ahead_b),
             ]
-            self._read(w, point, sides, k0, k1)
-            self._put(w, sides, "0")
-            w.line("cuda.syncthreads()")
-            w.line("held = 0")
-            # The next slices are on their way from memory while those held are multiplied.
-            with w.block(f"for first in range({k0}, {k1}, {micro.step}):"):
-                more = w.let(f"first + {micro.step} < {k1}", "more")
-                with w.block(f"if {more}:"):
-                    self._read(w, point, sides, f"first + {micro.step}", k1)
-                micro.multiply(w)
-                with w.block(f"if {more}:"):
-                    self._put(w, sides, "(1 - held)")
-                w.line("cuda.syncthreads()")
-                w.line("held = 1 - held")
+            self.slices.products(w, point, sides, k0, k1)
             r, s = micro.place()
             # Loops that are short enough to be unrolled: the sums stay in registers.
             for start in range(0, micro.size, _UNROLLED):
@@ -191,63 +271,12 @@ class _Tiles:
                             epilogue.emit(w, point, "r", "s", f"{micro.sums}[n]")
         return Part(w, self.tiles * self.splits, 1)
 
-    def _read(
-        self, w: KernelWriter, point: Scope, sides: Sequence[_Side], start: str, end: str
-    ) -> None:
-        """Each thread's elements of both slices from `start` on, zeros outside."""
-        for side in sides:
-            with self._elements(w, side):
-                value = w.let(scalar.constant(0, self.c.acc), "got")
-                at = w.let(f"{start} + k", "j")
-                with w.block(f"if {side.start} + r < {side.extent} and {at} < {end}:"):
-                    scope = point.child()
-                    w.unflatten(w.let(f"{side.start} + r", "j"), self._space(side.group), scope)
-                    w.unflatten(at, self._space(self.depth), scope)
-                    operand = side.operand
-                    text = scalar.cast(scope.value(operand), operand.dtype, self.c.acc)
-                    w.line(f"{value} = {text}")
-                w.line(f"{side.ahead}[n] = {value}")
-
-    def _put(self, w: KernelWriter, sides: Sequence[_Side], which: str) -> None:
-        """The elements that were read go to shared memory."""
-        for side in sides:
-            with self._elements(w, side):
-                self.micro.put(w, side.shared, side.size, which, f"{side.ahead}[n]")
-
-    @contextmanager
-    def _elements(self, w: KernelWriter, side: _Side) -> Iterator[None]:
-        """Element n of a thread is (r, k) of the slice. Threads run along what lies side by side in
-        memory."""
-        micro = self.micro
-        elements = side.size * micro.step
-        with w.block(f"for n in range({-(-elements // micro.threads)}):"):
-            w.line(f"e = t + n * {micro.threads}")
-            if self._along(side.operand, self.depth) > self._along(side.operand, side.group):
-                w.line(f"r, k = e // {micro.step}, e % {micro.step}")
-            else:
-                w.line(f"r, k = e % {side.size}, e // {side.size}")
-            if elements % micro.threads == 0:
-                yield
-            else:
-                with w.block(f"if e < {elements}:"):
-                    yield
-
-    def _along(self, operand: Expr, group: Sequence[int]) -> int:
-        """How many loads of an operand have neighbours along a group's last axis."""
-        space = self._space(group)
-        if not space.axes:
-            return 0
-        from_last = axis(space.axes[-1])
-        s = Flat(self.extents, []).simplifier
-        found = [coefficient(s.poly(x.args[0]), from_last) for x in loads([operand]) if x.args]
-        return sum(constant_of(p) == 1 for p in found)
-
     # -- the sum of the parts ----------------------------------------------------------------------
     def _sums(self) -> Part:
         flat, c = self._flat(), self.c
         assert self.partial is not None
         partial = flat.operands.array(self.partial)
-        epilogue = _Epilogue(self, flat)
+        epilogue = Epilogue(self.kernel, flat, self.slices)
         w = flat.writer(self.symbol + "_sum", self.target)
         M, N, count = int(self.M), int(self.N), int(self.count)
         with w.block(f"for p in range(cuda.grid(1), {count * M * N}, cuda.gridsize(1)):"):
@@ -255,20 +284,20 @@ class _Tiles:
             with w.block(f"for n in range({self.splits}):"):
                 part = f"{w.array(partial)}[n * {count * M * N} + p]"
                 w.line(f"{total} = {scalar.arithmetic('add', c.acc, [total, part])}")
-            point = Scope(w, self._ones(), {})
+            point = Scope(w, self.slices.ones(), {})
             w.line(f"r = p // {N} % {M}")
             w.line(f"s = p % {N}")
             number = w.let(f"p // {M * N}", "j")
-            w.unflatten(number, self._space(c.batch), point)
+            w.unflatten(number, self.slices.space(c.batch), point)
             epilogue.emit(w, point, "r", "s", total)
         return Part(w, count * M * N, w.threads)
 
 
-class _Epilogue:
+class Epilogue:
     """The stores of a contraction, at one (row, column) of its result."""
 
-    def __init__(self, tiles: _Tiles, flat: Flat) -> None:
-        self.tiles, kernel = tiles, tiles.kernel
+    def __init__(self, kernel: ContractionKernel, flat: Flat, slices: Slices) -> None:
+        self.c, self.slices = kernel.contraction, slices
         self.result = Array("result", (), kernel.array.dtype)
 
         def own(e: Expr) -> Expr:
@@ -287,11 +316,10 @@ class _Epilogue:
             self.stores.append((*flat.place(s.array, s.index), value))
 
     def emit(self, w: KernelWriter, point: Scope, row: str, col: str, value: str) -> None:
-        tiles = self.tiles
         scope = point.child()
-        w.unflatten(row, tiles._space(tiles.c.m), scope)
-        w.unflatten(col, tiles._space(tiles.c.n), scope)
-        text = scalar.cast(value, tiles.c.acc, self.result.dtype)
+        w.unflatten(row, self.slices.space(self.c.m), scope)
+        w.unflatten(col, self.slices.space(self.c.n), scope)
+        text = scalar.cast(value, self.c.acc, self.result.dtype)
         scope.locals[self.result] = w.let(text)
         values = [w.let(v) for v in scope.values([v for _, _, v in self.stores])]
         for (array, offset, _), v in zip(self.stores, values, strict=True):

@@ -202,6 +202,20 @@ def argmin_takes(y, j, x, i):
     return y < x or (y == x and j < i)
 
 
+# -- softmax ---------------------------------------------------------------------------------------
+@device
+def online(top, total, x, amount):
+    """The maximum, and the sum of exp(. - maximum), with `amount` of x more. Infinities add nothing
+    here: whoever reads the end knows that the sum is NaN then."""
+    if x > top or x != x:
+        if top > f32(-inf):
+            amount = amount + total * libdevice.expf(top - x)
+        return x, amount
+    if x > f32(-inf):
+        total = total + amount * libdevice.expf(x - top)
+    return top, total
+
+
 # -- wide accesses ---------------------------------------------------------------------------------
 _load2, _load4, _load8 = (intrinsics.wide_load(n) for n in (2, 4, 8))
 _store2, _store4, _store8 = (intrinsics.wide_store(n) for n in (2, 4, 8))

@@ -15,12 +15,14 @@ from jitgrad.compiler.codegen.cuda import nest, special
 from jitgrad.compiler.codegen.cuda.contraction import contraction
 from jitgrad.compiler.codegen.cuda.scatter import scatter
 from jitgrad.compiler.codegen.cuda.sort import sort
+from jitgrad.compiler.codegen.cuda.stream import stream
 from jitgrad.compiler.codegen.cuda.target import CudaTarget
 from jitgrad.compiler.codegen.cuda.writer import KernelWriter, LibraryCall, Part
 from jitgrad.compiler.codegen.kernelcode import Generated, Launch, Operand
 from jitgrad.compiler.codegen.program import prepare
 from jitgrad.compiler.codegen.split import split
 from jitgrad.compiler.kernels import (
+    ChainKernel,
     ContractionKernel,
     Kernel,
     LoopKernel,
@@ -37,7 +39,7 @@ from jitgrad.compiler.loops import (
 )
 from jitgrad.runtime.errors import InternalError
 
-VERSION = 7
+VERSION = 8
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,9 @@ def _parts(kernel: Kernel, target: CudaTarget) -> list[Part]:
         return contraction(kernel, symbol, target)
     if isinstance(kernel, LoopKernel):
         return _loops(kernel, target)
-    assert isinstance(kernel, SpecialKernel)  # chains are not made for GPUs
+    if isinstance(kernel, ChainKernel):
+        return [stream(kernel, symbol, target)]
+    assert isinstance(kernel, SpecialKernel)
     array = kernel.arrays[0]
     define = array.define
     if isinstance(define, Scan):

@@ -29,9 +29,10 @@ class Registers:
         wide = 16 // acc.itemsize
         self.group = wide if wide in (2, 4) and self.each_col % wide == 0 else 1
 
-    def begin(self, w: KernelWriter) -> None:
-        """Shared memory, accumulators, and the thread's place."""
-        self.a = w.shared(2 * self.rows * self.step, self.acc)
+    def begin(self, w: KernelWriter, slices: int = 2) -> None:
+        """Shared memory for so many slices of rows and two of columns, accumulators, and the
+        thread's place."""
+        self.a = w.shared(slices * self.rows * self.step, self.acc)
         self.b = w.shared(2 * self.cols * self.step, self.acc)
         self.sums = w.local(self.size, self.acc)
         w.line("t = cuda.threadIdx.x")
@@ -41,10 +42,10 @@ class Registers:
         """Element (r, k) of a slice of `size` rows, in buffer `which`."""
         w.line(f"{into}[({which} * {self.step} + k) * {size} + r] = {value}")
 
-    def multiply(self, w: KernelWriter) -> None:
-        """Every product of the slices that are held."""
+    def multiply(self, w: KernelWriter, left: str = "held") -> None:
+        """Every product of two slices: number `left` of the rows, and that held of the columns."""
         rows, cols = self.rows, self.cols
-        own = f"held * {rows * self.step} + ty * {self.each_row}"
+        own = f"{left} * {rows * self.step} + ty * {self.each_row}"
         mine = w.let(own, "j")
         theirs = w.let(f"held * {cols * self.step} + tx * {self.group}", "j")
         with w.block(f"for k in range({self.step}):"):
@@ -73,6 +74,33 @@ class Registers:
             names += new
         return names
 
+    def wider(self, times: int) -> Registers:
+        """The same threads with tiles of so many times the columns."""
+        tile = (self.rows, times * self.cols, self.step, self.each_row, times * self.each_col)
+        return Registers(tile, self.acc)
+
+    @property
+    def sharing(self) -> int:
+        """How many threads have parts of one row."""
+        return self.across
+
+    def place_in_row(self) -> str:
+        """The thread's number among those."""
+        return "tx"
+
+    @property
+    def own_rows(self) -> int:
+        """How many rows a thread has parts of."""
+        return self.each_row
+
+    def own_row(self, n: str) -> str:
+        """Which of them the thread's element n is in."""
+        return f"{n} // {self.each_col}"
+
+    def row(self, i: str) -> str:
+        """The row in the tile of the thread's row i."""
+        return f"ty * {self.each_row} + {i}"
+
     def place(self) -> tuple[str, str]:
         """The row and the column in the tile of the thread's element n."""
         column, group = f"n % {self.each_col}", self.group
@@ -95,60 +123,83 @@ class TensorCores:
         self.pitch = self.step + _PAD
         self.kind = "f16" if dtype is dtypes.float16 else "bf16"
 
-    def begin(self, w: KernelWriter) -> None:
-        self.a = w.shared(2 * self.rows * self.pitch, self.dtype, raw=True)
+    def begin(self, w: KernelWriter, slices: int = 2) -> None:
+        self.a = w.shared(slices * self.rows * self.pitch, self.dtype, raw=True)
         self.b = w.shared(2 * self.cols * self.pitch, self.dtype, raw=True)
         self.sums = w.local(self.size, self.acc)
         w.line("t = cuda.threadIdx.x")
         w.line(f"down = t // {32 * self.across} * {16 * self.high}")
-        w.line(f"right = t // 32 % {self.across} * {8 * self.wide}")
+        self.right = w.let(f"t // 32 % {self.across} * {8 * self.wide}", "right")
 
     def put(self, w: KernelWriter, into: str, size: int, which: str, value: str) -> None:
         held = scalar.stored(value, self.dtype)
         w.line(f"{into}[({which} * {size} + r) * {self.pitch} + k] = {held}")
 
-    def multiply(self, w: KernelWriter) -> None:
+    def multiply(self, w: KernelWriter, left: str = "held") -> None:
         pitch = self.pitch
         for k in range(0, self.step, 16):
-            left = [
-                w.let(f"part_a({self.a}, (held * {self.rows} + down + {i * 16}) * {pitch} + {k}, "
+            above = [
+                w.let(f"part_a({self.a}, ({left} * {self.rows} + down + {i * 16}) * {pitch} + {k}, "
                       f"{pitch})")
                 for i in range(self.high)
             ]  # fmt: skip
-            right = [
-                w.let(f"part_b({self.b}, (held * {self.cols} + right + {j * 8}) * {pitch} + {k}, "
-                      f"{pitch})")
+            beside = [
+                w.let(f"part_b({self.b}, (held * {self.cols} + {self.right} + {j * 8}) * {pitch}"
+                      f" + {k}, {pitch})")
                 for j in range(self.wide)
             ]  # fmt: skip
-            for i, x in enumerate(left):
-                for j, y in enumerate(right):
+            for i, x in enumerate(above):
+                for j, y in enumerate(beside):
                     at = 4 * (i * self.wide + j)
                     w.line(f"mma_{self.kind}({x}, {y}, {self.sums}, {at})")
 
     def place(self) -> tuple[str, str]:
         return (
             f"down + n // {4 * self.wide} * 16 + n // 2 % 2 * 8 + t % 32 // 4",
-            f"right + n // 4 % {self.wide} * 8 + t % 4 * 2 + n % 2",
+            f"{self.right} + n // 4 % {self.wide} * 8 + t % 4 * 2 + n % 2",
         )
+
+    def wider(self, times: int) -> TensorCores:
+        down = self.threads // 32 // self.across
+        tile = (self.rows, times * self.cols, self.step, down, self.across)
+        return TensorCores(tile, self.dtype)
+
+    @property
+    def sharing(self) -> int:
+        return 4 * self.across
+
+    def place_in_row(self) -> str:
+        return f"t // 32 % {self.across} * 4 + t % 4"
+
+    @property
+    def own_rows(self) -> int:
+        return 2 * self.high
+
+    def own_row(self, n: str) -> str:
+        return f"{n} // {4 * self.wide} * 2 + {n} // 2 % 2"
+
+    def row(self, i: str) -> str:
+        return f"down + {i} // 2 * 16 + {i} % 2 * 8 + t % 32 // 4"
 
 
 Micro = Registers | TensorCores
 
 
 def choose(
-    a: Expr, b: Expr, acc: DType, shape: tuple[int, int, int, int], target: CudaTarget
-) -> Micro:
-    """The way of a contraction of (count, M, N, K)."""
+    a: Expr, b: Expr, acc: DType, shape: tuple[int, int, int, int], target: CudaTarget,
+    large: bool = True,
+) -> Micro:  # fmt: skip
+    """The way of a contraction of (count, M, N, K); large: its tiles may be large ones."""
     count, rows, cols, depth = shape
     kind = _held(a)
     halves = kind in scalar.HALVES and _held(b) is kind and acc is dtypes.float32
     if halves and target.mma is not None and min(rows, cols, depth) >= 16:
         return TensorCores(target.mma, kind)
-    large = target.large_tile
-    if acc is dtypes.float32 and large is not None:
-        tiles = -(-rows // large[0]) * -(-cols // large[1]) * count
+    tile = target.large_tile if large else None
+    if acc is dtypes.float32 and tile is not None:
+        tiles = -(-rows // tile[0]) * -(-cols // tile[1]) * count
         if tiles >= target.busy:
-            return Registers(large, acc)
+            return Registers(tile, acc)
     return Registers(target.tile, acc)
 
 

@@ -148,6 +148,13 @@ def argmin_takes(y, j, x, i):
     return y < x or (y == x and j < i)
 
 
+# -- softmax ---------------------------------------------------------------------------------------
+def online(top, total, x, amount):
+    if x > top or x != x:
+        return x, amount + total * np.exp(top - x) if top > -inf else amount
+    return top, total + amount * np.exp(x - top) if x > -inf else total
+
+
 # -- wide accesses ---------------------------------------------------------------------------------
 def is_aligned(x):
     return x.ctypes.data % 16 == 0

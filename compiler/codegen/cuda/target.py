@@ -33,6 +33,8 @@ class CudaTarget:
         many: points of an elementwise kernel from which on a thread does several at once.
         many_points: points of a scatter that may meet, from which on they are sorted.
         long_line: elements of a line, from which on it is sorted by digits.
+        stream_least: elements of an array that only lies between contractions, from which on it is
+            never stored. stream_side: its least rows and columns.
         blas: whether cuBLAS does contractions of at least `blas_least` products.
         in_order: whether a worker does the points of a kernel one after the other.
     """
@@ -48,6 +50,8 @@ class CudaTarget:
     many: int = 1 << 14
     many_points: int = 512
     long_line: int = 2048
+    stream_least: int = 1 << 20
+    stream_side: int = 32
     blas: bool = False
     blas_least: int = 1 << 24
     in_order: ClassVar[bool] = False
@@ -72,6 +76,8 @@ SIMULATOR = CudaTarget(
     many=8,
     many_points=24,
     long_line=48,
+    stream_least=64,
+    stream_side=4,
     large_tile=(8, 8, 4, 4, 4),
     mma=(16, 16, 16, 1, 1),
     busy=2,
