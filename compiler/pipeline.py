@@ -260,7 +260,7 @@ def to_stages(
     if target.in_order:
         with run.step("chain"):
             kernels = chain(kernels, program.roots)
-    else:
+    if isinstance(target, CudaTarget):
         with run.step("stream"):
             kernels = stream(kernels, program.roots, target.stream_least, target.stream_side)
     with run.step("order"):

@@ -49,12 +49,12 @@ class Registers:
         mine = w.let(own, "j")
         theirs = w.let(f"held * {cols * self.step} + tx * {self.group}", "j")
         with w.block(f"for k in range({self.step}):"):
-            left = self._neighbours(w, self.a, f"{mine} + k * {rows}", self.each_row, 1)
-            right = self._neighbours(
+            above = self._neighbours(w, self.a, f"{mine} + k * {rows}", self.each_row, 1)
+            beside = self._neighbours(
                 w, self.b, f"{theirs} + k * {cols}", self.each_col, self.across
             )
-            for i, x in enumerate(left):
-                for j, y in enumerate(right):
+            for i, x in enumerate(above):
+                for j, y in enumerate(beside):
                     at = f"{self.sums}[{i * self.each_col + j}]"
                     w.line(f"{at} = {product(x, y, at, self.acc)}")
 
