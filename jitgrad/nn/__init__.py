@@ -69,7 +69,6 @@ from jitgrad.nn.dropout import (
     FeatureAlphaDropout,
 )
 from jitgrad.nn.embedding import Embedding, EmbeddingBag
-from jitgrad.nn.functional.linear_cross_entropy import LinearCrossEntropyOptions
 from jitgrad.nn.layers import Bilinear, Flatten, Identity, Linear, Unflatten
 from jitgrad.nn.lazy import (
     LazyBatchNorm1d,
@@ -86,6 +85,7 @@ from jitgrad.nn.lazy import (
     LazyInstanceNorm3d,
     LazyLinear,
 )
+from jitgrad.nn.linear_cross_entropy_options import LinearCrossEntropyOptions
 from jitgrad.nn.losses import (
     BCELoss,
     BCEWithLogitsLoss,

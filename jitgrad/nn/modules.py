@@ -24,6 +24,7 @@ from jitgrad.nn import (
     global_hooks,
     layers,
     lazy,
+    linear_cross_entropy_options,
     losses,
     margin_losses,
     module,
@@ -41,7 +42,8 @@ from jitgrad.nn import (
 
 _SOURCES = (
     activations, adaptive_softmax, attention, batchnorm, containers, convolution, distance,
-    dropout, embedding, global_hooks, layers, lazy, losses, margin_losses, module,
+    dropout, embedding, global_hooks, layers, lazy, linear_cross_entropy_options, losses,
+    margin_losses, module,
     normalization, padding, parameter_containers, pooling, recurrent, recurrent_cells,
     resampling, state_dict, transformer, tuples,
 )  # fmt: skip
@@ -65,6 +67,7 @@ _TABLE = {
     "LazyInstanceNorm1d LazyInstanceNorm2d LazyInstanceNorm3d",
     "lazy": "LazyModuleMixin",
     "linear": "Bilinear Identity LazyLinear Linear NonDynamicallyQuantizableLinear",
+    "linear_cross_entropy_options": "LinearCrossEntropyOptions",
     "loss": "_Loss _WeightedLoss BCELoss BCEWithLogitsLoss CTCLoss CosineEmbeddingLoss "
     "CrossEntropyLoss GaussianNLLLoss HingeEmbeddingLoss HuberLoss KLDivLoss L1Loss "
     "LinearCrossEntropyLoss MSELoss MarginRankingLoss MultiLabelMarginLoss "
