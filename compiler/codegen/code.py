@@ -45,6 +45,19 @@ def vector_of(element: ir.Type, width: int) -> ir.Type:
     return element if width == 1 else ir.VectorType(element, width)
 
 
+class BFloat(ir.Type):
+    """LLVM's bfloat, which llvmlite has no name for."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, BFloat)
+
+    def __hash__(self) -> int:
+        return hash(BFloat)
+
+
 class Literal(ir.Constant):
     """A constant given by its text: llvmlite makes and prints vectors lane by lane, slowly."""
 
@@ -229,6 +242,21 @@ class Code:
             else:
                 out.append(self.shuffle(current[which], other, range(lane, lane + n)))
         return out
+
+    def interleave(self, rows: Sequence[ir.Value]) -> ir.Value:
+        """The elements of a power of two of equally long vectors in turn: a0, b0, .., a1, b1, .."""
+        while len(rows) > 1:  # a, c and b, d give a, b, c, d
+            half, size = len(rows) // 2, rows[0].type.count
+            mask = [n for i in range(size) for n in (i, size + i)]
+            rows = [self.shuffle(rows[j], rows[j + half], mask) for j in range(half)]
+        return rows[0]
+
+    def side_by_side(self, parts: Sequence[ir.Value]) -> ir.Value:
+        """The elements of a power of two of equally long vectors, one vector after the other."""
+        while len(parts) > 1:
+            many = range(2 * parts[0].type.count)
+            parts = [self.shuffle(parts[k], parts[k + 1], many) for k in range(0, len(parts), 2)]
+        return parts[0]
 
     def join(self, scalars: Sequence[ir.Value]) -> ir.Value:
         """A vector of scalars."""

@@ -13,7 +13,7 @@ import struct
 
 import llvmlite.ir as ir
 
-from jitgrad.compiler.codegen.code import Literal, vector_of
+from jitgrad.compiler.codegen.code import BFloat, Literal, vector_of
 from jitgrad.compiler.codegen.target import Target
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import DType
@@ -21,6 +21,7 @@ from jitgrad.runtime.errors import CompileError
 
 _I16, _I32, _I64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
 _F32, _F64 = ir.FloatType(), ir.DoubleType()
+_WIDE = 16  # lanes of a vector of float32 on processors that convert to bfloat16
 _HALVES = (dtypes.float16, dtypes.bfloat16)
 
 
@@ -201,27 +202,38 @@ def narrow(b: ir.IRBuilder, target: Target, x: ir.Value, dtype: DType) -> ir.Val
 def parts_of(b: ir.IRBuilder, target: Target, x: ir.Value, count: int) -> list[ir.Value]:
     """The bits of one or two bfloat16 whose sum is nearly float32 x: the nearest one, and the one
     that is nearest to what is left; of numbers whose nearest one is infinite, those towards zero.
-    The second part of an infinity, or of no number, is 0."""
+    Numbers below the normal range are 0. Of an infinity, or of no number, the first part alone
+    means something."""
     lanes = _Lanes(b, x)
+    words = lanes.type(_I32)
+    size = b.and_(b.bitcast(x, words), lanes.const(_I32, 0x7FFFFFFF))
+    least = lanes.const(_I32, 0x7F7F8000)  # from here to infinity
+    over = b.icmp_unsigned("<", b.sub(size, least), lanes.const(_I32, 0x8000))
 
-    def infinite(x: ir.Value) -> ir.Value:
-        """Whether x is infinite or no number."""
-        infinity = lanes.const(_I32, 0x7F800000)
-        return b.icmp_signed("==", b.and_(b.bitcast(x, infinity.type), infinity), infinity)
+    def rounded(x: ir.Value) -> ir.Value:
+        bits = b.lshr(b.bitcast(x, words), lanes.const(_I32, 16))
+        return b.select(over, b.trunc(bits, lanes.type(_I16)), _nearest_bfloat(b, target, x))
 
-    def cut(x: ir.Value) -> ir.Value:
-        bits = b.lshr(b.bitcast(x, lanes.type(_I32)), lanes.const(_I32, 16))
-        return b.trunc(bits, lanes.type(_I16))
-
-    def value(bits: ir.Value) -> ir.Value:
-        return widen(b, target, bits, dtypes.bfloat16)
-
-    near = narrow(b, target, x, dtypes.bfloat16)
-    strange = infinite(x)
-    over = b.and_(infinite(value(near)), b.not_(strange))
-    high = b.select(over, cut(x), near)
+    high = rounded(x)
     if count == 1:
         return [high]
-    left = b.fsub(x, value(high))
-    low = b.select(over, cut(left), narrow(b, target, left, dtypes.bfloat16))
-    return [high, b.select(strange, lanes.const(_I16, 0), low)]
+    return [high, rounded(b.fsub(x, widen(b, target, high, dtypes.bfloat16)))]
+
+
+def _nearest_bfloat(b: ir.IRBuilder, target: Target, x: ir.Value) -> ir.Value:
+    """The bits of the nearest bfloat16 to float32 x, or a zero for numbers below the normal range:
+    what vcvtneps2bf16 gives."""
+    lanes = _Lanes(b, x)
+    if target.has_bfloat_dot and lanes.n == _WIDE:
+        name = "llvm.x86.avx512bf16.cvtneps2bf16.512"
+        function = b.module.globals.get(name)
+        if function is None:
+            kind = ir.FunctionType(lanes.type(BFloat()), [x.type])
+            function = ir.Function(b.module, kind, name)
+        return b.bitcast(b.call(function, [x]), lanes.type(_I16))
+    bits = b.bitcast(x, lanes.type(_I32))
+    size = b.and_(bits, lanes.const(_I32, 0x7FFFFFFF))
+    sign = b.and_(bits, lanes.const(_I32, -(2**31)))
+    small = b.icmp_unsigned("<", size, lanes.const(_I32, 0x00800000))
+    flushed = b.bitcast(b.select(small, sign, bits), x.type)
+    return narrow(b, target, flushed, dtypes.bfloat16)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import llvmlite.ir as ir
 
-from jitgrad.compiler.codegen.code import I32, integers, vector_of
+from jitgrad.compiler.codegen.code import I32, BFloat, integers, vector_of
 from jitgrad.compiler.codegen.target import Target
 from jitgrad.compiler.loops import Contraction, Expr
 from jitgrad.runtime import dtypes
@@ -101,7 +101,7 @@ class DotStep:
         self.words = words
         if dot.b is dtypes.bfloat16:
             name, self.sums = "llvm.x86.avx512bf16.dpbf16ps.512", vector_of(ir.FloatType(), width)
-            self.lanes: ir.Type = ir.VectorType(_BFloat(), 2 * width)
+            self.lanes: ir.Type = ir.VectorType(BFloat(), 2 * width)
         else:
             name, self.sums = "llvm.x86.avx512.vpdpbusd.512", words
             self.lanes = ir.VectorType(ir.IntType(8), _WORD * width)
@@ -116,16 +116,3 @@ class DotStep:
         """The word of an A whose elements are 128."""
         word = int.from_bytes([SIGN] * _WORD, "little", signed=True)
         return integers(I32, [word] * self.width)
-
-
-class _BFloat(ir.Type):
-    """LLVM's bfloat, which llvmlite has no name for."""
-
-    def _to_string(self) -> str:
-        return "bfloat"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _BFloat)
-
-    def __hash__(self) -> int:
-        return hash(_BFloat)

@@ -399,7 +399,7 @@ def emit_columns(module: ir.Module, name: str, width: int, acc: DType, ops: Ops)
                     step(code.add(k, q * LANES), g, value)
         with code.loop(whole, fours, LANES) as k:
             for g, group in enumerate(groups):
-                step(k, g, _side_by_side(code, [code.load(p, k, element, LANES) for p in group]))
+                step(k, g, code.side_by_side([code.load(p, k, element, LANES) for p in group]))
         for lane in range(LANES - 1):  # what is left, one lane after the other
             k = code.add(fours, lane)
             with b.if_then(code.less(k, kb)):
@@ -416,20 +416,12 @@ def emit_columns(module: ir.Module, name: str, width: int, acc: DType, ops: Ops)
         for lane in range(LANES):
             mask = [v * width + r * LANES + lane for v in range(2) for r in range(each)]
             halves = [code.shuffle(totals[i], totals[i + 1], mask) for i in (0, 2)]
-            parts.append(_side_by_side(code, halves))
+            parts.append(code.side_by_side(halves))
         total = joined(ops, acc, parts)
         added = ops.arithmetic("add", acc, [code.load(c, x, element, width), total])
         code.store(b.select(first, total, added), c, x, element)
     b.ret_void()
     return function
-
-
-def _side_by_side(code: Code, parts: list[ir.Value]) -> ir.Value:
-    """The elements of a power of two of vectors, one vector after the other."""
-    while len(parts) > 1:
-        many = range(2 * parts[0].type.count)
-        parts = [code.shuffle(parts[k], parts[k + 1], many) for k in range(0, len(parts), 2)]
-    return parts[0]
 
 
 def _turned(code: Code, rows: list[ir.Value]) -> list[ir.Value]:

@@ -97,12 +97,7 @@ def _interleave(
         rows = [
             _stored(source, dot, source.read(code.add(offset, step), along), flip) for step in steps
         ]
-        while len(rows) > 1:  # a, c and b, d give a, b, c, d
-            half = len(rows) // 2
-            size = rows[0].type.count
-            mask = [n for i in range(size) for n in (i, size + i)]
-            rows = [code.shuffle(rows[j], rows[j + half], mask) for j in range(half)]
-        code.store(rows[0], row, start * group, element)
+        code.store(code.interleave(rows), row, start * group, element)
 
 
 def _gather(

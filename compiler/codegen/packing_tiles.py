@@ -123,8 +123,7 @@ class _Packing:
             self._parts(self.source.read(code.add(offset, h * TILE), TILE))
             for h in range(self.dot.group)
         ]
-        both = range(2 * TILE)
-        return [self._words(code.shuffle(a, b, both)) for a, b in zip(*halves, strict=True)]
+        return [self._words(code.side_by_side(part)) for part in zip(*halves, strict=True)]
 
     def _along_x(self, x: Int, k: Int, line: Int) -> list[ir.Value]:
         """The words of TILE entries at one place along k, of each part."""
@@ -132,15 +131,7 @@ class _Packing:
         first = code.add(k, code.mul(line, group))
         steps = [self.source.k.at(code.add(first, j)) for j in range(group)]
         rows = [self._parts(self._entries(x, step)) for step in steps]
-        out = []
-        for part in range(self.dot.copies):
-            found = [row[part] for row in rows]
-            while len(found) > 1:  # a, c and b, d give a, b, c, d
-                half, size = len(found) // 2, found[0].type.count
-                mask = [n for i in range(size) for n in (i, size + i)]
-                found = [code.shuffle(found[j], found[j + half], mask) for j in range(half)]
-            out.append(self._words(found[0]))
-        return out
+        return [self._words(code.interleave(part)) for part in zip(*rows, strict=True)]
 
     def _entries(self, x: Int, step: Int) -> ir.Value:
         """TILE neighbours along x."""
@@ -150,14 +141,7 @@ class _Packing:
             source.read(code.add(source.x.at(code.add(x, start)), step), along)
             for start in range(0, TILE, along)
         ]
-        if along == 1:
-            return code.join(pieces)
-        while len(pieces) > 1:
-            both = range(2 * pieces[0].type.count)
-            pieces = [
-                code.shuffle(pieces[j], pieces[j + 1], both) for j in range(0, len(pieces), 2)
-            ]
-        return pieces[0]
+        return code.join(pieces) if along == 1 else code.side_by_side(pieces)
 
     def _words(self, value: ir.Value) -> ir.Value:
         return self.code.b.bitcast(value, vector_of(I32, TILE))

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import llvmlite.ir as ir
 
-from jitgrad.compiler.codegen.code import I1, I32, I64, PTR, VOID, Code, Int, vector_of
+from jitgrad.compiler.codegen.code import I1, I32, I64, PTR, VOID, Code, Int
 from jitgrad.compiler.codegen.convert import splat
 from jitgrad.compiler.codegen.dot import TILE, Dot
 from jitgrad.compiler.codegen.microkernel import Tile
@@ -25,7 +25,6 @@ from jitgrad.compiler.codegen.tile_unit import TILES, WORDS, tile_unit
 # (row tiles, column tiles) of a block of results, each with its own tile, and one for each row and
 # column tile of the operands.
 _SQUARE, _FLAT, _TALL = (2, 2), (1, 3), (3, 1)
-_INFINITE = 0x7F800000
 _F32 = ir.FloatType()
 
 
@@ -52,6 +51,11 @@ def emit_tile_micro(
         micro.in_parts(kb, a, b, c, first)
     code.b.ret_void()
     return function
+
+
+def _infinite() -> ir.Constant:
+    """The bits of infinity, doubled."""
+    return splat(ir.Constant(I32, -(2**24)), TILE)
 
 
 class _Micro:
@@ -87,6 +91,7 @@ class _Micro:
         code = self.code
         size = self.tile.mr * self.tile.nr
         found, plain = code.local(_F32, size), code.local(_F32, size)
+        home = code.b.select(first, c, found)
         self._zero()
         with code.loop(0, kb) as k:
             self._load("a", a, k, 1)
@@ -96,15 +101,8 @@ class _Micro:
             self._multiply()
             self._load("b", b, k, 1)
             self._multiply()
-        self._results(found, self.unit.store)
-        strange = code.local(vector_of(I32, TILE))
-        code.store(ir.Constant(vector_of(I32, TILE), None), strange, 0, I32)
-        with code.loop(0, size, TILE) as at:
-            bad = code.b.sext(self._strange(found, at), vector_of(I32, TILE))
-            code.store(code.b.or_(code.load(strange, 0, I32, TILE), bad), strange, 0, I32)
-        seen = code.b.bitcast(code.load(strange, 0, I32, TILE), ir.IntType(32 * TILE))
-        any_strange = code.b.icmp_unsigned("!=", seen, ir.Constant(seen.type, 0))
-        with code.b.if_then(any_strange, likely=False):
+        self._results(home, self.unit.store)
+        with code.b.if_then(self._any_strange(home, size), likely=False):
             self._zero()
             with code.loop(0, kb) as k:
                 self._load("a", a, k, 0)
@@ -112,21 +110,28 @@ class _Micro:
                 self._multiply()
             self._results(plain, self.unit.store)
             with code.loop(0, size, TILE) as at:
-                bad = self._strange(found, at)
-                value = code.load(found, at, _F32, TILE)
+                value = code.load(home, at, _F32, TILE)
+                bad = code.b.icmp_unsigned(">=", self._sizes(home, at), _infinite())
                 value = code.b.select(bad, code.load(plain, at, _F32, TILE), value)
-                code.store(value, found, at, _F32)
-        with code.loop(0, size, TILE) as at:
-            value = code.load(found, at, _F32, TILE)
-            total = code.b.fadd(code.load(c, at, _F32, TILE), value)
-            code.store(code.b.select(first, value, total), c, at, _F32)
+                code.store(value, home, at, _F32)
+        with code.b.if_then(code.b.not_(first)), code.loop(0, size, TILE) as at:
+            total = code.b.fadd(code.load(c, at, _F32, TILE), code.load(found, at, _F32, TILE))
+            code.store(total, c, at, _F32)
 
-    def _strange(self, memory: ir.Value, at: Int) -> ir.Value:
-        """Which of TILE results are infinite or no number."""
-        code = self.code
-        infinite = splat(ir.Constant(I32, _INFINITE), TILE)
-        bits = code.load(memory, at, I32, TILE)
-        return code.b.icmp_signed("==", code.b.and_(bits, infinite), infinite)
+    def _sizes(self, memory: ir.Value, at: Int) -> ir.Value:
+        """The bits of TILE results without their signs, doubled."""
+        bits = self.code.load(memory, at, I32, TILE)
+        return self.code.b.shl(bits, splat(ir.Constant(I32, 1), TILE))
+
+    def _any_strange(self, memory: ir.Value, size: int) -> ir.Value:
+        """Whether one of the results is infinite or no number."""
+        b = self.code.b
+        most = self._sizes(memory, 0)
+        for at in range(TILE, size, TILE):
+            other = self._sizes(memory, at)
+            most = b.select(b.icmp_unsigned(">", most, other), most, other)
+        bits = b.bitcast(b.icmp_unsigned(">=", most, _infinite()), ir.IntType(TILE))
+        return b.icmp_unsigned("!=", bits, ir.Constant(bits.type, 0))
 
     def _zero(self) -> None:
         for n in range(len(self.sums)):
