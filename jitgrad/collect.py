@@ -90,6 +90,8 @@ class Collector(State):
         self.sets: set[str] = set()  # names that code assigns to
         self.lengths: dict[Item, int] = {}  # of the lists that code only appends to, as they were
         self.appends: dict[Item, int] = {}  # how many of its calls were seen
+        self.namespaces: set[Item] = set()  # dicts of globals, whose keys are names in code
+        self._named_anywhere: set[str] = set()  # by code of which no lines are known
         self._appended = ""  # the name of such a list, when its item is about to be made
         self._made: dict[int, Any] = {}
         self._nodes = {id(x): x for x in nodes}
@@ -256,13 +258,16 @@ class Collector(State):
             pass  # what reads its seed or its state is noticed (effects.py)
         elif isinstance(x, (operator.attrgetter, operator.methodcaller)):
             asked = [n for n in x.__reduce__()[1] if isinstance(n, str)]
-            self._learn(Reads(loose={name for n in asked for name in n.split(".")}))
+            names = {name for n in asked for name in n.split(".")}
+            self._learn(Reads(loose=names))
+            self._named_anywhere |= names
         elif isinstance(x, _CACHED):
             self.put(item, "cache", None, x.cache_info()[1::2], f"cache of {item.name}")
             self.put(item, "get", "__wrapped__", x.__wrapped__, item.name, covered=True)
             f = x.__wrapped__
             if isinstance(f, FunctionType):  # which a filled cache does not enter
                 self._learn(reads_of(f.__code__))
+                self._named_anywhere |= set(reads_of(f.__code__).lines)
                 self._scan(f.__code__, f.__globals__)
                 self._captured(f, reads_of(f.__code__))
         elif getattr(type(x), "is_jit_function", False):
@@ -588,6 +593,7 @@ class Collector(State):
         if found is None:
             found = Item(None, "root", None, "object", names, f"globals of {name}")
             found.covered = True
+            self.namespaces.add(found)
             self._append(found)
             self._by_object[id(names)] = found
         return found

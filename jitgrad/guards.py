@@ -66,7 +66,7 @@ class Item:
         name: how users know it.
         before: the contents of a small array when it was first met.
         captured, handed, looked: of an array, whether it became a tensor; whether code names it
-            for that, and for anything else.
+            for that, and for anything else. captured: of a lifted float, whether it was read.
         facts: what guards require of a tensor or an array; of a container that another item leads
             to as well, that item.
     """
@@ -318,19 +318,29 @@ class State:
         What the function names itself stays, and so does what is also reached on another way, and
         what leads to the items `used` by replay, with all that these hold.
         """
-        if self._every:
-            return
         held = {id(vars(x)) for x in objects}
+        left = {
+            item for item in self.items
+            if item.parent is not None and id(item.parent.now) in held and item.step == "item"
+            and item.key not in self._named
+        }  # fmt: skip
+        self.drop(left, used)
+
+    def drop(self, left: set[Item], used: set[int]) -> None:
+        """Drops these items and what they hold, but for what is also reached on another way, and
+        what leads to the items `used` by replay, with all that these hold."""
+        if self._every or not left:
+            return
         needed: set[Item] = set()
         for item in self.items:
-            if item.number in used or item.kind in _READ:
+            read = item.captured if item.kind == "lifted" else item.kind in _READ
+            if item.number in used or read:
                 _add_with_parents(item, needed)
         inside: dict[Item | None, list[Item]] = {None: list(self.met.get(None, ()))}
         for item in self.items:
             inside[item] = list(self.met.get(item, ()))
         for item in self.items:
-            left = item.parent is not None and id(item.parent.now) in held and item.step == "item"
-            if not left or item.key in self._named or item in needed:
+            if item not in left or item in needed:
                 inside[item.parent].append(item)
         kept: set[Item] = set()
         reached: set[Item] = set()
@@ -342,6 +352,7 @@ class State:
                 _add_with_parents(item, kept)
                 stack.extend(inside[item])
         self.items = [item for item in self.items if item in kept]
+        self.touched = [(item, key) for item, key in self.touched if item in kept]
 
     def _changes(
         self, allowed: set[tuple[int, Any]], owners: set[int]

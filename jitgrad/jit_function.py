@@ -497,7 +497,7 @@ class JitFunction:
             watch.identities, watch.appended, recorder.first_node,
         )  # fmt: skip
         try:
-            with _recording(recorder, profile):
+            with _recording(recorder, profile), watch.reached.following():
                 return self.__wrapped__(*args, **kwargs), profile
         except BaseException:
             recorder.kept_number()
@@ -542,6 +542,7 @@ class JitFunction:
                 allowed.add((id(held), key))
                 if isinstance(held, dict):
                     owners.add(id(held))
+        watch.forget_left_out(trace.items())
         if trace.later:
             objects, changes = trace.left
             watch.leave(objects, trace.items())

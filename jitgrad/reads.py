@@ -28,7 +28,8 @@ class Reads:
     no stand-ins of numbers; "" for any other value.
     looked: those paths that are not just handed to from_numpy or as_tensor. appended: those that
     are calls of append. sets: names that it assigns to, beside its variables; "[]" for items.
-    every: it may read attributes whose names it computes.
+    lines: of each name, where it has it (None: anywhere). every: it may read attributes whose names
+    it computes.
     """
 
     globals: set[Path_] = field(default_factory=set)
@@ -42,10 +43,14 @@ class Reads:
     looked: set[Path_] = field(default_factory=set)
     appended: set[Path_] = field(default_factory=set)
     sets: set[str] = field(default_factory=set)
+    lines: dict[str, set[int | None]] = field(default_factory=dict)
     every: bool = False
 
 
 _TENSOR_MAKERS = ("from_numpy", "as_tensor")
+_NAMING = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR", "LOAD_METHOD", "LOAD_DEREF", "LOAD_CLASSDEREF",
+           "LOAD_FROM_DICT", "LOAD_FAST", "STORE_GLOBAL", "STORE_ATTR", "STORE_DEREF", "DELETE_",
+           "LOAD_SUPER", "IMPORT_FROM", "LOAD_CLOSURE")  # fmt: skip
 _SKIPPED = {"CACHE", "EXTENDED_ARG", "PUSH_NULL", "NOP", "RESUME", "COPY_FREE_VARS", "PRECALL"}
 _METHOD_BIT = sys.version_info >= (3, 12)  # of LOAD_ATTR's argument; LOAD_METHOD before
 _BY_NAME = {"getattr", "hasattr", "setattr", "delattr"}
@@ -119,6 +124,9 @@ def reads_of(code: CodeType) -> Reads:
 
     for n, i in enumerate(instructions):
         op = i.opname
+        if i.argval is not None and op.startswith(_NAMING):
+            for name in _names(i.argval):
+                out.lines.setdefault(name, set()).add(i.positions and i.positions.lineno)
         if op.startswith("LOAD_CONST") or op == "LOAD_SMALL_INT":
             constants.append(i.argval)
         if op.startswith(("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR")):
@@ -178,6 +186,8 @@ def reads_of(code: CodeType) -> Reads:
     for nested in map(reads_of, inner):
         if nested.typed:  # a comprehension over what is here
             out.typed.add("")
+        for name in nested.lines:
+            out.lines.setdefault(name, set()).add(None)
         passed = {p for p in nested.cells if p[0] in code.co_freevars}
         out.cells |= passed  # a free variable of this code, which only the nested one names
         out.looked |= passed & nested.looked
@@ -192,6 +202,8 @@ def reads_of(code: CodeType) -> Reads:
         found = {n for c in code.co_consts if isinstance(c, str) for n in _FIELD.findall(c)}
         out.loose |= found
         out.asked |= found
+    for name in out.asked:
+        out.lines.setdefault(name, set()).add(None)
     if code.co_exceptiontable:  # which may catch that an attribute is absent
         out.asked |= out.loose
     return out

@@ -88,6 +88,11 @@ _ADVICE = [
         "Sizes and dtypes are guarded: pad to few sizes, drop the last batch, or declare the dim "
         "with jitgrad.Dim",
     ),
+    (
+        ("length of", "keys of", "elements of"),
+        "Code reads a container that changes: read it outside of the function, pass what is needed "
+        "of it as an argument, or let code do nothing but append to it",
+    ),
     ("structure of", "Pass the same arguments in the same containers at each call"),
     ("strides of", "Pass tensors of one memory layout (.contiguous())"),
     ("requires_grad of", "Call it under one grad mode, or with inputs that all require grad"),

@@ -36,6 +36,8 @@ class State(threading.local):
         casts: casts of parameters that are kept inside autocast contexts; None outside of them.
         watcher: the profile function (sys.setprofile) that watches the code of a recorded call, or
             None; it rests while ops are applied, in which no code of the user's runs (dispatch.py).
+        tracer: the trace function (sys.settrace) that notes the lines of a recorded call, or None;
+            it rests with the watcher.
         levels: the vmaps and forward modes that are being run, innermost last (levels.py).
 
     All are in each thread's __dict__, so that code that reads many gets it once (an attribute of a
@@ -56,6 +58,7 @@ class State(threading.local):
     casting: Any
     casts: Any
     watcher: Any
+    tracer: Any
     levels: tuple[Any, ...]
 
     def __init__(self) -> None:  # runs in each thread
@@ -73,6 +76,7 @@ class State(threading.local):
         self.casting = None
         self.casts = None
         self.watcher = None
+        self.tracer = None
         self.levels = ()
 
 
@@ -122,13 +126,20 @@ def unwatched(function: Any, *args: Any) -> Any:
     modes = state.__dict__
     watcher = modes["watcher"]
     watches = watcher is not None and sys.getprofile() is watcher
+    tracer = modes["tracer"]
     modes["watcher"] = None
     if watches:
         sys.setprofile(None)
+    if tracer is not None:
+        traces = sys.gettrace() is tracer
+        if traces:
+            sys.settrace(None)
     try:
         return function(*args)
     finally:
         modes["watcher"] = watcher
+        if tracer is not None and traces:
+            sys.settrace(tracer)
         if watches:
             sys.setprofile(watcher)
 

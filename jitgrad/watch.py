@@ -25,6 +25,7 @@ import numpy as np
 
 from jitgrad.collect import Collector, contents_of, is_users
 from jitgrad.effects import (
+    attribute_names,
     is_module,
     owner_of,
     owner_of_class,
@@ -37,6 +38,7 @@ from jitgrad.guards import (
 )
 from jitgrad.hostscalar import HostScalar
 from jitgrad.pytree import nodes_of
+from jitgrad.reached import Reached
 from jitgrad.reads import Reads, reads_of
 from jitgrad.sizes import is_size
 from jitgrad.sources import Arg, Captured, Grad, Owner, Source
@@ -48,10 +50,41 @@ from jitgrad.values import is_part
 class Watch(Collector):
     """Told of the code that runs while a function is recorded; answers the recorder.
 
-    unlend: puts numbers back where symbolic sizes and lifted numbers stand for them.
+    unlend: puts numbers back where symbolic sizes and lifted numbers stand for them. reached: the
+    lines that ran.
     """
 
     unlend: Callable[[], None] | None = None
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.reached = Reached()
+
+    def forget_left_out(self, used: set[int]) -> None:
+        """Drops the items of what is named in no line that ran. used: numbers of the items that
+        replay reads."""
+        codes = [code for code in self._entered if owner_of(code.co_filename) == "user"]
+        names = self.reached.left_out(codes, self._named_anywhere)
+        if names:
+            self.drop({item for item in self.items if self._is_named(item, names)}, used)
+
+    def _is_named(self, item: Item, names: set[str]) -> bool:
+        """Whether an item is what one of these names stands for in code."""
+        holder = item.parent
+        if holder is None:
+            return False
+        if item.step == "cell":
+            return item.name in names
+        if item.key not in names or item.step not in ("item", "absent", "get"):
+            return False
+        if holder in self.namespaces:
+            return holder.now is not sys.modules
+        fields = holder.step == "get" and holder.key == "__dict__"
+        owner = holder.parent if fields else holder
+        if owner is None or not (fields or item.step == "get"):
+            return False
+        cls: Any = type(owner.now)
+        return item.key not in attribute_names(cls)
 
     def container_in(self, result: Any) -> str:
         """A mutable container in a result that exists outside of the call, as text; or ""."""
@@ -106,6 +139,7 @@ class Watch(Collector):
             reads = reads_of(code)
             names = reads.loose.union(*(path[1:] for path in reads.locals | reads.cells))
             self._learn(Reads(loose=names, asked=reads.asked, every=reads.every))
+            self._named_anywhere |= names | reads.asked
 
     def identities(self) -> None:
         """Notes that code asks for id() of objects."""
@@ -223,6 +257,7 @@ class Watch(Collector):
         value = dict.__getitem__(owner, key) if isinstance(owner, dict) else owner[key]
         item = self.put(holder, "item", key, value, f"{holder.name}[{key!r}]")
         item.kind = "lifted"
+        item.captured = True
         return True
 
     def number_item(self, name: Any) -> Item | None:

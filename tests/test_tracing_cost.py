@@ -93,7 +93,7 @@ def test_effects_between_ops_are_seen():
     @jg.jit(fallback="error")
     def f(x):
         y = x.exp()
-        ran.append(1)
+        ran.extend([1])
         return y.log()
 
     for _ in range(3):
@@ -120,7 +120,7 @@ def test_a_number_that_python_keeps_does_not_keep_what_the_recording_met():
 
     @jg.jit(fallback="error")
     def f(x, s):
-        kept.append(s)  # an effect: nothing comes of the recording
+        kept.extend([s])  # an effect: nothing comes of the recording
         return (x * s).sum() + W.sum()
 
     W, x = jg.ones(3), jg.ones(4)
