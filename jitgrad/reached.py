@@ -1,8 +1,8 @@
 """Reached: which lines of the user's code ran while a call was recorded.
 
-Code that a branch has left out reads nothing, so what only such lines name needs no guard: that the
-branch was left out follows from what is guarded. Where a debugger or a coverage tool traces, nothing
-is known, and all that code names is guarded.
+Code that a branch has left out reads nothing, so what only such lines name needs no guard: that
+the branch was left out follows from what is guarded. Where a debugger or a coverage tool traces,
+nothing is known, and all that code names is guarded.
 """
 
 from __future__ import annotations
