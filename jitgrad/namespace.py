@@ -264,6 +264,8 @@ _LAZY = {  # name -> (module, name in it)
     **{name: ("settings", name) for name in _SETTINGS},
     **{name: ("asserting", name) for name in _CHECKS},
     "Dim": ("dims", "Dim"),
+    "SymBool": ("hostscalar", "Truth"),
+    "SymFloat": ("hostscalar", "HostScalar"),
     "SymInt": ("sizes", "SymInt"),
     "mark_dynamic": ("dims", "mark_dynamic"),
     "adaptive_max_pool1d": ("nn.functional", "adaptive_max_pool1d_with_indices"),

@@ -136,6 +136,8 @@ class Tensor(TensorMethods):
     _retains: bool = False
     _shapeless: bool = False  # a parameter that has no shape yet (nn/parameter.py)
 
+    _overrides: str | None = None  # what a subclass defines that is not there yet
+
     __array_priority__ = 1000
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -145,10 +147,7 @@ class Tensor(TensorMethods):
         super().__init_subclass__(**kwargs)
         for name in ("__torch_function__", "__torch_dispatch__"):
             if name in vars(cls):
-                raise TypeError(
-                    f"[Tensor] expected a subclass without {name}; {cls.__name__} defines it: "
-                    "functions cannot be overridden yet (docs/limits.md)"
-                )
+                cls._overrides = name
 
     if TYPE_CHECKING:
         # Attached by creation.py, conversions.py, methods.py; more in tensor_methods.pyi.
@@ -403,7 +402,15 @@ class Tensor(TensorMethods):
         return False
 
     def _alias(self, cls: type[Tensor] | None = None) -> Any:
-        """A tensor on the same storage that is no part of the tape."""
+        """A tensor on the same storage that is no part of the tape.
+
+        Raises TypeError for a class that overrides functions.
+        """
+        if cls is not None and cls._overrides is not None:
+            raise TypeError(
+                f"[Tensor] expected a subclass without {cls._overrides}; {cls.__name__} defines "
+                "it: functions cannot be overridden yet (docs/limits.md)"
+            )
         out = _new(Tensor if cls is None else cls)
         out._data = self._data
         out._type = self._type

@@ -388,6 +388,35 @@ def test_what_public_code_asks_of_private_modules() -> None:
     assert torch.utils._pytree._dict_unflatten(*x) == {"a": 1}
 
 
+def test_what_autocast_says_of_devices_that_are_not_there() -> None:
+    assert not any(torch.is_autocast_enabled(kind) for kind in ("mps", "xpu", "hpu"))
+    assert torch.get_autocast_dtype("mps") is torch.float16
+    assert torch.get_autocast_dtype("xla") is torch.bfloat16
+    with pytest.raises(RuntimeError, match="unsupported autocast device_type"):
+        torch.is_autocast_enabled("nothing")
+
+
+def test_flags_of_attention_within_a_context() -> None:
+    flags = torch.backends.cuda
+    with flags.sdp_kernel(enable_flash=False, enable_math=True, enable_mem_efficient=False):
+        assert not flags.flash_sdp_enabled() and flags.math_sdp_enabled()
+    assert flags.flash_sdp_enabled()
+
+
+def test_numbers_that_are_recorded_are_symbolic_by_class() -> None:
+    seen = []
+
+    @torch.jit(pure=True)
+    def f(x, a):
+        seen.append(
+            (isinstance(a, torch.SymFloat), isinstance(a, float), isinstance(a, torch.SymInt))
+        )
+        return x * a
+
+    assert f(torch.ones(2), 0.5).tolist() == [0.5, 0.5] and seen == [(True, True, False)]
+    assert not isinstance(0.5, torch.SymFloat) and not isinstance(True, torch.SymBool)
+
+
 def test_marks_of_quantization() -> None:
     x = torch.randn(2, 3)
     stubs = torch.nn.Sequential(
@@ -465,12 +494,15 @@ def test_subclasses_of_tensor() -> None:
     x = torch.ones(2).as_subclass(Named)
     assert isinstance(x, Named) and isinstance(x, torch.Tensor) and x.label == "none"
     assert torch.overrides.is_tensor_like(x) and not torch.overrides.has_torch_function((x,))
-    with pytest.raises(TypeError, match=r"Loud defines it.*docs/limits\.md"):
 
-        class Loud(torch.Tensor):
-            @classmethod
-            def __torch_function__(cls, func, types, args=(), kwargs=None):
-                return func(*args, **(kwargs or {}))
+    class Loud(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    for make in (lambda: x.as_subclass(Loud), lambda: Loud([1.0])):
+        with pytest.raises(TypeError, match=r"Loud defines it.*docs/limits\.md"):
+            make()
 
 
 def test_annotations_in_public_code() -> None:

@@ -19,6 +19,11 @@ from jitgrad.state import state
 from jitgrad.tensor import Tensor
 
 _DEVICES = ("cpu", "cuda")
+_OTHERS = {  # kinds of devices that are not there: autocast is off; the dtype that it would have
+    "ipu": dtypes.float16, "xpu": dtypes.float16, "mps": dtypes.float16, "mtia": dtypes.float16,
+    "privateuseone": dtypes.float16,
+    "hpu": dtypes.bfloat16, "xla": dtypes.bfloat16, "maia": dtypes.bfloat16,
+}  # fmt: skip
 
 
 def is_autocast_available(device_type: str) -> bool:
@@ -47,6 +52,8 @@ def _expect_device(device_type: str) -> None:
 def is_autocast_enabled(device_type: str | None = None) -> bool:
     """Whether autocast is on for a kind of device (for CUDA, where none is named)."""
     device = device_type or "cuda"
+    if device in _OTHERS:
+        return False
     _expect_device(device)
     return casting().lower is not None if device == "cpu" else casting().cuda_on
 
@@ -66,6 +73,8 @@ def set_autocast_enabled(device_type: str | bool, enabled: bool | None = None) -
 def get_autocast_dtype(device_type: str) -> DType:
     """The dtype that autocast has, or would have: unless set, bfloat16 on the CPU, float16 on
     CUDA."""
+    if device_type in _OTHERS:
+        return _OTHERS[device_type]
     _expect_device(device_type)
     return casting().cpu if device_type == "cpu" else casting().cuda
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
+from typing import Any
 
 from jitgrad.missing import missing
 from jitgrad.settings import get_float32_matmul_precision, set_float32_matmul_precision
@@ -39,6 +42,24 @@ _choices = _Choices()
 def is_built() -> bool:
     """Whether there is code for CUDA."""
     return False
+
+
+@contextmanager
+def sdp_kernel(
+    enable_flash: bool = True, enable_math: bool = True, enable_mem_efficient: bool = True,
+    enable_cudnn: bool = True,
+) -> Iterator[dict[str, Any]]:  # fmt: skip
+    """Within it, the flags of attention are these; there is one way to compute it."""
+    before = dict(vars(_choices))
+    vars(_choices).update(
+        flash=bool(enable_flash), math=bool(enable_math), mem_efficient=bool(enable_mem_efficient),
+        cudnn=bool(enable_cudnn),
+    )  # fmt: skip
+    try:
+        yield {}
+    finally:
+        vars(_choices).clear()
+        vars(_choices).update(before)
 
 
 def flash_sdp_enabled() -> bool:
