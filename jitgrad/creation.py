@@ -38,12 +38,12 @@ def _finish(out: Tensor, requires_grad: bool, device: Any = None) -> Tensor:
 
 def placed(x: Tensor, device: Any, non_blocking: bool = False) -> Tensor:
     """x on a device: itself if it is there, else a copy, whose gradient goes back. non_blocking:
-    pinned memory is copied while the host goes on."""
+    pinned memory is copied while the host goes on, and so is a GPU's into new pinned memory."""
     where = place(device)
     if where == x._type.device:
         return x
     attrs: dict[str, Any] = {"device": where}
-    if non_blocking and where != "cpu":
+    if non_blocking:
         attrs["non_blocking"] = True
     out: Tensor = apply(OPS["to_device"], (x,), attrs)
     return out

@@ -674,8 +674,8 @@ def _is_start(node: Node | None) -> bool:
     return node is None or type(node) is StartNode
 
 
-def assign(target: Tensor, value: Tensor) -> None:
-    """Target's elements become value's, in place. Same shape and dtype.
+def assign(target: Tensor, value: Tensor, non_blocking: bool = False) -> None:
+    """Target's elements become value's, in place. Same shape and dtype. non_blocking: as of copy_.
 
     Bumps the storage's version; on the tape, target is value from here on (and the base of a view
     is the base with that region replaced). Raises RuntimeError as `check_inplace` says.
@@ -717,7 +717,7 @@ def assign(target: Tensor, value: Tensor) -> None:
             if target._type.device == value._type.device == "cpu":
                 np.copyto(target._data, value._data)
             else:
-                gpu.kernels.store(target._data, value._data, target._type)
+                gpu.kernels.store(target._data, value._data, target._type, non_blocking)
         storage.version += 1
         if info is not None and info.hidden:
             storage.hidden += 1

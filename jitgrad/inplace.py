@@ -72,13 +72,14 @@ def in_place(function: Callable[..., Any], name: str) -> Callable[..., Tensor]:
 
 
 def copy_(self: Tensor, other: Any, non_blocking: bool = False) -> Tensor:
-    """Elements become other's, broadcast and converted to this dtype."""
+    """Elements become other's, broadcast and converted to this dtype. non_blocking: between pinned
+    memory and a GPU the host goes on while it is copied."""
     if not isinstance(other, Tensor):
         other = creation.as_tensor(other)
     value = cast(other, self._type.dtype)
     if value._type is not self._type and tuple(value._type.shape) != tuple(self._type.shape):
         value = value.expand(tuple(self._type.shape))
-    assign(self, value)
+    assign(self, value, non_blocking)
     return self
 
 

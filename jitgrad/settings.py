@@ -82,9 +82,10 @@ def set_float32_matmul_precision(precision: str) -> None:
     """Says how precise products of float32 matrices must be, at least.
 
     On processors with AMX compiled functions form them, with "high", as three products of bfloat16,
-    for operands that are sums of two; with "medium", as one, on those with AVX512-BF16 too. All
-    else is in full precision, as with "highest": few rows, convolutions, eager code, other
-    processors (docs/numerics.md). Raises RuntimeError for another word.
+    for operands that are sums of two; with "medium", as one, on those with AVX512-BF16 too. On GPUs
+    both let them use TF32. All else is in full precision, as with "highest": few rows,
+    convolutions, eager code, other processors (docs/numerics.md). Raises RuntimeError for another
+    word.
     """
     if precision not in PRECISIONS:
         raise RuntimeError(

@@ -125,6 +125,16 @@ def test_graphs_are_noted_made_ready_and_launched() -> None:
     assert len(fake.given("cuGraphDestroy")) == 2  # not leaked
 
 
+def test_a_copy_between_devices_names_both_contexts() -> None:
+    fake = FakeCuda()
+    driver = library.LibraryDriver(fake)
+    driver.copy_peer(1, 0x5000, 0, 0x6000, 99, 7)
+    ((to, there, of, here, size, stream),) = fake.given("cuMemcpyPeerAsync")
+    assert (to.value, of.value, size.value, stream.value) == (0x5000, 0x6000, 99, 7)
+    assert (there, here) == (driver._contexts[1], driver._contexts[0])
+    assert fake.given("cuCtxSetCurrent")[-1][0] == here  # whose stream it is
+
+
 def test_queries_that_are_not_ready() -> None:
     fake = FakeCuda()
     driver = library.LibraryDriver(fake)

@@ -120,6 +120,19 @@ def test_halves_are_multiplied_on_tensor_cores(dtype: Any) -> None:
 
 
 @wheels
+def test_float32_is_multiplied_as_tf32_where_that_will_do() -> None:
+    before = jg.get_float32_matmul_precision()
+    jg.set_float32_matmul_precision("high")
+    try:
+        lowered = jg.jit(lambda a, b: a @ b).lower(*[jg.TensorSpec((256, 256))] * 2)
+    finally:
+        jg.set_float32_matmul_precision(before)
+    assert "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32" in lowered.ptx("sm_80")
+    assert sum(r.spills + r.stack for r in lowered.resources("sm_80")) == 0
+    assert "mma.sync" not in lowered.ptx("sm_75")
+
+
+@wheels
 def test_slices_are_double_buffered_and_read_128_bits_at_once() -> None:
     for size in (128, 2048):  # tiles of 64 and of 128
         lowered = jg.jit(lambda a, b: a @ b).lower(*[jg.TensorSpec((size, size))] * 2)

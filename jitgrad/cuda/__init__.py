@@ -67,8 +67,8 @@ def is_bf16_supported(including_emulation: bool = True) -> bool:
 
 
 def is_tf32_supported() -> bool:
-    """Whether products may use TF32: none does."""
-    return False
+    """Whether products may use TF32 (set_float32_matmul_precision): from sm_80 on."""
+    return is_available() and get_device_capability() >= (8, 0)
 
 
 def device_count() -> int:

@@ -18,7 +18,7 @@ from jitgrad.compiler.options import Options
 from jitgrad.compiler.types import TensorType
 from jitgrad.dispatch import plans
 from jitgrad.gpu import computes
-from jitgrad.runtime import cuda
+from jitgrad.runtime import cuda, dtypes
 from jitgrad.runtime.errors import InternalError
 
 Array = np.ndarray[Any, Any]
@@ -148,14 +148,35 @@ def on_host(graph: Graph, arrays: Sequence[Array]) -> list[Array]:
 
 
 def moved(x: Array, device: str, non_blocking: bool = False) -> Array:
-    """A copy of an array on a device ("cpu", "cuda:0"). non_blocking: as of arrays.to_device."""
-    if device == "cpu":
-        return host_array(x) if is_there(x) else x.copy()
-    target, own = cuda.device.device(index_of(device)), x.flags.c_contiguous
+    """A copy of an array on a device ("cpu", "cuda:0"). non_blocking: as of arrays.to_device, and
+    of arrays.to_pinned."""
+    if not is_there(x):
+        if device == "cpu":
+            return x.copy()
+        target = cuda.device.device(index_of(device))
+        return cuda.arrays.to_device(x, target, non_blocking=non_blocking)
+    if device == "cpu" and not non_blocking:
+        return host_array(x)
     source: Any = x
-    if is_there(x) and source.device_index == target.index and own:
+    if not x.flags.c_contiguous:
+        source = _dense(x)
+        if device == f"cuda:{source.device_index}":
+            return source
+    if device == "cpu":
+        return cuda.arrays.to_pinned(source)
+    target = cuda.device.device(index_of(device))
+    if source.device_index == target.index:
         return cuda.arrays.duplicate(source)
-    return cuda.arrays.to_device(host_array(x), target, non_blocking=non_blocking)
+    return cuda.arrays.to_peer(source, target)
+
+
+def _dense(x: Any) -> Any:
+    """A dense copy of an array on its device."""
+    place = f"cuda:{x.device_index}"
+    type_ = TensorType(x.shape, dtypes.from_numpy(x.dtype), place)
+    made = new_array(type_)
+    store(made, x, type_)
+    return made
 
 
 _stores: dict[Any, Any] = {}
@@ -169,17 +190,30 @@ def _forget() -> None:
 cuda.device.watch(_forget)
 
 
-def store(target: Array, value: Array, type_: TensorType) -> None:
-    """target's elements become value's; one of them at least is on a GPU."""
+def store(target: Array, value: Array, type_: TensorType, non_blocking: bool = False) -> None:
+    """target's elements become value's; one of them at least is on a GPU. non_blocking: copies of
+    pinned memory, and into it, are not waited for."""
     if not target.size:
         return
+    given: Any = value
+    into: Any = target
     if not is_there(target):
-        np.copyto(target, host_array(value))
+        if non_blocking and target.flags.c_contiguous and cuda.pinned.is_pinned(target):
+            cuda.arrays.to_pinned(given if given.flags.c_contiguous else _dense(given), target)
+        else:
+            np.copyto(target, host_array(value))
         return
-    index = target.device_index  # type: ignore[attr-defined]
+    index = into.device_index
     device = cuda.device.device(index)
     if not is_there(value):
-        value = cuda.arrays.to_device(value, device)
+        value = cuda.arrays.to_device(value, device, non_blocking=non_blocking)
+    elif given.device_index != index:
+        if not given.flags.c_contiguous:
+            given = _dense(given)
+        if target.flags.c_contiguous:
+            cuda.arrays.to_peer(given, device, into)
+            return
+        value = cuda.arrays.to_peer(given, device)
     if target.flags.c_contiguous and value.flags.c_contiguous:
         stream = cuda.device.current_stream(index)
         device.driver.copy_within(

@@ -211,6 +211,47 @@ def to_host(x: DeviceArray) -> np.ndarray[Any, Any]:
     return made
 
 
+def to_pinned(x: DeviceArray, into: np.ndarray[Any, Any] | None = None) -> np.ndarray[Any, Any]:
+    """A copy of a dense device array in pinned host memory (a dense array `into` in it, if given),
+    of which the host does not wait for the end: until the current stream has been waited for, what
+    it holds is not known."""
+    if not dense(x):
+        raise InternalError(f"expected a dense array to copy to the host; got {x.strides}")
+    made = pinned.empty(x.shape, x.dtype) if into is None else into
+    if x.size:
+        device = device_of(x)
+        stream = devices.current_stream(device.index)
+        device.driver.copy_out(device.index, address_of(made), address_of(x), x.nbytes, stream)
+        device.hold(made, stream)
+    return made
+
+
+def to_peer(x: DeviceArray, device: devices.Device, into: DeviceArray | None = None) -> DeviceArray:
+    """A copy of a dense array on another device (in a dense array `into` there, if given). It is
+    made on the current stream of x's device, between what the current streams of both were given
+    before and what they are given next."""
+    if not dense(x):
+        raise InternalError(f"expected a dense array to copy; got {x.strides}")
+    made = new(x.shape, x.dtype, device) if into is None else into
+    if x.size:
+        source, driver = device_of(x), device.driver
+        mine, theirs = (devices.current_stream(d.index) for d in (source, device))
+        _after(source.index, mine, device.index, theirs, driver)
+        driver.copy_peer(
+            device.index, address_of(made), source.index, address_of(x), x.nbytes, mine
+        )
+        _after(device.index, theirs, source.index, mine, driver)
+    return made
+
+
+def _after(device: int, stream: int, other: int, before: int, driver: Any) -> None:
+    """What comes on a stream of a device waits for what a stream of another one has now."""
+    event = driver.new_event(other, False)
+    driver.record(other, event, before)
+    driver.wait(device, stream, event)
+    driver.release_event(other, event)
+
+
 def duplicate(x: DeviceArray) -> DeviceArray:
     """A copy of a dense array on its device."""
     if not dense(x):

@@ -21,7 +21,7 @@ from jitgrad.runtime.cuda.driver import CudaError
 _NAMES = ("libcublas.so.13", "libcublas.so.12", "cublas64_13.dll", "cublas64_12.dll")
 _KINDS = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14}  # cudaDataType_t
 _BYTES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
-_COMPUTE_32F, _COMPUTE_64F = 68, 70  # cublasComputeType_t
+_COMPUTE_32F, _COMPUTE_64F, _COMPUTE_TF32 = 68, 70, 77  # cublasComputeType_t
 _DEFAULT = -1  # cublasGemmAlgo_t
 _PLAIN, _TRANSPOSED = 0, 1  # cublasOperation_t
 _WORKSPACE = 32 << 20
@@ -40,7 +40,7 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Gemm:
-    """c = a @ b: a is (m, k), b (k, n), c (m, n), `count` times."""
+    """c = a @ b: a is (m, k), b (k, n), c (m, n), `count` times. fast: float32 may be TF32."""
 
     m: int
     n: int
@@ -49,6 +49,7 @@ class Gemm:
     a: Matrix
     b: Matrix
     c: Matrix
+    fast: bool = False
 
 
 def arguments(g: Gemm, a: int, b: int, c: int) -> tuple[int, ...]:
@@ -122,6 +123,7 @@ class Blas:
         self.calls += 1
         double = g.a.dtype == "float64"
         number = c_double if double else c_float
+        compute = _COMPUTE_64F if double else _COMPUTE_TF32 if g.fast else _COMPUTE_32F
         one, zero = number(1), number(0)
         (
             transa, transb, m, n, k, x, xtype, ldx, xstride, y, ytype, ldy, ystride, z, ztype, ldz,
@@ -132,7 +134,7 @@ class Blas:
             c_int(n), c_int(k), byref(one), c_void_p(x), c_int(xtype), c_int(ldx),
             c_longlong(xstride), c_void_p(y), c_int(ytype), c_int(ldy), c_longlong(ystride),
             byref(zero), c_void_p(z), c_int(ztype), c_int(ldz), c_longlong(zstride), c_int(count),
-            c_int(_COMPUTE_64F if double else _COMPUTE_32F), c_int(_DEFAULT),
+            c_int(compute), c_int(_DEFAULT),
         )  # fmt: skip
 
 

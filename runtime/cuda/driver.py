@@ -85,6 +85,11 @@ class Driver(Protocol):
 
     def copy_within(self, device: int, to: int, of: int, nbytes: int, stream: int) -> None: ...
 
+    def copy_peer(
+        self, to_device: int, to: int, of_device: int, of: int, nbytes: int, stream: int
+    ) -> None:
+        """From another device's memory, on a stream of that device."""
+
     def fill(self, device: int, to: int, byte: int, nbytes: int, stream: int) -> None: ...
 
     def new_stream(self, device: int, priority: int) -> int: ...

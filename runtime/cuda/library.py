@@ -219,6 +219,16 @@ class LibraryDriver:
             "cuMemcpyDtoDAsync_v2", c_void_p(to), c_void_p(of), c_size_t(nbytes), c_void_p(stream)
         )
 
+    def copy_peer(
+        self, to_device: int, to: int, of_device: int, of: int, nbytes: int, stream: int
+    ) -> None:
+        self.use(to_device)
+        self.use(of_device)
+        self._call(
+            "cuMemcpyPeerAsync", c_void_p(to), self._contexts[to_device], c_void_p(of),
+            self._contexts[of_device], c_size_t(nbytes), c_void_p(stream),
+        )  # fmt: skip
+
     def fill(self, device: int, to: int, byte: int, nbytes: int, stream: int) -> None:
         self.use(device)
         self._call(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,15 @@ _roots: dict[int, Any] = {}
 
 def pinned_copy(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """A dense copy of a host array in pinned memory."""
-    root = np.empty(max(x.nbytes, 1), np.uint8)  # it owns its memory: the base of all views
+    made = empty(x.shape, x.dtype)
+    np.copyto(made, x)
+    return made
+
+
+def empty(shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """A dense array in new pinned memory."""
+    nbytes = math.prod(shape) * dtype.itemsize
+    root = np.empty(max(nbytes, 1), np.uint8)  # it owns its memory: the base of all views
     driver = devices.require("pin_memory")
     place = address_of(root)
     driver.pin(place, root.nbytes)
@@ -28,9 +38,7 @@ def pinned_copy(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
     weakref.finalize(root, release).atexit = False
     _roots[key] = weakref.ref(root)
-    made: np.ndarray[Any, Any] = np.ndarray(x.shape, x.dtype, root)
-    np.copyto(made, x)
-    return made
+    return np.ndarray(tuple(shape), dtype, root)
 
 
 def is_pinned(x: np.ndarray[Any, Any]) -> bool:

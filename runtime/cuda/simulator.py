@@ -1,8 +1,8 @@
 """A driver whose device is this machine's memory: for tests, and for Numba's CUDA simulator.
 
 Work is done at once, unless `lazy`: then each stream keeps what it was given in order, until it is
-synchronised or waited for, as a GPU that is slow would. `launches` and `waits` are counts.
-`capacity` bytes can be allocated. With `memory=False` addresses have nothing behind them (for the
+synchronised or waited for, as a GPU that is slow would. `launches`, `waits` and `peer_copies` are
+counts. `capacity` bytes can be allocated. With `memory=False` addresses have nothing behind them (for the
 allocator's tests). Virtual memory has pages of `page` bytes (0: there is none).
 """
 
@@ -46,7 +46,7 @@ class SimulatedDriver:
         self._recorded: dict[int, tuple[bool, float]] = {}
         self._released: set[int] = set()
         self._stream_device: dict[int, int] = {}
-        self.launches = self.waits = 0
+        self.launches = self.waits = self.peer_copies = 0
         self._pinned: dict[int, int] = {}
         self._noted: dict[int, list[Callable[[], object]]] = {}
         self._graphs: dict[int, list[Callable[[], object]]] = {}
@@ -170,6 +170,20 @@ class SimulatedDriver:
 
     def copy_within(self, device: int, to: int, of: int, nbytes: int, stream: int) -> None:
         self._do(stream, lambda: ctypes.memmove(to, of, nbytes))
+
+    def copy_peer(
+        self, to_device: int, to: int, of_device: int, of: int, nbytes: int, stream: int
+    ) -> None:
+        if (self._device_of(to), self._device_of(of)) != (to_device, of_device):
+            raise CudaError(f"[cuda] {to:#x} or {of:#x} is not on the device that was named")
+        self.peer_copies += 1
+        self._do(stream, lambda: ctypes.memmove(to, of, nbytes))
+
+    def _device_of(self, address: int) -> int | None:
+        for start, (device, nbytes, _) in self._held.items():
+            if start <= address < start + nbytes:
+                return device
+        return self._mapped.get(address & -self.page) if self.page else None
 
     def fill(self, device: int, to: int, byte: int, nbytes: int, stream: int) -> None:
         self._do(stream, lambda: ctypes.memset(to, byte, nbytes))

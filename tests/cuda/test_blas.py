@@ -67,6 +67,16 @@ def test_layouts(library: FakeBlas, f: Any, shapes: Any) -> None:
     check(library, f, *(normal(*s, seed=k) for k, s in enumerate(shapes)))
 
 
+@pytest.mark.parametrize(("precision", "compute"), [("highest", 68), ("high", 77)])
+def test_tf32_where_it_will_do(library: FakeBlas, precision: str, compute: int) -> None:
+    jg.set_float32_matmul_precision(precision)
+    try:
+        check(library, lambda a, b: a @ b, normal(17, 20), normal(20, 19))
+    finally:
+        jg.set_float32_matmul_precision("highest")
+    assert library.calls[-1]["compute"] == compute
+
+
 def test_an_epilogue_is_a_kernel_after_it(library: FakeBlas) -> None:
     code = check(
         library, lambda a, b, c: jg.relu(a @ b + c) * 2, normal(17, 20), normal(20, 19), normal(19)

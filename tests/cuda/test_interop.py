@@ -188,6 +188,46 @@ def test_copies_of_pinned_memory_wait_unless_they_need_not(lazy: SimulatedDriver
 
 
 @only_simulated
+def test_copies_to_the_host_need_not_wait(lazy: SimulatedDriver) -> None:
+    x = torch.arange(6.0).reshape(2, 3).cuda() * 2
+    waits = lazy.waits
+    y = x.to("cpu", non_blocking=True)
+    z = x.T.to("cpu", non_blocking=True)
+    into, plain = torch.zeros(2, 3).pin_memory(), torch.zeros(2, 3)
+    assert into.copy_(x, non_blocking=True) is into and into._version == 1
+    assert lazy.waits == waits and y.is_pinned() and z.is_pinned()
+    del x
+    torch.cuda.synchronize()
+    want = [[0, 2, 4], [6, 8, 10]]
+    assert y.tolist() == want == into.tolist() and z.T.tolist() == want
+    waits = lazy.waits
+    plain.copy_(y.cuda(), non_blocking=True)  # not pinned: this waits
+    assert lazy.waits > waits and plain.tolist() == want
+
+
+@only_simulated
+def test_copies_between_devices_do_not_pass_the_host() -> None:
+    before = device.driver()
+    driver = SimulatedDriver(1 << 28, lazy=True, devices=2)
+    device.use_driver(driver)
+    try:
+        x = torch.arange(6.0).reshape(2, 3).to("cuda:0") + 1
+        waits, copies = driver.waits, driver.peer_copies
+        y = x.to("cuda:1")
+        z = x.T.to("cuda:1")
+        into = torch.zeros(3, 2, device="cuda:1")
+        into.copy_(x.T)
+        into.T[:, :1].copy_(x[:, 1:2])
+        assert driver.waits == waits and driver.peer_copies == copies + 4
+        x.fill_(0)  # after the copies: they read what was there
+        assert y.device == "cuda:1" and y.tolist() == [[1, 2, 3], [4, 5, 6]]
+        assert z.tolist() == y.T.tolist()
+        assert into.tolist() == [[2, 5], [2, 5], [3, 6]]
+    finally:
+        device.use_driver(before)
+
+
+@only_simulated
 def test_memory_used_on_another_stream_is_not_reused_before(lazy: SimulatedDriver) -> None:
     side = torch.cuda.Stream()
     x = torch.ones(1000).cuda()

@@ -82,7 +82,8 @@ def product_of(kernel: ContractionKernel, least: int, sums: Array | None) -> Pro
         if found is None or found[0].dtype not in (a[0].dtype, "float32"):
             return None
         out = found
-    gemm = Gemm(m, n, k, count, a[0], b[0], out[0])
+    fast = bool(c.parts) and a[0].dtype == "float32"
+    gemm = Gemm(m, n, k, count, a[0], b[0], out[0], fast)
     return Product(gemm, (a[1], b[1], out[1]), (a[2], b[2], out[2]))
 
 

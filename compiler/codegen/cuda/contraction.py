@@ -182,7 +182,7 @@ class _Tiles:
         self.M, self.N = (prod(shape[a] for a in group) for group in (c.m, c.n))
         self.count, self.K = prod(shape[a] for a in c.batch), prod(c.k)
         rows, cols, depth, count = (hint(d) for d in (self.M, self.N, self.K, self.count))
-        self.micro = choose(c.a, c.b, c.acc, (count, rows, cols, depth), target)
+        self.micro = choose(c, (count, rows, cols, depth), target)
         self.slices = Slices(self.extents, self.depth, c.acc, self.micro)
         self.tiles = -(-self.M // self.micro.rows) * -(-self.N // self.micro.cols) * self.count
         self.splits = self._splits()

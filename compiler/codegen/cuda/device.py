@@ -302,7 +302,15 @@ def key_f64(x):
 
 
 # -- tensor cores ----------------------------------------------------------------------------------
-_mma_f16, _mma_bf16 = intrinsics.tensor_core("f16"), intrinsics.tensor_core("bf16")
+_mma_f16, _mma_bf16, _mma_tf32 = map(intrinsics.tensor_core, ("f16", "bf16", "tf32"))
+
+
+@device
+def round_tf32(x):
+    """The nearest number of 11 bits, the larger of two; as cvt.rna.tf32.f32."""
+    if x != x:
+        return x
+    return u32((f32(x).view(np.uint32) + u32(0x1000)) & u32(0xFFFFE000)).view(np.float32)
 
 
 @device
@@ -323,6 +331,28 @@ def part_b(tile, at, pitch):
     return pair(tile, first), pair(tile, first + 8)
 
 
+@device
+def word(tile, at):
+    return f32(tile[at]).view(np.uint32)
+
+
+@device
+def words_a(tile, at, pitch):
+    """A thread's registers of 16 x 8 elements of 32 bits (mma.m16n8k8)."""
+    lane = cuda.threadIdx.x % 32
+    first = at + lane // 4 * pitch + lane % 4
+    below = first + 8 * pitch
+    return word(tile, first), word(tile, below), word(tile, first + 4), word(tile, below + 4)
+
+
+@device
+def words_b(tile, at, pitch):
+    """A thread's registers of 8 x 8 elements, which lie column by column."""
+    lane = cuda.threadIdx.x % 32
+    first = at + lane // 4 * pitch + lane % 4
+    return word(tile, first), word(tile, first + 4)
+
+
 def _mma(instruction: Any) -> Any:
     @device
     def multiply(a, b, sums, n):
@@ -336,7 +366,7 @@ def _mma(instruction: Any) -> Any:
     return multiply
 
 
-mma_f16, mma_bf16 = _mma(_mma_f16), _mma(_mma_bf16)
+mma_f16, mma_bf16, mma_tf32 = map(_mma, (_mma_f16, _mma_bf16, _mma_tf32))
 pair = intrinsics.pair
 shared2, shared4 = intrinsics.shared_load(2), intrinsics.shared_load(4)
 

@@ -132,9 +132,9 @@ def shared_load(count: int) -> Any:
 def tensor_core(kind: str) -> Any:
     """mma.sync.m16n8k16 (PTX ISA, "Warp-level matrix instructions"): the new c0 to c3 of
     c + a b, where a warp holds a (16 x 16), b (16 x 8) and c (16 x 8) in its registers; kind is
-    "f16" or "bf16"."""
+    "f16" or "bf16", or "tf32": m16n8k8, of a (16 x 8) and b (8 x 8)."""
     text = (
-        f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32 "
+        f"mma.sync.aligned.m16n8k{8 if kind == 'tf32' else 16}.row.col.f32.{kind}.{kind}.f32 "
         "{$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};"
     )
 

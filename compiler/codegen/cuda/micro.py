@@ -1,8 +1,9 @@
 """What the threads of a block do with two slices of a contraction's operands in shared memory.
 
 Owns who has which elements of the tile and the products: `Registers` (fma, any dtype) and
-`TensorCores` (mma.sync, of float16 and bfloat16, summed in float32). Slices are double-buffered:
-`held` says which half of the shared memory is read, and the other is filled meanwhile.
+`TensorCores` (mma.sync, of float16, bfloat16, and float32 where TF32 will do, summed in float32).
+Slices are double-buffered: `held` says which half of the shared memory is read, and the other is
+filled meanwhile.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ from __future__ import annotations
 from jitgrad.compiler.codegen.cuda import scalar
 from jitgrad.compiler.codegen.cuda.target import CudaTarget
 from jitgrad.compiler.codegen.cuda.writer import KernelWriter
-from jitgrad.compiler.loops import Expr
+from jitgrad.compiler.loops import Contraction, Expr
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import DType
 
-_PAD = 8  # elements between rows of a slice, so that a warp's pairs lie in different banks
+_PAD = 16  # bytes between rows of a slice, so that what a warp reads lies in different banks
+_KINDS = {dtypes.float16: "f16", dtypes.bfloat16: "bf16", dtypes.float32: "tf32"}
 
 
 class Registers:
@@ -112,7 +114,7 @@ class Registers:
 
 class TensorCores:
     """A warp has `high` x `wide` parts of 16 x 8 elements of the tile, spread over its threads as
-    the PTX ISA says for mma.m16n8k16."""
+    the PTX ISA says for mma.m16n8k16; float32 are TF32, 8 of k at a time."""
 
     def __init__(self, tile: tuple[int, int, int, int, int], dtype: DType) -> None:
         self.rows, self.cols, self.step, down, self.across = tile
@@ -120,8 +122,9 @@ class TensorCores:
         self.threads = 32 * down * self.across
         self.high, self.wide = self.rows // down // 16, self.cols // self.across // 8
         self.size = 4 * self.high * self.wide
-        self.pitch = self.step + _PAD
-        self.kind = "f16" if dtype is dtypes.float16 else "bf16"
+        self.pitch = self.step + _PAD // dtype.itemsize
+        self.kind = _KINDS[dtype]
+        self.depth = 8 if dtype is dtypes.float32 else 16
 
     def begin(self, w: KernelWriter, slices: int = 2) -> None:
         self.a = w.shared(slices * self.rows * self.pitch, self.dtype, raw=True)
@@ -132,19 +135,20 @@ class TensorCores:
         self.right = w.let(f"t // 32 % {self.across} * {8 * self.wide}", "right")
 
     def put(self, w: KernelWriter, into: str, size: int, which: str, value: str) -> None:
-        held = scalar.stored(value, self.dtype)
+        single = self.dtype is dtypes.float32
+        held = f"round_tf32({value})" if single else scalar.stored(value, self.dtype)
         w.line(f"{into}[({which} * {size} + r) * {self.pitch} + k] = {held}")
 
     def multiply(self, w: KernelWriter, left: str = "held") -> None:
-        pitch = self.pitch
-        for k in range(0, self.step, 16):
+        pitch, name = self.pitch, "words" if self.dtype is dtypes.float32 else "part"
+        for k in range(0, self.step, self.depth):
             above = [
-                w.let(f"part_a({self.a}, ({left} * {self.rows} + down + {i * 16}) * {pitch} + {k}, "
-                      f"{pitch})")
+                w.let(f"{name}_a({self.a}, ({left} * {self.rows} + down + {i * 16}) * {pitch}"
+                      f" + {k}, {pitch})")
                 for i in range(self.high)
             ]  # fmt: skip
             beside = [
-                w.let(f"part_b({self.b}, (held * {self.cols} + {self.right} + {j * 8}) * {pitch}"
+                w.let(f"{name}_b({self.b}, (held * {self.cols} + {self.right} + {j * 8}) * {pitch}"
                       f" + {k}, {pitch})")
                 for j in range(self.wide)
             ]  # fmt: skip
@@ -186,15 +190,18 @@ Micro = Registers | TensorCores
 
 
 def choose(
-    a: Expr, b: Expr, acc: DType, shape: tuple[int, int, int, int], target: CudaTarget,
-    large: bool = True,
-) -> Micro:  # fmt: skip
+    c: Contraction, shape: tuple[int, int, int, int], target: CudaTarget, large: bool = True
+) -> Micro:
     """The way of a contraction of (count, M, N, K); large: its tiles may be large ones."""
     count, rows, cols, depth = shape
-    kind = _held(a)
-    halves = kind in scalar.HALVES and _held(b) is kind and acc is dtypes.float32
-    if halves and target.mma is not None and min(rows, cols, depth) >= 16:
-        return TensorCores(target.mma, kind)
+    acc, kind = c.acc, _held(c.a)
+    alike = _held(c.b) is kind and acc is dtypes.float32
+    if alike and target.mma is not None and min(rows, cols, depth) >= 16:
+        if kind in scalar.HALVES:
+            return TensorCores(target.mma, kind)
+        if kind is dtypes.float32 and c.parts:
+            high, wide, step, *warps = target.mma
+            return TensorCores((high, wide, max(step // 2, 8), *warps), kind)  # type: ignore[arg-type]
     tile = target.large_tile if large else None
     if acc is dtypes.float32 and tile is not None:
         tiles = -(-rows // tile[0]) * -(-cols // tile[1]) * count

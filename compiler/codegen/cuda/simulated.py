@@ -231,17 +231,23 @@ def part_a(tile, at, pitch):
     return tile, at, pitch
 
 
-part_b = part_a
+part_b = words_a = words_b = part_a
 
 
-def mma(a, b, sums, n, number):
+def round_tf32(x):
+    if x != x:
+        return x
+    return np.uint32(int(f32(x).view(np.uint32)) + 0x1000 & 0xFFFFE000).view(np.float32)
+
+
+def mma(a, b, sums, n, number, depth=16):
     (x, at, pitch), (y, start, _) = a, b
     lane = cuda.threadIdx.x % 32
     for k in range(4):
         row = at + (lane // 4 + k // 2 * 8) * pitch
         column = start + (lane % 4 * 2 + k % 2) * pitch
         total = float(sums[n + k])
-        for i in range(16):
+        for i in range(depth):
             total += float(number(x[row + i])) * float(number(y[column + i]))
         sums[n + k] = f32(total)
 
@@ -252,6 +258,10 @@ def mma_f16(a, b, sums, n):
 
 def mma_bf16(a, b, sums, n):
     mma(a, b, sums, n, from_bf16)
+
+
+def mma_tf32(a, b, sums, n):
+    mma(a, b, sums, n, f32, 8)
 
 
 # -- blocks ----------------------------------------------------------------------------------------

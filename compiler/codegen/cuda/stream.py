@@ -86,7 +86,7 @@ class _Stream:
         return found
 
     def _choice(self, c: Contraction, columns: int, depth: int) -> Micro:
-        return choose(c.a, c.b, c.acc, (self.count, self.M, columns, depth), self.target, False)
+        return choose(c, (self.count, self.M, columns, depth), self.target, False)
 
     def local(self, e: Expr) -> Expr:
         """An expression that reads tiles' elements, and other arrays by offset."""
