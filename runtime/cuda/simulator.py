@@ -2,8 +2,8 @@
 
 Work is done at once, unless `lazy`: then each stream keeps what it was given in order, until it is
 synchronised or waited for, as a GPU that is slow would. `launches`, `waits` and `peer_copies` are
-counts. `capacity` bytes can be allocated. With `memory=False` addresses have nothing behind them (for the
-allocator's tests). Virtual memory has pages of `page` bytes (0: there is none).
+counts. `capacity` bytes can be allocated. With `memory=False` addresses have nothing behind them
+(for the allocator's tests). Virtual memory has pages of `page` bytes (0: there is none).
 """
 
 from __future__ import annotations
