@@ -30,28 +30,19 @@ _CHEAP = 8  # elementwise ops that are computed again rather than kept by a bran
 
 
 class Sizes:
-    """The symbolic sizes of a tree's traces. True where there are any.
+    """The symbolic sizes of one part of a tree. True where there are any.
 
-    key: equal for traces whose sizes are the same. env: of all parts of the tree; its guards are
-    those of the traces that decide or order sizes, and what compiling the parts adds.
+    env: their ranges; its guards are those that decide sizes, what the trace had found of their
+    order before the part ended (by that slices are within what they are of), and what compiling the
+    part adds. Which sizes differ is compared anew.
     """
 
-    def __init__(self, key: Any, env: ShapeEnv) -> None:
-        self.key = key
+    def __init__(self, env: ShapeEnv, orders: Iterable[Guard]) -> None:
         self.env = ShapeEnv(dict(env.hints), [], dict(env.low), dict(env.high))
         self._mine: dict[str, Any] = {name: Sym({(name,): 1}, self.env) for name in env.hints}
         for name, value in decided(env).items():
             self.env.guard("==", self._mine[name], self.of(value), True)
-
-    def fits(self, env: ShapeEnv) -> bool:
-        """Whether a trace of another call can have parts in the tree: its sizes pass the guards,
-        and the tree's hints those of its guards that say which of two sizes is larger."""
-        return self.env.holds(env.hints) and all(g.holds(self.env.hints) for g in _orders(env))
-
-    def join(self, env: ShapeEnv) -> None:
-        """What a trace that fits has found of the order of sizes holds in the whole tree: by that
-        its slices are within what they are of. Which sizes differ is compared anew."""
-        for g in _orders(env):
+        for g in orders:
             self.env.guard(g.kind, self.of(g.a), self.of(g.b), g.outcome)
 
     def __bool__(self) -> bool:
@@ -66,8 +57,8 @@ class Sizes:
         return t.with_shape(self.of(tuple(t.shape))) if self._mine else t
 
 
-def _orders(env: ShapeEnv) -> list[Guard]:
-    return [g for g in env.guards if g.kind != "=="]
+def _orders(guards: Iterable[Guard]) -> list[Guard]:
+    return [g for g in guards if g.kind != "=="]
 
 
 def _named(x: Any) -> Any:
@@ -94,17 +85,17 @@ class Forest:
         self._operands: list[tuple[int, ...]] = []
         self._facts: list[tuple[Any, ...]] = []  # of those operands that are entries
         self._branches: dict[Any, Branch] = {}
-        self._sizes: dict[Any, Sizes] = {}
 
     # -- growing -------------------------------------------------------------------------------
     def grow(self, trace: Any, symbols: Symbols) -> Leaf:
         """The leaf of a trace, new in its tree."""
         with self.lock:
             facts = [(e.kind, e.value.type, layout(e.array)) for e in trace.entries]
-            sizes = self._sizes_of(symbols if trace.sized else Symbols())
-            numbers = self._number(trace.graph, facts, sizes)
+            symbols = symbols if trace.sized else Symbols()
+            env, signature = symbols.env, symbols.signature()
+            numbers = self._number(trace.graph, facts, signature)
             way: list[tuple[Branch, Hashable]] = []
-            path: tuple[Any, ...] = (sizes.key,)
+            path: tuple[Any, ...] = (signature,)
             start = 0
             for cut in trace.cuts:
                 checked = _checked(trace.graph.nodes[start : cut.nodes], numbers)
@@ -112,10 +103,12 @@ class Forest:
                 n = numbers[cut.value]
                 if not checked and any(b.observed == n and b.how == cut.how for b, _ in way):
                     continue  # it is known
-                path = (*path, (n, checked, cut.how))
+                orders = _orders(env.guards[: cut.guards])
+                path = self._next(path, (n, checked, cut.how, *map(str, orders)), env)
                 branch = self._branches.get(path)
                 if branch is None:
                     above = tuple([b for b, _ in way])
+                    sizes = Sizes(env, orders)
                     branch = Branch(
                         self, sizes, trace.graph.name, above, n, checked, cut.how, str(cut)
                     )
@@ -124,6 +117,7 @@ class Forest:
                 way.append((branch, cut.outcome))
                 path = (*path, cut.outcome)
             checked = _checked(trace.graph.nodes[start:], numbers)
+            sizes = Sizes(env, _orders(env.guards))
             part, results = self._rest(
                 [b for b, _ in way], trace.graph, facts, numbers, checked, sizes
             )
@@ -132,6 +126,15 @@ class Forest:
             for branch, outcome in way:
                 branch.latest[outcome] = leaf
             return leaf
+
+    def _next(self, path: tuple[Any, ...], key: tuple[Any, ...], env: ShapeEnv) -> tuple[Any, ...]:
+        """The path of a branch: one whose code is for the sizes of this trace, or a new one."""
+        for k in count():
+            found = (*path, (*key, k))
+            branch = self._branches.get(found)
+            if branch is None or branch.sizes.env.holds(env.hints):
+                return found
+        raise AssertionError
 
     def ways(self, root: Any) -> set[tuple[Hashable, ...]]:
         """The outcomes that lead to the leaves of a tree."""
@@ -148,22 +151,8 @@ class Forest:
         """How many leaves there are beside the first of each tree."""
         return sum(len(leaves) - 1 for leaves in self.leaves.values() if leaves)
 
-    def _sizes_of(self, symbols: Symbols) -> Sizes:
-        """The symbolic sizes of a trace: those of a tree where they are the same, and fit its
-        guards; else new ones."""
-        signature = symbols.signature()
-        for k in count():
-            key = (signature, k) if signature else None
-            found = self._sizes.get(key)
-            if found is None:
-                found = self._sizes[key] = Sizes(key, symbols.env)
-            if found.fits(symbols.env):
-                found.join(symbols.env)
-                return found
-        raise AssertionError
-
-    def _number(self, graph: Graph, facts: Sequence[Any], sizes: Sizes) -> dict[Value, int]:
-        """The numbers of a trace's values: ~i for entry i."""
+    def _number(self, graph: Graph, facts: Sequence[Any], sizes: Any) -> dict[Value, int]:
+        """The numbers of a trace's values: ~i for entry i. sizes: what those of the trace are."""
         texts = [(kind, f"{t} {t.device}", strides) for kind, t, strides in facts]
         numbers = {item.value: ~i for i, item in enumerate(graph.inputs)}
         for node in graph.nodes:
@@ -172,7 +161,7 @@ class Forest:
             for v in node.outputs:
                 known = tuple([texts[~n] for n in operands if n < 0])
                 attrs = repr(_named(node.attrs))
-                key = (sizes.key, node.op.name, operands, known, attrs, v.index, node.line)
+                key = (sizes, node.op.name, operands, known, attrs, v.index, node.line)
                 n = self._keys.setdefault(key, len(self.made))
                 if n == len(self.made):
                     self.made.append(v)

@@ -86,7 +86,8 @@ class Looks(ValueMap):
         except (ValueError, OverflowError):  # int() of NaN, of infinity: raised at the read itself
             self.give_up("looks at a value that is no number", line)
             return
-        self.cuts.append(Cut(len(self.graph.nodes), value, how, outcome, line))
+        nodes, guards = len(self.graph.nodes), len(self.graph.env.guards)
+        self.cuts.append(Cut(nodes, guards, value, how, outcome, line))
 
     # -- numbers -----------------------------------------------------------------------------------
     def number_of(self, tensor: Tensor) -> HostScalar | None:

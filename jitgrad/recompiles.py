@@ -82,7 +82,7 @@ def way_out(miss: str) -> str:
     return "Let the state that changes be a tensor, or an argument"
 
 
-_ADVICE = [
+_ADVICE: list[tuple[str | tuple[str, ...], str]] = [
     (
         "type of",
         "Sizes and dtypes are guarded: pad to few sizes, drop the last batch, or declare the dim "

@@ -112,7 +112,7 @@ class Specialisation:
         with self._lock:
             known = self.namespace["known"]
             leaf = self.trace.leaf
-            if self.symbols.broken_by(values) or not (leaf is None or leaf.sizes.env.holds(values)):
+            if self.symbols.broken_by(values) or not (leaf is None or leaf.holds(values)):
                 return None
             types = [type_at(t, values) for t in self.result_types]
             if len(known) >= MAX_KNOWN:

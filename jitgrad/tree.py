@@ -9,7 +9,7 @@ leaf: branches write nothing, and what they computed is handed over (`Seen`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy as np
 
 from jitgrad.compiler.ir import Graph, Value
 from jitgrad.compiler.options import Options
+from jitgrad.compiler.symbolic import ShapeEnv
 from jitgrad.tree_code import outcome_of, write_way
 
 MAX_CUTS = 64  # values that one call looks at
@@ -30,10 +31,11 @@ Compile = Callable[[Graph, Options], tuple[Any, Callable[[Any], Any]]]
 class Cut:
     """A value that Python looked at while a call was recorded.
 
-    nodes: how many nodes the graph had by then. how: what Python asked, a key of OUTCOMES.
+    nodes: how many nodes the graph had by then; guards: and how many guards its sizes. how: what Python asked, a key of OUTCOMES.
     """
 
     nodes: int
+    guards: int
     value: Value
     how: str
     outcome: Hashable
@@ -204,9 +206,18 @@ class Leaf:
             for leaf in self.forest.leaves[self.root]:  # whose branches may be others by now
                 if leaf.run_new is not None:
                     leaf.run_new = leaf._link()
-                if leaf.told < len(self.sizes.env.guards):
-                    leaf.told = len(self.sizes.env.guards)
+                guards = sum([len(env.guards) for env in leaf.envs()])
+                if leaf.told < guards:
+                    leaf.told = guards
                     leaf.relearn()
+
+    def envs(self) -> list[ShapeEnv]:
+        """The sizes of the parts that lead here, and of the leaf's own."""
+        return [*(branch.sizes.env for branch, _ in self.way), self.sizes.env]
+
+    def holds(self, values: Mapping[str, int]) -> bool:
+        """Whether the code of all parts is for these sizes."""
+        return all(env.holds(values) for env in self.envs())
 
     def _link(self) -> Any:
         """`run_new`: what runs a call of which nothing is computed yet."""

@@ -113,3 +113,22 @@ def test_empty_inputs() -> None:
             for a, b in zip(flatten(f(empty))[0], flatten(function(empty))[0], strict=True):
                 assert a.shape == b.shape and a.dtype is b.dtype
         assert f.stats.hits == 1
+
+
+def test_guards_of_one_leaf_do_not_bind_the_others() -> None:
+    """Which of two sizes is larger matters below the branch where it was asked, and nowhere else."""
+
+    def f(x: Any) -> Any:
+        if x.sum() > 0:
+            return x.cumsum(0) * x.shape[0]
+        if x.shape[0] > 6:
+            return x[: x.shape[0] - 6].sum()
+        return x.mean() * x.shape[0]
+
+    fast = jg.jit(f, fallback="error")
+    for n, sign in [(8, 1), (7, 1), (9, -1), (5, 1), (4, -1), (12, 1), (12, -1), (3, 1), (3, -1)]:
+        x = jg.arange(1.0, n + 1) * sign
+        assert jg.allclose(fast(x), f(x), rtol=1e-5)
+    # 8 for itself; then a leaf for each way: positive, more than 6, up to 6.
+    assert (fast.stats.traces, fast.stats.hits) == (4, 5), fast.explain_last_miss()
+    assert "tree of 3 leaves" in str(fast.explain())
