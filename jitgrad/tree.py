@@ -31,7 +31,8 @@ Compile = Callable[[Graph, Options], tuple[Any, Callable[[Any], Any]]]
 class Cut:
     """A value that Python looked at while a call was recorded.
 
-    nodes: how many nodes the graph had by then; guards: and how many guards its sizes. how: what Python asked, a key of OUTCOMES.
+    nodes: how many nodes the graph had by then; guards: how many guards its sizes had. how: what
+    Python asked, a key of OUTCOMES.
     """
 
     nodes: int

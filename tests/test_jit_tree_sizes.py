@@ -116,7 +116,7 @@ def test_empty_inputs() -> None:
 
 
 def test_guards_of_one_leaf_do_not_bind_the_others() -> None:
-    """Which of two sizes is larger matters below the branch where it was asked, and nowhere else."""
+    """Which of two sizes is larger matters below where it was asked, and nowhere else."""
 
     def f(x: Any) -> Any:
         if x.sum() > 0:
@@ -131,4 +131,5 @@ def test_guards_of_one_leaf_do_not_bind_the_others() -> None:
         assert jg.allclose(fast(x), f(x), rtol=1e-5)
     # 8 for itself; then a leaf for each way: positive, more than 6, up to 6.
     assert (fast.stats.traces, fast.stats.hits) == (4, 5), fast.explain_last_miss()
+    assert fast.stats.compiles == 4  # the branch and three leaves
     assert "tree of 3 leaves" in str(fast.explain())
