@@ -16,7 +16,7 @@ import numpy as np
 
 from jitgrad import gpu
 from jitgrad.compiler.interpret import interpret, interpret_all
-from jitgrad.compiler.ir import Graph
+from jitgrad.compiler.ir import Graph, all_nodes
 from jitgrad.compiler.options import Options
 from jitgrad.compiler.passes.memory import ALIGN
 from jitgrad.compiler.replan import largest
@@ -199,8 +199,9 @@ def _sentence(reason: str) -> str:
 
 
 # -- check ---------------------------------------------------------------------------------------
-def differs(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> bool:
-    """Whether two arrays differ by more than rounding in another order explains."""
+def differs(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any], slack: float = 0.0) -> bool:
+    """Whether two arrays differ by more than rounding in another order explains. slack: how far
+    they may differ at least, relative to the largest number."""
     if a.dtype.kind not in "fc" and a.dtype.itemsize != 2:
         return not np.array_equal(a, b)
     if a.dtype.kind not in "fc":  # bfloat16
@@ -208,6 +209,7 @@ def differs(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> bool:
         tolerance = 2.0**-6
     else:
         tolerance = float(np.finfo(a.dtype).eps) * 256
+    tolerance = max(tolerance, slack)
     finite = np.abs(b[np.isfinite(b)])
     scale = float(finite.max()) if finite.size else 0.0
     return not np.allclose(a, b, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
@@ -230,8 +232,9 @@ def check_run(
         *(arrays[w.input] for w in graph.writes),
         *results[outputs:],
     ]
+    slack = max((n.op.slack(n.attr) for n in all_nodes(graph)), default=0.0)
     for a, b in zip(gpu.kernels.on_host(graph, found), expected, strict=True):
-        if differs(a, b):
+        if differs(a, b, slack):
             raise RuntimeError(first_difference(graph, before, named))
     return results
 
@@ -256,7 +259,7 @@ def first_difference(
         )
         results = gpu.kernels.on_host(part, code.run(feed, tuple(dims.values())))
         for got, v in zip(results, node.outputs, strict=True):
-            if differs(got, values[v]):
+            if differs(got, values[v], node.op.slack(node.attr)):
                 return (
                     f"[{node.op.name}] compiled code differs from the reference at {node.line}: "
                     f"operands {', '.join(str(v.type) for v in node.inputs)}; "

@@ -147,24 +147,48 @@ def test_required_features() -> None:
 
 
 # -- libraries -------------------------------------------------------------------------------------
-def _products() -> tuple[Any, jg.Tensor, np.ndarray]:
+def _products() -> tuple[Any, list[jg.Tensor], list[np.ndarray]]:
+    """A function with products of each kind, its arguments, and its results in full precision."""
     rng = np.random.default_rng(0)
-    w = jg.tensor(rng.standard_normal((70, 45)), dtype=jg.bfloat16)
-    x = jg.tensor(rng.standard_normal((40, 70)), dtype=jg.bfloat16)
-    wanted = x.double().numpy() @ w.double().numpy()
-    return jg.export(lambda x: (x @ w).float(), x), x, wanted
+
+    def numbers(*shape: int) -> np.ndarray:
+        return rng.standard_normal(shape).astype(np.float32)
+
+    u, w = jg.tensor(numbers(150, 70)), jg.tensor(numbers(150, 70), dtype=jg.bfloat16)
+    v = jg.tensor(rng.integers(-128, 128, (150, 70)).astype(np.int8))
+    x, y = jg.tensor(numbers(200, 150), dtype=jg.bfloat16), jg.tensor(numbers(200, 150))
+    z = jg.tensor(rng.integers(-128, 128, (200, 150)).astype(np.int8))
+
+    def f(x: jg.Tensor, y: jg.Tensor, z: jg.Tensor) -> tuple[jg.Tensor, ...]:
+        return (x @ w).float(), y @ u, z.to(jg.int32) @ v.to(jg.int32)
+
+    wanted = [
+        a.to(jg.float64).numpy() @ b.to(jg.float64).numpy() for a, b in ((x, w), (y, u), (z, v))
+    ]
+    jg.set_float32_matmul_precision("high")
+    try:
+        return jg.export(f, x, y, z), [x, y, z], wanted
+    finally:
+        jg.set_float32_matmul_precision("highest")
 
 
-def _run(path: Path, x: jg.Tensor) -> tuple[np.ndarray, str]:
+def _run(path: Path, given: list[jg.Tensor]) -> tuple[list[np.ndarray], str]:
     library = load(path, threads=2)
-    return np.asarray(library(x.numpy())), library.info["cpu"]
+    got = library(*(x.numpy() for x in given))
+    return [np.asarray(x) for x in (got if isinstance(got, tuple) else [got])], library.info["cpu"]
+
+
+def assert_close(got: list[np.ndarray], wanted: list[np.ndarray]) -> None:
+    np.testing.assert_allclose(got[0], wanted[0], atol=0.02, rtol=2.0**-7)
+    np.testing.assert_allclose(got[1], wanted[1], atol=1e-3)
+    np.testing.assert_array_equal(got[2], wanted[2])
 
 
 def test_a_portable_library_has_the_level_if_it_uses_tiles(tmp_path: Path) -> None:
-    exported, x, wanted = _products()
+    exported, given, wanted = _products()
     exported.native(tmp_path / "libproducts.so", target="portable")
-    got, cpu = _run(tmp_path / "libproducts.so", x)  # on whatever this processor has
-    np.testing.assert_allclose(got, wanted, atol=0.02, rtol=2.0**-7)
+    got, cpu = _run(tmp_path / "libproducts.so", given)  # on whatever this processor has
+    assert_close(got, wanted)
     assert cpu == "x86-64-v2, x86-64-v3, x86-64-v4, x86-64-v4-amx"
     plain = jg.export(lambda x: x + 1, jg.rand(3))
     plain.native(tmp_path / "libplain.so", target="portable")
@@ -173,14 +197,14 @@ def test_a_portable_library_has_the_level_if_it_uses_tiles(tmp_path: Path) -> No
         for name, there in (("products", True), ("plain", False)):
             command = ["objdump", "-d", "--no-show-raw-insn", str(tmp_path / f"lib{name}.so")]
             text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-            for instruction in ("ldtilecfg", "tdpbf16ps", "tileload", "tilerelease"):
+            for instruction in ("ldtilecfg", "tdpbf16ps", "tdpbssd", "tileload", "tilerelease"):
                 assert (instruction in text) is there
             assert ("syscall" in text) is there
 
 
 def test_a_library_for_amx_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With AMX or the emulator; of what the latter cannot do, the check is left out."""
-    exported, x, wanted = _products()
+    exported, given, wanted = _products()
     real = features.required_features
 
     def without_amx(target: Target) -> list[str]:
@@ -192,9 +216,13 @@ def test_a_library_for_amx_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         pytest.skip("the level needs AVX512-BF16 and AVX512-VNNI")
     with running_amx(tmp_path) as count:
         exported.native(tmp_path / "libproducts.so", target="x86-64-v4-amx")
-        got, cpu = _run(tmp_path / "libproducts.so", x)
+        got, cpu = _run(tmp_path / "libproducts.so", given)
         assert cpu == "x86-64-v4-amx" and (count is None or count.value > 10)
-    np.testing.assert_allclose(got, wanted, atol=0.02, rtol=2.0**-7)
+        again, _ = _run(tmp_path / "libproducts.so", given)
+    assert_close(got, wanted)
+    assert np.abs(got[1] - wanted[1]).max() > 1e-6  # of parts
+    for a, b in zip(got, again, strict=True):
+        assert a.tobytes() == b.tobytes()
 
 
 def test_precision_goes_with_the_graph(tmp_path: Path) -> None:
@@ -211,5 +239,5 @@ def test_precision_goes_with_the_graph(tmp_path: Path) -> None:
     wanted = x.double().numpy() @ w.double().numpy()
     with knob(tiles="plain"):
         loaded.native(tmp_path / "libm.so")
-        got, _ = _run(tmp_path / "libm.so", x)
+        (got,), _ = _run(tmp_path / "libm.so", [x])
     assert 1e-6 < np.abs(got - wanted).max() < 1e-3

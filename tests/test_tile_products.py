@@ -36,13 +36,15 @@ from jitgrad.compiler.codegen.objects import assembly
 from jitgrad.compiler.codegen.target import Target, named
 from jitgrad.compiler.kernels import ContractionKernel, Store
 from jitgrad.compiler.loops import Array, Builder, axis, load
+from jitgrad.compiler.ops.linalg import matmul
+from jitgrad.explain import differs
 from jitgrad.runtime.dtypes import DType
 from jitgrad.runtime.knobs import knob
 
 PLAIN = replace(targets.host(), tiles="plain")
 PAIRS = replace(targets.host(), tiles="")
 KINDS = [(x, y) for x in (INT8, UINT8) for y in (INT8, UINT8)]
-MORE = [(33, 47, 64), (5, 40, 33), (40, 5, 100), (16, 48, 513)]
+MORE = [(33, 47, 64), (5, 40, 33), (40, 5, 100), (16, 48, 513), (18, 1100, 40), (30, 17, 2100)]
 PARTS = {2: 2.0**-15, 1: 2.0**-7}
 """How far a product of two numbers may be off, relatively, by the number of parts of each: 2^-17 a
 number and 2^-16 for what is left out; 2^-8 a number."""
@@ -342,6 +344,24 @@ def test_compiled_functions(precision: None) -> None:
         jg.set_float32_matmul_precision("highest")
         assert max(errors()) <= 1e-6
     assert f.stats.traces == 3
+
+
+@pytest.mark.parametrize("word", ["high", "medium"])
+def test_checked_functions_know_the_precision(precision: None, word: str) -> None:
+    """What it takes off is no fault of the compiler; a fault is found all the same."""
+    rng = np.random.default_rng(0)
+    x, w = jg.tensor(numbers(rng, 40, 300)), jg.tensor(numbers(rng, 300, 33))
+    jg.set_float32_matmul_precision(word)
+    with knob(tiles="plain"):
+        f = jg.jit(lambda x, w: (x @ w).relu(), check=True)
+        for _ in range(2):
+            got = f(x, w)
+    assert np.abs(got.numpy() - np.maximum(x.numpy() @ w.numpy(), 0)).max() > 1e-5
+    assert f.stats.hits == 1
+    slack = matmul.slack({"precision": word})
+    assert 0 < slack < 0.05 and matmul.slack({}) == 0
+    a = np.array([1.0, 2.0], np.float32)
+    assert differs(a, a * 1.1, slack) and not differs(a, a * (1 + slack / 2), slack)
 
 
 def test_precision_belongs_to_each_product(precision: None) -> None:

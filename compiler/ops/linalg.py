@@ -71,6 +71,9 @@ class Matmul(Bilinear):
             return attrs
         return {**attrs, "precision": precision}
 
+    def slack(self, attrs: dict[str, Any]) -> float:
+        return _SLACK[attrs.get("precision", "highest")]
+
     def infer(
         self, a: TensorType, b: TensorType, transpose_a: bool = False, transpose_b: bool = False,
         precision: str = "highest",
@@ -265,6 +268,7 @@ class Matmul(Bilinear):
 
 
 _PARTS = {"highest": 0, "high": 2, "medium": 1}  # numbers that stand for a float32
+_SLACK = {"highest": 0.0, "high": 2.0**-12, "medium": 2.0**-5}
 
 
 def product(

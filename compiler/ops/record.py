@@ -290,6 +290,11 @@ class Op:
         """The attributes of an application for which this precision ("high", "medium") will do."""
         return attrs
 
+    def slack(self, attrs: dict[str, Any]) -> float:
+        """How far compiled results may be off because attributes allow it, relative to the largest
+        one; rounding comes on top."""
+        return 0.0
+
     def kernel(
         self, types: Sequence[TensorType], attrs: dict[str, Any]
     ) -> Callable[..., Any] | None:
