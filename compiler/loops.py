@@ -20,6 +20,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from jitgrad.compiler.symbolic import Dim, Func, Sym, prod
@@ -179,14 +180,17 @@ def _lift(x: Expr | float, like: Expr) -> Expr:
     return x if isinstance(x, Expr) else const(x, like.dtype)
 
 
-_table: weakref.WeakValueDictionary[tuple[Any, ...], Expr] = weakref.WeakValueDictionary()
+_table: dict[tuple[Any, ...], weakref.ref[Expr]] = {}
+"""What lives, by what it is made of. An entry goes with its expression: a WeakValueDictionary does
+the same in Python, which is slow for so many."""
 
 
 def _intern(op: str, args: tuple[Expr, ...], dtype: DType, attr: Any) -> Expr:
     # repr tells -0.0 from 0.0 and 1 from 1.0 and True, and makes nan equal to itself
     mark = repr(attr) if op == "const" else (id(attr) if isinstance(attr, Array) else attr)
     key = (op, tuple(map(id, args)), dtype.name, mark)
-    found = _table.get(key)
+    known = _table.get(key)
+    found = known and known()
     if found is None:
         found = Expr()
         found.op, found.args, found.dtype, found.attr = op, args, dtype, attr
@@ -196,7 +200,7 @@ def _intern(op: str, args: tuple[Expr, ...], dtype: DType, attr: Any) -> Expr:
         for a in args:
             found.axes |= a.axes
             found.has_check |= a.has_check
-        found = _table.setdefault(key, found)
+        _table[key] = weakref.ref(found, partial(_table.pop, key))
     return found
 
 

@@ -74,6 +74,7 @@ class _Runner:
         self.report = report
         self.progress = Progress(name)
         self.start: Callable[[Generated], None] | None = None
+        self._waits = False  # garbage collection, until a step is done
 
     def compile(self, code: Generated) -> Generated:
         """Hands code on to LLVM as soon as it is there, if machine code is wanted."""
@@ -90,15 +91,23 @@ class _Runner:
         waits = not collects and gc.isenabled()
         if waits:
             gc.disable()
+            self._waits = True
         try:
             yield
         finally:
             if waits:
                 gc.enable()
+                self._waits = False
         spent = (time.perf_counter() - start) * 1e3
         self.report.milliseconds[name] = self.report.milliseconds.get(name, 0.0) + spent
         if "compile" in knobs.log:
             print(f"[compile] {name}: {spent:.1f} ms", file=sys.stderr)
+
+    def sweep(self) -> None:
+        """Frees what the code of a kernel was made of: its parts refer to each other in circles.
+        Looks at nothing that it has looked at before."""
+        if self._waits:
+            gc.collect(0)
 
     def log_budget(self, spent: Mapping[str, float]) -> None:
         """Prints where the time went: of each step, and LLVM's by phase, which overlaps them."""
@@ -272,13 +281,14 @@ def to_stages(
         return to_stages(inner, Options(), target, run, path + where)
 
     nested = {k: nest(k, compile_part) for k in ordered if is_nested(k)}
-    with run.step("generate", collects=True):
-        generated = {
-            k: generated_of(nested[k])
-            if k in nested
-            else run.compile(canonical.generate(k, target, path))
-            for k in run.progress.each(ordered, "code of kernel")
-        }
+    generated: dict[Kernel, Generated] = {}
+    with run.step("generate"):
+        for k in run.progress.each(ordered, "code of kernel"):
+            if k in nested:
+                generated[k] = generated_of(nested[k])
+            else:
+                generated[k] = run.compile(canonical.generate(k, target, path))
+                run.sweep()
     fixed = {*program.inputs, *program.fresh}
 
     def plan_of(planned: Schedule) -> Plan:

@@ -53,7 +53,38 @@ def test_contractions_of_one_tile_share_their_routines(emitted: list[str]) -> No
     assert len(routines) == len(set(routines)), "each is compiled once"
     blocks = [x for x in emitted if x.endswith("_blocks")]
     assert len(blocks) == 3
-    assert len(routines) == 3, "one micro-kernel, a packing of the left, one of the right"
+    assert len(routines) == 5, "a micro-kernel, packings of both sides, prefetching, an epilogue"
+
+
+def test_drivers_are_not_optimised_and_compute_the_same(monkeypatch: Any) -> None:
+    levels = {}
+    emit = workers.emit_object
+
+    def seen(module: Any, target: Any, driver: bool = False) -> bytes:
+        names = [f.name for f in module.functions if not f.is_declaration]
+        levels.update(dict.fromkeys(names, driver))
+        return emit(module, target, driver)
+
+    monkeypatch.setattr(workers, "emit_object", seen)
+    monkeypatch.setattr(objects, "_objects", type(objects._objects)())
+    # windows, a strided view, a fused producer, torn tiles, k in several blocks: all that a driver
+    # does by itself, and all that it hands out
+    jg.manual_seed(0)
+    x, w, v = jg.randn(2, 40, 13, 11), jg.randn(37, 40, 3, 3), jg.randn(37, 1500)
+
+    def f(x: Any, w: Any, v: Any) -> Any:
+        y = F.conv2d(x, w, stride=2, padding=1)
+        return y, (v.sin() @ v.T.exp() + 1).relu(), F.conv2d(x, w, padding=1)
+
+    found = []
+    for opt in ("2", "3"):
+        with knob(cache=False, opt=opt):
+            found.append([t.numpy() for t in jit(f, fallback="error")(x, w, v)])
+    for got, want in zip(*found, strict=True):
+        np.testing.assert_array_equal(got, want)
+    drivers = {name for name, driver in levels.items() if driver}
+    assert {name.split("_")[-1] for name in drivers} >= {"blocks", "filter"}
+    assert not any(name.startswith((ROUTINE, "jg_")) for name in drivers)
 
 
 @pytest.mark.parametrize("threads", [1, 4])

@@ -26,12 +26,12 @@ from jitgrad.compiler.codegen.epilogue import Epilogue
 from jitgrad.compiler.codegen.frame import Frame, link
 from jitgrad.compiler.codegen.kernelcode import Generated
 from jitgrad.compiler.codegen.microkernel import LANES, prefetch
+from jitgrad.compiler.codegen.outline import Uses
 from jitgrad.compiler.codegen.packing import Source, edge_panel, pack
 from jitgrad.compiler.codegen.packing_groups import pack_groups
 from jitgrad.compiler.codegen.packing_routine import call_packing, form_of
 from jitgrad.compiler.codegen.packing_tiles import pack_tiles
 from jitgrad.compiler.codegen.routines import (
-    Uses,
     columns_routine,
     micro_routine,
     packing_routine,
@@ -71,9 +71,9 @@ class _Engine:
         self.packed = {"a": dot.a, "b": dot.b} if dot is not None else dict.fromkeys("ab", self.acc)
         self.ops = Ops(target)
         self.names = named_dims(kernel)
-        self.module = ir.Module("contraction")
-        self.module.triple = target.triple
-        self.uses = Uses(self.module)
+        module = ir.Module("contraction")
+        module.triple = target.triple
+        self.uses = Uses(module, target)
         self.split = not (isinstance(self.plan.splits, int) and self.plan.splits == 1)
         p = self.plan
         self.panels: dict[str, Array] = {}  # of the sides that a launch of their own packs
@@ -108,7 +108,7 @@ class _Engine:
             frames.append((frame, "reduce", p.count * p.row_blocks * p.col_blocks, grain))
         kept = [self.panels[side] for side in p.kept]
         workspace = [w for w in (*self.panels.values(), self.partials) if w and w not in kept]
-        return link(self.module, self.target, frames, workspace, self.uses.codes, kept)
+        return link(self.uses, frames, workspace, kept)
 
     def _side(self, side: str) -> tuple[int, Dim]:
         """The width of a side's panels, and how many rows or columns it has."""
@@ -116,7 +116,7 @@ class _Engine:
         return (p.tile.mr, p.M) if side == "a" else (p.tile.nr, p.N)
 
     def _frame(self, symbol: str) -> Frame:
-        return Frame(self.module, symbol, self.names)
+        return Frame(self.uses, symbol, self.names)
 
     def _source(self, frame: Frame, side: str, x_capacity: int, k_capacity: int) -> Source:
         p = self.plan
@@ -143,12 +143,14 @@ class _Engine:
         if form is not None:
             routine = self.uses(packing_routine(form, self.target))
             call_packing(source, routine, panels, count, depth, stride)
-        elif dot is not None and tiles:
-            pack_tiles(source, panels, dot, width, count, depth, stride, side == "a")
-        elif dot is not None:
-            pack_groups(source, panels, dot, width, count, depth, stride, flip)
-        else:
-            pack(source, panels, width, count, depth, stride)
+            return
+        with source.frame.often():
+            if dot is not None and tiles:
+                pack_tiles(source, panels, dot, width, count, depth, stride, side == "a")
+            elif dot is not None:
+                pack_groups(source, panels, dot, width, count, depth, stride, flip)
+            else:
+                pack(source, panels, width, count, depth, stride)
 
     def _padded(self, code: Code, depth: Int) -> Int:
         """What `depth` takes up in a panel: whole steps."""
@@ -303,6 +305,8 @@ class _Engine:
                 first = code.equal(q, first_block)
                 last = code.equal(q, last_block)
                 row_panels = code.ceildiv(rows, tile.mr)
+                panel_bytes = code.mul(depth, self.copies * tile.nr * self.packed["b"].itemsize)
+                share = code.mul(code.ceildiv(code.div(panel_bytes, row_panels), 64), 64)
                 if row_kernel is not None:
                     assert source_b is not None
                     whole = code.mul(code.div(cols, tile.nr), tile.nr)
@@ -333,7 +337,7 @@ class _Engine:
                         last_arguments = [column_signs]
                     with code.loop(0, row_panels) as i:
                         if source_b is None and p.lanes == 1:
-                            self._prefetch_panel(code, b_panel, b_stride, i, row_panels, depth)
+                            self._prefetch_panel(frame, b_panel, b_stride, i, panel_bytes, share)
                         where = code.mul(code.add(code.mul(slot, row_panels), i), size_of_tile)
                         result = code.at(home, where if keep or wide else 0, self.element)
                         rest = [b_panel, code.value(b_step), result, first, *last_arguments]
@@ -341,7 +345,8 @@ class _Engine:
                             assert source_b is not None
                             left = code.sub(cols, col)
                             with code.b.if_then(code.less(left, tile.nr)):
-                                edge_panel(source_b, b_base, col, left, tile.nr, depth)
+                                with frame.often():
+                                    edge_panel(source_b, b_base, col, left, tile.nr, depth)
                                 rest[0] = b_base
                                 code.b.call(micro, [code.value(depth), a_panels, *rest])
                         elif micro_a is not None:
@@ -382,8 +387,9 @@ class _Engine:
     ) -> None:
         """The results of column panels start .. stop - 1, row after row."""
         code, tile = epilogue.frame.code, self.plan.tile
-        row_panels = code.ceildiv(rows, tile.mr)
-        with code.loop(0, rows) as row:
+        unknown = epilogue.frame.unknown
+        row_panels, rows = unknown(code.ceildiv(rows, tile.mr)), unknown(rows)
+        with epilogue.frame.often(), code.loop(0, rows) as row:
             panel, within = code.div(row, tile.mr), code.rem(row, tile.mr)
             with code.loop(start, stop) as j:
                 where = code.add(code.mul(code.sub(j, start), row_panels), panel)
@@ -413,19 +419,18 @@ class _Engine:
         """The last panel, where it is torn."""
         code = source.frame.code
         rest = code.sub(count, whole)
-        with code.b.if_then(code.less(0, rest)):
+        with source.frame.often(), code.b.if_then(code.less(0, rest)):
             edge_panel(source, panel, whole, rest, width, depth)
 
     def _prefetch_panel(
-        self, code: Code, panel: ir.Value, stride: Int, i: Int, count: Int, depth: Int
+        self, frame: Frame, panel: ir.Value, stride: Int, i: Int, total: Int, share: Int
     ) -> None:
-        """The i-th of `count` shares of the next panel of B, from memory or L3 into L2."""
-        nbytes = self.packed["b"].itemsize
-        total = code.mul(depth, self.copies * self.plan.tile.nr * nbytes)
-        share = code.mul(code.ceildiv(code.div(total, count), 64), 64)
+        """The i-th share of the `total` bytes of the next panel of B, from memory or L3 into L2."""
+        code = frame.code
         start = code.mul(i, share)
-        following = code.beyond(panel, code.mul(stride, nbytes))
-        with code.loop(start, code.min(total, code.add(start, share)), 64) as line:
+        following = code.beyond(panel, code.mul(stride, self.packed["b"].itemsize))
+        stop = code.min(total, code.add(start, share))
+        with frame.often(), code.loop(start, stop, 64) as line:
             prefetch(code, code.beyond(following, line), write=False, locality=2)
 
     def _finish_tile(
@@ -440,7 +445,10 @@ class _Engine:
             row_count = tile.mr
         if isinstance(p.N, int) and p.N % tile.nr == 0:
             col_count = tile.nr
-        epilogue.emit(result, row, row_count, col, col_count)
+        unknown = epilogue.frame.unknown
+        row, row_count, col = unknown(row), unknown(row_count), unknown(col)
+        with epilogue.frame.often():
+            epilogue.emit(result, row, row_count, col, col_count)
 
     def _epilogue(self, frame: Frame) -> Epilogue:
         p = self.plan
@@ -470,8 +478,8 @@ class _Engine:
             cols = code.min(p.block_cols, code.sub(N, col))
             axes = frame.unflatten(number, p.batch, p.extents)
             epilogue.set_block(axes, row, rows, col, cols)
-            row_panels = code.ceildiv(rows, tile.mr)
-            with code.loop(0, code.ceildiv(cols, tile.nr)) as j, code.loop(0, row_panels) as i:
+            row_panels, col_panels = code.ceildiv(rows, tile.mr), code.ceildiv(cols, tile.nr)
+            with frame.often(), code.loop(0, col_panels) as j, code.loop(0, row_panels) as i:
                 where = code.mul(code.add(code.mul(j, row_panels), i), size)
                 with code.loop(0, size, tile.width) as lane:
                     code.store(ir.Constant(self._vector(), None), total, lane, self.element)

@@ -16,8 +16,9 @@ from jitgrad.compiler.codegen.access import Access, separate
 from jitgrad.compiler.codegen.code import Int, storage_type
 from jitgrad.compiler.codegen.convert import cast
 from jitgrad.compiler.codegen.emit import Ops
-from jitgrad.compiler.codegen.frame import Frame, Positions
+from jitgrad.compiler.codegen.frame import Frame
 from jitgrad.compiler.codegen.microkernel import Tile
+from jitgrad.compiler.codegen.positions import Positions
 from jitgrad.compiler.codegen.values import Reader, emit, from_storage, to_storage
 from jitgrad.compiler.kernels import ContractionKernel
 from jitgrad.compiler.loops import (
@@ -65,6 +66,9 @@ class Epilogue:
                 continue
             rows = Positions(frame, access.parts[1], groups[1], extents, capacities[0])
             cols = Positions(frame, access.parts[2], groups[2], extents, capacities[1])
+            for positions in (rows, cols):
+                if positions.stride not in (0, 1):
+                    positions.stride = frame.unknown(positions.stride)
             self.places.append((access, rows, cols))
         self.width = self._vector_width(self.values)
 
@@ -94,15 +98,16 @@ class Epilogue:
         self, batch_axes: dict[int, Int], row: Int, rows: Int, col: Int, cols: Int
     ) -> None:
         """The block of output that the next tiles lie in."""
+        unknown = self.frame.unknown
         self.batch_axes = batch_axes
-        self.row, self.col = row, col
+        self.row, self.col = row, col = unknown(row), unknown(col)
         self.batch_offsets = []
         for place in self.places:
             if place is None:
                 self.batch_offsets.append(0)
                 continue
             access, row_positions, col_positions = place
-            self.batch_offsets.append(self.frame.index(access.parts[0].expr, batch_axes))
+            self.batch_offsets.append(unknown(self.frame.index(access.parts[0].expr, batch_axes)))
             row_positions.fill(row, rows)
             col_positions.fill(col, cols)
 

@@ -2,7 +2,7 @@
 
 Owns the ABI's side of hand-written code (see kernelcode.py): `Frame` numbers the operands in order
 of first use, loads their addresses and sizes once, at the function's entry, and hands out parts of
-the worker's scratch. `Positions` gives the offsets of an access part along its group.
+the worker's scratch.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from contextlib import contextmanager
 import llvmlite.ir as ir
 
 from jitgrad.compiler import loops
-from jitgrad.compiler.codegen.access import Part
 from jitgrad.compiler.codegen.code import I64, PTR, VOID, Code, Int, size_of
 from jitgrad.compiler.codegen.kernelcode import Generated, Launch, Operand, Site, Size
 from jitgrad.compiler.codegen.offsets import MARK
-from jitgrad.compiler.codegen.target import Target
+from jitgrad.compiler.codegen.outline import Uses
 from jitgrad.compiler.loops import (
     Array,
     Expr,
@@ -34,12 +33,13 @@ _LINE = 64  # bytes; parts of scratch begin on a cache line
 class Frame:
     """A kernel function: `code` emits into it; `operands` is what its launch must pass.
 
-    `names` gives the Sym of each named dim that may occur.
+    uses: of its module. `names` gives the Sym of each named dim that may occur.
     """
 
-    def __init__(self, module: ir.Module, symbol: str, names: Mapping[str, Sym]) -> None:
+    def __init__(self, uses: Uses, symbol: str, names: Mapping[str, Sym]) -> None:
         kind = ir.FunctionType(VOID, [PTR, PTR, PTR, I64, I64, I64])
-        self.function = ir.Function(module, kind, symbol)
+        self.function = ir.Function(uses.module, kind, symbol)
+        self.uses = uses
         self.function.attributes.add("nounwind")
         self.ctx, self.bufs, self.args, self.begin, self.end, self.worker = self.function.args
         b = ir.IRBuilder(self.function.append_basic_block("entry"))
@@ -62,10 +62,18 @@ class Frame:
     @contextmanager
     def _entry(self) -> Iterator[None]:
         """Emits at the end of the entry block; may be nested."""
-        if self.code.b.block is self.function.entry_basic_block:
+        entry = self.function.entry_basic_block
+        if self.code.b.block is entry:
             yield
             return
-        with self.code.b.goto_entry_block():
+        with self.code.b.goto_block(entry):
+            yield
+
+    @contextmanager
+    def often(self) -> Iterator[None]:
+        """What is emitted meanwhile runs so often that it is worth optimising: it becomes a routine
+        (Uses.outlined), while the function is compiled as it is."""
+        with self.uses.outlined(self.code.b):
             yield
 
     def _argument(self, operand: Operand) -> ir.Value:
@@ -111,6 +119,14 @@ class Frame:
             with self._entry():
                 self._dims[d] = self.index(loops.dim(d), {})
         return self._dims[d]
+
+    def unknown(self, number: Int) -> ir.Value:
+        """A number as a value, so that stretches which run often and differ in it alone are one:
+        each time another, else they would also differ in which numbers are equal."""
+        if not isinstance(number, int):
+            return number
+        with self._entry():
+            return self.code.b.add(self.code.value(0), self.code.value(number))
 
     # -- scratch -------------------------------------------------------------------------------
     def scratch(self, element: ir.Type, count: int) -> ir.Value:
@@ -177,23 +193,22 @@ class Frame:
 
 
 def link(
-    module: ir.Module,
-    target: Target,
+    uses: Uses,
     frames: Sequence[tuple[Frame, str, Dim, int]],
     workspace: list[Array],
-    routines: Sequence[Generated] = (),
     kept: Sequence[Array] = (),
 ) -> Generated:
     """The code of a kernel whose launches are the functions of a module, in order.
 
-    frames: each with its symbol, the size of its parallel space, and its grain. routines: the code
-    of the functions that the module calls. kept: arrays that stay between calls; launches that
-    bring one besides constants alone run once.
+    uses: the module, and the routines that it calls. frames: each with its symbol, the size of its
+    parallel space, and its grain. kept: arrays that stay between calls; launches that bring one
+    besides constants alone run once.
     """
+    target = uses.target
     scratch = -(-max(f.scratch_bytes for f, *_ in frames) // 128) * 128
     for f, *_ in frames:
         f.finish(scratch)
-    text = str(module)
+    text = str(uses.module)
     key = hashlib.sha256((text + target.cpu + target.features).encode()).hexdigest()[:32]
     launches = []
     for f, symbol, total, grain in frames:
@@ -205,48 +220,9 @@ def link(
             once = hashlib.sha256(own.encode()).hexdigest()
         launches.append(Launch(f"k{key}_{symbol}", f.operands, total, grain, once=once))
     return Generated(
-        key, text, launches, workspace, scratch, routines=tuple(routines), kept=tuple(kept)
-    )
-
-
-class Positions:
-    """Offsets of an access part at flattened indices `start` + i: linear, or read from a table."""
-
-    def __init__(
-        self,
-        frame: Frame,
-        part: Part,
-        group: Sequence[int],
-        extents: Mapping[int, Dim],
-        capacity: int,
-    ) -> None:
-        """`capacity`: the largest number of entries that `fill` is asked for."""
-        self.frame, self.part, self.group, self.extents = frame, part, group, extents
-        self.start: Int = 0
-        self.stride: Int = 0
-        self.table: ir.Value | None = None
-        if part.stride is not None:
-            self.stride = frame.index(part.stride, {})
-            self.base = frame.index(part.expr, dict.fromkeys(group, 0))
-        else:
-            self.table = frame.scratch(I64, capacity)
-
-    def fill(self, start: Int, count: Int) -> None:
-        """Makes ready the offsets of `start` .. `start` + `count` - 1."""
-        self.start = start
-        if self.table is None:
-            return
-        code = self.frame.code
-        with code.loop(0, count) as i:
-            axes = self.frame.unflatten(code.add(start, i), self.group, self.extents)
-            code.store(code.value(self.frame.index(self.part.expr, axes)), self.table, i, I64)
-
-    def at(self, i: Int) -> Int:
-        """The offset at flattened index start + i."""
-        code = self.frame.code
-        if self.table is not None:
-            return code.load(self.table, i, I64)
-        return code.add(self.base, code.mul(code.add(self.start, i), self.stride))
+        key, text, launches, workspace, scratch, routines=tuple(uses.codes), kept=tuple(kept),
+        driver=True,
+    )  # fmt: skip
 
 
 def _floor(code: Code, x: Int, y: Int) -> Int:

@@ -79,6 +79,7 @@ class Generated:
         may_call: symbols from outside that this code may need (none for kernels).
         shapes: of GPU code: how each function is launched (codegen/cuda/generate.py).
         routines: the code of the functions that it calls; their keys are their symbols.
+        driver: whether all that runs often lies in routines, so that optimising pays nothing.
     """
 
     key: str
@@ -90,6 +91,7 @@ class Generated:
     shapes: dict[str, Any] = field(default_factory=dict)
     routines: tuple[Generated, ...] = ()
     kept: tuple[Array, ...] = ()
+    driver: bool = False
 
     def with_routines(self) -> Iterator[Generated]:
         """Its routines, then itself."""

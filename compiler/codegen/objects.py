@@ -28,7 +28,7 @@ from jitgrad.runtime.knobs import knobs
 
 # What an object may leave undefined. No libm: math is polynomials (compiler/math.py).
 ALLOWED_UNDEFINED = frozenset({"memcpy", "memset", "memmove"})
-VERSION = 4
+VERSION = 5
 
 _lock = threading.RLock()
 _objects: OrderedDict[str, bytes] = OrderedDict()  # most recent last
@@ -49,14 +49,16 @@ def object_key(key: str, target: Target) -> str:
 
 
 def compile_object(
-    text: str, target: Target, may_call: frozenset[str] = frozenset(), kernel: bool = False
-) -> bytes:
-    """The object file of a module's assembly text; `kernel`: of code that is generated tidy.
+    text: str, target: Target, may_call: frozenset[str] = frozenset(), kernel: bool = False,
+    driver: bool = False,
+) -> bytes:  # fmt: skip
+    """The object file of a module's assembly text. kernel: of code that is generated tidy. driver:
+    of a driver (Generated.driver).
 
     Raises CompileError for text that LLVM refuses, or an object with an undefined symbol that is
     no routine's and neither in ALLOWED_UNDEFINED nor in `may_call`.
     """
-    data = emit_object(optimised(text, target, kernel), target)
+    data = emit_object(optimised(text, target, kernel, driver), target, driver)
     return checked(data, target, may_call)
 
 
@@ -78,9 +80,9 @@ def assembly(text: str, target: Target) -> str:
     return str(_machine(target, threading.get_ident()).emit_assembly(module))
 
 
-def optimised(text: str, target: Target, kernel: bool) -> Any:
-    """A module of its assembly text, after LLVM's passes; of a context of its own, so that other
-    threads may work on other modules."""
+def optimised(text: str, target: Target, kernel: bool, driver: bool = False) -> Any:
+    """A module of its assembly text, after LLVM's passes (a driver: as it is); of a context of its
+    own, so that other threads may work on other modules."""
     binding = llvm_binding()
     thread = threading.get_ident()
     machine, builder = _machine(target, thread), _pipeline(target, int(knobs.opt), thread)
@@ -97,6 +99,8 @@ def optimised(text: str, target: Target, kernel: bool) -> Any:
         module.data_layout = str(machine.target_data)
         # A double that is narrowed to half needs the whole pipeline: without it x86 calls a
         # routine.
+        if driver and knobs.opt != "3":
+            return module
         if kernel and knobs.opt != "3" and "half" not in text:
             _tidy(module, builder)
         else:
@@ -104,13 +108,13 @@ def optimised(text: str, target: Target, kernel: bool) -> Any:
     return module
 
 
-def emit_object(module: Any, target: Target) -> bytes:
-    """The object file of an optimised module, which is closed.
+def emit_object(module: Any, target: Target, driver: bool = False) -> bytes:
+    """The object file of an optimised module, which is closed; a driver's without optimisation.
 
     llvmlite has one lock for all of LLVM, in which other threads would wait. LLVM needs none where
     contexts and machines differ, so this goes past it.
     """
-    machine = _machine(target, threading.get_ident())
+    machine = _machine(target, threading.get_ident(), 0 if driver and knobs.opt != "3" else 2)
     emit, start, size, dispose = _unlocked()
     error = ctypes.c_char_p()
     with spent("emit"):
@@ -163,8 +167,8 @@ def _tidy(module: Any, builder: Any) -> None:
 
 
 @lru_cache(maxsize=16)
-def _machine(target: Target, thread: int) -> Any:
-    return target.machine()
+def _machine(target: Target, thread: int, level: int = 2) -> Any:
+    return target.machine(level)
 
 
 @lru_cache(maxsize=16)
@@ -183,7 +187,9 @@ def object_bytes(code: Generated, target: Target) -> bytes:
     data = _find(object_key(code.key, target))
     if data is None:
         # What calls outside is no kernel: the pool, made once for a machine.
-        data = compile_object(code.module_text, target, code.may_call, not code.may_call)
+        data = compile_object(
+            code.module_text, target, code.may_call, not code.may_call, code.driver
+        )
         keep_object(code, target, data)
     return data
 

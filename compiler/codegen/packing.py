@@ -19,8 +19,9 @@ import llvmlite.ir as ir
 from jitgrad.compiler.codegen.access import operand_access
 from jitgrad.compiler.codegen.code import Int, size_of, storage_type
 from jitgrad.compiler.codegen.emit import Ops
-from jitgrad.compiler.codegen.frame import Frame, Positions
+from jitgrad.compiler.codegen.frame import Frame
 from jitgrad.compiler.codegen.microkernel import prefetch
+from jitgrad.compiler.codegen.positions import Positions
 from jitgrad.compiler.codegen.values import Reader, emit, from_storage
 from jitgrad.compiler.loops import Expr
 from jitgrad.compiler.math import expand

@@ -18,10 +18,11 @@ from jitgrad.compiler.codegen.access import Access, Part
 from jitgrad.compiler.codegen.code import I64, PTR, VOID, Code, Int, storage_type
 from jitgrad.compiler.codegen.dot import Dot
 from jitgrad.compiler.codegen.emit import Ops
-from jitgrad.compiler.codegen.frame import Frame, Positions
+from jitgrad.compiler.codegen.frame import Frame
 from jitgrad.compiler.codegen.packing import Source, pack, takes_single_elements
 from jitgrad.compiler.codegen.packing_groups import pack_groups
 from jitgrad.compiler.codegen.packing_tiles import pack_tiles
+from jitgrad.compiler.codegen.positions import Positions
 from jitgrad.compiler.codegen.target import Target
 from jitgrad.compiler.loops import (
     INDEX,

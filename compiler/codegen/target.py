@@ -86,11 +86,11 @@ class Target:
     def is_wasm(self) -> bool:
         return self.arch.startswith("wasm")
 
-    def machine(self) -> Any:
-        """A new llvmlite TargetMachine."""
+    def machine(self, level: int = 2) -> Any:
+        """A new llvmlite TargetMachine, which optimises machine code at a level of 0 to 3."""
         binding = llvm_binding()
         return binding.Target.from_triple(self.triple).create_target_machine(
-            cpu=self.cpu, features=self.features, opt=2, codemodel="default",
+            cpu=self.cpu, features=self.features, opt=level, codemodel="default",
             reloc="static" if self.is_wasm else "pic",
             abiname="lp64d" if self.arch == "riscv64" else "",
         )  # fmt: skip

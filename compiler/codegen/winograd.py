@@ -27,8 +27,10 @@ from jitgrad.compiler.codegen.epilogue import Epilogue
 from jitgrad.compiler.codegen.frame import Frame, link
 from jitgrad.compiler.codegen.kernelcode import Generated
 from jitgrad.compiler.codegen.microkernel import Tile, candidates
+from jitgrad.compiler.codegen.outline import Uses
 from jitgrad.compiler.codegen.packing import Source, pack
-from jitgrad.compiler.codegen.routines import Uses, micro_routine, transform_routine
+from jitgrad.compiler.codegen.packing_routine import call_packing, form_of
+from jitgrad.compiler.codegen.routines import micro_routine, packing_routine, transform_routine
 from jitgrad.compiler.codegen.target import Target
 from jitgrad.compiler.codegen.values import Reader, emit
 from jitgrad.compiler.codegen.winograd_transforms import (
@@ -111,9 +113,9 @@ class _Generator:
         self.col_panels = -(-(self.rows * self.across) // self.tile.nr)
         self.cols = self.col_panels * self.tile.nr  # tiles of a block, rounded up
         self.element = storage_type(F32)
-        self.module = ir.Module("winograd")
-        self.module.triple = target.triple
-        self.uses = Uses(self.module)
+        module = ir.Module("winograd")
+        module.triple = target.triple
+        self.uses = Uses(module, target)
         # From a point to the next; a line more than a round number, so that what is written side by
         # side does not meet in one set of a cache.
         self.filter_step = self.panels * self.C * self.tile.mr + _LINE
@@ -127,9 +129,9 @@ class _Generator:
 
     def generate(self) -> Generated:
         names = named_dims(self.kernel)
-        filter_frame = Frame(self.module, "filter", names)
+        filter_frame = Frame(self.uses, "filter", names)
         self._filter(filter_frame)
-        blocks_frame = Frame(self.module, "blocks", names)
+        blocks_frame = Frame(self.uses, "blocks", names)
         self._blocks(blocks_frame)
         total = ceildiv(self.tile_rows, self.rows) * self.parts
         frames = [
@@ -137,7 +139,7 @@ class _Generator:
             (blocks_frame, "blocks", total, 1),
         ]
         workspace = [] if self.kept else [self.filters]
-        return link(self.module, self.target, frames, workspace, self.uses.codes, self.kept)
+        return link(self.uses, frames, workspace, self.kept)
 
     # -- launch: filter ------------------------------------------------------------------------
     def _filter(self, frame: Frame) -> None:
@@ -150,13 +152,19 @@ class _Generator:
         source.set_batch({})
         gathered = code.local(self.element, taps * mr + lanes)
         memory = frame.array(self.filters)
+        form = form_of(source, mr)
         with code.loop(frame.begin, frame.end) as t:
             panel, channel = code.div(t, self.C), code.rem(t, self.C)
             row = code.mul(panel, mr)
             rows = code.min(mr, code.sub(self.O, row))
             source.set_x(row, rows)
             source.set_k(code.mul(channel, taps), taps)
-            pack(source, gathered, mr, rows, taps, 0)
+            if form is not None:
+                call_packing(source, self.uses(packing_routine(form, self.target)), gathered,
+                             rows, taps, 0)  # fmt: skip
+            else:
+                with frame.often():
+                    pack(source, gathered, mr, rows, taps, 0)
             for start in range(0, mr, lanes):
                 used = min(lanes, mr - start)
                 to = code.add(code.mul(t, mr), start)
@@ -186,10 +194,10 @@ class _Generator:
             first = code.mul(block, self.rows)
             rows = code.min(self.rows, code.sub(tile_rows, first))
             used = code.ceildiv(code.mul(rows, self.across), tile.nr)
-            with code.loop(0, POINTS * self.side_step, self.lanes) as i:
+            with frame.often(), code.loop(0, POINTS * self.side_step, self.lanes) as i:
                 code.store(zero, side, i, self.element)
             reader.set_rows(first, rows)
-            with code.loop(0, self.C) as channel:
+            with frame.often(), code.loop(0, self.C) as channel:
                 reader.gather(channel, side, rows)
                 self._transform_input(frame, side, inputs, channel, used)
             panel = code.mul(part, self.part_panels)
@@ -197,7 +205,7 @@ class _Generator:
             self._multiply(frame, micro, filters, inputs, products, panel, panels, used)
             row = code.mul(panel, tile.mr)
             count = code.min(code.mul(panels, tile.mr), code.sub(self.O, row))
-            with code.loop(0, count) as i:
+            with frame.often(), code.loop(0, count) as i:
                 self._transform_output(frame, products, side, i, used)
                 with code.loop(0, rows) as r:
                     image, down = self._place(frame, code.add(first, r))
@@ -333,7 +341,7 @@ class _Input:
             return
         own, frame, code = self.own, self.frame, self.frame.code
         image_part, _, height_part = self.access.parts[:3]
-        with code.loop(0, rows) as r:
+        with frame.often(), code.loop(0, rows) as r:
             image, down = own._place(frame, code.add(first, r))
             at = frame.index(image_part.expr, {own.image: image})
             at = code.add(at, frame.index(height_part.expr, {own.height: code.mul(down, M)}))

@@ -46,7 +46,7 @@ class Workers:
             self._seen.add(part.key)
             if has_object(part, self.target):
                 continue
-            module = optimised(part.module_text, self.target, kernel=not part.may_call)
+            module = optimised(part.module_text, self.target, not part.may_call, part.driver)
             if self._first is None and not self._waiting:
                 self._first = part, module
                 continue
@@ -62,7 +62,7 @@ class Workers:
         """
         if self._first is not None:
             part, module = self._first
-            self._waiting.append((part, lambda: emit_object(module, self.target)))
+            self._waiting.append((part, lambda: emit_object(module, self.target, part.driver)))
             self._first = None
         for part, made in each(self._waiting):
             data = checked(made(), self.target, part.may_call)
@@ -85,7 +85,9 @@ class Workers:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(_count(), thread_name_prefix="jitgrad-llvm")
         call = in_this_context(emit_object)
-        self._waiting.append((part, self._pool.submit(call, module, self.target).result))
+        self._waiting.append(
+            (part, self._pool.submit(call, module, self.target, part.driver).result)
+        )
 
 
 def _count() -> int:
