@@ -190,7 +190,7 @@ def _intern(op: str, args: tuple[Expr, ...], dtype: DType, attr: Any) -> Expr:
     mark = repr(attr) if op == "const" else (id(attr) if isinstance(attr, Array) else attr)
     key = (op, tuple(map(id, args)), dtype.name, mark)
     known = _table.get(key)
-    found = known and known()
+    found = None if known is None else known()
     if found is None:
         found = Expr()
         found.op, found.args, found.dtype, found.attr = op, args, dtype, attr
