@@ -347,7 +347,7 @@ def _tell(op: Any, operands: tuple[Tensor, ...], attrs: dict[str, Any], outputs:
 def _recorded(op: Any, operands: Sequence[Tensor], attrs: dict[str, Any]) -> dict[str, Any]:
     """The attributes that an op is recorded with: those of its application, and the setting of how
     precise products must be, which compiled code alone makes use of."""
-    precision = defaults.settings["matmul_precision"]
+    precision = defaults.settings["cpu_precision"]
     if precision == "highest" or "precision" in attrs:
         return attrs
     return op.with_precision([x._type for x in operands], attrs, precision)

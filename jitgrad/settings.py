@@ -92,7 +92,12 @@ def set_float32_matmul_precision(precision: str) -> None:
             f"[set_float32_matmul_precision] expected one of {', '.join(PRECISIONS)}; got "
             f"{precision!r}"
         )
-    _store(matmul_precision=precision)
+    _store(matmul_precision=precision, cpu_precision=precision)
+
+
+def set_tf32(value: bool) -> None:
+    """backends.cuda.matmul.allow_tf32: the same words, for products on GPUs alone."""
+    _store(matmul_precision="high" if value else "highest")
 
 
 def use_deterministic_algorithms(mode: bool, *, warn_only: bool = False) -> None:

@@ -93,13 +93,13 @@ def bump_epoch() -> None:
 
 class Defaults:
     """Process-wide defaults; `dtype` is what floats become (set_default_dtype), `settings` what is
-    stored for whoever asks (settings.py; the numbers that ops compute depend on none of it), in a
-    dict that is replaced, never changed. Compiled functions guard both."""
+    stored for whoever asks (settings.py), in a dict that is replaced, never changed. Compiled
+    functions guard both; of the settings only cpu_precision changes the numbers of ops."""
 
     dtype: DType = dtypes.float32
     settings: dict[str, Any] = {
-        "matmul_precision": "highest", "deterministic": False, "warn_only": False,
-        "warn_always": False,
+        "matmul_precision": "highest", "cpu_precision": "highest", "deterministic": False,
+        "warn_only": False, "warn_always": False,
     }  # fmt: skip
 
 

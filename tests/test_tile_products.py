@@ -385,6 +385,18 @@ def test_precision_belongs_to_each_product(precision: None) -> None:
     assert str(exported.graph).count('precision="high"') == 1
 
 
+def test_flags_of_cuda_choose_nothing_on_the_cpu(precision: None) -> None:
+    rng = np.random.default_rng(0)
+    x, w = jg.tensor(numbers(rng, 40, 64)), jg.tensor(numbers(rng, 64, 33))
+    jg.backends.cuda.matmul.allow_tf32 = True
+    assert jg.get_float32_matmul_precision() == "high"
+    assert "precision" not in str(jg.export(lambda x: x @ w, x).graph)
+    jg.set_float32_matmul_precision("medium")
+    jg.backends.cuda.matmul.allow_tf32 = False
+    assert jg.get_float32_matmul_precision() == "highest"
+    assert 'precision="medium"' in str(jg.export(lambda x: x @ w, x).graph)
+
+
 def test_other_products_are_not_less_precise(precision: None) -> None:
     """Vectors, few columns, convolutions, doubles, eager code."""
     rng = np.random.default_rng(0)

@@ -8,11 +8,12 @@ from types import SimpleNamespace
 from typing import Any
 
 from jitgrad.missing import missing
-from jitgrad.settings import get_float32_matmul_precision, set_float32_matmul_precision
+from jitgrad.settings import get_float32_matmul_precision, set_tf32
 
 
 class _Matmul:
-    """Flags of products. allow_tf32 is set_float32_matmul_precision in other words."""
+    """Flags of products. allow_tf32 changes what get_float32_matmul_precision says, as PyTorch's
+    does, and no product on the CPU."""
 
     allow_fp16_reduced_precision_reduction = True
     allow_bf16_reduced_precision_reduction = True
@@ -25,7 +26,7 @@ class _Matmul:
 
     @allow_tf32.setter
     def allow_tf32(self, value: bool) -> None:
-        set_float32_matmul_precision("high" if value else "highest")
+        set_tf32(value)
 
 
 class _Choices:
