@@ -47,6 +47,7 @@ from jitgrad import draws as draws
 from jitgrad import dynamic_shapes as dynamic_shapes
 from jitgrad import effects as effects
 from jitgrad import einops_backend as einops_backend
+from jitgrad import example_inputs as example_inputs
 from jitgrad import explain as explain
 from jitgrad import export_names as export_names
 from jitgrad import exported as exported
@@ -97,6 +98,7 @@ from jitgrad import promotion as promotion
 from jitgrad import public as public
 from jitgrad import pytree as pytree
 from jitgrad import random as random
+from jitgrad import reached as reached
 from jitgrad import reads as reads
 from jitgrad import recompiles as recompiles
 from jitgrad import recorder as recorder
@@ -124,6 +126,7 @@ from jitgrad import special as special
 from jitgrad import state as state
 from jitgrad import static_arguments as static_arguments
 from jitgrad import storage as storage
+from jitgrad import stores as stores
 from jitgrad import symbols as symbols
 from jitgrad import tape as tape
 from jitgrad import testing as testing
@@ -145,6 +148,8 @@ from jitgrad.autograd.modes import no_grad as no_grad
 from jitgrad.autograd.modes import set_grad_enabled as set_grad_enabled
 from jitgrad.device import device as device
 from jitgrad.dims import Dim as Dim
+from jitgrad.hostscalar import HostScalar as HostScalar
+from jitgrad.hostscalar import Truth as Truth
 from jitgrad.info import finfo as finfo
 from jitgrad.info import iinfo as iinfo
 from jitgrad.lowered import TensorSpec as TensorSpec
@@ -171,6 +176,8 @@ HalfTensor: builtins.type[Any]
 IntTensor: builtins.type[Any]
 LongTensor: builtins.type[Any]
 ShortTensor: builtins.type[Any]
+SymBool = Truth
+SymFloat = HostScalar
 UntypedStorage = Storage
 __version__: Any
 bfloat16: DType
@@ -188,7 +195,7 @@ dtype = DType
 e: builtins.float
 class _Export:
     def __getattr__(self, name: builtins.str) -> Any: ...
-    def __call__(self, function: Any, *example_inputs: Tensor, names: Sequence[builtins.str] | None = ..., output_names: Sequence[builtins.str] | None = ..., dynamic_shapes: Any = ...) -> Any: ...
+    def __call__(self, function: Any, *example_inputs: Any, names: Sequence[builtins.str] | None = ..., output_names: Sequence[builtins.str] | None = ..., dynamic_shapes: Any = ...) -> Any: ...
 export: _Export
 float: DType
 float16: DType
