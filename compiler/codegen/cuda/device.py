@@ -217,60 +217,32 @@ def online(top, total, x, amount):
 
 
 # -- wide accesses ---------------------------------------------------------------------------------
-_load2, _load4, _load8 = (intrinsics.wide_load(n) for n in (2, 4, 8))
-_store2, _store4, _store8 = (intrinsics.wide_store(n) for n in (2, 4, 8))
 is_aligned = intrinsics.is_aligned
 
 
-@device
-def load2(x, aligned, at):
-    """x[at] and its neighbour; element by element where x is not aligned."""
-    if aligned:
-        return _load2(x, at)
-    return x[at], x[at + 1]
+def _wide(count: int) -> tuple[Any, Any]:
+    """x[at] and its neighbours, read and written: one by one where x is not aligned."""
+    load_whole, load_each = intrinsics.wide_load(count), intrinsics.load_each(count)
+    store_whole = intrinsics.wide_store(count)
+
+    @device
+    def load(x, aligned, at):
+        if aligned:
+            return load_whole(x, at)
+        return load_each(x, at)
+
+    @device
+    def store(x, aligned, at, values):
+        if aligned:
+            store_whole(x, at, values)
+        else:
+            for k in range(count):
+                x[at + k] = values[k]
+
+    return load, store
 
 
-@device
-def load4(x, aligned, at):
-    if aligned:
-        return _load4(x, at)
-    return x[at], x[at + 1], x[at + 2], x[at + 3]
-
-
-@device
-def load8(x, aligned, at):
-    if aligned:
-        return _load8(x, at)
-    return (
-        x[at], x[at + 1], x[at + 2], x[at + 3], x[at + 4], x[at + 5], x[at + 6], x[at + 7]
-    )  # fmt: skip
-
-
-@device
-def store2(x, aligned, at, values):
-    if aligned:
-        _store2(x, at, values)
-    else:
-        for k in range(2):
-            x[at + k] = values[k]
-
-
-@device
-def store4(x, aligned, at, values):
-    if aligned:
-        _store4(x, at, values)
-    else:
-        for k in range(4):
-            x[at + k] = values[k]
-
-
-@device
-def store8(x, aligned, at, values):
-    if aligned:
-        _store8(x, at, values)
-    else:
-        for k in range(8):
-            x[at + k] = values[k]
+(load2, store2), (load4, store4), (load8, store8) = map(_wide, (2, 4, 8))
 
 
 # -- scatters and sorts ----------------------------------------------------------------------------

@@ -57,6 +57,21 @@ def wide_load(count: int) -> Any:
     return load
 
 
+def load_each(count: int) -> Any:
+    """The same by a load for each."""
+
+    @intrinsic
+    def load(typing: Any, x: Any, at: Any) -> Any:
+        def code(context: Any, b: Any, signature: Any, args: Any) -> Any:
+            places = [b.gep(args[0], [b.add(args[1], _I64(k))]) for k in range(count)]
+            parts = [b.load(place) for place in places]
+            return context.make_tuple(b, signature.return_type, parts)
+
+        return types.UniTuple(x.dtype, count)(x, types.int64), code
+
+    return load
+
+
 def wide_store(count: int) -> Any:
     """x[at], ..., x[at + count - 1] = values, a tuple."""
 

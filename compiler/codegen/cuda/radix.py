@@ -9,6 +9,8 @@ copies of keys and places and the counts.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from jitgrad.compiler.codegen.cuda.target import CudaTarget
@@ -81,16 +83,29 @@ class Radix:
     def _writer(self, symbol: str) -> KernelWriter:
         return KernelWriter(symbol, Operands(), {}, self.target)
 
+    @contextmanager
+    def _blocks(self, w: KernelWriter, count: int) -> Iterator[None]:
+        """Each block takes some of so many pieces of work, p, in turn."""
+        w.line("t = cuda.threadIdx.x")
+        with w.block(f"for p in range(cuda.blockIdx.x, {count}, cuda.gridDim.x):"):
+            yield
+            w.line("cuda.syncthreads()")
+
+    @contextmanager
+    def _each_tile(self, w: KernelWriter) -> Iterator[str]:
+        """A block has a tile of a line. Gives an array of each thread's own counts of digits."""
+        held = w.shared(_DIGITS * (w.threads + 1), dtypes.int32)
+        with self._blocks(w, self.lines * self.tiles):
+            w.line(f"line, tile = p // {self.tiles}, p % {self.tiles}")
+            with w.block(f"for d in range({_DIGITS}):"):
+                w.line(f"{held}[d * {w.threads + 1} + t] = i32(0)")
+            yield held
+
     def _count(self) -> KernelWriter:
         w = self._writer("count")
         keys, counts, shift = w.memory(self.keys[0]), w.memory(self.counts), w.word(0)
-        T, n, blocks = w.threads, self.count, self.lines * self.tiles
-        held = w.shared(_DIGITS * (T + 1), dtypes.int32)
-        w.line("t = cuda.threadIdx.x")
-        with w.block(f"for p in range(cuda.blockIdx.x, {blocks}, cuda.gridDim.x):"):
-            w.line(f"line, tile = p // {self.tiles}, p % {self.tiles}")
-            with w.block(f"for d in range({_DIGITS}):"):
-                w.line(f"{held}[d * {T + 1} + t] = i32(0)")
+        T, n = w.threads, self.count
+        with self._each_tile(w) as held:
             w.line(f"end = min((tile + 1) * {self.tile}, {n})")
             with w.block(f"for e in range(tile * {self.tile} + t, end, {T}):"):
                 w.line(f"d = digit({keys}[line * {n} + e], {shift})")
@@ -101,7 +116,6 @@ class Radix:
                 with w.block(f"for k in range({T}):"):
                     w.line(f"total += {held}[d * {T + 1} + k]")
                 w.line(f"{counts}[(line * {_DIGITS} + d) * {self.tiles} + tile] = i32(total)")
-            w.line("cuda.syncthreads()")
         return w
 
     def _offsets(self) -> KernelWriter:
@@ -111,8 +125,7 @@ class Radix:
         T, size = w.threads, _DIGITS * self.tiles
         each = -(-size // T)
         held = w.shared(T, dtypes.int32)
-        w.line("t = cuda.threadIdx.x")
-        with w.block(f"for p in range(cuda.blockIdx.x, {self.lines}, cuda.gridDim.x):"):
+        with self._blocks(w, self.lines):
             w.line(f"first, end = t * {each}, min((t + 1) * {each}, {size})")
             w.line("total = i32(0)")
             with w.block("for k in range(first, end):"):
@@ -126,7 +139,6 @@ class Radix:
                 w.line(f"mine = {counts}[p * {size} + k]")
                 w.line(f"{counts}[p * {size} + k] = i32(before)")
                 w.line("before += mine")
-            w.line("cuda.syncthreads()")
         return w
 
     def _move(self) -> KernelWriter:
@@ -136,17 +148,12 @@ class Radix:
             for a in (self.keys[0], self.places[0], self.keys[1], self.places[1], self.counts)
         )
         shift = w.word(0)
-        T, n, blocks = w.threads, self.count, self.lines * self.tiles
-        held = w.shared(_DIGITS * (T + 1), dtypes.int32)
+        T, n = w.threads, self.count
         tile_keys = w.shared(self.tile, self.keys[0].dtype)
-        w.line("t = cuda.threadIdx.x")
-        with w.block(f"for p in range(cuda.blockIdx.x, {blocks}, cuda.gridDim.x):"):
-            w.line(f"line, tile = p // {self.tiles}, p % {self.tiles}")
+        with self._each_tile(w) as held:
             w.line(f"base = line * {n}")
             w.line(f"first = tile * {self.tile}")
             w.line(f"size = min({self.tile}, {n} - first)")
-            with w.block(f"for d in range({_DIGITS}):"):
-                w.line(f"{held}[d * {T + 1} + t] = i32(0)")
             with w.block(f"for e in range(t, size, {T}):"):
                 w.line(f"{tile_keys}[e] = {keys}[base + first + e]")
             w.line("cuda.syncthreads()")
@@ -168,5 +175,4 @@ class Radix:
                 w.line(f"{held}[cell] = i32(at + 1)")
                 w.line(f"{to_keys}[base + at] = key")
                 w.line(f"{to_places}[base + at] = {places}[base + first + e]")
-            w.line("cuda.syncthreads()")
         return w
