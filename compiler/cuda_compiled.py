@@ -29,6 +29,7 @@ from jitgrad.compiler.symbolic import evaluate
 from jitgrad.runtime import abi
 from jitgrad.runtime.buffers import address
 from jitgrad.runtime.cuda import arrays as device_arrays
+from jitgrad.runtime.cuda import capture
 from jitgrad.runtime.cuda.arrays import DeviceArray, host_copy
 from jitgrad.runtime.cuda.blas import nbytes
 from jitgrad.runtime.cuda.device import Device, current_stream
@@ -107,6 +108,7 @@ class CudaCompiled:
         self._graphs: OrderedDict[Any, _Graph] = OrderedDict()
         self._seen: OrderedDict[Any, None] = OrderedDict()
         self._plans: dict[tuple[int, ...], tuple[dict[int, int], int]] = {}
+        self._draws = any(n.op.random for n in graph.nodes)
         self._may_flag = bool(sites) and any(shape.sites for shape in self.shapes.values())
 
     @contextmanager
@@ -132,9 +134,14 @@ class CudaCompiled:
         what eager code would have raised for a bad element; then no input has been written."""
         given = list(arrays)
         arrays = [
-            x if isinstance(x, DeviceArray) else device_arrays.to_device(x, self.device)
+            x if isinstance(x, DeviceArray) else device_arrays.to_kernel(x, self.device)
             for x in given
         ]
+        if self._draws:
+            capture.refuse(
+                self.device.index, f"random numbers ({self.graph.name})", "each replay would have "
+                "the same ones"
+            )  # fmt: skip
         named: Mapping[str, int] = {}
         sizes: tuple[int, ...] = ()
         if self.syms:
@@ -192,7 +199,10 @@ class CudaCompiled:
             base = address(arena) + _ALIGNMENT - 1 & -_ALIGNMENT
             slots.update({slot: base + offset for slot, offset in offsets.items()})
         if self._may_flag:
-            cell = device_arrays.to_device(np.array([abi.NO_ERROR], np.int64), device, "fault cell")
+            cell = device_arrays.to_kernel(np.array([abi.NO_ERROR], np.int64), device, "fault cell")
+            graph = capture.current(device.index)
+            if graph is not None:  # each replay looks at it
+                graph.cells.append((cell, device_arrays.to_host, self._flagged))
         parts: list[list[_Launch]] = [[]]
         checks = 0
         for number, args, total, grain, _ in image.launches[: image.n_main]:
@@ -221,7 +231,7 @@ class CudaCompiled:
     def _run(self, launches: list[_Launch], stream: int) -> None:
         """Launches on a stream: as a graph, where such launches on the same memory came before."""
         device = self.device
-        if not self.replays or len(launches) < 2:
+        if not self.replays or len(launches) < 2 or capture.current(device.index) is not None:
             _launch_all(device, launches, stream)
             return
         key = tuple([(blocks, *(word for _, word in words)) for *_, blocks, words in launches])
@@ -241,7 +251,7 @@ class CudaCompiled:
 
     def _check(self, cell: Any, arrays: list[Any], named: Mapping[str, int]) -> None:
         """Waits, and raises the user's error where a kernel flagged a fault."""
-        if cell is None:
+        if cell is None or capture.current(self.device.index) is not None:
             return
         site = int(device_arrays.to_host(cell)[0])
         if site == abi.NO_ERROR:
@@ -249,6 +259,11 @@ class CudaCompiled:
         hosts = [host_copy(x) for x in arrays[: self.image.n_inputs]]
         found = first_fault(self.graph, hosts, named)
         raise unknown_fault(self._sites[site]) if found is None else found
+
+    def _flagged(self, cell: np.ndarray[Any, Any]) -> BaseException | None:
+        """The error of what a replayed kernel flagged."""
+        site = int(cell[0])
+        return None if site == abi.NO_ERROR else unknown_fault(self._sites[site])
 
     def __repr__(self) -> str:
         r = self.report

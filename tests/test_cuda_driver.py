@@ -116,7 +116,9 @@ def test_graphs_are_noted_made_ready_and_launched() -> None:
         "cuGraphDestroy", "cuGraphLaunch", "cuGraphExecDestroy",
     ]  # fmt: skip
     (begun,), (launched,) = fake.given("cuStreamBeginCapture_v2"), fake.given("cuGraphLaunch")
-    assert begun[0].value == 77 and begun[1].value == 1
+    assert begun[0].value == 77 and begun[1].value == 1  # thread-local
+    driver.begin_capture(0, 78, relaxed=True)
+    assert fake.given("cuStreamBeginCapture_v2")[-1][1].value == 2
     assert launched[0].value == graph and launched[1].value == 5
     fake.status = {"cuGraphInstantiateWithFlags": 700}
     driver.begin_capture(0, 77)

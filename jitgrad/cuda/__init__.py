@@ -13,6 +13,10 @@ from typing import Any
 
 from jitgrad import random
 from jitgrad.cuda import amp as amp
+from jitgrad.cuda.graphs import CUDAGraph as CUDAGraph
+from jitgrad.cuda.graphs import graph as graph
+from jitgrad.cuda.graphs import graph_pool_handle as graph_pool_handle
+from jitgrad.cuda.graphs import is_current_stream_capturing as is_current_stream_capturing
 from jitgrad.cuda.memory import empty_cache as empty_cache
 from jitgrad.cuda.memory import index_of as _index_of
 from jitgrad.cuda.memory import max_memory_allocated as max_memory_allocated
@@ -80,11 +84,6 @@ def get_arch_list() -> list[str]:
     """The architectures that there is code for: those of the devices, as code is made for them."""
     found = {get_device_properties(k).arch for k in range(device_count())}
     return sorted(found)
-
-
-def is_current_stream_capturing() -> bool:
-    """Whether a stream is being captured: only compiled functions are, within a call."""
-    return False
 
 
 def init() -> None:
@@ -203,16 +202,6 @@ def set_rng_state_all(new_states: Any) -> None:
         raise _no_device("set_rng_state_all")
     for state in states[:1]:
         random.set_rng_state(state)
-
-
-class CUDAGraph:
-    """A recorded launch list. Raises RuntimeError: eager code is not recorded (docs/limits.md)."""
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        raise RuntimeError(
-            "[cuda.CUDAGraph] expected no graph of eager code (docs/limits.md); use "
-            "compile(f, mode='reduce-overhead'), whose launches are replayed as CUDA graphs"
-        )
 
 
 class _NoTensor(type):

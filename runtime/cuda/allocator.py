@@ -79,6 +79,8 @@ class Allocator:
         self.retries = self.failures = 0
         self._ticks, self._next_trim = 0, _TRIMS
         self._pools: dict[tuple[int, bool], Pool] = {}
+        self._diverted: dict[int, int] = {}  # stream -> where its memory comes from instead
+        self._kept: dict[int, int] = {}  # pools of graphs -> how many graphs use them
         self._segments: dict[int, Segment] = {}
         self._spaces: dict[tuple[int, bool], Segment] = {}  # those that grow in place
         self._used: dict[int, Block] = {}
@@ -91,6 +93,7 @@ class Allocator:
         """The address of `nbytes` bytes, for work on a stream. Raises OutOfMemoryError."""
         with self._lock:
             self._settle()
+            stream = self._diverted.get(stream, stream)
             size = rounded(nbytes)
             self._ticks += 1
             block = self._find(size, stream)
@@ -306,8 +309,26 @@ class Allocator:
         """The block is used by work on another stream than it was allocated for."""
         with self._lock:
             block = self._used[address]
-            if stream != block.segment.stream:
+            if self._diverted.get(stream, stream) != block.segment.stream:
                 block.streams.add(stream)
+
+    def divert(self, stream: int, pool: int | None) -> None:
+        """Memory for a stream comes from a pool with a (negative) number of its own, until it is
+        diverted to None. What work of a graph uses is given to nothing else, and not to the driver,
+        until as many `release_pool` as `divert` have come."""
+        with self._lock:
+            if pool is None:
+                del self._diverted[stream]
+                return
+            self._diverted[stream] = pool
+            self._kept[pool] = self._kept.get(pool, 0) + 1
+
+    def release_pool(self, pool: int) -> None:
+        with self._lock:
+            self._kept[pool] -= 1
+            if not self._kept[pool]:
+                del self._kept[pool]
+                self._release_cached()
 
     def _free(self, block: Block) -> None:
         block.used, block.tag = False, ""
@@ -348,6 +369,8 @@ class Allocator:
         if self._spaces:
             self.driver.synchronize(self.device)  # work that comes before must not lose its pages
         for segment in list(self._segments.values()):
+            if segment.stream in self._kept:
+                continue
             if segment.page:
                 self._release_pages(segment)
             block = segment.first

@@ -18,8 +18,8 @@ import numpy as np
 
 from jitgrad.runtime.buffers import address as address_of
 from jitgrad.runtime.buffers import empty_array
+from jitgrad.runtime.cuda import capture, pinned
 from jitgrad.runtime.cuda import device as devices
-from jitgrad.runtime.cuda import pinned
 from jitgrad.runtime.errors import InternalError
 
 
@@ -184,17 +184,35 @@ def to_device(
     """A copy of a host array, made on the current stream. Pinned memory is read while the host goes
     on if that is asked for, else this waits for it."""
     source = np.ascontiguousarray(x)
+    later = non_blocking and pinned.is_pinned(source)
+    if not later:
+        capture.refuse(
+            device.index, "a copy from the host", "it would be made once, not at each replay; copy "
+            "from pinned memory with non_blocking=True, or before"
+        )  # fmt: skip
     made = new(x.shape, x.dtype, device, tag)
     if x.size:
         stream = devices.current_stream(device.index)
         device.driver.copy_in(
             device.index, address_of(made), address_of(source), source.nbytes, stream
         )
-        if pinned.is_pinned(source):
-            if non_blocking:
-                device.hold(source, stream)
-            else:
-                device.driver.synchronize_stream(device.index, stream)
+        if later:
+            device.hold(source, stream)
+        elif pinned.is_pinned(source):
+            device.driver.synchronize_stream(device.index, stream)
+    return made
+
+
+def to_kernel(x: np.ndarray[Any, Any], device: devices.Device, tag: str = "") -> DeviceArray:
+    """A copy of what a kernel reads of the host's; in a graph that is captured, as it is now."""
+    graph = capture.current(device.index)
+    if graph is None:
+        return to_device(x, device, tag)
+    source = np.ascontiguousarray(x)
+    made = new(x.shape, x.dtype, device, tag)
+    graph.held.append(made)
+    if x.size:
+        graph.write_now(address_of(made), address_of(source), source.nbytes)
     return made
 
 
@@ -202,6 +220,7 @@ def to_host(x: DeviceArray) -> np.ndarray[Any, Any]:
     """A copy of a dense device array, after all work on the current stream."""
     if not dense(x):
         raise InternalError(f"expected a dense array to copy to the host; got {x.strides}")
+    capture.refuse(x.device_index, "a look at values", "there are none before the graph runs")
     made = empty_array(x.shape, x.dtype)
     if x.size:
         device = device_of(x)

@@ -35,6 +35,10 @@ class Device:
     def hold(self, x: Any, stream: int) -> None:
         """Keeps something of the host until the work that a stream has now is done."""
         driver, index = self.driver, self.index
+        capture = captures().get(index)
+        if capture is not None:
+            capture.held.append(x)
+            return
         while self._held and driver.event_done(index, self._held[0][0]):
             driver.release_event(index, self._held.popleft()[0])
         event = driver.new_event(index, False)
@@ -67,6 +71,7 @@ class _Thread(threading.local):
 
     def __init__(self) -> None:
         self.streams: dict[int, int] = {}
+        self.captures: dict[int, Any] = {}
 
 
 _local = _Thread()
@@ -100,7 +105,7 @@ def use_driver(new: Driver | None, reason: str = "") -> None:
         _driver, _reason, _looked = new, reason, True
         _devices.clear()
         _local.device = 0
-        _local.streams = {}
+        _local.streams, _local.captures = {}, {}
     for forget in _watchers:
         forget()
 
@@ -160,6 +165,11 @@ def set_current(index: int) -> None:
     _local.device = index
 
 
+def captures() -> dict[int, Any]:
+    """Of each device whose work this thread captures, the Capture (capture.py)."""
+    return _local.captures
+
+
 def initialized() -> bool:
     """Whether any device has been used."""
     return bool(_devices)
@@ -186,6 +196,7 @@ def on_stream(index: int, stream: int) -> Iterator[None]:
 
 
 __all__ = [
-    "CudaError", "Device", "count", "current", "current_stream", "device", "driver", "initialized",
-    "on_stream", "reason", "require", "set_current", "set_stream", "use_driver", "watch",
+    "CudaError", "Device", "captures", "count", "current", "current_stream", "device", "driver",
+    "initialized", "on_stream", "reason", "require", "set_current", "set_stream", "use_driver",
+    "watch",
 ]  # fmt: skip

@@ -127,8 +127,9 @@ class Driver(Protocol):
     ) -> None:  # fmt: skip
         """args: (kind, word): "*" and a dtype's name with an address, or "int64" and a number."""
 
-    def begin_capture(self, device: int, stream: int) -> None:
-        """Work that is given to the stream is noted, not done (not on the default stream)."""
+    def begin_capture(self, device: int, stream: int, relaxed: bool = False) -> None:
+        """Work that is given to the stream is noted, not done (not on the default stream). relaxed:
+        memory may be asked for meanwhile, and other streams waited for."""
 
     def end_capture(self, device: int, stream: int) -> int:
         """A graph of what was noted."""

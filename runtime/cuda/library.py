@@ -17,6 +17,7 @@ from jitgrad.runtime.cuda.driver import CudaError, DeviceMemoryError, Properties
 _NAMES = ("libcuda.so.1", "libcuda.so") if sys.platform != "win32" else ("nvcuda.dll",)
 _OLDEST = 12000
 _OUT_OF_MEMORY, _NOT_READY = 2, 600
+_CAPTURE_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 _CAPTURE_THREAD = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: other threads may use the device
 _VIRTUAL_MEMORY = 102  # CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
 _PAGE = 2 << 20  # the least: each page is a piece of the driver's memory
@@ -338,9 +339,9 @@ class LibraryDriver:
         )  # fmt: skip
 
     # -- graphs ------------------------------------------------------------------------------------
-    def begin_capture(self, device: int, stream: int) -> None:
+    def begin_capture(self, device: int, stream: int, relaxed: bool = False) -> None:
         self.use(device)
-        mode = c_uint(_CAPTURE_THREAD)
+        mode = c_uint(_CAPTURE_RELAXED if relaxed else _CAPTURE_THREAD)
         self._call("cuStreamBeginCapture_v2", c_void_p(stream), mode)
 
     def end_capture(self, device: int, stream: int) -> int:

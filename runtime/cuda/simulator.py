@@ -157,6 +157,8 @@ class SimulatedDriver:
         self._queues.setdefault(stream, deque()).append(one)
 
     def copy_in(self, device: int, to: int, host: int, nbytes: int, stream: int) -> None:
+        if stream in self._noted and not self._is_pinned(host, nbytes):
+            raise CudaError(f"[cuda] stream {stream} is captured: host memory must be pinned")
         if self._is_pinned(host, nbytes):  # it is read when its turn comes
             self._do(stream, lambda: ctypes.memmove(to, host, nbytes))
         elif self.lazy:  # the caller may write its memory again
@@ -221,6 +223,8 @@ class SimulatedDriver:
             steps = None if steps is None else steps - 1
 
     def synchronize_stream(self, device: int, stream: int) -> None:
+        if stream in self._noted:
+            raise CudaError(f"[cuda] stream {stream} is captured: it cannot be waited for")
         self.waits += 1
         queue = self._queues.get(stream)
         while queue:
@@ -294,7 +298,7 @@ class SimulatedDriver:
         self._do(stream, lambda: function[grid, block](*values))
 
     # -- graphs ------------------------------------------------------------------------------------
-    def begin_capture(self, device: int, stream: int) -> None:
+    def begin_capture(self, device: int, stream: int, relaxed: bool = False) -> None:
         if not stream or stream in self._noted:
             raise CudaError(f"[cuda] stream {stream} cannot be captured")
         self._noted[stream] = []
