@@ -4,7 +4,7 @@ Each model (mlp: 784-512-512-10, batches of 64; resnet18: one image of 224 x 224
 as a native library and as an ONNX file. Both run in processes of their own, in turn, on one thread
 and on two (`_harness.py`); their outputs must agree. A ratio above 1 means that ONNX Runtime takes
 longer. Also printed: the library's size without weights, and the time from the start of a Python
-process to the end of the first inference, by `jitgrad.runtime.load`, by the `libm.py` beside the
+process to the end of the first inference, by `jitgrad.runtime.load`, by the `libnet.py` beside the
 library, and by ONNX Runtime, and how much of it processors worked: on a busy machine the latter
 tells more.
 """
@@ -41,10 +41,10 @@ def check():
 _BARE = """
 import importlib.util
 import numpy as np
-spec = importlib.util.spec_from_file_location("libm", {loader!r})
-libm = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(libm)
-model = libm.load(threads={threads})
+spec = importlib.util.spec_from_file_location("libnet", {loader!r})
+libnet = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(libnet)
+model = libnet.load(threads={threads})
 x = np.load({data!r})
 def step():
     return model(x)
@@ -135,7 +135,7 @@ def main() -> None:
         model, x = MODELS[name]()
         with tempfile.TemporaryDirectory() as folder:
             at = {k: str(Path(folder, f)) for k, f in
-                  (("library", "libm.so"), ("loader", "libm.py"), ("file", "m.onnx"),
+                  (("library", "libnet.so"), ("loader", "libnet.py"), ("file", "m.onnx"),
                    ("data", "x.npy"))}  # fmt: skip
             exported: Exported = jg.export(model.eval(), x, names=["x"])
             exported.native(at["library"])
@@ -152,7 +152,7 @@ def main() -> None:
                 compare(f"{name}: a call", contenders, args.rounds, threads=threads, rtol=1e-2)
             print(f"\n{name}: library without weights: {size / 1e3:,.0f} kB")
             print(f"{name}: process start to first result")
-            bare = {"jitgrad, by libm.py": _BARE.format(threads=threads, **at)}
+            bare = {"jitgrad, by libnet.py": _BARE.format(threads=threads, **at)}
             starts({**both, **bare}, args.rounds, "ONNX Runtime")
 
 

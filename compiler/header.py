@@ -116,7 +116,7 @@ const char *jg_{name}_output_name(int i);
 int jg_{name}_output_dtype(int i);
 int jg_{name}_output_rank(int i);
 const int64_t *jg_{name}_output_dims(int i);
-{_sizes(model)}{_states(name, model.own)}{_typed_call(name, inputs, outputs)}
+{_sizes(model)}{_states(name, model.own)}{_typed_call(model)}
 #ifdef __cplusplus
 }}
 #endif
@@ -229,7 +229,8 @@ def _states(name: str, states: list[Port]) -> str:
     return f"""
 /* Each run is a step: it changes the instance's state, {len(states)} arrays that begin as they were
    when the library was made. get_state copies array i to `to`, set_state copies it from `from`, in
-   their dtypes and shapes. They return JG_OK, JG_BAD_ARGUMENT or JG_BUSY. */
+   their dtypes and shapes. They return JG_OK, JG_BAD_ARGUMENT (see jg_{name}_last_error) or
+   JG_BUSY. */
 int jg_{name}_n_states(void);
 const char *jg_{name}_state_name(int i);
 int jg_{name}_state_dtype(int i);
@@ -237,10 +238,6 @@ int jg_{name}_state_rank(int i);
 const int64_t *jg_{name}_state_dims(int i);
 int jg_{name}_get_state(jg_{name} *model, int i, void *to);
 int jg_{name}_set_state(jg_{name} *model, int i, const void *from);
-static inline int jg_{name}_step(
-        jg_{name} *model, const void *const *inputs, void *const *outputs) {{
-    return jg_{name}_run(model, inputs, outputs);
-}}
 """
 
 
@@ -276,10 +273,22 @@ def _port_enums(upper: str, model: Model) -> str:
     return f"/* Elements of each array{most}. */\nenum {{\n" + ",\n".join(rows) + "\n};\n"
 
 
-def _typed_call(name: str, inputs: list[Port], outputs: list[Port]) -> str:
-    """A typed form of run, for models with few arrays."""
+def _typed_call(model: Model) -> str:
+    """A typed form of run, for models with few arrays; `step`, for those with state, is alike."""
+    name = model.name
+    inputs, outputs = [p for _, p in model.inputs], [p for _, p in model.outputs]
     if not 1 <= len(inputs) + len(outputs) <= 12:
-        return ""
+        return (
+            ""
+            if not model.own
+            else f"""
+/* jg_{name}_run, by the name of what it does. */
+static inline int jg_{name}_step(
+        jg_{name} *model, const void *const *inputs, void *const *outputs) {{
+    return jg_{name}_run(model, inputs, outputs);
+}}
+"""
+        )
     params = [f"const {_C_TYPES[p.dtype]} *input{n}" for n, p in enumerate(inputs)]
     params += [f"{_C_TYPES[p.dtype]} *output{n}" for n, p in enumerate(outputs)]
     n_in, n_out = max(1, len(inputs)), max(1, len(outputs))
@@ -287,7 +296,19 @@ def _typed_call(name: str, inputs: list[Port], outputs: list[Port]) -> str:
     body += [f"    in[{n}] = input{n};" for n in range(len(inputs))] or ["    in[0] = 0;"]
     body += [f"    out[{n}] = output{n};" for n in range(len(outputs))] or ["    out[0] = 0;"]
     signature = ",\n        ".join([f"jg_{name} *model", *params])
+    passed = ", ".join(["model", *(p.rpartition("*")[2] for p in params)])
     lines = "\n".join(body)
+    step = (
+        ""
+        if not model.own
+        else f"""
+/* The same, by the name of what it does. */
+static inline int jg_{name}_step(
+        {signature}) {{
+    return jg_{name}_call({passed});
+}}
+"""
+    )
     return f"""
 /* jg_{name}_run with the arrays as typed arguments. */
 static inline int jg_{name}_call(
@@ -295,4 +316,4 @@ static inline int jg_{name}_call(
 {lines}
     return jg_{name}_run(model, in, out);
 }}
-"""
+{step}"""

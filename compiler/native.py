@@ -40,6 +40,7 @@ from jitgrad.compiler.wasm_loader import wasm_loader
 from jitgrad.compiler.weights import Packed, fill_section, pack, write_weights
 from jitgrad.runtime import artifact_format as fmt
 from jitgrad.runtime.errors import CompileError
+from jitgrad.runtime.userline import warn
 
 _WEIGHTS_LIMIT = 2**31 - 2**24  # position-independent code reaches 2 GiB
 _TEXT_LIMIT = 2**26  # weights that go through LLVM as text
@@ -48,6 +49,11 @@ _WASM_PROVIDES = frozenset({"__heap_base", "__stack_pointer", "__indirect_functi
                        "__linear_memory", "__memory_base", "__table_base"})  # fmt: skip
 
 
+_SYSTEM = frozenset((
+    "m", "c", "dl", "pthread", "rt", "util", "z", "crypt", "resolv", "nsl", "atomic", "gomp", "gcc",
+    "gcc_s", "stdc++", "c++", "iconv",
+))  # fmt: skip
+"""Names of libraries that programs are linked with on most systems."""
 _SUFFIXES = (".so", ".dylib", ".o", ".a", ".wasm")
 
 
@@ -92,7 +98,8 @@ def write_native(
 
     graph: pure; its inputs of kind "state" take their values from `state`, by name. Symbolic dims
     have a largest size (a guard of its env), which memory is made for. name: the C functions are
-    jg_<name>_...; None takes the file's name without lib and suffix. Raises ValueError for a path
+    jg_<name>_...; None takes the file's name without lib and suffix. Warns of a file that is called
+    as a library of the system (libm.so). Raises ValueError for a path
     or name that will not do, CompileError for what cannot be compiled or linked, OSError when a
     file cannot be written.
     """
@@ -121,6 +128,11 @@ def write_native(
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", symbol):
         raise ValueError(f"[native] expected name to be a C identifier; got {name!r}")
     header_path = path.with_suffix(".h")
+    if path.name.startswith("lib") and stem in _SYSTEM and path.suffix not in (".o", ".wasm"):
+        warn(
+            f"[native] {path.name} is called as a library of the system is; a program linked with "
+            f"-l{stem} may get either; call it {path.name.replace(stem, stem + '_model')}, say"
+        )
     if weights is None:
         built = _build(graph, state, symbol, output_names, targets, creator, path)
         return _write(path, header_path, built, made, None)

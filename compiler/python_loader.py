@@ -47,13 +47,18 @@ PIECE, WORKERS = @PIECE@, @WORKERS@
 
 
 def load(path=None, threads=1, weights=None, verify=True):
-    """The model of a library; default: the one beside this file. threads: for each call. weights:
-    their file, of a library that keeps them in one; default: the one beside the library. verify:
-    whether checksums are computed first (`strip` removes the library's).
+    """The model of a library; default: the one beside this file. threads: for each call, 1 to
+    @THREADS@. weights: their file, of a library that keeps them in one; default: the one beside the
+    library. verify: whether checksums are computed first (`strip` removes the library's).
 
-    Raises OSError when a file cannot be opened, RuntimeError when one is truncated or altered, the
-    file of weights is another library's, or the processor lacks what the code needs.
+    Raises TypeError or ValueError for another number of threads, OSError when a file cannot be
+    opened, RuntimeError when one is truncated or altered, the file of weights is another library's,
+    or the processor lacks what the code needs.
     """
+    if not isinstance(threads, int) or isinstance(threads, bool):
+        raise TypeError(f"[@NAME@] expected threads to be an int; got {threads!r}")
+    if not 1 <= threads <= @THREADS@:
+        raise ValueError(f"[@NAME@] expected 1 to @THREADS@ threads; got {threads}")
     path = path or os.path.join(os.path.dirname(os.path.abspath(__file__)), _LIBRARY)
     if _WEIGHTS and weights is None:
         weights = os.path.join(os.path.dirname(os.path.abspath(path)), _WEIGHTS)
@@ -131,7 +136,7 @@ class Model:
         if self.weights is None:
             instance = self._create(self._threads)
             if not instance:
-                raise MemoryError("no memory for an instance")
+                raise MemoryError("[@NAME@] no memory for an instance")
         else:
             why, given = ctypes.c_char_p(), self.weights
             instance = self._create(self._threads, given.ctypes.data, given.nbytes, why)
@@ -145,8 +150,8 @@ class Model:
 
     def __call__(self, *arrays):
         if len(arrays) != len(INPUTS):
-            raise TypeError(f"expected {len(INPUTS)} inputs ({[n for n, *_ in INPUTS]}); "
-                            f"got {len(arrays)}")
+            raise TypeError(f"[@NAME@] expected {len(INPUTS)} inputs "
+                            f"({', '.join(n for n, *_ in INPUTS)}); got {len(arrays)}")
         sizes = {}
         given = [_checked(a, *port, sizes) for a, port in zip(arrays, INPUTS)]
         if STATES:
@@ -169,7 +174,7 @@ class Model:
         if SIZES:
             words = (ctypes.c_int64 * len(SIZES))(*[sizes[name] for name in SIZES])
             if self._set_sizes(instance, words):
-                raise ValueError(f"{self._error(instance).decode()}; got {sizes}")
+                raise ValueError(f"[@NAME@] {self._error(instance).decode()}; got {sizes}")
             places = [self._output_shape(instance, i) for i in range(len(OUTPUTS))]
             shapes = [place[:len(shape)] for place, shape in zip(places, shapes)]
         results = [np.empty(shape, _dtype(p[1])) for shape, p in zip(shapes, OUTPUTS)]
@@ -177,9 +182,9 @@ class Model:
         outputs = (ctypes.c_void_p * max(1, len(results)))(*[a.ctypes.data for a in results])
         status = self._run(instance, inputs, outputs)
         if status in (_FAULT, _BAD_ARGUMENT):
-            raise RuntimeError(self._error(instance).decode())
+            raise RuntimeError(f"[@NAME@] {self._error(instance).decode()}")
         if status:
-            raise RuntimeError(f"run returned status {status}")
+            raise RuntimeError(f"[@NAME@] run returned status {status}")
         return results
 
     def get_state(self):
@@ -195,7 +200,8 @@ class Model:
     def set_state(self, state):
         """Replaces state by name. Raises KeyError, TypeError, ValueError for what does not fit."""
         if not isinstance(state, dict):
-            raise TypeError(f"expected a dict of arrays by name; got {type(state).__name__}")
+            kind = type(state).__name__
+            raise TypeError(f"[@NAME@] expected a dict of arrays by name; got {kind}")
         numbers = {name: i for i, (name, *_) in enumerate(STATES)}
         checked = [(numbers[k], _checked(a, *STATES[numbers[k]])) for k, a in state.items()]
         for i, array in checked:
@@ -206,14 +212,15 @@ class Model:
 def _checked(array, name, dtype, shape, sizes=None):
     if not isinstance(array, np.ndarray) or array.dtype != _dtype(dtype):
         got = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
-        raise TypeError(f"expected {name} to be an array of {_dtype(dtype)}; got {got}")
+        raise TypeError(f"[@NAME@] expected {name} to be an array of {_dtype(dtype)}; got {got}")
     wanted = list(shape)
     if sizes is not None and len(array.shape) == len(shape):
         wanted = [sizes.setdefault(n, k) if isinstance(n, str) else n
                   for n, k in zip(shape, array.shape)]
     if list(array.shape) != wanted:
         where = f", where {sizes}" if sizes else ""
-        raise ValueError(f"expected {name} to have shape {list(shape)}{where}; got {array.shape}")
+        raise ValueError(f"[@NAME@] expected {name} to have shape {list(shape)}{where}; got "
+                         f"{list(array.shape)}")
     return np.require(array, requirements=["C", "ALIGNED"])
 '''
 
@@ -232,6 +239,7 @@ def python_loader(model: Model, module: str, library: str, sealed: bool) -> str:
         "INPUTS": describe([p for _, p in model.inputs]),
         "OUTPUTS": describe([p for _, p in model.outputs]), "STATES": describe(model.own),
         "SIZES": repr({s.name: (s.low, s.high) for s in model.sizes}),
+        "THREADS": str(fmt.MAX_THREADS),
         "FAULT": str(fmt.FAULT), "BAD_ARGUMENT": str(fmt.BAD_ARGUMENT),
         "SEAL": repr(fmt.SEAL_MAGIC), "SEALED": repr(sealed), "SEAL_BYTES": str(fmt.SEAL_BYTES),
         "PIECE": str(fmt.PIECE), "WORKERS": str(fmt.WORKERS),

@@ -35,13 +35,14 @@ _WEIGHTS = """\
     }
     const all = new Uint8Array(await subtle.digest("SHA-256", new Int32Array(found)));
     if (Array.from(all, (b) => b.toString(16).padStart(2, "0")).join("") !== "@DIGEST@") {
-      throw new Error("expected the weights that this module was written with; got others");
+      throw new Error(label + "expected the weights in " + @FILE@
+        + ", which this module was written with; got others");
     }
   }
 """
 _CREATE = """\
     this.instance = this.call("create", 1);
-    if (!this.instance) throw new Error("no memory for an instance");
+    if (!this.instance) throw new Error(label + "no memory for an instance");
 """
 _CREATE_WITH = """\
     const place = this.allocate(weights.length);
@@ -49,7 +50,7 @@ _CREATE_WITH = """\
     const why = this.allocate(4);
     this.instance = this.call("create_with", 1, place, BigInt(weights.length), why);
     const text = new Uint32Array(exports.memory.buffer, why, 1)[0];
-    if (!this.instance) throw new Error(this.text(text));
+    if (!this.instance) throw new Error(label + this.text(text));
     this.weights = [place, why];
 """
 _RESIZE = """
@@ -59,11 +60,13 @@ _RESIZE = """
     const other = Object.keys(given ?? {}).find((name) => !names.includes(name));
     if (typeof given !== "object" || given === null || other !== undefined) {
       const got = other ?? (given === null ? "null" : typeof given);
-      throw new TypeError(`expected an object of the sizes ${names.join(", ")}; got ${got}`);
+      const all = names.join(", ");
+      throw new TypeError(`${label}expected an object of the sizes ${all}; got ${got}`);
     }
     const missing = names.find((name) => !Number.isSafeInteger(given[name]));
     if (missing !== undefined) {
-      throw new TypeError(`expected a whole number as size ${missing}; got ${given[missing]}`);
+      const got = given[missing];
+      throw new TypeError(`${label}expected a whole number as size ${missing}; got ${got}`);
     }
     const place = this.allocate(8 * sizes.length);
     const values = sizes.map((s) => BigInt(given[s.name]));
@@ -72,7 +75,8 @@ _RESIZE = """
     this.call("free", place);
     if (status) {
       const text = this.text(this.call("last_error", this.instance));
-      throw new RangeError(`${text}; got ${names.map((n) => `${n} = ${given[n]}`).join(", ")}`);
+      const got = names.map((n) => `${n} = ${given[n]}`).join(", ");
+      throw new RangeError(`${label}${text}; got ${got}`);
     }
     const memory = new BigInt64Array(this.exports.memory.buffer);
     const product = (shape) => shape.reduce((a, b) => a * b, 1);
@@ -121,6 +125,8 @@ def wasm_loader(model: Model, digest: str) -> str:
 // Inputs and results are typed arrays, dense and row-major (float16 and bfloat16 as their bits).
 const digest = "{digest}";
 const prefix = "jg_{model.name}_";
+const label = "[{model.name}] ";  // what errors begin with
+const describe = (p) => `${{p.name}}: ${{p.dtype}}[${{p.shape.join(", ")}}]`;
 const arrays = {{ {arrays} }};
 export const inputs = {describe(model.inputs)};
 export const outputs = {describe(model.outputs)};
@@ -129,7 +135,7 @@ export const sizes = {json.dumps(sizes)};
 async function bytesOf(source, name) {{
   source = await source;
   if (typeof Response !== "undefined" && source instanceof Response) {{
-    if (!source.ok) throw new Error(`expected ${{name}}; got status ${{source.status}}`);
+    if (!source.ok) throw new Error(`${{label}}expected ${{name}}; got status ${{source.status}}`);
     source = await source.arrayBuffer();
   }}
   return source;
@@ -144,8 +150,8 @@ export async function load(source{side}) {{
   if (subtle && digest) {{
     const found = new Uint8Array(await subtle.digest("SHA-256", source));
     if (Array.from(found, (b) => b.toString(16).padStart(2, "0")).join("") !== digest) {{
-      throw new Error("expected the {model.name}.wasm that this file was written with; got other "
-        + "bytes: it is truncated, altered, or of another export");
+      throw new Error(label + "expected the {model.name}.wasm that this file was written with; got "
+        + "other bytes: it is truncated, altered, or of another export");
     }}
   }}
   const made = await WebAssembly.instantiate(source, {{}});
@@ -170,7 +176,7 @@ export class Model {{
 
   allocate(nbytes) {{
     const at = this.call("alloc", Math.max(16, nbytes));
-    if (!at) throw new Error("no memory");
+    if (!at) throw new Error(`${{label}}no memory for ${{nbytes}} bytes`);
     return at;
   }}
 
@@ -186,21 +192,25 @@ export class Model {{
   // One typed array for each input; gives an array of fresh typed arrays, one for each output.
   run(...given) {{
     if (given.length !== inputs.length) {{
-      throw new TypeError(`expected ${{inputs.length}} inputs; got ${{given.length}}`);
+      const names = inputs.map(describe).join(", ") || "none";
+      throw new TypeError(
+        `${{label}}expected ${{inputs.length}} inputs (${{names}}); got ${{given.length}}`);
     }}
     inputs.forEach((p, i) => {{
       if (!(given[i] instanceof arrays[p.dtype]) || given[i].length !== this.counts[i]) {{
+        const found = given[i]?.constructor?.name ?? String(given[i]);
+        const count = given[i]?.length === undefined ? "" : ` of ${{given[i].length}}`;
         throw new TypeError(
-          `expected input ${{p.name}} to be a ${{arrays[p.dtype].name}} of ${{this.counts[i]}} ` +
-          `elements (${{p.dtype}}[${{p.shape}}])`);
+          `${{label}}expected input ${{describe(p)}} to be a ${{arrays[p.dtype].name}} of ` +
+          `${{this.counts[i]}} elements; got ${{found}}${{count}}`);
       }}
       this.view(p, this.places[i], this.counts[i]).set(given[i]);
     }});
     const status = this.call("run", this.instance, this.table, this.table + 4 * inputs.length);
     if (status === {fmt.FAULT} || status === {fmt.BAD_ARGUMENT}) {{
-      throw new RangeError(this.text(this.call("last_error", this.instance)));
+      throw new RangeError(label + this.text(this.call("last_error", this.instance)));
     }}
-    if (status !== {fmt.OK}) throw new Error(`run returned status ${{status}}`);
+    if (status !== {fmt.OK}) throw new Error(`${{label}}run returned status ${{status}}`);
     return outputs.map((p, i) => {{
       const n = inputs.length + i;
       return this.view(p, this.places[n], this.counts[n]).slice();

@@ -74,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("source", help="file.py:name or package.module:name; a function, a Module, or a "
                                   "class that makes one without arguments; an .onnx "
                                   "file")  # fmt: skip
-    p.add_argument("-o", "--output", required=True, help="m.jgx, libm.so, m.o, ... or m.onnx")
+    p.add_argument("-o", "--output", required=True, help="m.jgx, libnet.so, m.o, ... or m.onnx")
     p.add_argument("--input", action="append", default=[], metavar="[NAME=]SHAPE[:DTYPE]",
                    help="an example input: 8x64, or ids=nx128:int64 (a size by name is free in "
                         "each call)")  # fmt: skip

@@ -140,7 +140,7 @@ class Exported:
                 starts; a system: "x86_64-linux-gnu", "aarch64-linux-gnu",
                 "riscv64-linux-gnu", "aarch64-macos", "x86_64-macos", "wasm32", with a processor
                 after a colon if need be ("aarch64-linux-gnu:neoverse-n1").
-            weights: a file that the weights go to ("libm.weights"), which programs map into
+            weights: a file that the weights go to ("libnet.weights"), which programs map into
                 memory: for models of 2 GB and more. Default: they are in the library.
 
         Raises ValueError for a path or target that will not do; CompileError where there is no

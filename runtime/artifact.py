@@ -34,7 +34,6 @@ from jitgrad.runtime.artifact_file import (
 from jitgrad.runtime.errors import ArtifactError, counted
 
 _MAX_IDLE = 8
-_MAX_THREADS = 1024
 _MAX_KNOWN = 1024  # sizes whose results' shapes are kept
 
 _Address = ctypes.c_void_p
@@ -458,8 +457,8 @@ def _thread_count(count: int | None) -> int:
         return threads.available_processors()
     if not isinstance(count, int) or isinstance(count, bool):
         raise TypeError(f"[load] expected threads to be an int or None; got {count!r}")
-    if not 1 <= count <= _MAX_THREADS:
-        raise ValueError(f"[load] expected 1 to {_MAX_THREADS} threads; got {count}")
+    if not 1 <= count <= fmt.MAX_THREADS:
+        raise ValueError(f"[load] expected 1 to {fmt.MAX_THREADS} threads; got {count}")
     return count
 
 

@@ -41,6 +41,8 @@ DESC_WORDS = 12
 # What run returns.
 OK, FAULT, BAD_ARGUMENT, BUSY = 0, 1, 2, 3
 
+MAX_THREADS = 1024  # of a call
+
 # Codes of dtypes in the C interface.
 DTYPE_CODES = {
     "bool": 0, "uint8": 1, "int8": 2, "int16": 3, "int32": 4, "int64": 5, "float16": 6,

@@ -151,7 +151,7 @@ def test_info_and_the_module_itself(capsys):
     (["export", "net.py:Net", "-o", "m.jgx", "--input", "nx4", "--max", "n"], "NAME=SIZE"),
     (["export", "net.py:Net", "-o", "m.jgx", "--input", "nx4", "--max", "k=3"], "is called k"),
     (["export", "net.py:Net", "-o", "m.jgx", "--input", "2x4", "--target", "wasm32"], "native"),
-    (["export", "net.py:Net", "-o", "libm.so", "--input", "nx4"], ": --max n=64"),
+    (["export", "net.py:Net", "-o", "libnet.so", "--input", "nx4"], ": --max n=64"),
     (["export", "net.py:Net", "-o", "m.txt", "--input", "2x4"], "expected a path that ends in"),
 ])  # fmt: skip
 def test_mistakes(folder, capsys, arguments, message):

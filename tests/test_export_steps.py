@@ -303,7 +303,7 @@ int main(void) {
     void *out[] = {&loss, &seen};
     if (!model) return 3;
     for (int i = 0; i < 20; i++) {
-        if (jg_step_step(model, in, out) != JG_OK) return 4;
+        if (i % 2 ? jg_step_step(model, x, y, &loss, &seen) : jg_step_run(model, in, out)) return 4;
         printf("%.9g\n", loss);
     }
     double lr = 0;
@@ -315,6 +315,7 @@ int main(void) {
             found = 1;
         }
     if (jg_step_get_state(model, -1, &lr) != JG_BAD_ARGUMENT) return 7;
+    if (!strstr(jg_step_last_error(model), "the number of a state, 0 to ")) return 9;
     if (jg_step_set_state(NULL, 0, &lr) != JG_BAD_ARGUMENT) return 8;
     printf("%g %d\n", lr, found);
     jg_step_destroy(model);

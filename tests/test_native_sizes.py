@@ -118,8 +118,8 @@ def results_of(f, x):
 @pytest.mark.parametrize("name", CASES)
 def test_every_size_gives_what_eager_gives(name, tmp_path):
     f, graph, _ = exported(name)
-    graph.native(tmp_path / "libm.so")
-    model = load(tmp_path / "libm.so", threads=2)
+    graph.native(tmp_path / "libnet.so")
+    model = load(tmp_path / "libnet.so", threads=2)
     for x in inputs(name):
         got = model(x)
         got = got if isinstance(got, tuple) else (got,)
@@ -142,8 +142,8 @@ def test_the_bits_are_those_of_a_library_of_that_size(tmp_path):
 
 def test_description_and_mistakes(tmp_path):
     _, graph, _ = exported("encoder")
-    graph.native(tmp_path / "libm.so")
-    model = load(tmp_path / "libm.so")
+    graph.native(tmp_path / "libnet.so")
+    model = load(tmp_path / "libnet.so")
     assert model.sizes == {"batch": (0, 9), "seq": (1, 12)}
     assert str(model.inputs[0]) == "x: int64[batch, seq]"
     assert [str(p) for p in model.outputs] == [
@@ -170,8 +170,8 @@ def test_description_and_mistakes(tmp_path):
 def test_a_least_size_that_was_declared(tmp_path):
     dims = {0: jg.Dim("n", min=2, max=8), 1: jg.Dim("m", min=3, max=3)}
     graph = jg.export(lambda x: x * 2, jg.rand(4, 3), dynamic_shapes=[dims])
-    graph.native(tmp_path / "libm.so")
-    assert load(tmp_path / "libm.so").sizes == {"n": (2, 8), "m": (3, 3)}
+    graph.native(tmp_path / "libnet.so")
+    assert load(tmp_path / "libnet.so").sizes == {"n": (2, 8), "m": (3, 3)}
     with pytest.raises(ValueError, match="expected sizes with 2 <= n"):
         graph(jg.rand(1, 3))
 
@@ -192,8 +192,8 @@ def test_all_sizes_that_are_promised_hold(tmp_path, f, shape, sizes):
     """And no example outside its Dim is taken."""
     n = jg.Dim("n", max=8)
     graph = jg.export(f, jg.rand(shape), dynamic_shapes=[{0: n}])
-    graph.native(tmp_path / "libm.so")
-    model = load(tmp_path / "libm.so")
+    graph.native(tmp_path / "libnet.so")
+    model = load(tmp_path / "libnet.so")
     assert model.sizes == {"n": sizes}
     for size in range(sizes[0], sizes[1] + 1):
         x = jg.rand(size, *shape[1:])
@@ -222,9 +222,9 @@ def test_sizes_of_two_names_that_must_be_equal(tmp_path):
         lambda x, y: (x + y, x[1:] * 2), jg.rand(3, 2), jg.rand(3, 2),
         dynamic_shapes=({0: jg.Dim("n", max=8)}, {0: jg.Dim("m", max=9)}),
     )  # fmt: skip
-    graph.native(tmp_path / "libm.so")
+    graph.native(tmp_path / "libnet.so")
     graph.save(tmp_path / "m.jgx")
-    library, again = load(tmp_path / "libm.so"), jg.load_exported(tmp_path / "m.jgx")
+    library, again = load(tmp_path / "libnet.so"), jg.load_exported(tmp_path / "m.jgx")
     assert [str(p) for p in library.inputs] == ["x: float32[n, 2]", "y: float32[m, 2]"]
     assert [low for low, _ in library.sizes.values()] == [3, 1]
     x, y = jg.rand(5, 2), jg.rand(5, 2)
@@ -241,8 +241,8 @@ def test_sizes_of_one_name_are_equal(tmp_path):
         lambda x, y: x @ y, jg.rand(2, 3), jg.rand(3, 4),
         dynamic_shapes=({1: jg.Dim("k", max=8)}, {0: jg.Dim("k", max=8)}),
     )  # fmt: skip
-    graph.native(tmp_path / "libm.so")
-    model = load(tmp_path / "libm.so")
+    graph.native(tmp_path / "libnet.so")
+    model = load(tmp_path / "libnet.so")
     x, y = np.ones((2, 5), np.float32), np.ones((5, 4), np.float32)
     assert (model(x, y) == 5).all()
     with pytest.raises(ValueError, match=r"float32\[k, 4\]\), where k = 5; got float32\[4, 4\]"):
@@ -254,8 +254,8 @@ def test_conditions_of_the_recording_are_checked(tmp_path):
         return x * 2 if x.shape[0] <= x.shape[1] else x * 3
 
     dims = {0: jg.Dim("n", max=8), 1: jg.Dim("m", max=8)}
-    jg.export(f, jg.rand(2, 4), dynamic_shapes=[dims]).native(tmp_path / "libm.so")
-    model = load(tmp_path / "libm.so")
+    jg.export(f, jg.rand(2, 4), dynamic_shapes=[dims]).native(tmp_path / "libnet.so")
+    model = load(tmp_path / "libnet.so")
     assert (model(np.ones((3, 3), np.float32)) == 2).all()
     with pytest.raises(ValueError, match="expected sizes with n <= m; .*got n = 4, m = 3"):
         model(np.ones((4, 3), np.float32))
@@ -265,8 +265,8 @@ def test_conditions_of_the_recording_are_checked(tmp_path):
 def test_bad_values_and_threads(tmp_path):
     table = jg.arange(10.0)
     graph = jg.export(lambda i: table[i], jg.tensor([1, 2]), dynamic_shapes=[{0: batch}])
-    graph.native(tmp_path / "libm.so")
-    model = load(tmp_path / "libm.so")
+    graph.native(tmp_path / "libnet.so")
+    model = load(tmp_path / "libnet.so")
     with pytest.raises(RuntimeError, match="index"):
         model(np.array([1, 10, 3]))
     wrong = []
@@ -286,7 +286,7 @@ def test_bad_values_and_threads(tmp_path):
 def test_a_largest_size_is_needed(tmp_path):
     graph = jg.export(mlp(), jg.rand(4, 6), dynamic_shapes=[{0: "batch"}])
     with pytest.raises(CompileError, match=r"largest size.*'batch' has none.*Dim\(\"batch\", max"):
-        graph.native(tmp_path / "libm.so")
+        graph.native(tmp_path / "libnet.so")
     assert not list(tmp_path.iterdir())
 
 
@@ -305,23 +305,23 @@ def test_memory_is_for_the_largest_sizes(tmp_path):
 def test_after_saving(tmp_path):
     f, graph, _ = exported("encoder")
     graph.save(tmp_path / "m.jgx")
-    jg.load_exported(tmp_path / "m.jgx").native(tmp_path / "libm.so")
+    jg.load_exported(tmp_path / "m.jgx").native(tmp_path / "libnet.so")
     x = np.ones((9, 1), np.int64)
-    close(load(tmp_path / "libm.so")(x)[0], f(jg.from_numpy(x))["hidden"].detach().numpy())
+    close(load(tmp_path / "libnet.so")(x)[0], f(jg.from_numpy(x))["hidden"].detach().numpy())
 
 
 @needs_x86
 def test_portable(tmp_path):
     f, graph, _ = exported("mlp")
-    graph.native(tmp_path / "libm.so", target="portable")
+    graph.native(tmp_path / "libnet.so", target="portable")
     for x in inputs("mlp"):
-        close(load(tmp_path / "libm.so")(x), results_of(f, x)[0])
+        close(load(tmp_path / "libnet.so")(x), results_of(f, x)[0])
 
 
 def test_requests_that_share_a_call(tmp_path):
     _, graph, _ = exported("mlp")
-    graph.native(tmp_path / "libm.so")
-    served = load_model(tmp_path / "libm.so")
+    graph.native(tmp_path / "libnet.so")
+    served = load_model(tmp_path / "libnet.so")
     assert served.rows == 9 and served.inputs[0].shape == (-1, 6)
     _, graph, _ = exported("formulas")
     graph.native(tmp_path / "libf.so")
@@ -330,11 +330,11 @@ def test_requests_that_share_a_call(tmp_path):
 
 def test_the_python_module_beside_it(tmp_path):
     f, graph, _ = exported("encoder")
-    graph.native(tmp_path / "libm.so")
+    graph.native(tmp_path / "libnet.so")
     for k, x in enumerate(inputs("encoder")):
         np.savez(tmp_path / f"{k}.npz", x, *results_of(f, x))
     said = bare(tmp_path, """
-        model = libm.load()
+        model = libnet.load()
         for k in range(4):
             x, *want = np.load(f"{k}.npz").values()
             for y, w in zip(model(x), want):
@@ -344,45 +344,45 @@ def test_the_python_module_beside_it(tmp_path):
                 model(bad)
             except ValueError as error:
                 print(error)
-        assert libm.SIZES == {"batch": (0, 9), "seq": (1, 12)}
+        assert libnet.SIZES == {"batch": (0, 9), "seq": (1, 12)}
     """).splitlines()  # fmt: skip
     assert said == [
-        "expected batch to be 0 to 9; it is not; got {'batch': 10, 'seq': 3}",
-        "expected x to have shape ['batch', 'seq']; got (3,)",
+        "[net] expected batch to be 0 to 9; it is not; got {'batch': 10, 'seq': 3}",
+        "[net] expected x to have shape ['batch', 'seq']; got [3]",
     ]
 
 
 PROGRAM = r"""
 #include <stdio.h>
-#include "libm.h"
-static void tell(jg_m *model, int status) {
-    printf("%d %s\n", status, jg_m_last_error(model));
+#include "libnet.h"
+static void tell(jg_net *model, int status) {
+    printf("%d %s\n", status, jg_net_last_error(model));
 }
 int main(void) {
-    static int64_t x[JG_M_INPUT0_SIZE];
-    static float hidden[JG_M_OUTPUT0_SIZE];
-    static int64_t last[JG_M_OUTPUT1_SIZE], best[JG_M_OUTPUT2_SIZE];
-    for (int i = 0; i < JG_M_INPUT0_SIZE; i++) x[i] = (i * 7) % 20;
-    jg_m *model = jg_m_create(2);
-    if (!model) { puts(jg_m_status()); return 1; }
-    printf("%d %s %d %d\n", jg_m_n_sizes(), jg_m_size_name(1), (int)jg_m_size_min(1),
-           (int)jg_m_size_max(0));
-    printf("%d %d %d\n", jg_m_size_name(2) == NULL, (int)jg_m_size_max(-1),
-           (int)jg_m_input_dims(0)[1]);
-    tell(model, jg_m_call(model, x, hidden, last, best));
-    printf("%d\n", jg_m_output_shape(model, 0) == NULL);
-    tell(model, jg_m_resize(model, 10, 2));
+    static int64_t x[JG_NET_INPUT0_SIZE];
+    static float hidden[JG_NET_OUTPUT0_SIZE];
+    static int64_t last[JG_NET_OUTPUT1_SIZE], best[JG_NET_OUTPUT2_SIZE];
+    for (int i = 0; i < JG_NET_INPUT0_SIZE; i++) x[i] = (i * 7) % 20;
+    jg_net *model = jg_net_create(2);
+    if (!model) { puts(jg_net_status()); return 1; }
+    printf("%d %s %d %d\n", jg_net_n_sizes(), jg_net_size_name(1), (int)jg_net_size_min(1),
+           (int)jg_net_size_max(0));
+    printf("%d %d %d\n", jg_net_size_name(2) == NULL, (int)jg_net_size_max(-1),
+           (int)jg_net_input_dims(0)[1]);
+    tell(model, jg_net_call(model, x, hidden, last, best));
+    printf("%d\n", jg_net_output_shape(model, 0) == NULL);
+    tell(model, jg_net_resize(model, 10, 2));
     const int64_t shape[2] = {3, 5}, *shapes[1] = {shape};
-    tell(model, jg_m_set_shapes(model, shapes));
-    printf("%d\n", jg_m_set_shapes(model, NULL));
-    printf("%d\n", jg_m_set_sizes(NULL, shape));
-    const int64_t *y = jg_m_output_shape(model, 0);
-    printf("%d %d %d %d\n", (int)y[0], (int)y[1], (int)y[2], (int)*jg_m_output_shape(model, 1));
-    printf("%d\n", jg_m_output_shape(model, 3) == NULL);
-    if (jg_m_call(model, x, hidden, last, best)) { puts(jg_m_last_error(model)); return 2; }
+    tell(model, jg_net_set_shapes(model, shapes));
+    printf("%d\n", jg_net_set_shapes(model, NULL));
+    printf("%d\n", jg_net_set_sizes(NULL, shape));
+    const int64_t *y = jg_net_output_shape(model, 0);
+    printf("%d %d %d %d\n", (int)y[0], (int)y[1], (int)y[2], (int)*jg_net_output_shape(model, 1));
+    printf("%d\n", jg_net_output_shape(model, 3) == NULL);
+    if (jg_net_call(model, x, hidden, last, best)) { puts(jg_net_last_error(model)); return 2; }
     for (int i = 0; i < 3 * 5 * 8; i++) printf("%.9g ", hidden[i]);
     puts("");
-    jg_m_destroy(model);
+    jg_net_destroy(model);
     return 0;
 }
 """
@@ -393,16 +393,18 @@ int main(void) {
 @pytest.mark.parametrize("language", ["c", "c++"])
 def test_from_c(language, valgrind, tmp_path):
     f, graph, _ = exported("encoder")
-    graph.native(tmp_path / "libm.a", target=TARGET)
+    graph.native(tmp_path / "libnet.a", target=TARGET)
     (tmp_path / "main.c").write_text(PROGRAM)
     command = ["cc", "-x", language, "-Wall", "-Wextra", "-Werror", "-pedantic", "main.c", "-x",
-               "none", "libm.a", "-pthread", "-o", "main"]  # fmt: skip
+               "none", "libnet.a", "-pthread", "-o", "main"]  # fmt: skip
     if language == "c++" and shutil.which("c++") is None:
         pytest.skip("no C++ compiler")
     subprocess.run(command, cwd=tmp_path, check=True)
     said = run(["./main"], tmp_path, valgrind).splitlines()
     assert said[:2] == ["2 seq 1 9", "1 -1 -1"]
-    assert said[2] == "2 expected sizes to be set first; they are not"
+    assert (
+        said[2] == "2 expected the sizes (batch, seq) to be set before the first run; they are not"
+    )
     assert said[3:5] == ["1", "2 expected batch to be 0 to 9; it is not"]
     assert said[5:10] == ["0 ", "2", "2", "3 5 8 3", "1"]
     x = (np.arange(15) * 7 % 20).reshape(3, 5)
@@ -450,11 +452,13 @@ def test_wasm(tmp_path):
         tell(() => model.run(new Float32Array(3)));
         console.log(JSON.stringify(Array.from(model.run(x)[0])));
     """).splitlines()  # fmt: skip
-    assert said[0] == "TypeError: expected a whole number as size batch; got undefined"
-    assert said[1] == "RangeError: expected batch to be 0 to 9; it is not; got batch = 10"
+    assert said[0] == "TypeError: [m] expected a whole number as size batch; got undefined"
+    assert said[1] == "RangeError: [m] expected batch to be 0 to 9; it is not; got batch = 10"
     for k, got in enumerate(["undefined", "null", "number"]):
-        assert said[2 + k] == f"TypeError: expected an object of the sizes batch; got {got}"
+        assert said[2 + k] == f"TypeError: [m] expected an object of the sizes batch; got {got}"
     assert "a whole number as size batch; got 18446744073709552000" in said[5]
-    assert said[6] == "TypeError: expected an object of the sizes batch; got n" and said[7] == "0"
+    assert (
+        said[6] == "TypeError: [m] expected an object of the sizes batch; got n" and said[7] == "0"
+    )
     assert said[8] == "[[5,5]] 640" and "of 640 elements" in said[9]
     close(np.array(json.loads(said[10])).reshape(5, 5), f(x).detach().numpy())

@@ -239,8 +239,9 @@ def test_wasm_errors_and_memory(tmp_path):
     """).splitlines()  # fmt: skip
     assert said[0] == "[ Float32Array(2) [ 1, 9 ] ]"
     assert said[1].startswith("RangeError") and "index" in said[1]
-    assert said[2].startswith("TypeError: expected input") and "BigInt64Array of 2" in said[2]
-    assert said[3] == "TypeError: expected 1 inputs; got 0"
+    assert said[2].endswith("to be a BigInt64Array of 2 elements; got Float32Array of 2")
+    assert said[2].startswith("TypeError: [m] expected input ") and ": int64[2]" in said[2]
+    assert said[3].startswith("TypeError: [m] expected 1 inputs (") and said[3].endswith("got 0")
     assert said[4] == "true"
     assert json.loads(said[5])[0]["dtype"] == "int64"
 

@@ -40,7 +40,7 @@ def want(x):
     return network()(x).detach().numpy()
 
 
-def write(folder, x, file="libm.so", **options):
+def write(folder, x, file="libnet.so", **options):
     return jg.export(network(), x).native(folder / file, weights=folder / "m.weights", **options)
 
 
@@ -48,13 +48,13 @@ def write(folder, x, file="libm.so", **options):
 def test_results(tmp_path, x, want):
     files = write(tmp_path, x)
     assert files.weights == tmp_path / "m.weights"
-    model = load(tmp_path / "libm.so", threads=2)
+    model = load(tmp_path / "libnet.so", threads=2)
     close(model(x.numpy()), want)
     content = (tmp_path / "m.weights").read_bytes()
     for p in network().parameters():
         if p.ndim == 1:  # matrices may be packed
             assert p.detach().numpy().tobytes() in content
-        assert p.detach().numpy().tobytes() not in (tmp_path / "libm.so").read_bytes()
+        assert p.detach().numpy().tobytes() not in (tmp_path / "libnet.so").read_bytes()
 
 
 def test_the_file_is_found_beside_the_library_or_where_it_is_said(tmp_path, x, want, monkeypatch):
@@ -62,8 +62,8 @@ def test_the_file_is_found_beside_the_library_or_where_it_is_said(tmp_path, x, w
     (tmp_path / "other").mkdir()
     (tmp_path / "m.weights").rename(tmp_path / "other" / "w.bin")
     with pytest.raises(FileNotFoundError, match="file of weights that can be read"):
-        load(tmp_path / "libm.so")
-    model = load(tmp_path / "libm.so", weights=tmp_path / "other" / "w.bin")
+        load(tmp_path / "libnet.so")
+    model = load(tmp_path / "libnet.so", weights=tmp_path / "other" / "w.bin")
     close(model(x.numpy()), want)
     jg.export(network(), x).native(tmp_path / "libown.so")
     with pytest.raises(ArtifactError, match="holds its own"):
@@ -77,7 +77,7 @@ def test_damaged_weights(tmp_path, x, want):
     def refused(data, match, **options):
         (tmp_path / "m.weights").write_bytes(data)
         with pytest.raises(ArtifactError, match=match):
-            load(tmp_path / "libm.so", **options)
+            load(tmp_path / "libnet.so", **options)
 
     for options in ({}, {"verify": False}):
         refused(good[:-1], "truncated or extended", **options)
@@ -90,9 +90,9 @@ def test_damaged_weights(tmp_path, x, want):
         refused(good[:120] + b"\1" + good[121:], "another library", **options)
     altered = good[:200] + bytes([good[200] ^ 1]) + good[201:]
     refused(altered, "does not match its checksum")
-    load(tmp_path / "libm.so", verify=False)
+    load(tmp_path / "libnet.so", verify=False)
     (tmp_path / "m.weights").write_bytes(good)
-    close(load(tmp_path / "libm.so")(x.numpy()), want)
+    close(load(tmp_path / "libnet.so")(x.numpy()), want)
 
 
 def test_the_checksum_is_another_after_any_change_that_happens(monkeypatch):
@@ -115,36 +115,38 @@ def test_the_checksum_is_another_after_any_change_that_happens(monkeypatch):
 def test_state_of_a_training_step(tmp_path):
     total = jg.zeros(3)
     exported = jg.export(lambda x: total.add_(x) * 1, jg.rand(3))
-    exported.native(tmp_path / "libm.so", weights=tmp_path / "m.weights")
-    model = load(tmp_path / "libm.so")
+    exported.native(tmp_path / "libnet.so", weights=tmp_path / "m.weights")
+    model = load(tmp_path / "libnet.so")
     one = np.ones(3, np.float32)
     model(one)
-    assert (model(one) == 2).all() and (load(tmp_path / "libm.so")(one) == 1).all()
+    assert (model(one) == 2).all() and (load(tmp_path / "libnet.so")(one) == 1).all()
 
 
 def test_a_model_without_weights(tmp_path):
-    jg.export(lambda x: x + 1, jg.rand(3)).native(tmp_path / "libm.so", weights=tmp_path / "w.bin")
-    assert (load(tmp_path / "libm.so")(np.ones(3, np.float32)) == 2).all()
+    jg.export(lambda x: x + 1, jg.rand(3)).native(
+        tmp_path / "libnet.so", weights=tmp_path / "w.bin"
+    )
+    assert (load(tmp_path / "libnet.so")(np.ones(3, np.float32)) == 2).all()
     assert (tmp_path / "w.bin").stat().st_size == 128
 
 
 @needs_x86
 def test_portable(tmp_path, x, want):
     write(tmp_path, x, target="portable")
-    close(load(tmp_path / "libm.so")(x.numpy()), want)
+    close(load(tmp_path / "libnet.so")(x.numpy()), want)
 
 
 def test_limits_and_names(tmp_path, x, monkeypatch):
     monkeypatch.setattr(native, "_WEIGHTS_LIMIT", 100)
     with pytest.raises(CompileError, match=r"a file of their own \(weights=...\)"):
-        jg.export(network(), x).native(tmp_path / "libm.so")
+        jg.export(network(), x).native(tmp_path / "libnet.so")
     write(tmp_path, x)
     with pytest.raises(ValueError, match="weights to be the path of a file"):
         jg.export(network(), x).native(tmp_path / "libn.so", weights=tmp_path / "libn.so")
     with pytest.raises(OSError, match=r"folder that can be written; .*none/w.bin"):
         jg.export(network(), x).native(tmp_path / "libn.so", weights=tmp_path / "none" / "w.bin")
     assert sorted(p.name for p in tmp_path.iterdir()) == [
-        "libm.h", "libm.py", "libm.so", "m.weights",
+        "libnet.h", "libnet.py", "libnet.so", "m.weights",
     ]  # fmt: skip
 
 
@@ -156,8 +158,8 @@ def test_more_than_two_gigabytes(tmp_path):
     g.outputs = [g.add(OPS["index"], table, index, dims=(0,))]
     state = np.zeros((2**29 + 2**25, 1), np.float32)
     state[-1] = 7
-    native.write_native(g, {"table": state}, tmp_path / "libm.so", weights=tmp_path / "m.weights")
-    model = load(tmp_path / "libm.so", verify=False)
+    native.write_native(g, {"table": state}, tmp_path / "libnet.so", weights=tmp_path / "m.weights")
+    model = load(tmp_path / "libnet.so", verify=False)
     assert model(np.array([0, len(state) - 1])).ravel().tolist() == [0, 7]
 
 
@@ -166,14 +168,14 @@ def test_the_python_module_beside_it(tmp_path, x, want):
     np.savez(tmp_path / "d.npz", x.numpy(), want)
     said = bare(tmp_path, """
         x, want = np.load("d.npz").values()
-        model = libm.load(threads=2)
+        model = libnet.load(threads=2)
         assert np.allclose(model(x), want, atol=1e-6)
         data = open("m.weights", "rb").read()
         open("short", "wb").write(data[:-1])
         open("other", "wb").write(data[:24] + bytes(32) + data[56:])
         for bad in ("short", "other", "none"):
             try:
-                libm.load(weights=bad)
+                libnet.load(weights=bad)
             except (RuntimeError, OSError) as error:
                 print(type(error).__name__, error)
     """).splitlines()  # fmt: skip
@@ -186,44 +188,44 @@ def test_the_python_module_beside_it(tmp_path, x, want):
 PROGRAM = r"""
 #include <stdio.h>
 #include <stdlib.h>
-#include "libm.h"
-static jg_m *from_memory(const char *path, int shift, int64_t less) {
-    static char memory[2 * JG_M_WEIGHTS_SIZE + 64];
+#include "libnet.h"
+static jg_net *from_memory(const char *path, int shift, int64_t less) {
+    static char memory[2 * JG_NET_WEIGHTS_SIZE + 64];
     const char *why = NULL;
     char *start = memory + (16 - (int64_t)memory % 16) % 16 + shift;
     FILE *file = fopen(path, "rb");
-    if (!file || fread(start, 1, JG_M_WEIGHTS_SIZE, file) < 128) exit(9);
+    if (!file || fread(start, 1, JG_NET_WEIGHTS_SIZE, file) < 128) exit(9);
     fclose(file);
-    jg_m *model = jg_m_create_with(1, start, JG_M_WEIGHTS_SIZE - less, &why);
+    jg_net *model = jg_net_create_with(1, start, JG_NET_WEIGHTS_SIZE - less, &why);
     puts(why);
     return model;
 }
 int main(int argc, char **argv) {
     static const float x[] = {NUMBERS};
-    static float y[JG_M_OUTPUT0_SIZE], z[JG_M_OUTPUT0_SIZE];
+    static float y[JG_NET_OUTPUT0_SIZE], z[JG_NET_OUTPUT0_SIZE];
     const char *why = "?";
     if (argc < 4) return 8;
-    jg_m *model = jg_m_create_from(2, argv[1], &why);
+    jg_net *model = jg_net_create_from(2, argv[1], &why);
     if (!model) { puts(why); return 1; }
     puts(why);
-    jg_m *second = jg_m_create_from(1, argv[1], NULL);
-    jg_m *third = from_memory(argv[1], 0, 0);
-    if (jg_m_call(model, x, y) || !second || jg_m_call(third, x, z)) return 2;
-    for (int i = 0; i < JG_M_OUTPUT0_SIZE; i++) if (y[i] != z[i]) return 3;
-    jg_m_destroy(model);
-    if (jg_m_call(second, x, y)) return 4;
-    for (int i = 0; i < JG_M_OUTPUT0_SIZE; i++) printf("%.9g ", y[i]);
-    jg_m_destroy(second);
-    jg_m_destroy(third);
+    jg_net *second = jg_net_create_from(1, argv[1], NULL);
+    jg_net *third = from_memory(argv[1], 0, 0);
+    if (jg_net_call(model, x, y) || !second || jg_net_call(third, x, z)) return 2;
+    for (int i = 0; i < JG_NET_OUTPUT0_SIZE; i++) if (y[i] != z[i]) return 3;
+    jg_net_destroy(model);
+    if (jg_net_call(second, x, y)) return 4;
+    for (int i = 0; i < JG_NET_OUTPUT0_SIZE; i++) printf("%.9g ", y[i]);
+    jg_net_destroy(second);
+    jg_net_destroy(third);
     puts("");
     for (int i = 2; i < argc; i++) {
-        if (jg_m_create_from(1, argv[i], &why)) return 5;
+        if (jg_net_create_from(1, argv[i], &why)) return 5;
         puts(why);
     }
-    if (jg_m_create_from(1, NULL, &why) || jg_m_create_from(1, "none", NULL)) return 6;
+    if (jg_net_create_from(1, NULL, &why) || jg_net_create_from(1, "none", NULL)) return 6;
     puts(why);
     if (from_memory(argv[1], 8, 0) || from_memory(argv[1], 0, 1)) return 7;
-    if (jg_m_create_with(1, NULL, 0, &why)) return 10;
+    if (jg_net_create_with(1, NULL, 0, &why)) return 10;
     puts(why);
     return 0;
 }
@@ -232,7 +234,7 @@ int main(int argc, char **argv) {
 
 @needs_cc
 @pytest.mark.parametrize("valgrind", [False, True], ids=["alone", "valgrind"])
-@pytest.mark.parametrize("file", ["libm.so", "libm.a"])
+@pytest.mark.parametrize("file", ["libnet.so", "libnet.a"])
 def test_from_c(file, valgrind, tmp_path, x, want):
     write(tmp_path, x, file, target=TARGET)
     numbers = ", ".join(map(repr, x.numpy().ravel().tolist()))
@@ -261,8 +263,8 @@ def test_an_object_file_asks_for_no_files(tmp_path, x):
     text = (tmp_path / "m.h").read_text()
     assert "create_with(" in text and "create_from" not in text
     assert b"mmap" not in (tmp_path / "m.o").read_bytes()
-    write(tmp_path, x, "libm.a")
-    assert "create_from(" in (tmp_path / "libm.h").read_text()
+    write(tmp_path, x, "libnet.a")
+    assert "create_from(" in (tmp_path / "libnet.h").read_text()
 
 
 @needs_zig
@@ -343,8 +345,8 @@ def test_weights_are_stored_as_the_code_reads_them(tmp_path):
 def test_filters_that_a_transform_makes_larger_are_stored_as_they_are(tmp_path):
     model = nn.Conv2d(32, 32, 3, padding=1).eval()
     x = jg.rand(1, 32, 16, 16)
-    jg.export(model, x).native(tmp_path / "libm.so")
-    library = load(tmp_path / "libm.so")
+    jg.export(model, x).native(tmp_path / "libnet.so")
+    library = load(tmp_path / "libnet.so")
     close(library(x.numpy()), model(x).detach().numpy())
     assert library.info["weights_bytes"] < 1.2 * sum(4 * p.numel() for p in model.parameters())
 
@@ -352,9 +354,9 @@ def test_filters_that_a_transform_makes_larger_are_stored_as_they_are(tmp_path):
 def test_state_that_a_step_may_replace_is_not_packed(tmp_path):
     weight, count = jg.rand(64, 64), jg.zeros(())
     jg.export(lambda x: (x @ weight, count.add_(1) * 1), jg.rand(16, 64)).native(
-        tmp_path / "libm.so"
+        tmp_path / "libnet.so"
     )
-    model = load(tmp_path / "libm.so")
+    model = load(tmp_path / "libnet.so")
     x = np.ones((16, 64), np.float32)
     model.set_state({"weight": np.zeros((64, 64), np.float32)})
     assert (model(x)[0] == 0).all()

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 import jitgrad as jg
 from jitgrad import nn
 from jitgrad.compiler import link
+from jitgrad.runtime import load
 
 pytestmark = pytest.mark.skipif(link.find_linker() is None, reason="no linker on this machine")
 
@@ -23,17 +25,17 @@ import sys, importlib.abc
 class OnlyNumPy(importlib.abc.MetaPathFinder):  # as if nothing else were installed
     def find_spec(self, name, path=None, target=None):
         top = name.split(".")[0]
-        if top not in sys.stdlib_module_names and top not in ("numpy", "libm", "package"):
+        if top not in sys.stdlib_module_names and top not in ("numpy", "libnet", "package"):
             raise ImportError(f"{name} is not installed")
 
 sys.meta_path.insert(0, OnlyNumPy())
 import numpy as np
-import libm
+import libnet
 """
 
 
 def bare(folder: Path, body: str) -> str:
-    """What a program that begins with `import libm` prints, in the library's folder."""
+    """What a program that begins with `import libnet` prints, in the library's folder."""
     code = BARE + textwrap.dedent(body)
     command = [sys.executable, "-W", "error", "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
@@ -45,11 +47,11 @@ def test_results(tmp_path):
     jg.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
     x = jg.rand(2, 4)
-    jg.export(lambda x: (model(x), x.argmax(1)), x).native(tmp_path / "libm.so")
+    jg.export(lambda x: (model(x), x.argmax(1)), x).native(tmp_path / "libnet.so")
     np.save(tmp_path / "x.npy", x.numpy())
     bare(tmp_path, """
         from concurrent.futures import ThreadPoolExecutor
-        model = libm.load(threads=2)
+        model = libnet.load(threads=2)
         x = np.load("x.npy")
         y, best = model(x)
         with ThreadPoolExecutor(4) as pool:
@@ -64,9 +66,9 @@ def test_results(tmp_path):
 
 def test_errors(tmp_path):
     table = jg.arange(10.0)
-    jg.export(lambda i: table[i], jg.tensor([1, 2])).native(tmp_path / "libm.so")
+    jg.export(lambda i: table[i], jg.tensor([1, 2])).native(tmp_path / "libnet.so")
     said = bare(tmp_path, """
-        model = libm.load()
+        model = libnet.load()
         for bad in [(), (np.zeros(2),), (np.zeros(3, int),), (np.array([1, 10]),), ("x",)]:
             try:
                 model(*bad)
@@ -74,29 +76,55 @@ def test_errors(tmp_path):
                 print(type(error).__name__, error)
         print(model(np.array([3, 4])))
         try:
-            libm.load("none.so")
+            libnet.load("none.so")
         except OSError as error:
             print("OSError")
+        for threads in (0, 1025, "2", True, None):
+            try:
+                libnet.load(threads=threads)
+            except Exception as error:
+                print(type(error).__name__, error)
     """).splitlines()  # fmt: skip
-    assert said[0].startswith("TypeError expected 1 inputs") and "int64; got float64" in said[1]
+    assert said[0] == "TypeError [net] expected 1 inputs (i); got 0"
+    assert "expected i to be an array of int64; got float64" in said[1]
     assert said[2].startswith("ValueError") and said[3].startswith("RuntimeError")
-    assert "index" in said[3] and said[4] == "TypeError expected i to be an array of int64; got str"
-    assert said[5:] == ["[3. 4.]", "OSError"]
+    assert "index" in said[3]
+    assert said[4] == "TypeError [net] expected i to be an array of int64; got str"
+    assert said[5:7] == ["[3. 4.]", "OSError"]
+    assert said[7:] == [
+        "ValueError [net] expected 1 to 1024 threads; got 0",
+        "ValueError [net] expected 1 to 1024 threads; got 1025",
+        "TypeError [net] expected threads to be an int; got '2'",
+        "TypeError [net] expected threads to be an int; got True",
+        "TypeError [net] expected threads to be an int; got None",
+    ]
+
+
+def test_names_of_system_libraries(tmp_path):
+    """-lm would find either."""
+    exported = jg.export(lambda x: x * 2, jg.rand(3))
+    with pytest.warns(UserWarning, match=r"libm\.so is called as a library .* libm_model\.so"):
+        exported.native(tmp_path / "libm.so")
+    assert load(tmp_path / "libm.so")(np.ones(3, np.float32)).sum() == 6
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for name in ("libmodel.so", "m.o"):
+            exported.native(tmp_path / name)
 
 
 def test_damaged_files(tmp_path):
     weight = jg.rand(64)
     exported = jg.export(lambda x: x * weight, jg.rand(64))
-    exported.native(tmp_path / "libm.so", weights=tmp_path / "m.weights")
+    exported.native(tmp_path / "libnet.so", weights=tmp_path / "m.weights")
     said = bare(tmp_path, """
-        good = open("libm.so", "rb").read()
+        good = open("libnet.so", "rb").read()
         at = len(good) // 2
         altered = good[:at] + bytes([good[at] ^ 1]) + good[at + 1:]
         for bad in (b"", good[:-1], good[:at], good + b"0", altered, good[:-64]):
             with open("bad.so", "wb") as file:
                 file.write(bad)
             try:
-                libm.load("bad.so")
+                libnet.load("bad.so")
             except RuntimeError as error:
                 print(error)
         weights = open("m.weights", "rb").read()
@@ -104,13 +132,13 @@ def test_damaged_files(tmp_path):
             with open("bad.weights", "wb") as file:
                 file.write(bad)
             try:
-                libm.load(weights="bad.weights")
+                libnet.load(weights="bad.weights")
             except RuntimeError as error:
                 print(error)
         x = np.ones(64, np.float32)
         with open("bad.so", "wb") as file:
             file.write(good[:-64])  # as strip leaves it
-        assert (libm.load("bad.so", verify=False)(x) == libm.load()(x)).all()
+        assert (libnet.load("bad.so", verify=False)(x) == libnet.load()(x)).all()
     """).splitlines()  # fmt: skip
     assert len(said) == 9 and all("truncated, altered or stripped" in s for s in said[:6])
     assert "was altered; copy or export it again" in said[6] and "truncated" in said[7]
@@ -118,9 +146,9 @@ def test_damaged_files(tmp_path):
 
 def test_state(tmp_path):
     total = jg.zeros(2)
-    jg.export(lambda x: total.add_(x) * 1, jg.ones(2)).native(tmp_path / "libm.so")
+    jg.export(lambda x: total.add_(x) * 1, jg.ones(2)).native(tmp_path / "libnet.so")
     bare(tmp_path, """
-        model = libm.load()
+        model = libnet.load()
         one = np.ones(2, np.float32)
         assert model(one)[0] == 1 and model(one)[0] == 2
         assert (model.get_state()["total"] == 2).all()
@@ -131,50 +159,52 @@ def test_state(tmp_path):
             raise SystemExit("taken")
         except TypeError as error:
             assert "expected a dict of arrays by name; got list" in str(error)
-        assert libm.load()(one)[0] == 1
+        assert libnet.load()(one)[0] == 1
     """)  # fmt: skip
 
 
 def test_the_import_of_a_library_runs_the_module_beside_it(tmp_path):
-    """Python finds libm.so before libm.py."""
+    """Python finds libnet.so before libnet.py."""
     exported = jg.export(lambda x: x * 2, jg.rand(3))
-    exported.native(tmp_path / "libm.so")
+    exported.native(tmp_path / "libnet.so")
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").write_text("")
-    exported.native(tmp_path / "package" / "libm.so")
+    exported.native(tmp_path / "package" / "libnet.so")
     said = bare(tmp_path, """
         import importlib, os
-        import package.libm
+        import package.libnet
         one = np.ones(3, np.float32)
-        assert (libm.load()(one) == 2).all() and (package.libm.load()(one) == 2).all()
-        assert libm.__name__ == "libm" and package.libm.__name__ == "package.libm"
-        assert importlib.reload(libm).INPUTS == [("x", "float32", [3])]
-        os.remove("libm.py")
-        del sys.modules["libm"]
+        assert (libnet.load()(one) == 2).all() and (package.libnet.load()(one) == 2).all()
+        assert libnet.__name__ == "libnet" and package.libnet.__name__ == "package.libnet"
+        assert importlib.reload(libnet).INPUTS == [("x", "float32", [3])]
+        os.remove("libnet.py")
+        del sys.modules["libnet"]
         try:
-            import libm
+            import libnet
         except ImportError as error:
             print(error)
     """)  # fmt: skip
-    assert "libm.so is a compiled model, and its Python module" in said and "copy or export" in said
+    assert (
+        "libnet.so is a compiled model, and its Python module" in said and "copy or export" in said
+    )
 
 
 def test_a_process_without_python_loads_the_library(tmp_path):
     """Symbols of Python are weak."""
-    jg.export(lambda x: x * 2, jg.rand(3)).native(tmp_path / "libm.so")
+    jg.export(lambda x: x * 2, jg.rand(3)).native(tmp_path / "libnet.so")
     if shutil.which("cc") is None:
         pytest.skip("no C compiler")
     (tmp_path / "main.c").write_text("""
-        #include "libm.h"
-        extern void *PyInit_libm(void);
+        #include "libnet.h"
+        extern void *PyInit_libnet(void);
         int main(void) {
-            jg_m *model = jg_m_create(1);
+            jg_net *model = jg_net_create(1);
             float x[3] = {1, 2, 3}, y[3];
-            int bad = !model || jg_m_call(model, x, y) || y[2] != 6 || PyInit_libm();
-            jg_m_destroy(model);
+            int bad = !model || jg_net_call(model, x, y) || y[2] != 6 || PyInit_libnet();
+            jg_net_destroy(model);
             return bad;
         }
     """)
-    command = ["cc", "-Wall", "-Werror", "main.c", "libm.so", "-Wl,-rpath,$ORIGIN", "-o", "main"]
+    command = ["cc", "-Wall", "-Werror", "main.c", "libnet.so", "-Wl,-rpath,$ORIGIN", "-o", "main"]
     subprocess.run(command, cwd=tmp_path, check=True)
     assert subprocess.run([tmp_path / "main"]).returncode == 0

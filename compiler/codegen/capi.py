@@ -334,6 +334,10 @@ class Emitter(Interface):
                 for slot, p in zip(self.model.state, ports, strict=True)]  # fmt: skip
         table = self.struct_array(rows, "states")
         refused, busy = ir.Constant(I32, fmt.BAD_ARGUMENT), ir.Constant(I32, fmt.BUSY)
+        wrong = self.text(
+            f"expected the number of a state, 0 to {len(ports) - 1} (state_name says which it is), "
+            "and a pointer to its elements"
+        )
         for name in ("get_state", "set_state"):
             function, b = self.public(name, I32, [PTR, I32, PTR])
             me, index, other = function.args
@@ -342,6 +346,8 @@ class Emitter(Interface):
                 there = b.icmp_unsigned("!=", b.ptrtoint(pointer, I64), const(0))
                 inside = b.and_(inside, there)
             with b.if_then(b.not_(inside), likely=False):
+                with b.if_then(b.icmp_unsigned("!=", b.ptrtoint(me, I64), const(0))):
+                    put(b, me, _ERROR, reference(wrong))
                 b.ret(refused)
             taken = b.cmpxchg(word(b, me, _BUSY), const(0), const(1), "acquire", "monotonic")
             with b.if_then(b.not_(b.extract_value(taken, 1)), likely=False):
@@ -376,7 +382,9 @@ class Emitter(Interface):
         refuse = b.append_basic_block("refuse")
         message = variable(b, 0)
         if model.sizes:
-            unset = reference(self.text("expected sizes to be set first; they are not"))
+            names = ", ".join(s.name for s in model.sizes)
+            text = f"expected the sizes ({names}) to be set before the first run; they are not"
+            unset = reference(self.text(text))
             with b.if_then(b.icmp_signed("==", get(b, me, _SIZED), const(0)), likely=False):
                 b.store(b.ptrtoint(unset, I64), message)
                 b.branch(refuse)

@@ -1,4 +1,4 @@
-"""What `import libm` runs: Python takes a libm.so for an extension module, before any libm.py.
+"""What `import libnet` runs: Python takes libnet.so for an extension module, before a libnet.py.
 
 Owns the function PyInit_<module> of a shared library, which has Python run the module beside it
 (python_loader.py). It names symbols of Python, all of them weak: a program without Python loads the

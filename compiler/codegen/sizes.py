@@ -136,7 +136,9 @@ def _emit_set_sizes(e: Emitter, take: ir.Function) -> ir.Function:
     me, given = function.args
     with _held(e, b, me) as refuse:
         with b.if_then(b.icmp_unsigned("==", b.ptrtoint(given, I64), const(0)), likely=False):
-            refuse(reference(e.text("expected an array of sizes; got NULL")))
+            names = ", ".join(s.name for s in e.model.sizes)
+            text = f"expected an array of {len(e.model.sizes)} sizes ({names}); got NULL"
+            refuse(reference(e.text(text)))
         problem = b.call(take, [me, given])
         with b.if_then(b.icmp_unsigned("!=", b.ptrtoint(problem, I64), const(0)), likely=False):
             refuse(problem)
@@ -152,7 +154,9 @@ def _emit_set_shapes(e: Emitter, take: ir.Function) -> ir.Function:
     seen: set[str] = set()
     with _held(e, b, me) as refuse:
         with b.if_then(b.icmp_unsigned("==", b.ptrtoint(given, I64), const(0)), likely=False):
-            refuse(reference(e.text("expected an array of shapes; got NULL")))
+            ports = ", ".join(p.name for _, p in e.model.inputs)
+            text = f"expected an array of {len(e.model.inputs)} shapes ({ports}); got NULL"
+            refuse(reference(e.text(text)))
         for n, (_, port) in enumerate(e.model.inputs):
             if not port.shape:
                 continue
