@@ -2,16 +2,21 @@
 
 Needs PyTorch and expecttest. With names, runs those entries and prints what differs, by mode
 (tests/parity/op_database.py says what the modes are); without, runs all and prints the table of
-docs/coverage.md (--write puts it there). --samples N: how many of each entry's samples.
+docs/coverage.md (--write puts it there). --samples N: how many of each entry's samples. --keep
+FILE: findings are written there, and what is found there is not run again, so that a run that was
+stopped goes on.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import json
 import os
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
@@ -68,18 +73,37 @@ def _mark(found: Findings, mode: str) -> str:
     return "yes" if found.modes[mode] is None else "**no**"
 
 
+def findings_of(path: Path | None) -> dict[str, Findings]:
+    """The findings of a file: name -> Findings."""
+    if path is None or not path.exists():
+        return {}
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    return {row["name"]: Findings(**row) for row in rows}
+
+
+def examined(entry: Any, options: argparse.Namespace) -> Findings:
+    """What an entry gives, added to the file of findings."""
+    found = examine(entry, options.samples)
+    if options.keep is not None:
+        with options.keep.open("a") as file:
+            file.write(json.dumps(dataclasses.asdict(found)) + "\n")
+    return found
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Run PyTorch's op database against jitgrad.")
     parser.add_argument("names", nargs="*", help="entries to run; all of them when none is named")
     parser.add_argument("--samples", type=int, default=4, help="samples of each entry and mode")
     parser.add_argument("--write", action="store_true", help="write docs/coverage.md")
+    parser.add_argument("--keep", type=Path, help="a file of findings, read and added to")
     options = parser.parse_args()
     chosen = [
         e
         for e in entries()
         if not options.names or e.name in options.names or label(e) in options.names
     ]
-    found = [examine(e, options.samples) for e in chosen]
+    kept = findings_of(options.keep)
+    found = [kept.get(label(e)) or examined(e, options) for e in chosen]
     for f in found:
         if f.missing and options.names:
             print(f"{f.name}: missing")

@@ -15,15 +15,26 @@ from jitgrad.fx import Node as Node
 from jitgrad.fx import Proxy
 from jitgrad.missing import missing
 from jitgrad.random import Generator as Generator
+from jitgrad.runtime.overriding import PLAIN, Disabled, enabled
 from jitgrad.state import state
 
+DisableTorchFunctionSubclass = DisableTorchFunction = Disabled
 
-class DisableTorchFunctionSubclass:
-    """A context in which no `__torch_function__` is called."""
 
-    def __enter__(self) -> None: ...
+def _disabled_torch_function_impl(
+    cls: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+) -> Any:
+    """A `__torch_function__` for classes that override nothing."""
+    with Disabled():
+        return func(*args, **(kwargs or {}))
 
-    def __exit__(self, *error: object) -> None: ...
+
+PLAIN.add(_disabled_torch_function_impl)
+
+
+def _is_torch_function_enabled() -> bool:
+    """Whether classes may override functions here."""
+    return enabled()
 
 
 class Graph(Proxy):

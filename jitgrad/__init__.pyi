@@ -90,6 +90,7 @@ from jitgrad import onnx as onnx
 from jitgrad import optim as optim
 from jitgrad import outside as outside
 from jitgrad import overrides as overrides
+from jitgrad import overriding_class as overriding_class
 from jitgrad import pair as pair
 from jitgrad import pending as pending
 from jitgrad import printing as printing

@@ -16,6 +16,7 @@ from jitgrad.promotion import cast
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.arguments import CAUGHT, complete, expect_flags, locates
 from jitgrad.runtime.dtypes import DType
+from jitgrad.runtime.overriding import recover
 from jitgrad.state import state
 from jitgrad.tensor import Tensor
 
@@ -83,6 +84,8 @@ def _decorator(choose: Callable[[Casting, list[Tensor]], DType | None]) -> Any:
                     return function(*args, **kwargs)
                 return _run(function, choose, settings, args, kwargs)
             except CAUGHT as error:
+                if (made := recover(error, autocasting, args, kwargs)) is not None:
+                    return made[0]
                 complete(error, function, args, kwargs)
                 raise
 

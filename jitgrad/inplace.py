@@ -22,6 +22,7 @@ from jitgrad.functions import scatters, select, shape
 from jitgrad.functions.args import as_shape
 from jitgrad.promotion import can_cast, cast, constant
 from jitgrad.runtime.arguments import CAUGHT, complete, locates
+from jitgrad.runtime.overriding import recover
 from jitgrad.state import bump_epoch, state
 from jitgrad.storage import Storage
 from jitgrad.tensor import Tensor, root_of, wrap_array
@@ -63,6 +64,8 @@ def in_place(function: Callable[..., Any], name: str) -> Callable[..., Tensor]:
                 return store(self, function(before, *args, **kwargs), name)
             return store(self, function(self, *args, **kwargs), name)
         except CAUGHT as error:
+            if (made := recover(error, method, (self, *args), kwargs)) is not None:
+                return made[0]  # type: ignore[no-any-return]
             complete(error, function, (self, *args), kwargs)
             raise
 

@@ -292,14 +292,16 @@ def _attach_operators() -> None:
     _tensor.__neg__ = lambda self: FUNCTIONS["neg"](self)
     _tensor.__pos__ = elementwise.positive
     _tensor.__abs__ = lambda self: FUNCTIONS["abs"](self)
-    _tensor.__invert__ = lambda self: FUNCTIONS["bitwise_not"](self)
-    _tensor.__getitem__ = located(indexing.getitem)
-    _tensor.__setitem__ = located(indexing.setitem)
-    setattr(Tensor, "__repr__", _repr)  # noqa: B010
+    _tensor.__invert__ = _named(lambda self: FUNCTIONS["bitwise_not"](self), "__invert__")
+    _tensor.__getitem__ = _named(located(indexing.getitem), "__getitem__")
+    _tensor.__setitem__ = _named(located(indexing.setitem), "__setitem__")
+    setattr(Tensor, "__repr__", _named(_repr, "__repr__"))  # noqa: B010
 
 
 def _repr(self: Tensor) -> str:
-    return printing.tensor_text(self)
+    cls = type(self)
+    plain = cls is Tensor or cls.__module__.startswith("jitgrad.")
+    return printing.tensor_text(self, "tensor(" if plain else f"{cls.__name__}(")
 
 
 def _named(method: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -349,7 +351,8 @@ def attach() -> None:
     _collect()
     for name, function in FUNCTIONS.items():
         if name not in NOT_METHODS:
-            quick = name in elementwise.generated  # its record's errors have the line
+            # Of one operand, its record's errors have the line.
+            quick = name in elementwise.generated and OPS[name].arity == 1
             setattr(Tensor, name, function if quick else located(function))
     for name, function in ONLY_METHODS.items():
         setattr(Tensor, name, located(function))

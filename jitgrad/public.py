@@ -22,6 +22,7 @@ from jitgrad.methods import FUNCTIONS
 from jitgrad.promotion import can_cast, cast
 from jitgrad.runtime.arguments import CAUGHT, complete, expect_flags, located, locates
 from jitgrad.runtime.dtypes import DType
+from jitgrad.runtime.overriding import recover
 from jitgrad.runtime.userline import warn
 from jitgrad.state import state
 from jitgrad.storage import Storage, TypedStorage
@@ -45,6 +46,8 @@ def with_out(function: Callable[..., Any]) -> Callable[..., Any]:
                 return function(*args, **kwargs)
             return _into(as_given(function), out, args, kwargs)
         except CAUGHT as error:
+            if (made := recover(error, wrapper, args, kwargs)) is not None:
+                return made[0]
             complete(error, function, args, kwargs)
             raise
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jitgrad import gpu, pytree
+from jitgrad import gpu, overriding_class, pytree
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.compiler.symbolic import is_static, prod
 from jitgrad.compiler.types import TensorType
@@ -23,7 +23,7 @@ from jitgrad.device import CPU, device
 from jitgrad.layouts import is_dense, layout_of
 from jitgrad.outside import export
 from jitgrad.pending import fetch, waits
-from jitgrad.runtime import dtypes
+from jitgrad.runtime import dtypes, overriding
 from jitgrad.runtime.dtypes import DType
 from jitgrad.state import bump_epoch, state
 from jitgrad.storage import LevelStorage, Storage, TypedStorage
@@ -145,9 +145,18 @@ class Tensor(TensorMethods):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        for name in ("__torch_function__", "__torch_dispatch__"):
-            if name in vars(cls):
-                cls._overrides = name
+        if "__torch_dispatch__" in vars(cls):
+            cls._overrides = "__torch_dispatch__"
+        if overriding.overrides(cls):
+            overriding_class.install(cls, Tensor)
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """func(*args, **kwargs), its tensors as instances of cls: what subclasses that define
+        `__torch_function__` call as super()'s. Of classes that do not, it is not asked."""
+        return overriding_class.default(cls, Tensor, func, types, args, kwargs)
 
     if TYPE_CHECKING:
         # Attached by creation.py, conversions.py, methods.py; more in tensor_methods.pyi.
@@ -409,7 +418,7 @@ class Tensor(TensorMethods):
         if cls is not None and cls._overrides is not None:
             raise TypeError(
                 f"[Tensor] expected a subclass without {cls._overrides}; {cls.__name__} defines "
-                "it: functions cannot be overridden yet (docs/limits.md)"
+                "it: kernels cannot be overridden (docs/limits.md)"
             )
         out = _new(Tensor if cls is None else cls)
         out._data = self._data
@@ -711,6 +720,8 @@ class Tensor(TensorMethods):
             return format(self.item(), spec)
         return object.__format__(self, spec)
 
+
+overriding.PLAIN.add(vars(Tensor)["__torch_function__"].__func__)
 
 _new = object.__new__
 

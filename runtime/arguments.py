@@ -13,6 +13,7 @@ import numbers
 from collections.abc import Callable
 from typing import Any
 
+from jitgrad.runtime.overriding import is_wrapper, recover
 from jitgrad.runtime.userline import LOCATED, add_line
 
 CAUGHT = (*LOCATED, AttributeError)
@@ -33,6 +34,8 @@ def located(function: Callable[..., Any]) -> Callable[..., Any]:
                 expect_flags(function, args, kwargs)
             return function(*args, **kwargs)
         except CAUGHT as error:
+            if (made := recover(error, locating, args, kwargs)) is not None:
+                return made[0]
             complete(error, function, args, kwargs)
             raise
 
@@ -75,8 +78,9 @@ def _flags_of(function: Any) -> tuple[tuple[int, ...], frozenset[str]]:
 
 
 def locates(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Marks a function that ends the text of its errors itself."""
+    """Marks a function that ends the text of its errors itself, and lets arguments override it."""
     function.locates = True  # type: ignore[attr-defined]
+    is_wrapper(function)
     return function
 
 

@@ -497,7 +497,7 @@ def test_subclasses_of_tensor() -> None:
 
     class Loud(torch.Tensor):
         @classmethod
-        def __torch_function__(cls, func, types, args=(), kwargs=None):
+        def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
             return func(*args, **(kwargs or {}))
 
     for make in (lambda: x.as_subclass(Loud), lambda: Loud([1.0])):

@@ -36,6 +36,12 @@ from jitgrad.distributions.distribution import (
     logits_to_probs,
     probs_to_logits,
 )
+from jitgrad.distributions.joined_transforms import (
+    CatTransform,
+    CumulativeDistributionTransform,
+    ReshapeTransform,
+    StackTransform,
+)
 from jitgrad.distributions.kl import kl_divergence, register_kl
 from jitgrad.distributions.location_scale import (
     Cauchy,
@@ -82,8 +88,11 @@ from jitgrad.distributions.transforms import (
 )
 from jitgrad.missing import missing, names_module
 
-for _matrix in (CorrCholeskyTransform, LowerCholeskyTransform, PositiveDefiniteTransform):
-    setattr(transforms, _matrix.__name__, _matrix)  # their module imports that one
+for _later in (
+    CatTransform, CorrCholeskyTransform, CumulativeDistributionTransform, LowerCholeskyTransform,
+    PositiveDefiniteTransform, ReshapeTransform, StackTransform,
+):  # fmt: skip
+    setattr(transforms, _later.__name__, _later)  # their modules import that one
 
 # The paths by which public code imports them, as in jitgrad.distributions.normal.
 _PATHS: dict[str, list[Any]] = {
@@ -116,8 +125,9 @@ for _path, _names in _PATHS.items():
 __getattr__ = missing(__name__)
 
 __all__ = [
-    "AbsTransform", "AffineTransform", "Bernoulli", "Beta", "Binomial", "Categorical", "Cauchy",
-    "Chi2", "ComposeTransform", "ContinuousBernoulli", "CorrCholeskyTransform", "Dirichlet",
+    "AbsTransform", "AffineTransform", "Bernoulli", "Beta", "Binomial", "CatTransform",
+    "Categorical", "Cauchy", "Chi2", "ComposeTransform", "ContinuousBernoulli",
+    "CorrCholeskyTransform", "CumulativeDistributionTransform", "Dirichlet",
     "Distribution", "ExpTransform", "Exponential", "ExponentialFamily", "FisherSnedecor", "Gamma",
     "GeneralizedPareto", "Geometric", "Gumbel", "HalfCauchy", "HalfNormal", "Independent",
     "IndependentTransform", "InverseGamma", "Kumaraswamy", "LKJCholesky", "Laplace",
@@ -125,8 +135,9 @@ __all__ = [
     "MixtureSameFamily", "Multinomial", "MultivariateNormal", "NegativeBinomial", "Normal",
     "OneHotCategorical", "OneHotCategoricalStraightThrough", "Pareto", "Poisson",
     "PositiveDefiniteTransform", "PowerTransform", "RelaxedBernoulli",
-    "RelaxedOneHotCategorical", "SigmoidTransform", "SoftmaxTransform", "SoftplusTransform",
-    "StickBreakingTransform", "StudentT", "TanhTransform", "Transform",
+    "RelaxedOneHotCategorical", "ReshapeTransform", "SigmoidTransform", "SoftmaxTransform",
+    "SoftplusTransform",
+    "StackTransform", "StickBreakingTransform", "StudentT", "TanhTransform", "Transform",
     "TransformedDistribution", "Uniform", "VonMises", "Weibull", "Wishart", "biject_to",
     "constraints", "identity_transform", "kl_divergence", "register_kl", "transform_to",
     "transforms",

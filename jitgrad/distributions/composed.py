@@ -106,16 +106,17 @@ class TransformedDistribution(Distribution):
             raise ValueError("transforms must be a Transform or list of Transforms")
         whole = ComposeTransform(self.transforms)
         shape = (*base_distribution.batch_shape, *base_distribution.event_shape)
-        if len(shape) < whole.event_dim:
+        rank = whole.domain.event_dim
+        if len(shape) < rank:
             raise ValueError(
-                f"base_distribution needs to have shape with size at least {whole.event_dim}, but "
-                f"got {tuple(shape)}."
+                f"base_distribution needs to have shape with size at least {rank}, but got "
+                f"{tuple(shape)}."
             )
         after = whole.forward_shape(shape)
         before, own = whole.inverse_shape(after), len(base_distribution.event_shape)
         if before != shape:  # parameters of the transforms make it larger
             base_distribution = base_distribution.expand(before[: len(before) - own])
-        more = whole.event_dim - own
+        more = rank - own
         if more > 0:
             base_distribution = Independent(base_distribution, more, validate_args)
         self.base_dist = base_distribution
@@ -158,7 +159,7 @@ class TransformedDistribution(Distribution):
             x = transform._inv_call(y)
             slope = transform.log_abs_det_jacobian(x, y)
             rank += transform.domain.event_dim - transform.codomain.event_dim
-            total = total - sum_rightmost(slope, rank - transform.event_dim)
+            total = total - sum_rightmost(slope, rank - transform.domain.event_dim)
             y = x
         return total + self.base_dist.log_prob(y)
 

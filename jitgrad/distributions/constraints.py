@@ -235,6 +235,10 @@ class _Cat(_Parts):
 class _Stack(_Parts):
     """One part for each index of the dim."""
 
+    def __init__(self, cseq: Sequence[Constraint], dim: int = 0) -> None:
+        super().__init__(cseq, dim)
+        self.event_dim += self.dim + self.event_dim < 0
+
     def check(self, value: Tensor) -> Tensor:
         parts = value.unbind(self.dim)
         return stacked([c.check(v) for c, v in zip(self.cseq, parts, strict=True)], self.dim)

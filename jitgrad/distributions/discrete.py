@@ -166,6 +166,7 @@ class Geometric(_TwoOutcomes):
 class Binomial(_TwoOutcomes):
     """Successes in total_count trials."""
 
+    has_enumerate_support = True
     arg_constraints = {
         "total_count": constraints.nonnegative_integer, "probs": constraints.unit_interval,
         "logits": constraints.real,
@@ -177,6 +178,7 @@ class Binomial(_TwoOutcomes):
     ) -> None:  # fmt: skip
         one_of("Binomial", probs=probs, logits=logits)
         given = logits if probs is None else probs
+        self._count = total_count if isinstance(total_count, int) else None
         self._set_counted(total_count, given, probs is not None)
         super().__init__(self.total_count.shape, validate_args=validate_args)
 
@@ -206,6 +208,28 @@ class Binomial(_TwoOutcomes):
         n, logits = self.total_count, self.logits
         ways = (n + 1).lgamma() - (value + 1).lgamma() - (n - value + 1).lgamma()
         return ways + value * logits - n * softplus(logits)
+
+    def _trials(self) -> int:
+        """total_count, of which there is one. Reads it, where a tensor was given."""
+        if self._count is not None:
+            return self._count
+        most = int(self.total_count.max())
+        if int(self.total_count.min()) != most:
+            raise NotImplementedError(
+                "Inhomogeneous total count not supported by `entropy` and `enumerate_support`; "
+                f"got {self.total_count}"
+            )
+        return most
+
+    def enumerate_support(self, expand: bool = True) -> Tensor:
+        count = self._trials() + 1
+        values = arange(count, dtype=self.probs.dtype).view(-1, *(1,) * len(self._batch_shape))
+        return values.expand((count, *self._batch_shape)) if expand else values
+
+    def entropy(self) -> Tensor:
+        """- sum of p(k) log p(k), k = 0 ... total_count."""
+        log_prob = self.log_prob(self.enumerate_support(False))
+        return -(log_prob.exp() * log_prob).sum(0)
 
 
 class Poisson(ExponentialFamily):
@@ -435,6 +459,14 @@ class Multinomial(_Classes):
         logits = where(impossible, 0.0, logits)
         ways = (value.sum(-1) + 1).lgamma() - (value + 1).lgamma().sum(-1)
         return ways + (logits * value).sum(-1)
+
+    def entropy(self) -> Tensor:
+        """n H(one draw) - log n! + the sum over classes of E[log k!], k binomial."""
+        n, probs = self.total_count, self.probs
+        counts = arange(1, n + 1, dtype=probs.dtype).view(-1, *(1,) * probs.ndim)
+        chance = Binomial(n, probs=probs, validate_args=False).log_prob(counts).exp()
+        spread = (chance * (counts + 1).lgamma()).sum((0, -1))
+        return n * self._entropy() - math.lgamma(n + 1) + spread
 
 
 class NegativeBinomial(_TwoOutcomes):

@@ -4,6 +4,7 @@ ones, of vectors, and how they are put together. Those that make matrices: matri
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -38,7 +39,10 @@ class Transform:
 
     @property
     def event_dim(self) -> int:
-        """How many of the last dims of x belong to one argument."""
+        """How many of the last dims belong to one argument. Raises ValueError where it is another
+        number for results."""
+        if self.domain.event_dim != self.codomain.event_dim:
+            raise ValueError("Please use either .domain.event_dim or .codomain.event_dim")
         return self.domain.event_dim
 
     @property
@@ -63,6 +67,14 @@ class Transform:
         x = self._inverse(y)
         self._last = x, y
         return x
+
+    def with_cache(self, cache_size: int = 1) -> Transform:
+        """This transform with a cache of that size."""
+        if self._cache_size == cache_size:
+            return self
+        made = copy.copy(self)
+        Transform.__init__(made, cache_size)
+        return made
 
     def forward_shape(self, shape: Any) -> Any:
         """The shape of t(x), for x of a shape."""
@@ -97,6 +109,9 @@ class _Inverse(Transform):
 
     def __repr__(self) -> str:
         return f"_InverseTransform({self._forward!r})"
+
+    def with_cache(self, cache_size: int = 1) -> Transform:
+        return self._forward.with_cache(cache_size).inv
 
     def forward_shape(self, shape: Any) -> Any:
         return self._forward.inverse_shape(shape)

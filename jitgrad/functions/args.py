@@ -13,6 +13,7 @@ from jitgrad.compiler.symbolic import Sym
 from jitgrad.dispatch import apply
 from jitgrad.runtime.arguments import CAUGHT, complete, expect_flags, locates
 from jitgrad.runtime.dtypes import DType
+from jitgrad.runtime.overriding import recover
 from jitgrad.runtime.userline import warn
 from jitgrad.tensor import Tensor
 
@@ -44,6 +45,8 @@ def numpy_names(function: Callable[..., Any]) -> Callable[..., Any]:
                 expect_flags(function, args, kwargs)
             return function(*args, **kwargs)
         except CAUGHT as error:
+            if (made := recover(error, renamed, args, kwargs)) is not None:
+                return made[0]
             complete(error, function, args, kwargs)
             raise
 

@@ -1,0 +1,143 @@
+"""Subclasses of Tensor that define `__torch_function__`.
+
+Owns what makes them call it: methods, operators and properties are Tensor's behind a question,
+and `_type`, which functions ask for first, raises Overridden inside of a function
+(runtime/overriding.py says how the function then makes the call). Other tensors pay nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from typing import Any
+
+from jitgrad.runtime.overriding import (
+    Disabled,
+    Overridden,
+    call_override,
+    enabled,
+    inside_function,
+    overriders,
+    told,
+)
+from jitgrad.runtime.userline import user_line
+from jitgrad.state import state
+
+# What Python or copying asks of the object itself.
+_OWN = frozenset(
+    {
+        "__new__", "__init__", "__init_subclass__", "__class__", "__dict__", "__weakref__",
+        "__slots__", "__getattribute__", "__setattr__", "__delattr__", "__hash__", "__reduce__",
+        "__reduce_ex__", "__copy__", "__deepcopy__", "__dir__", "__sizeof__", "__doc__",
+        "__module__", "__torch_function__", "__subclasshook__", "__array_priority__",
+        "__setstate__", "__iter__", "as_subclass",
+    }
+)  # fmt: skip
+# Operators that are another function's: the name of the method that PyTorch calls instead.
+_CALLED = {
+    "__add__": "add", "__radd__": "add", "__iadd__": "add_", "__sub__": "sub", "__isub__": "sub_",
+    "__mul__": "mul", "__rmul__": "mul", "__imul__": "mul_", "__truediv__": "div",
+    "__itruediv__": "div_", "__mod__": "remainder", "__imod__": "remainder_", "__pow__": "pow",
+    "__ipow__": "pow_", "__matmul__": "matmul", "__rmatmul__": "matmul", "__neg__": "neg",
+    "__pos__": "positive", "__abs__": "abs", "__ne__": "ne", "__lt__": "lt", "__le__": "le",
+    "__gt__": "gt", "__ge__": "ge",
+}  # fmt: skip
+_FORWARD = {"__radd__": "add", "__rsub__": "sub", "__rmul__": "mul", "__rmatmul__": "matmul"}
+
+
+def install(cls: type, base: type) -> None:
+    """Puts what asks `__torch_function__` over what a class has of base (Tensor)."""
+    between = cls.__mro__[: cls.__mro__.index(base)]
+    own = {name for c in between for name in vars(c)}
+    for name, value in vars(base).items():
+        if name in own or name in _OWN or (name.startswith("_") and not name.endswith("__")):
+            continue
+        if isinstance(value, property):
+            setattr(cls, name, _property(value))
+        elif isinstance(value, (types.GetSetDescriptorType, staticmethod, classmethod)):
+            continue
+        elif callable(value):
+            setattr(cls, name, _method(name, value, base))
+    slot = vars(base)["_type"]
+    cls._type = property(_asking(slot.__get__), slot.__set__)  # type: ignore[attr-defined]
+
+
+def _leave_trace(name: str) -> None:
+    """What a class makes of a call is Python's to say, at each call."""
+    if state.recorder is not None and state.recorder is not state.lazy:
+        state.recorder.give_up(f"calls __torch_function__ of {name}", user_line())
+
+
+told.append(_leave_trace)
+
+
+def _asking(get: Callable[..., Any]) -> Callable[..., Any]:
+    def type_of(self: Any) -> Any:
+        if enabled() and inside_function():
+            raise Overridden(f"{type(self).__name__} overrides the functions of its tensors")
+        return get(self)
+
+    return type_of
+
+
+def _call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return call_override(function, overriders((*args, *kwargs.values())), args, kwargs)
+
+
+def _method(name: str, own: Any, base: type) -> Callable[..., Any]:
+    """A method or operator that asks first."""
+    function = getattr(base, _CALLED.get(name, name), own)
+    reflected = getattr(base, _FORWARD.get(name, name))
+
+    @functools.wraps(own)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not enabled():
+            return own(self, *args, **kwargs)
+        if inside_function():
+            raise Overridden(f"{type(self).__name__} overrides the functions of its tensors")
+        if name in _FORWARD and isinstance(args[0], base):  # an operand in front of this one
+            return _call(reflected, (args[0], self), kwargs)
+        return _call(function, (self, *args), kwargs)
+
+    return method
+
+
+def _property(own: property) -> property:
+    """A property whose reading asks first."""
+
+    def read(self: Any) -> Any:
+        if not enabled():
+            return own.__get__(self)
+        if inside_function():
+            raise Overridden(f"{type(self).__name__} overrides the functions of its tensors")
+        return _call(own.__get__, (self,), {})
+
+    def write(self: Any, value: Any) -> None:
+        with Disabled():
+            own.__set__(self, value)
+
+    return property(read, write if own.fset is not None else None, doc=own.__doc__)
+
+
+def default(
+    cls: Any, base: Any, func: Callable[..., Any], kinds: Any, args: Any, kwargs: Any
+) -> Any:
+    """Tensor's own `__torch_function__`: the function, with nothing overridden, and its tensors as
+    instances of cls. NotImplemented where another class has a part that is no base of cls."""
+    if not all(issubclass(cls, kind) for kind in kinds):
+        return NotImplemented
+    with Disabled():
+        result = func(*args, **(kwargs or {}))
+        if func == base.grad.__get__:
+            return result
+        return _converted(result, cls, base)
+
+
+def _converted(x: Any, cls: Any, base: Any) -> Any:
+    if isinstance(x, base):
+        return x if isinstance(x, cls) else x.as_subclass(cls)
+    if isinstance(x, (tuple, list)) and any(isinstance(y, (base, tuple, list)) for y in x):
+        items = [_converted(y, cls, base) for y in x]
+        return type(x)(*items) if hasattr(x, "_fields") else type(x)(items)
+    return x

@@ -1,0 +1,124 @@
+"""Calls that an argument's class overrides: the protocol of `__torch_function__`.
+
+Owns who overrides (`overriders`), how such a call is made (`call_override`), and how functions find
+out: not before they run, which would cost every call, but where they fail. Objects that are no
+tensors fail of themselves; tensors of overriding classes raise `Overridden` when a function asks
+for their type (jitgrad/overriding_class.py). Wrappers of public functions (arguments.py says which)
+catch errors anyway and hand them to `recover`; the outermost one makes the call.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from types import CodeType, FrameType
+from typing import Any
+
+from jitgrad.runtime.userline import is_inside
+
+
+class Overridden(TypeError):
+    """A tensor whose class overrides functions was used inside a function of ours."""
+
+
+class _Mode(threading.local):
+    off = 0
+
+
+_mode = _Mode()
+_wrappers: set[CodeType] = set()
+PLAIN: set[Any] = set()
+"""The functions `__torch_function__` that override nothing: Tensor's own, and the disabled one."""
+told: list[Callable[[str], None]] = []
+"""Who is told, with the name of the class, that an override is about to be called."""
+
+
+class Disabled:
+    """A context in which nothing is overridden."""
+
+    def __enter__(self) -> None:
+        _mode.off += 1
+
+    def __exit__(self, *error: object) -> None:
+        _mode.off -= 1
+
+
+def enabled() -> bool:
+    """Whether classes may override functions here."""
+    return not _mode.off
+
+
+def is_wrapper(function: Callable[..., Any]) -> None:
+    """Notes the code of a wrapper that hands errors to `recover`."""
+    _wrappers.add(function.__code__)
+
+
+def overrides(cls: type) -> bool:
+    """Whether a class defines `__torch_function__`."""
+    found = getattr(cls, "__torch_function__", None)
+    return found is not None and getattr(found, "__func__", found) not in PLAIN
+
+
+def overriders(values: Iterable[Any]) -> list[Any]:
+    """Of arguments (and what lists and tuples among them hold), one object of each class that
+    overrides: subclasses before their bases, else in their order."""
+    if not enabled():
+        return []
+    found: list[Any] = []
+    flat: list[Any] = []
+    for value in values:
+        flat += value if isinstance(value, (tuple, list)) else (value,)
+    for x in flat:
+        cls = type(x)
+        if not overrides(cls) or any(type(y) is cls for y in found):
+            continue
+        place = (k for k, y in enumerate(found) if issubclass(cls, type(y)))
+        found.insert(next(place, len(found)), x)
+    return found
+
+
+def call_override(
+    function: Any, found: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """What the first of the overriding objects makes of a call that is not NotImplemented.
+
+    Raises TypeError when all of them give NotImplemented.
+    """
+    types = tuple(map(type, found))
+    for x in found:
+        for tell in told:
+            tell(type(x).__name__)
+        result = x.__torch_function__(function, types, args, kwargs)
+        if result is not NotImplemented:
+            return result
+    name = getattr(function, "__module__", "") or ""
+    raise TypeError(
+        f"no implementation found for '{name}.{getattr(function, '__name__', function)}' on types "
+        f"that implement __torch_function__: {[cls.__name__ for cls in types]}"
+    )
+
+
+def inside_function(depth: int = 2) -> bool:
+    """Whether one of our public functions is running, between here and the user's code."""
+    frame: FrameType | None = sys._getframe(depth)
+    while frame is not None and is_inside(frame.f_code.co_filename):
+        if frame.f_code in _wrappers:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def recover(
+    error: Exception, wrapper: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any] | None:
+    """After a wrapper caught an error: (the result,) where an argument overrides the call, and None
+    where nothing does. Inside of another function, the error is raised on, for that to recover."""
+    found = overriders((*args, *kwargs.values()))
+    if not found:
+        if isinstance(error, Overridden):
+            raise error
+        return None
+    if inside_function(3):
+        raise error
+    return (call_override(wrapper, found, args, kwargs),)
