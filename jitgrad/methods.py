@@ -352,7 +352,7 @@ def attach() -> None:
     for name, function in FUNCTIONS.items():
         if name not in NOT_METHODS:
             # Of one operand, its record's errors have the line.
-            quick = name in elementwise.generated and OPS[name].arity == 1
+            quick = name in elementwise.generated and getattr(OPS[name], "arity", 2) == 1
             setattr(Tensor, name, function if quick else located(function))
     for name, function in ONLY_METHODS.items():
         setattr(Tensor, name, located(function))

@@ -413,7 +413,7 @@ class Tensor(TensorMethods):
     def _alias(self, cls: type[Tensor] | None = None) -> Any:
         """A tensor on the same storage that is no part of the tape.
 
-        Raises TypeError for a class that overrides functions.
+        Raises TypeError for a class that overrides kernels.
         """
         if cls is not None and cls._overrides is not None:
             raise TypeError(
