@@ -6,17 +6,19 @@ The protocol itself: runtime/overriding.py, and overriding_class.py for subclass
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
+import sys
 import types
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from jitgrad import fft, linalg, special
 from jitgrad.missing import missing
+from jitgrad.nn import functional
 from jitgrad.runtime.overriding import call_override, overriders, overrides
 from jitgrad.tensor import Tensor
 
-_PLACES = ("jitgrad", "jitgrad.nn.functional", "jitgrad.linalg", "jitgrad.fft", "jitgrad.special")
+_PLACES = (functional, linalg, fft, special)
 
 
 def has_torch_function(relevant_args: Iterable[Any]) -> bool:
@@ -70,8 +72,7 @@ def wrap_torch_function(dispatcher: Callable[..., Any]) -> Callable[..., Any]:
 def get_overridable_functions() -> dict[Any, list[Any]]:
     """The functions that can be overridden, by the module or class that has them."""
     found: dict[Any, list[Any]] = {}
-    for path in _PLACES:
-        module = importlib.import_module(path)
+    for module in (sys.modules["jitgrad"], *_PLACES):
         names = [n for n in dir(module) if not n.startswith("_") and n != "is_tensor"]
         functions = [getattr(module, n) for n in names]
         found[module] = [f for f in functions if getattr(f, "locates", False)]
