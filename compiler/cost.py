@@ -37,15 +37,16 @@ _MATH_WEIGHT = {"exp": 12, "exp2": 12, "sigmoid": 16, "rsqrt": 6, "pow": 50}
 
 def weight(roots: Iterable[Expr]) -> int:
     """Instructions per point, each shared node once. Plain index sums are free."""
-    total = 0
-    for e in postorder(roots):
-        if e.op in _FREE or (e.dtype is INDEX and e.op in ("add", "sub", "mul")):
-            continue
-        if e.op in MATH:
-            total += _MATH_WEIGHT.get(e.op, 25)
-        else:
-            total += _WEIGHT.get(e.op, 1)
-    return total
+    return sum(map(own_weight, postorder(roots)))
+
+
+def own_weight(e: Expr) -> int:
+    """The weight of one node, without its arguments."""
+    if e.op in _FREE or (e.dtype is INDEX and e.op in ("add", "sub", "mul")):
+        return 0
+    if e.op in MATH:
+        return _MATH_WEIGHT.get(e.op, 25)
+    return _WEIGHT.get(e.op, 1)
 
 
 def points(array: Array) -> int:

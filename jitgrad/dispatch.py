@@ -723,6 +723,12 @@ def assign(target: Tensor, value: Tensor, non_blocking: bool = False) -> None:
             storage.hidden += 1
         if getrefcount(storage) > _UNSAVED:  # the tape may have saved it, and complain
             note_write(storage)
+    recorder = modes["recorder"]
+    if recorder is not None:  # before the tape changes: it asks which place on it the target had
+        if recorder is modes["lazy"]:
+            recorder.write(target, value, "")
+        else:
+            unwatched(recorder.write, target, value, user_line())
     if taped:
         if info is not None and info.base is not None:
             rebase(target, value)
@@ -742,12 +748,6 @@ def assign(target: Tensor, value: Tensor, non_blocking: bool = False) -> None:
         # Unseen by the tape, or nothing that requires grad: the view's node still stands.
         if not info.base._requires_grad:
             info.version = storage.version - storage.hidden
-    recorder = modes["recorder"]
-    if recorder is not None:
-        if recorder is modes["lazy"]:
-            recorder.write(target, value, "")
-        else:
-            unwatched(recorder.write, target, value, user_line())
 
 
 def note_write(storage: Storage) -> None:

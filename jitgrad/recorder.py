@@ -574,17 +574,17 @@ class Recorder(Looks):
             if self._is_array_twice(entry):
                 self.give_up("returns a tensor on a NumPy array that it made a tensor twice")
             return AliasResult(entry.source, chain, requires_grad, roots.number(x))
-        number = roots.number(x)
+        number, version = roots.number(x), storage.version - storage.hidden
         if x._node is None or not requires_grad:
-            return FreshResult(roots.add(storage), chain, requires_grad, number)
+            return FreshResult(roots.add(storage), chain, requires_grad, number, -1, version)
         if self._is_spent(x):  # backward() ran inside: as in eager, it cannot run again
-            return FreshResult(roots.add(storage), chain, True, number, SPENT)
+            return FreshResult(roots.add(storage), chain, True, number, SPENT, version)
         if chain:  # the compiled node makes what the view shows, on memory of its own
             index, chain = roots.add_value(self.value_of(x, "")), ()
             roots.apart.append(storage)
         else:
             index = roots.add(storage)
-        return FreshResult(index, chain, False, number, roots.slot(x))
+        return FreshResult(index, chain, False, number, roots.slot(x), version)
 
     def _is_spent(self, x: Any) -> bool:
         """Whether a backward has freed a part of what x was computed by."""
@@ -617,7 +617,19 @@ class Recorder(Looks):
             and x._view.base is (base if base._base is None else base._base)
             and x._view.tracked
             and not self._counts.get(entry.storage)
+            and self._made_here(x, base)
         )
+
+    def _made_here(self, x: Tensor, base: Tensor) -> bool:
+        """Whether all that lies between a view and its base on the tape was made in this call: not
+        a node of another view, which may have hooks, or be freed."""
+        start = edge_of(base)[0]
+        node: Any = x._node
+        while node is not start and node is not None and not isinstance(node, Tensor):
+            if node.seq < self.first_node:
+                return False
+            node = node.edges[0]
+        return node is start
 
     def _check_writes(self) -> None:
         written = [e for e in self.entries if self._now(e) is not e.value]

@@ -607,6 +607,8 @@ class Writer:
         stored = [r for store in self.trace.stores for rs in store.results for r in rs]
         fresh = [r for r in [*self.trace.results, *stored] if isinstance(r, FreshResult)]
         self.taped = {r.index for r in fresh if r.slot != -1 or r.requires_grad}
+        bound = [r for _, _, r in self.trace.rebinds if isinstance(r, FreshResult)]
+        self.versions = {r.index: r.version for r in [*fresh, *bound]}
         if self.trace.pair is not None:
             self._pair(self.trace.pair)
         for owner, key, result in self.trace.rebinds:
@@ -695,6 +697,8 @@ class Writer:
             else:
                 text = f"e[{index}]"
             self.put(f"{root} = wrap(r[{index}], {text})")
+            if self.versions.get(index):
+                self.put(f"{root}._storage.version = {self.versions[index]}")
         return root
 
     def _pair(self, pair: Pair) -> None:

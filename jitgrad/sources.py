@@ -132,7 +132,7 @@ class FreshResult:
 
     number: which tensor it is (results that are one tensor have one number). slot: which output
     of the compiled tape node it is, or -1; SPENT when backward() ran inside the function and
-    freed its graph.
+    freed its graph. version: how often its storage was written in place.
     """
 
     index: int
@@ -140,6 +140,7 @@ class FreshResult:
     requires_grad: bool
     number: int
     slot: int = -1
+    version: int = 0
 
 
 Result = (

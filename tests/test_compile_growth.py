@@ -13,7 +13,7 @@ import jitgrad as jg
 from jitgrad.compiler import index, loops, pipeline
 from jitgrad.compiler.codegen import llvm
 from jitgrad.compiler.options import Options
-from jitgrad.compiler.passes import inline, reach
+from jitgrad.compiler.passes import inline, reach, share
 from jitgrad.compiler.pipeline import stages_of
 from jitgrad.runtime.knobs import knob
 
@@ -208,3 +208,21 @@ def test_garbage_collection_waits_in_passes(monkeypatch):
     with pytest.raises(ZeroDivisionError), run.step("pass"):
         raise ZeroDivisionError
     assert gc.isenabled()
+
+
+def test_what_rows_share_is_found_in_one_walk(monkeypatch):
+    looked: Counter[int] = Counter()
+    own_weight = share.own_weight
+
+    def counting(e):
+        looked[id(e)] += 1
+        return own_weight(e)
+
+    monkeypatch.setattr(share, "own_weight", counting)
+    f = jg.jit(lambda x: (0.1 // x).softmax(-1), fallback="error")  # a long expression, in float64
+    x = jg.rand(8, 40).double()
+    with knob(cache=False):
+        for _ in range(2):
+            f(x)
+    assert len(looked) > 3
+    assert sum(looked.values()) <= 8 * len(looked)

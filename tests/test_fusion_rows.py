@@ -212,3 +212,19 @@ def test_a_hessian_of_sums_and_products_is_merged():
     with knob(cache=False):
         results = [compiled(x) for _ in range(2)]
     assert torch.allclose(results[1], torch.autograd.functional.hessian(scalar, x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
+def test_sums_over_no_rows_beside_rows_are_written(dtype):
+    x = torch.rand(0, 4).to(dtype)
+
+    @jit(fallback="error")
+    def f(x):
+        y = 0.1 // x
+        return y.count_nonzero(dim=0), y.sum(0), y.prod(0), y.softmax(-1)
+
+    for _ in range(3):
+        rubbish = [torch.full((4,), 7.0) for _ in range(50)]
+        del rubbish
+        counts, total, product, _ = f(x)
+        assert counts.tolist() == total.tolist() == [0] * 4 and product.tolist() == [1] * 4

@@ -233,3 +233,41 @@ def test_a_large_array_as_an_argument_is_a_reason() -> None:
         f(jg.ones(1), a)
     a[0] = 5
     assert f(jg.ones(1), a)[0].item() == 6
+
+
+def test_a_hook_of_a_captured_view_is_honoured_where_its_base_is_an_argument():
+    base = jg.nn.Parameter(jg.ones(4))
+    part = base[1:]
+    part.register_hook(lambda g: g * 10)
+    f = jg.jit(lambda x: part[1:2], fallback="error")
+    for _ in range(3):
+        base.grad = None
+        (f(base) * 1.5).sum().backward(retain_graph=True)
+        assert base.grad.tolist() == [0, 0, 15, 0]
+
+
+@pytest.mark.parametrize("write", [lambda a, w: a.copy_(w), lambda a, w: a.copy_(w * 2)])
+def test_an_argument_that_takes_values_which_require_grad(write):
+    w = jg.nn.Parameter(jg.tensor(3.0))
+    f = jg.jit(lambda a: write(a, w), fallback="error")
+    for k in range(3):
+        eager, compiled = jg.zeros(3, 4), jg.zeros(3, 4)
+        write(eager, w)
+        f(compiled)
+        assert compiled.requires_grad and not compiled.is_leaf, k
+        (g,) = jg.autograd.grad(compiled.sum(), w)
+        assert g == jg.autograd.grad(eager.sum(), w)[0]
+
+
+def test_gradients_that_were_accumulated_inside_have_their_versions():
+    w = jg.nn.Parameter(jg.ones(3))
+
+    @jg.jit(fallback="error")
+    def f():
+        (w * 2).sum().backward()
+        (w * 3).sum().backward()
+
+    for _ in range(3):
+        w.grad = None
+        f()
+        assert w.grad._version == 1 and w.grad.tolist() == [5, 5, 5]

@@ -7,10 +7,9 @@ is equal is one object. Values that are the same for the whole row are computed 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 
-from jitgrad.compiler.cost import weight
+from jitgrad.compiler.cost import own_weight
 from jitgrad.compiler.kernels import (
     LoopKernel,
     Stage,
@@ -45,12 +44,13 @@ def share(kernel: LoopKernel) -> LoopKernel:
     count = sum(1 for a in kernel.locals if a.shape)
     stages = list(kernel.stages)
     made: list[Array] = []
+    rows = _Rows(p)
     for n in range(len(stages)):
         if stages[n].inner != inner:
             continue
         here = set(postorder(roots_of(stages[n])))
         later = [e for s in stages[n + 1 :] for e in postorder(roots_of(s)) if e in here]
-        kept = _largest([e for e in dict.fromkeys(later) if _heavy(e, p)])
+        kept = _largest([e for e in dict.fromkeys(later) if rows.heavy(e)])
         reads: dict[Expr, Expr] = {}
         for e in kept:
             size = prod(inner) * e.dtype.itemsize
@@ -72,25 +72,51 @@ def roots_of(stage: Stage) -> list[Expr]:
     return stored + [r.value for r in stage.reduces]
 
 
-def _heavy(root: Expr, p: int) -> bool:
-    """Whether computing it for each point of a row costs more than a trip to a buffer."""
-    if root.op in LEAVES or root.dtype is INDEX:
-        return False
-    varying: set[Expr] = set()
-    for e in postorder([root]):
-        if e.op == "axis" and e.attr >= p or any(a in varying for a in e.args):
-            varying.add(e)
-    return root in varying and _weight(varying) > CHEAP
+class _Rows:
+    """Which expressions cost more to compute for each point of a row than a trip to a buffer does.
+    Nodes are looked at once, arguments first. p: the first axis of a row."""
 
+    def __init__(self, p: int) -> None:
+        self.p = p
+        self.varies: dict[Expr, bool] = {}
+        self.dear: dict[Expr, bool] = {}
 
-def _weight(nodes: Iterable[Expr]) -> int:
-    """The work of these nodes alone."""
-    return sum(weight([e]) - weight(e.args) for e in nodes)
+    def heavy(self, root: Expr) -> bool:
+        """Whether this one does."""
+        if root.op in LEAVES or root.dtype is INDEX:
+            return False
+        if root not in self.dear:
+            for e in postorder([root]):
+                if e not in self.dear:
+                    self._look(e)
+        return self.dear[root]
+
+    def _look(self, e: Expr) -> None:
+        varies = self.varies[e] = (
+            e.op == "axis" and e.attr >= self.p or any(self.varies[a] for a in e.args)
+        )
+        dear = varies and any(self.dear[a] for a in e.args)
+        if varies and not dear:
+            seen, stack, total = {e}, [e], 0
+            while stack:
+                x = stack.pop()
+                total += own_weight(x)
+                below = [a for a in x.args if a not in seen and self.varies[a]]
+                seen.update(below)
+                stack += dict.fromkeys(below)
+            dear = total > CHEAP
+        self.dear[e] = dear
 
 
 def _largest(found: list[Expr]) -> list[Expr]:
     """Those that are no part of another."""
-    inside = {x for e in found for x in postorder(e.args)}
+    inside: set[Expr] = set()
+    stack = [a for e in found for a in e.args]
+    while stack:
+        e = stack.pop()
+        if e not in inside:
+            inside.add(e)
+            stack += e.args
     return [e for e in found if e not in inside]
 
 

@@ -79,9 +79,7 @@ def picture(step: Step) -> Picture:
                 str(x.dtype), tuple(x.shape), x.requires_grad, x.is_leaf, x.grad is None
                 if x.is_leaf else True, type(x).__name__,
             )  # fmt: skip
-            if not path.startswith("result"):
-                facts = (*facts, x._version)
-            values[path] = Shown(np.array(data), facts)
+            values[path] = Shown(np.array(data), (*facts, x._version))
             memory.append((path, x, data))
         elif isinstance(x, np.ndarray):
             values[path] = Shown(x.copy(), ())
