@@ -64,7 +64,7 @@ def of_parameters() -> None:
         fast(x, y)
         compiled._call = run
         frame = compiled.executable._take_frame()
-        arrays = [*given[0], *[make() for make in compiled._make]]
+        arrays = [*given[0], *[make() for make in compiled.makers]]
         call = micros(lambda: fast(x, y))
         kernels = micros(lambda: frame.call(*arrays))
     print(f"  {'2 tensors, 20 parameters':28} {call:8.2f} us, of which Python {call - kernels:.2f}")
