@@ -204,6 +204,42 @@ class RNNBase(Module):
             states.append(state.unsqueeze(1) if rank == 2 else state)
         return tuple(states)
 
+    # What subclasses with a forward of their own call.
+    def check_input(self, input: Tensor, batch_sizes: Tensor | None) -> None:
+        """Raises RuntimeError for an input of other features, or not of 3 dims (2 when packed)."""
+        self._check_input(input, 3 if batch_sizes is None else 2)
+
+    def get_expected_hidden_size(
+        self, input: Tensor, batch_sizes: Tensor | None
+    ) -> tuple[Any, Any, Any]:
+        """The shape of the state for an input."""
+        count = input.shape[0 if self.batch_first else 1]
+        if batch_sizes is not None:
+            count = int(batch_sizes[0])
+        return self.num_layers * self._directions(), count, self._state_sizes()[0]
+
+    def check_hidden_size(
+        self, hx: Tensor, expected_hidden_size: tuple[Any, Any, Any],
+        msg: str = "Expected hidden size {}, got {}",
+    ) -> None:  # fmt: skip
+        """Raises RuntimeError for a state of another shape."""
+        if tuple(hx.shape) != tuple(expected_hidden_size):
+            raise RuntimeError(msg.format(tuple(expected_hidden_size), list(hx.shape)))
+
+    def check_forward_args(self, input: Tensor, hidden: Any, batch_sizes: Tensor | None) -> None:
+        """check_input, and check_hidden_size of all states."""
+        self.check_input(input, batch_sizes)
+        *front, _ = self.get_expected_hidden_size(input, batch_sizes)
+        for state, features in zip(self._states(hidden), self._state_sizes(), strict=True):
+            self.check_hidden_size(state, (front[0], front[1], features))
+
+    def permute_hidden(self, hx: Any, permutation: Tensor | None) -> Any:
+        """The states with their sequences in another order."""
+        if permutation is None:
+            return hx
+        states = tuple([s.index_select(1, permutation) for s in self._states(hx)])
+        return states if isinstance(hx, tuple) else states[0]
+
     def extra_repr(self) -> str:
         text = f"{self.input_size}, {self.hidden_size}"
         usual = {
@@ -258,6 +294,13 @@ class LSTM(RNNBase):
 
     def _states(self, hx: Any) -> State:
         return tuple(hx)
+
+    def get_expected_cell_size(
+        self, input: Tensor, batch_sizes: Tensor | None
+    ) -> tuple[Any, Any, Any]:
+        """The shape of the cells' state for an input."""
+        layers, count, _ = self.get_expected_hidden_size(input, batch_sizes)
+        return layers, count, self.hidden_size
 
     def forward(
         self, input: Any, hx: tuple[Tensor, Tensor] | None = None

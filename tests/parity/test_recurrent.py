@@ -292,3 +292,27 @@ def test_state_dict_round_trip():
         x = torch.ones(2, 1, 3)
         same(ours(jitgrad.ones(2, 1, 3))[0], theirs(x)[0], scale=10)
     assert numpy(ours.weight_ih_l1).shape == (16, 4)
+
+
+def test_checks_that_subclasses_call():
+    for lib in LIBS:
+        lstm, packed = lib.nn.LSTM(3, 4, 2, bidirectional=True, proj_size=2), lib.t.tensor([2, 1])
+        x = lib.t.ones(5, 2, 3)
+        h, c = lib.t.arange(16.0).reshape(4, 2, 2), lib.t.zeros(4, 2, 4)
+        assert lstm.get_expected_hidden_size(x, None) == (4, 2, 2)
+        assert lstm.get_expected_cell_size(x[0], packed) == (4, 2, 4)
+        lstm.check_forward_args(x, (h, c), None)
+        moved = lstm.permute_hidden((h, c), lib.t.tensor([1, 0]))
+        assert moved[0].tolist() == h.flip(1).tolist() and moved[1].shape == c.shape
+        assert lstm.permute_hidden((h, c), None)[0] is h
+        gru = lib.nn.GRU(3, 4, batch_first=True)
+        assert gru.get_expected_hidden_size(x, None) == (1, 5, 4)
+        assert gru.permute_hidden(c, lib.t.tensor([1, 0])).shape == c.shape
+        for wrong in (
+            lambda m=lstm, x=x: m.check_input(x[..., :2], None),
+            lambda m=lstm, x=x: m.check_input(x[0], None),
+            lambda m=lstm, x=x, h=h: m.check_forward_args(x, (h, h), None),
+            lambda m=gru, x=x, h=h: m.check_forward_args(x, h, None),
+        ):
+            with pytest.raises(RuntimeError):
+                wrong()

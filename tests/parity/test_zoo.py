@@ -28,7 +28,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 FILES = sorted((pathlib.Path(__file__).parent / "zoo").glob("*.py"))
 # Beside the largest magnitude of a tensor. In float32 training amplifies roundings, so that run is
 # for what its dtype and eager mode do; the numbers are held tightly in float64.
-TOLERANCE = {"float32": 3e-3, "float64": 1e-9}
+TOLERANCE = {"float32": 3e-3, "float64": 1e-9, "complex64": 3e-3, "complex128": 1e-9}
 
 
 class SwapImports(ast.NodeTransformer):
