@@ -125,8 +125,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--step", nargs="*", default=list(ptx.WORKLOADS))
     options = parser.parse_args()
-    print("| step | mode | allocations | live MiB | reserved MiB | powers of two MiB | ratio |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
+    print(
+        "| step | mode | allocations | live MiB | reserved MiB | lost to fragments "
+        "| powers of two MiB | ratio |\n" + "| --- " * 8 + "|"
+    )
     for name in options.step:
         for compiled in (False, True):
             trace = record(name, compiled, options.steps)
@@ -134,7 +136,7 @@ def main() -> None:
             count = sum(kind == "new" for kind, _, _ in trace)
             print(
                 f"| {name} | {'jit' if compiled else 'eager'} | {count} | {live:.1f} | {ours:.1f} "
-                f"| {plain:.1f} | {ours / plain:.2f} |",
+                f"| {1 - live / ours:.0%} | {plain:.1f} | {ours / plain:.2f} |",
                 flush=True,
             )
 

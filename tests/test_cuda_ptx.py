@@ -4,6 +4,8 @@ all but the source and the arithmetic of occupancy."""
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,8 @@ import pytest
 import jitgrad as jg
 from jitgrad.compiler.codegen.cuda import resources
 from jitgrad.compiler.codegen.cuda.generate import Shape
+from jitgrad.compiler.codegen.cuda.target import gpu_target
+from jitgrad.compiler.pipeline import cuda_stages
 from jitgrad.runtime.errors import CompileError
 from jitgrad.runtime.knobs import knob
 
@@ -55,6 +59,64 @@ def test_an_op_that_only_the_cpu_runs_is_an_error_that_names_it() -> None:
     f = jg.jit(lambda x: jg.linalg.inv(x) + 1)
     with pytest.raises(CompileError, match=r"(?s)runs on the CPU only \(at .*test_cuda_ptx.py"):
         f.lower(jg.TensorSpec((3, 3))).ptx()
+
+
+def _updates(shapes: Sequence[tuple[int, ...]]) -> tuple[Any, list[Any]]:
+    parameters = [jg.nn.Parameter(jg.zeros(s)) for s in shapes]
+    optimizer = jg.optim.AdamW(parameters, fused=True)
+
+    def step(*gradients: jg.Tensor) -> None:
+        for p, g in zip(parameters, gradients, strict=True):
+            p.grad = g
+        optimizer.step()
+
+    return step, [jg.TensorSpec(s) for s in shapes]
+
+
+def _loss(x: jg.Tensor, y: jg.Tensor) -> Any:
+    loss = jg.nn.functional.cross_entropy(x, y)
+    return loss, jg.autograd.grad(loss, x)
+
+
+def _norm(x: jg.Tensor, w: jg.Tensor, b: jg.Tensor) -> Any:
+    y = jg.nn.functional.layer_norm(x, (512,), w, b)
+    return jg.autograd.grad((y * y).sum(), (x, w, b))
+
+
+@pytest.mark.parametrize(
+    ("f", "specs", "most"),
+    [
+        (_loss, [((256, 1000), jg.float32), ((256,), jg.int64)], 3),  # rows; the mean; rows
+        (_norm, [((256, 512), jg.float32)] + [((512,), jg.float32)] * 2, 2),  # rows; columns
+        (*_updates([(64, 64)] * 6), 4),  # equal parameters are updated by one kernel
+    ],
+    ids=["cross-entropy", "layer norm", "AdamW"],
+)
+def test_rows_and_updates_are_few_kernels(f: Any, specs: list[Any], most: int) -> None:
+    """Forward and backward together."""
+    if isinstance(specs[0], tuple):
+        specs = [
+            jg.TensorSpec(s, d, requires_grad=d is jg.float32) for s, d in specs
+        ]  # fmt: skip
+    lowered = jg.jit(f).lower(*specs)
+    stages = cuda_stages(lowered.graph, lowered.options, gpu_target("sm_80"))
+    assert len(stages.kernels) <= most
+
+
+@wheels
+@pytest.mark.long
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("step", ["digits", "GPT", "ResNet"])
+def test_training_steps_have_no_spills(step: str, arch: str) -> None:
+    """Every kernel of benchmarks/ptx.py's steps."""
+    path = Path(__file__).parents[1] / "benchmarks" / "ptx.py"
+    spec = importlib.util.spec_from_file_location("ptx", path)
+    assert spec is not None and spec.loader is not None
+    ptx = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(ptx)
+    rows = ptx.lowered(step).resources(arch)
+    assert len(rows) >= 20
+    assert [r for r in rows if r.spills or r.stack or not r.occupancy] == []
 
 
 @wheels
