@@ -201,7 +201,9 @@ def test_slices_are_double_buffered_and_read_128_bits_at_once() -> None:
         text = lowered.ptx("sm_90")
         assert "ld.shared.v4.f32" in text and "ld.shared.f32" not in text
         assert text.count("bar.sync") == 2  # before the loop, and once in it
+        assert text.count("cp.async.wait_all") == 2 and "cp.async.ca.shared.global" in text
         assert sum(r.spills + r.stack for r in lowered.resources("sm_90")) == 0
+    assert "cp.async" not in lowered.ptx("sm_75")  # which has none
 
 
 @wheels
@@ -236,14 +238,20 @@ def test_sorts_by_digits_and_scatters() -> None:
     assert "atom" not in text.replace("atom.global.add.u64", "") and "move_" in text
 
 
+_MORE = [jg.float16, jg.float64, jg.int16, jg.int32]
+
+
 @wheels
-def test_every_dtype_compiles() -> None:
+@pytest.mark.parametrize(
+    "dtype",
+    [jg.bfloat16, jg.uint8, jg.int64, *(pytest.param(d, marks=pytest.mark.long) for d in _MORE)],
+)
+def test_every_dtype_compiles(dtype: Any) -> None:
     def f(x: jg.Tensor) -> tuple[jg.Tensor, ...]:
         return x.amax(-1), x.argmax(-1), x.sum(-1), x.cumsum(-1), x.sort(-1)[1], (x != 0).any(-1)
 
-    for dtype in (jg.float16, jg.bfloat16, jg.float64, jg.uint8, jg.int16, jg.int32, jg.int64):
-        rows = jg.jit(f).lower(jg.TensorSpec((4, 700), dtype)).resources("sm_90")
-        assert rows and not sum(r.spills for r in rows), dtype
+    rows = jg.jit(f).lower(jg.TensorSpec((4, 700), dtype)).resources("sm_90")
+    assert rows and not sum(r.spills for r in rows)
 
 
 REPORT = """ptxas info    : 0 bytes gmem

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from jitgrad.compiler.codegen.cuda import scalar
 from jitgrad.compiler.codegen.cuda.blas import Product, product_of
-from jitgrad.compiler.codegen.cuda.micro import Micro, choose
+from jitgrad.compiler.codegen.cuda.micro import Micro, Registers, choose
 from jitgrad.compiler.codegen.cuda.special import Flat
 from jitgrad.compiler.codegen.cuda.target import CudaTarget
 from jitgrad.compiler.codegen.cuda.writer import KernelWriter, LibraryCall, Part, Scope
@@ -30,6 +30,7 @@ from jitgrad.compiler.loops import (
     rewrite,
 )
 from jitgrad.compiler.symbolic import Dim, Sym, hint, is_static, prod
+from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import DType
 
 _DEPTH = 256  # the least k of a part
@@ -102,6 +103,9 @@ class Slices:
         """Sums of products over k0 to k1. left: the slice of the first operand that goes with
         slice `first`, where that operand is in shared memory as a whole."""
         micro = self.micro
+        if all(self._is_plain(w, side) for side in sides):
+            self._products_async(w, point, sides, k0, k1, left)
+            return
         self._read(w, point, sides, k0, k1)
         self._put(w, sides, "0")
         w.line("cuda.syncthreads()")
@@ -116,6 +120,46 @@ class Slices:
                 self._put(w, sides, "(1 - held)")
             w.line("cuda.syncthreads()")
             w.line("held = 1 - held")
+
+    def _is_plain(self, w: KernelWriter, side: Side) -> bool:
+        """Whether a slice goes to shared memory as it is, so that no register needs to hold it."""
+        e, asynchronous = side.operand, w.target.asynchronous and isinstance(self.micro, Registers)
+        return asynchronous and e.op == "load" and e.dtype is dtypes.float32 is self.acc
+
+    def _products_async(
+        self, w: KernelWriter, point: Scope, sides: Sequence[Side], k0: str, k1: str, left: str
+    ) -> None:
+        """The same by asynchronous copies from memory to shared memory (PTX's cp.async)."""
+        micro = self.micro
+        self._fetch(w, point, sides, k0, k1, "0")
+        w.line("copies_done()")
+        w.line("cuda.syncthreads()")
+        w.line("held = 0")
+        with w.block(f"for first in range({k0}, {k1}, {micro.step}):"):
+            with w.block(f"if first + {micro.step} < {k1}:"):
+                self._fetch(w, point, sides, f"first + {micro.step}", k1, "(1 - held)")
+            micro.multiply(w, left)
+            w.line("copies_done()")
+            w.line("cuda.syncthreads()")
+            w.line("held = 1 - held")
+
+    def _fetch(
+        self, w: KernelWriter, point: Scope, sides: Sequence[Side], start: str, end: str, which: str
+    ) -> None:  # fmt: skip
+        """Starts the copies of both slices from `start` on into a buffer, zeros outside."""
+        for side in sides:
+            with self._elements(w, side):
+                place = w.let(self.micro.at(side.size, which), "at")
+                at = w.let(f"{start} + k", "j")
+                with w.block(f"if {side.start} + r < {side.extent} and {at} < {end}:"):
+                    scope = point.child()
+                    w.unflatten(w.let(f"{side.start} + r", "j"), self.space(side.group), scope)
+                    w.unflatten(at, self.space(self.depth), scope)
+                    index = scope.value(side.operand.args[0])
+                    array = w.array(side.operand.attr)
+                    w.line(f"copy_async({side.shared}, {place}, {array}, {index})")
+                with w.block("else:"):
+                    w.line(f"{side.shared}[{place}] = {scalar.constant(0, self.acc)}")
 
     def _read(
         self, w: KernelWriter, point: Scope, sides: Sequence[Side], start: str, end: str

@@ -340,6 +340,7 @@ def _mma(instruction: Any) -> Any:
 
 mma_f16, mma_bf16, mma_tf32 = map(_mma, (_mma_f16, _mma_bf16, _mma_tf32))
 pair = intrinsics.pair
+copy_async, copies_done = intrinsics.copy_async, intrinsics.copies_done
 shared2, shared4 = intrinsics.shared_load(2), intrinsics.shared_load(4)
 
 

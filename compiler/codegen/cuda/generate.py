@@ -39,7 +39,7 @@ from jitgrad.compiler.loops import (
 )
 from jitgrad.runtime.errors import InternalError
 
-VERSION = 8
+VERSION = 9
 
 
 @dataclass(frozen=True)

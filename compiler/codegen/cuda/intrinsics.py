@@ -144,6 +144,38 @@ def shared_load(count: int) -> Any:
     return load
 
 
+@intrinsic
+def copy_async(typing: Any, tile: Any, place: Any, x: Any, at: Any) -> Any:
+    """tile[place], in shared memory, becomes the 32 bits of x[at], once `copies_done` was called
+    (PTX ISA, "cp.async")."""
+
+    def code(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        here = b.gep(context.make_array(tile)(context, b, args[0]).data, [args[1]])
+        if here.type.addrspace != 3:
+            here = b.addrspacecast(here, here.type.pointee.as_pointer(3))
+        there = b.addrspacecast(b.gep(args[2], [args[3]]), _F32.as_pointer(1))
+        asm = ir.InlineAsm(
+            ir.FunctionType(ir.VoidType(), [_I32, _I64]),
+            "cp.async.ca.shared.global [$0], [$1], 4;", "r,l,~{memory}", side_effect=True,
+        )  # fmt: skip
+        b.call(asm, [b.ptrtoint(here, _I32), b.ptrtoint(there, _I64)])
+        return context.get_dummy_value()
+
+    return types.void(tile, types.int64, x, types.int64), code
+
+
+@intrinsic
+def copies_done(typing: Any) -> Any:
+    """Waits for the thread's own asynchronous copies."""
+
+    def code(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(ir.VoidType(), [])
+        b.call(ir.InlineAsm(kind, "cp.async.wait_all;", "~{memory}", side_effect=True), [])
+        return context.get_dummy_value()
+
+    return types.void(), code
+
+
 def tensor_core(kind: str) -> Any:
     """mma.sync.m16n8k16 (PTX ISA, "Warp-level matrix instructions"): the new c0 to c3 of
     c + a b, where a warp holds a (16 x 16), b (16 x 8) and c (16 x 8) in its registers; kind is

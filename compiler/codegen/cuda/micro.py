@@ -42,7 +42,11 @@ class Registers:
 
     def put(self, w: KernelWriter, into: str, size: int, which: str, value: str) -> None:
         """Element (r, k) of a slice of `size` rows, in buffer `which`."""
-        w.line(f"{into}[({which} * {self.step} + k) * {size} + r] = {value}")
+        w.line(f"{into}[{self.at(size, which)}] = {value}")
+
+    def at(self, size: int, which: str) -> str:
+        """Where that is."""
+        return f"({which} * {self.step} + k) * {size} + r"
 
     def multiply(self, w: KernelWriter, left: str = "held") -> None:
         """Every product of two slices: number `left` of the rows, and that held of the columns."""
@@ -137,7 +141,10 @@ class TensorCores:
     def put(self, w: KernelWriter, into: str, size: int, which: str, value: str) -> None:
         single = self.dtype is dtypes.float32
         held = f"round_tf32({value})" if single else scalar.stored(value, self.dtype)
-        w.line(f"{into}[({which} * {size} + r) * {self.pitch} + k] = {held}")
+        w.line(f"{into}[{self.at(size, which)}] = {held}")
+
+    def at(self, size: int, which: str) -> str:
+        return f"({which} * {size} + r) * {self.pitch} + k"
 
     def multiply(self, w: KernelWriter, left: str = "held") -> None:
         pitch, name = self.pitch, "words" if self.dtype is dtypes.float32 else "part"

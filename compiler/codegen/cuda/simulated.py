@@ -218,6 +218,14 @@ def key_f64(x):
 
 
 # -- contractions ----------------------------------------------------------------------------------
+def copy_async(tile, place, x, at):
+    tile[place] = x[at]
+
+
+def copies_done():
+    pass
+
+
 def shared2(x, at):
     return x[at], x[at + 1]
 

@@ -27,6 +27,7 @@ class CudaTarget:
         large_tile: the same, for contractions of float32 with many tiles of this size.
         mma: rows, columns and depth of a tile on tensor cores, and how many warps share its rows
             and columns; None where there are none for bfloat16.
+        asynchronous: whether memory is copied to shared memory without registers (cp.async).
         busy: so many tiles keep the GPU busy.
         shared_bytes: of shared memory that a block may use.
         max_blocks: blocks of one launch, at most; they take further work in turn.
@@ -44,6 +45,7 @@ class CudaTarget:
     tile: tuple[int, int, int, int, int] = (64, 64, 16, 4, 4)
     large_tile: tuple[int, int, int, int, int] | None = (128, 128, 8, 8, 8)
     mma: tuple[int, int, int, int, int] | None = (64, 64, 32, 4, 2)
+    asynchronous: bool = True
     busy: int = 128
     shared_bytes: int = 48 * 1024
     max_blocks: int = 65535
@@ -95,4 +97,6 @@ def gpu_target(arch: str) -> CudaTarget:
         raise CompileError(
             f"[cuda] expected an architecture from sm_{_OLDEST} on, such as 'sm_90'; got {arch!r}"
         )
-    return CudaTarget(arch) if int(arch[3:]) >= 80 else CudaTarget(arch, mma=None)
+    return (
+        CudaTarget(arch) if int(arch[3:]) >= 80 else CudaTarget(arch, mma=None, asynchronous=False)
+    )
