@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 WORTH = 2**17
 """The work (`Op.work`) from which on a kernel is compiled: about 0.1 ms of NumPy's time."""
 
+MUCH = 2**26
+"""The work from which on a kernel of an op that is slow (`Op.slow`) pays in a function that is being
+recorded: what the reference needs longer in two recordings is what compiling takes."""
+
 Array = np.ndarray[Any, Any]
 Function = Callable[..., Any]
 
@@ -72,12 +76,15 @@ class _OneOp:
         self.outs = [(tuple(map(int, t.shape)), t.dtype.np) for t in outs]
         self.compiled: Compiled | None = None
         self.failed = False
+        # A function that is being recorded runs once like this, so a kernel seldom pays.
+        self.pays_once = op.slow and op.work(types, outs, attrs) >= MUCH
 
     def __call__(self, *arrays: Array) -> Any:
-        # A function that is being recorded runs once like this: no kernel is compiled for it.
-        if self.failed or knobs.eager == "numpy" or (self.compiled is None and state.recorder):
+        if self.failed or knobs.eager == "numpy":
             return self.plain(*arrays)
         if self.compiled is None:
+            if state.recorder and not self.pays_once:
+                return self.plain(*arrays)
             self.compiled = self._compile()
             if self.compiled is None:
                 self.failed = True

@@ -175,6 +175,19 @@ def test_a_recorded_call_compiles_none(compilations):
     assert sorted(compilations) == ["exp", "mul", "relu"]
 
 
+def test_a_recorded_call_compiles_large_convolutions_alone(compilations, monkeypatch):
+    monkeypatch.setattr(kernels, "MUCH", 300_000)
+    large, small, w, v = data(2, 8, 20, 20), data(2, 8, 6, 6), data(8, 8, 3, 3), data(3200, 200)
+
+    @jg.jit(fallback="error")
+    def f(x, y):
+        return F.conv2d(x, w, padding=1), F.conv2d(y, w), x.reshape(2, -1) @ v
+
+    recorded = f(large, small)[0].numpy()
+    assert compilations == ["conv"]
+    np.testing.assert_array_equal(recorded, f(large, small)[0].numpy())
+
+
 def test_a_network_has_jits_bits():
     model = jg.nn.Sequential(
         jg.nn.Conv2d(3, 16, 3, padding=1), jg.nn.ReLU(), jg.nn.MaxPool2d(2),

@@ -36,6 +36,8 @@ _COLUMN_BYTES = 8 << 20  # columns are built for as many images at a time as sta
 class ConvBase(Bilinear):
     """What the three share: checks of attributes and of sizes, batching, ONNX attributes."""
 
+    slow = True
+
     def check(
         self, x: TensorType, w: TensorType, stride: Ints, padding: Ints, dilation: Ints, groups: int
     ) -> None:

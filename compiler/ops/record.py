@@ -240,6 +240,7 @@ class Op:
             through `batch` (movement): the sum over that axis may be taken before or after.
         precise: the setting of how precise products must be is an attribute of what is recorded
             (`with_precision`), where it allows less than the highest precision.
+        slow: the reference takes several times as long as a kernel, also where it is much work.
     """
 
     name: str = ""
@@ -258,6 +259,7 @@ class Op:
     sparse: bool = False
     linear: bool = False
     precise: bool = False
+    slow: bool = False
 
     def __init__(self) -> None:
         if not self.name or OPS.made(self.name):
