@@ -34,8 +34,8 @@ WORTH = 2**17
 """The work (`Op.work`) from which on a kernel is compiled: about 0.1 ms of NumPy's time."""
 
 MUCH = 2**26
-"""The work from which on a kernel of an op that is slow (`Op.slow`) pays in a function that is being
-recorded: what the reference needs longer in two recordings is what compiling takes."""
+"""The work from which on a kernel of an op that is slow (`Op.slow`) pays in a function that is
+being recorded: what the reference needs longer in two recordings is what compiling takes."""
 
 Array = np.ndarray[Any, Any]
 Function = Callable[..., Any]
