@@ -19,8 +19,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from numbers import Real
+from operator import is_not
 from types import BuiltinFunctionType, FrameType, FunctionType, MethodType, NoneType
 from typing import Any
+
+import numpy as np
 
 from jitgrad import gpu
 from jitgrad.argument_guards import ArgumentGuard, Modes
@@ -378,7 +381,9 @@ class JitFunction:
             trace = recorder.finish(result, lambda: _recording(recorder, profile), stores)
         except TypeError:  # maybe of C code that takes no stand-ins of numbers
             lent = bool(recorder.symbols or lifter.made or recorder.symbols.lent())
-            refused = lent and self._can_run_again(recorder, watch)
+            again, after = flatten((args, kwargs))
+            filled = after != structure or any(map(is_not, again, leaves))
+            refused = lent and not filled and self._can_run_again(recorder, watch)
             if not refused:
                 raise
         finally:
@@ -397,17 +402,8 @@ class JitFunction:
             return as_floats
         if trace is not None:
             trace.seconds = seconds
-            against = self._objection(
-                recorder,
-                watch,
-                trace,
-                guard,
-                args,
-                kwargs,
-                structure,
-                leaves,
-                (as_floats, tensors_of(stores)),
-            )
+            given = (args, kwargs, structure, leaves, (as_floats, tensors_of(stores)))
+            against = self._objection(recorder, watch, trace, guard, *given)
             if against:
                 recorder.give_up(*against)
             hooked = [x for x in leaves if isinstance(x, Tensor) and (x._hooks or x._post_hooks)]
@@ -446,10 +442,13 @@ class JitFunction:
 
     def _can_run_again(self, recorder: Recorder, watch: Watch) -> bool:
         """Whether a call that has failed left all as it was, and can be recorded without symbolic
-        sizes and lifted numbers."""
+        sizes and lifted numbers. (NumPy's arrays may have been written.)"""
         if not self._lends or self._history.dynamic or self._history.declared:
             return False
-        return not (recorder.has_effects() or watch.appends or watch.changed(set(), set()))
+        reached = [*watch.leaves, *(item.now for item in watch.items)]
+        if watch.reasons or watch.appends or any(isinstance(x, np.ndarray) for x in reached):
+            return False
+        return not (recorder.has_effects() or watch.changed(set(), set()))
 
     def _record_plain(self, *call: Any) -> Any:
         """Records a call, and all later ones, with numbers as they are, guarded by their values.

@@ -677,7 +677,8 @@ class Recorder(Looks):
 
     def has_effects(self) -> bool:
         """Whether the function has done what cannot be done twice, as far as it was told."""
-        return bool(self.reason or self._counts or self._rebinds or self._draws or self.later)
+        told = (self._counts, self._rebinds, self._flags, self._draws, self.later)
+        return bool(self.reason) or any(told)
 
     def let_go(self) -> None:
         """Called when nothing comes of the recording: a number that Python has kept refers to it,

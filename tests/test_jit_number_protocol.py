@@ -268,17 +268,58 @@ def test_what_is_arithmetic_is_recorded_twice() -> None:
 def test_an_error_of_the_function_is_its_own() -> None:
     """It is recorded again without stand-ins of numbers, and only where nothing was done before."""
     done: list[int] = []
+    box, array = [0], np.zeros(1)
+    buffer = jg.zeros(1)
 
     def fails(n: Any) -> Any:
         return n + "text"
 
-    def works_first(n: Any) -> Any:
+    def extends(n: Any) -> Any:
         done.extend([n])
-        return math.ldexp(1.0, "no")
+        return math.ldexp("no", n)
 
-    for function in (fails, works_first):
+    def appends(n: Any) -> Any:
+        done.append(1)
+        return math.ldexp("no", n)
+
+    def fills_an_argument(n: Any, given: Any = done) -> Any:
+        given += [1]
+        return math.ldexp("no", n)
+
+    def counts(n: Any) -> Any:
+        box[0] += 1
+        done.extend([1])
+        return math.ldexp("no", n)
+
+    def writes_an_array(n: Any) -> Any:
+        array[0] += 1
+        return math.ldexp("no", n)
+
+    def writes_a_tensor(n: Any) -> Any:
+        buffer.add_(1)
+        return math.ldexp("no", n)
+
+    for function in (fails, extends, appends, fills_an_argument, counts, writes_an_array,
+                     writes_a_tensor):  # fmt: skip
+        done.clear()
+        box[0], array[0] = 0, 0
+        buffer.zero_()
         fast = jit(function, fallback="silent")
         for k, n in enumerate((7, 5, 9)):
             with pytest.raises(TypeError):
                 fast(n)
-            assert len(done) == (k + 1) * (function is works_first)
+            found = max(len(done), box[0], int(array[0]), int(buffer))
+            assert found == (k + 1) * (function is not fails)
+
+
+def test_a_list_that_is_an_argument_is_filled_once() -> None:
+    @jit(fallback="silent")
+    def f(given: Any, n: Any) -> Any:
+        given.append(n)
+        return math.ldexp("no", n)
+
+    for n in (7, 5, 9):
+        given: list[int] = []
+        with pytest.raises(TypeError):
+            f(given, n)
+        assert given == [n]
