@@ -13,7 +13,7 @@ import llvmlite.ir as ir
 from jitgrad.compiler.codegen.code import I32, Int, integers, storage_type, vector_of
 from jitgrad.compiler.codegen.convert import parts_of
 from jitgrad.compiler.codegen.dot import SIGN, Dot
-from jitgrad.compiler.codegen.packing import Source
+from jitgrad.compiler.codegen.packing import Source, in_powers
 
 _LANES = 16  # entries that are interleaved at a time
 _BLOCK = 4  # entries, and words of each, that are turned at a time
@@ -51,9 +51,12 @@ def pack_groups(
         with code.b.if_then(code.less(full, depth)):
             _elements(source, panel, dot, width, x, width, full, code.sub(depth, full), flip)
     rest = code.sub(count, whole)
-    with code.b.if_then(code.less(0, rest)), code.loop(0, depth, group) as k:
-        many = code.min(group, code.sub(depth, k))
-        _elements(source, panel_at(whole), dot, width, whole, rest, k, many, flip)
+    with code.b.if_then(code.less(0, rest)):
+        with code.loop(0, full, group) as k:
+            _elements(source, panel_at(whole), dot, width, whole, rest, k, group, flip)
+        with code.b.if_then(code.less(full, depth)):
+            many = code.sub(depth, full)
+            _elements(source, panel_at(whole), dot, width, whole, rest, full, many, flip)
 
 
 def _stored(source: Source, dot: Dot, value: ir.Value, flip: bool) -> ir.Value:
@@ -77,12 +80,22 @@ def _elements(
     """One group of `rows` entries, of which `many` neighbours along k are there."""
     code, element, group = source.frame.code, storage_type(dot.a), dot.group
     row = code.at(panel, code.mul(k, width), element)
-    zero = ir.Constant(vector_of(element, 1), 0)
-    with code.loop(0, width * group) as i:
-        code.store(zero, row, i, element)
+    start = 0
+    for piece in in_powers(width, _LANES):
+        code.store(ir.Constant(vector_of(I32, piece), None), row, start, I32)
+        start += piece
+
+    def value(i: Int, j: Int) -> ir.Value:
+        found = source.element_at(code.add(x, i), code.add(k, j))
+        return _stored(source, dot, found, flip)
+
+    if isinstance(many, int) and many == group:
+        with code.loop(0, rows) as i:
+            word = code.join([value(i, j) for j in range(group)])
+            code.store(word, row, code.mul(i, group), element)
+        return
     with code.loop(0, rows) as i, code.loop(0, many) as j:
-        value = _stored(source, dot, source.element_at(code.add(x, i), code.add(k, j)), flip)
-        code.store(value, row, code.add(code.mul(i, group), j), element)
+        code.store(value(i, j), row, code.add(code.mul(i, group), j), element)
 
 
 def _interleave(

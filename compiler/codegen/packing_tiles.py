@@ -81,18 +81,30 @@ class _Packing:
                 code.store(nothing, tile, at, I32)
 
     def _elements(self, x: Int, rows: Int, k: Int, many: Int) -> None:
-        """A tile of `rows` entries by `many` elements along k, one by one."""
+        """A tile of `rows` entries by `many` elements along k, word by word."""
         code, group = self.code, self.dot.group
         self._clear(x, k)
-        with code.loop(0, rows) as i, code.loop(0, many) as j:
-            value = self.source.element_at(code.add(x, i), code.add(k, j))
-            if self.rows:
-                at = code.add(code.mul(i, self.dot.depth), j)
-            else:
-                at = code.mul(code.add(code.mul(code.div(j, group), TILE), i), group)
-                at = code.add(at, code.rem(j, group))
-            for part, v in enumerate(self._parts(value)):
-                code.store(v, self._at(x, k, part), at, self.element)
+        tiles = [self._at(x, k, part) for part in range(self.dot.copies)]
+
+        def parts(i: Int, j: Int) -> list[ir.Value]:
+            return self._parts(self.source.element_at(code.add(x, i), code.add(k, j)))
+
+        words = code.div(many, group)
+        with code.loop(0, rows) as i:
+
+            def place(w: Int) -> Int:
+                """Where word w of entry i is."""
+                line, at = (i, w) if self.rows else (w, i)
+                return code.add(code.mul(line, TILE), at)
+
+            with code.loop(0, words) as w:
+                found = [parts(i, code.add(code.mul(w, group), j)) for j in range(group)]
+                for tile, word in zip(tiles, zip(*found, strict=True), strict=True):
+                    code.store(self._words(code.join(word)), tile, place(w), I32)
+            with code.loop(code.mul(words, group), many) as j:  # the last word is not whole
+                at = code.add(code.mul(place(words), group), code.rem(j, group))
+                for tile, value in zip(tiles, parts(i, j), strict=True):
+                    code.store(value, tile, at, self.element)
 
     def _tile(self, x: Int, k: Int, lines: ir.Value | None) -> None:
         """A whole tile. lines: where it lies before it is turned, if it is."""
@@ -144,7 +156,7 @@ class _Packing:
         return code.join(pieces) if along == 1 else code.side_by_side(pieces)
 
     def _words(self, value: ir.Value) -> ir.Value:
-        return self.code.b.bitcast(value, vector_of(I32, TILE))
+        return self.code.b.bitcast(value, vector_of(I32, value.type.count // self.dot.group))
 
     def _parts(self, value: ir.Value) -> list[ir.Value]:
         """What panels hold of an operand's value: itself, or the bits of its parts."""
