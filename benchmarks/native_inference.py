@@ -6,7 +6,8 @@ and on two (`_harness.py`); their outputs must agree. A ratio above 1 means that
 longer. Also printed: the library's size without weights, and the time from the start of a Python
 process to the end of the first inference, by `jitgrad.runtime.load`, by the `libnet.py` beside the
 library, and by ONNX Runtime, and how much of it processors worked: on a busy machine the latter
-tells more.
+tells more. Beside it what Python alone takes, and Python with NumPy, which all of them need, and a
+second call: what is left is the library's and its loader's.
 """
 
 from __future__ import annotations
@@ -125,10 +126,17 @@ def starts(sources: dict[str, str], rounds: int, peer: str) -> None:
         )
 
 
+_START = {
+    "Python alone": "def step(): pass",
+    "Python and NumPy": "import numpy\ndef step(): pass",
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", metavar="name", help="default: all")
     parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--starts", action="store_true", help="only how processes start")
     args = parser.parse_args()
     for name in args.names or MODELS:
         jg.manual_seed(0)
@@ -143,17 +151,20 @@ def main() -> None:
             np.save(at["data"], x.numpy())
             weights = sum(a.nbytes for a in exported.state.values())
             size = os.path.getsize(at["library"]) - weights
-            for threads in (1, 2):
+            for threads in (2,) if args.starts else (1, 2):
                 both = {
                     "jitgrad": _OURS.format(threads=threads, **at),
                     "ONNX Runtime": _THEIRS.format(threads=threads, **at),
                 }
+                if args.starts:
+                    continue
                 contenders = [Contender(k, source) for k, source in both.items()]
                 compare(f"{name}: a call", contenders, args.rounds, threads=threads, rtol=1e-2)
             print(f"\n{name}: library without weights: {size / 1e3:,.0f} kB")
             print(f"{name}: process start to first result")
             bare = {"jitgrad, by libnet.py": _BARE.format(threads=threads, **at)}
-            starts({**both, **bare}, args.rounds, "ONNX Runtime")
+            again = {"jitgrad, two calls": both["jitgrad"] + "\nstep()"}
+            starts({**_START, **both, **again, **bare}, args.rounds, "ONNX Runtime")
 
 
 if __name__ == "__main__":
