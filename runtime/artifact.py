@@ -273,8 +273,9 @@ class Model:
                 port = self.outputs[index]
                 problem.args = (f"[{self.name}] expected out {index} ({port}) {problem}",)
                 raise problem
-            start = buffers.address(array)
-            spans.append((start, start + array.nbytes))
+            if index + 1 < len(given):
+                start = buffers.address(array)
+                spans.append((start, start + array.nbytes))
         return given
 
     # -- state --------------------------------------------------------------------------------
@@ -436,15 +437,18 @@ def _problem(
     """Why a result cannot be written to an array of the caller's, or None."""
     if not isinstance(array, np.ndarray):
         return TypeError(f"as a NumPy array; got {type(array).__name__}")
-    if array.dtype != dtype or array.shape != shape:
+    if (array.dtype is not dtype and array.dtype != dtype) or array.shape != shape:
         wrong = TypeError if array.dtype != dtype else ValueError
         return wrong(f"of that dtype and shape; got {_describe(array)}")
     flags = array.flags
     if not (flags.c_contiguous and flags.aligned and flags.writeable):
         return ValueError("to be dense row-major, aligned and writable; it is not")
-    start = buffers.address(array)
-    if any(start < high and low < start + array.nbytes for low, high in spans):
-        return ValueError("to overlap no input and no other output; it does")
+    if spans:
+        start = buffers.address(array)
+        end = start + array.nbytes
+        for low, high in spans:
+            if start < high and low < end:
+                return ValueError("to overlap no input and no other output; it does")
     return None
 
 

@@ -1,0 +1,68 @@
+"""A library allocates when an instance is made, and never after."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import jitgrad as jg
+
+MAIN = r"""
+#include "m.h"
+#include <stdio.h>
+#include <stdlib.h>
+static long calls;
+void *__real_malloc(size_t);
+void *__real_calloc(size_t, size_t);
+void *__real_realloc(void *, size_t);
+int __real_posix_memalign(void **, size_t, size_t);
+void *__real_aligned_alloc(size_t, size_t);
+void *__wrap_malloc(size_t n) { calls++; return __real_malloc(n); }
+void *__wrap_calloc(size_t n, size_t k) { calls++; return __real_calloc(n, k); }
+void *__wrap_realloc(void *p, size_t n) { calls++; return __real_realloc(p, n); }
+int __wrap_posix_memalign(void **p, size_t a, size_t n) {
+    calls++;
+    return __real_posix_memalign(p, a, n);
+}
+void *__wrap_aligned_alloc(size_t a, size_t n) { calls++; return __real_aligned_alloc(a, n); }
+
+static float x[JG_M_INPUT0_SIZE], y[JG_M_OUTPUT0_SIZE];
+int main(void) {
+    jg_m *model = jg_m_create(2);
+    if (!model) return 1;
+    long made = calls;
+    for (int n = 1; n <= 64; n++) {
+        if (jg_m_resize(model, n) != JG_OK || jg_m_call(model, x, y) != JG_OK) return 2;
+        if (jg_m_resize(model, 65) == JG_OK || jg_m_call(model, NULL, y) == JG_OK) return 3;
+    }
+    printf("%ld %ld\n", made, calls - made);
+    jg_m_destroy(model);
+    return 0;
+}
+"""
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+def test_nothing_is_allocated_after_create(tmp_path: Path) -> None:
+    """Of a recurrent net, calls and new sizes, on two threads, and calls that are refused."""
+    layer = jg.nn.GRU(8, 16, batch_first=True).eval()
+
+    def f(x: Any) -> Any:
+        return (layer(x)[0] @ layer.weight_hh_l0.t()).softmax(-1)
+
+    size = jg.Dim("batch", max=64)
+    exported = jg.export(f, jg.randn(4, 50, 8), dynamic_shapes={"x": {0: size}})
+    exported.native(tmp_path / "m.o")
+    (tmp_path / "main.c").write_text(MAIN)
+    names = ("malloc", "calloc", "realloc", "posix_memalign", "aligned_alloc")
+    wrapped = [f"-Wl,--wrap={name}" for name in names]
+    command = ["cc", "-Wall", "-Wextra", "-Werror", "-pthread", "main.c", "m.o", *wrapped]
+    subprocess.run([*command, "-o", "main"], check=True, cwd=tmp_path)
+    made, after = subprocess.run(
+        ["./main"], cwd=tmp_path, check=True, capture_output=True, text=True, timeout=60
+    ).stdout.split()
+    assert int(made) >= 1 and after == "0"
