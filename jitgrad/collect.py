@@ -258,9 +258,9 @@ class Collector(State):
             pass  # what reads its seed or its state is noticed (effects.py)
         elif isinstance(x, (operator.attrgetter, operator.methodcaller)):
             asked = [n for n in x.__reduce__()[1] if isinstance(n, str)]
-            names = {name for n in asked for name in n.split(".")}
-            self._learn(Reads(loose=names))
-            self._named_anywhere |= names
+            loose = {name for n in asked for name in n.split(".")}
+            self._learn(Reads(loose=loose))
+            self._named_anywhere |= loose
         elif isinstance(x, _CACHED):
             self.put(item, "cache", None, x.cache_info()[1::2], f"cache of {item.name}")
             self.put(item, "get", "__wrapped__", x.__wrapped__, item.name, covered=True)
