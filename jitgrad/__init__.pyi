@@ -75,6 +75,7 @@ from jitgrad import kernels as kernels
 from jitgrad import layouts as layouts
 from jitgrad import lazy_recorder as lazy_recorder
 from jitgrad import levels as levels
+from jitgrad import library as library
 from jitgrad import lifting as lifting
 from jitgrad import linalg as linalg
 from jitgrad import looks as looks
@@ -87,6 +88,7 @@ from jitgrad import namespace as namespace
 from jitgrad import nn as nn
 from jitgrad import old_linalg as old_linalg
 from jitgrad import onnx as onnx
+from jitgrad import ops as ops
 from jitgrad import optim as optim
 from jitgrad import outside as outside
 from jitgrad import overrides as overrides
@@ -202,6 +204,11 @@ float: DType
 float16: DType
 float32: DType
 float64: DType
+float8_e4m3fn: DType
+float8_e4m3fnuz: DType
+float8_e5m2: DType
+float8_e5m2fnuz: DType
+float8_e8m0fnu: DType
 half: DType
 inf: builtins.float
 int: DType
@@ -220,6 +227,9 @@ nan: builtins.float
 newaxis: Any
 pi: builtins.float
 preserve_format: builtins.str
+qint32: DType
+qint8: DType
+quint8: DType
 short: DType
 strided: builtins.str
 uint16: DType
@@ -476,6 +486,7 @@ def get_default_device() -> Any: ...
 def get_default_dtype() -> DType: ...
 def get_deterministic_debug_mode() -> builtins.int: ...
 def get_device(self: Any) -> builtins.int: ...
+def get_device_module(device: Any = ...) -> Any: ...
 def get_float32_matmul_precision() -> builtins.str: ...
 def get_num_interop_threads() -> builtins.int: ...
 def get_num_threads() -> builtins.int: ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jitgrad import cuda
+from jitgrad import cpu, cuda, mps, xpu
 from jitgrad.cuda import current_device as current_device_index
 from jitgrad.cuda import current_stream as current_stream
 from jitgrad.cuda import device_count as device_count
@@ -18,6 +18,7 @@ from jitgrad.cuda import reset_peak_memory_stats as reset_peak_memory_stats
 from jitgrad.cuda import set_device as set_device_index
 from jitgrad.cuda import synchronize as synchronize
 from jitgrad.device import device
+from jitgrad.device import device as Device
 from jitgrad.missing import missing
 
 __all__ = [
@@ -30,6 +31,17 @@ __all__ = [
 def current_accelerator(check_available: bool = False) -> Any:
     """The device; None where there is none."""
     return device("cuda") if cuda.is_available() else None
+
+
+def get_device_module(device: Any = None) -> Any:
+    """The module for devices of a kind, as `cuda`; of the one beside the CPU, or the CPU, by
+    default. Raises RuntimeError for a kind without one."""
+    place = (current_accelerator() or "cpu") if device is None else device
+    kind = Device(place).type
+    modules = {"cpu": cpu, "cuda": cuda, "mps": mps, "xpu": xpu}
+    if kind not in modules:
+        raise RuntimeError(f"[get_device_module] expected a kind that has a module; got {kind!r}")
+    return modules[kind]
 
 
 __getattr__ = missing(__name__)

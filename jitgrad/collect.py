@@ -10,6 +10,7 @@ import builtins
 import functools
 import importlib.util
 import operator
+import os
 import sys
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
@@ -43,6 +44,7 @@ from jitgrad.guards import (
     State,
     keys_of,
     own_attributes,
+    own_names,
     short,
 )
 from jitgrad.hostscalar import HostScalar
@@ -244,8 +246,8 @@ class Collector(State):
         elif isinstance(x, type):
             if owner_of_class(x) == "user":
                 self._identity(item, "__mro__", x.__mro__, f"bases of {item.name}")
-                names = tuple(vars(x))
-                made = self._only(item, "names", None, "attributes", names, f"names in {item.name}")
+                there = tuple(vars(x))
+                made = self._only(item, "names", None, "attributes", there, f"names in {item.name}")
                 made.facts = attribute_names(x)
                 for base in x.__mro__[1:]:
                     if owner_of_class(base) == "user":
@@ -254,6 +256,8 @@ class Collector(State):
         elif isinstance(x, ModuleType):
             if x is not sys:
                 self._expand_sparse(item)
+        elif x is os.environ:
+            pass  # each variable that is read is noticed (effects.py)
         elif isinstance(x, Generator):
             pass  # what reads its seed or its state is noticed (effects.py)
         elif isinstance(x, (operator.attrgetter, operator.methodcaller)):
@@ -270,6 +274,10 @@ class Collector(State):
                 self._named_anywhere |= set(reads_of(f.__code__).lines)
                 self._scan(f.__code__, f.__globals__)
                 self._captured(f, reads_of(f.__code__))
+        elif is_logging(x):  # handlers run when a message is emitted, which is an effect
+            for name in _LOGGERS:
+                if name in vars(x):
+                    self.put(item, "get", name, vars(x)[name], f"{item.name}.{name}")
         elif getattr(type(x), "is_jit_function", False):
             self.put(item, "get", "__wrapped__", x.__wrapped__, item.name, covered=True)
         else:
@@ -442,12 +450,18 @@ class Collector(State):
         item = self._by_object.get(id(x), item)
         if isinstance(x, (*SCALARS, *CONTAINERS, np.ndarray)) and not is_users(x):
             return None
-        if id(x) in self._made:
+        if id(x) in self._made or x is os.environ:
             return None
         if isinstance(x, (Tensor, FunctionType)):
-            if hasattr(type(x), name):
+            # hasattr would ask FunctionType for annotations of its own
+            if any(name in vars(c) for c in type(x).__mro__):
                 return None
-            return self.put(item, "get", name, vars(x).get(name, MISSING), f"{item.name}.{name}")
+            if name in vars(x):
+                return self.put(item, "get", name, vars(x)[name], f"{item.name}.{name}")
+            self._named.add(name)
+            made = self._only(item, "own", None, "attributes", own_names(x), f"{item.name}.{name}")
+            made.facts = frozenset()
+            return None
         if isinstance(x, ModuleType):
             if owner_of_module(x) == "numpy":  # whose submodules are loaded when they are named
                 value = getattr(x, name, MISSING)
@@ -587,6 +601,17 @@ class Collector(State):
                         self._attribute(item, attribute)
             name = name.rpartition(".")[0]
 
+    def variable(self, name: Any) -> None:
+        """Adds the item of a variable of the environment that code reads."""
+        if not isinstance(name, str):
+            return
+        held: dict[Any, Any] = os.environ._data  # type: ignore[attr-defined]
+        owner, key = self.root_namespace(held, "os.environ"), os.environ.encodekey(name)
+        if key in held:
+            self.put(owner, "item", key, held[key], f"os.environ[{name!r}]")
+        else:
+            self.put(owner, "absent", key, False, f"os.environ[{name!r}]")
+
     def root_namespace(self, names: dict[str, Any], name: str) -> Item:
         """The item of a dict of globals (its contents are watched by name only)."""
         found = self._by_object.get(id(names))
@@ -629,6 +654,15 @@ class Collector(State):
             self._append(holder)
             self._by_object[id(cell)] = holder
         return holder
+
+
+_LOGGERS = ("level", "disabled", "disable", "propagate", "parent", "manager")
+"""The attributes of loggers and their manager by which messages are let through."""
+
+
+def is_logging(x: Any) -> bool:
+    """Whether an object is of one of logging's classes, or of one that derives from it."""
+    return any(c.__module__ == "logging" for c in type(x).__mro__)
 
 
 def is_users(x: Any) -> bool:

@@ -48,6 +48,7 @@ def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     target: Any = None
     if kwargs:
         _expect_options(self, kwargs)
+        dtype = dtypes.of_python(dtype)
     if dtype is not None and not isinstance(dtype, DType):
         raise TypeError(f"to(): expected a dtype as dtype; got {type(dtype).__name__}")
     if kwargs.get("device") is not None:
@@ -62,6 +63,8 @@ def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
             flags.append(arg)
         elif isinstance(arg, (str, int)):
             target = arg
+        elif isinstance(dtypes.of_python(arg), DType):
+            dtype = dtypes.of_python(arg)
         elif arg is not None:
             raise TypeError(
                 f"to(): expected a dtype, a device or a tensor; got {type(arg).__name__}"

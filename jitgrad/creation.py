@@ -67,12 +67,14 @@ def _check_device(device: Any) -> None:
 
 
 def _expect_dtype(name: str, dtype: Any) -> DType:
+    dtype = dtypes.of_python(dtype)
     if not isinstance(dtype, DType):
         raise TypeError(
             f"{name}(): argument 'dtype' must be a jitgrad dtype such as jitgrad.float32, not "
             f"{dtype!r}"
         )
-    return dtype
+    found: DType = dtype
+    return found
 
 
 # -- from data -----------------------------------------------------------------------------------
@@ -105,8 +107,7 @@ def tensor(
             apply(OPS["clone"], (out,), {}), requires_grad, device
         )  # what it may write to
     if isinstance(data, (bool, int, float)) and not isinstance(data, np.generic):
-        wanted = dtype or _python_dtype(data)
-        _expect_dtype("tensor", wanted)
+        wanted = _expect_dtype("tensor", dtype or _python_dtype(data))
         out = _full((), plain_number(_to_int(data, wanted), wanted), wanted)
         return _finish(out, requires_grad, device)
     return _finish(_told(wrap_array(_to_array(data, dtype)), None), requires_grad, device)
@@ -127,7 +128,7 @@ def _python_dtype(value: Any) -> DType:
 def _to_array(data: Any, dtype: DType | None) -> np.ndarray[Any, Any]:
     """A new array of the data."""
     if dtype is not None:
-        _expect_dtype("tensor", dtype)
+        dtype = _expect_dtype("tensor", dtype)
     if isinstance(data, (np.ndarray, np.generic)):
         array = np.array(data)
         if not array.dtype.isnative:
@@ -287,7 +288,8 @@ def frombuffer(
     buffer: Any, *, dtype: DType, count: int = -1, offset: int = 0, requires_grad: bool = False
 ) -> Tensor:
     """A 1-d tensor on the memory of an object with the buffer protocol."""
-    return _finish(from_numpy(np.frombuffer(buffer, dtype.np, count, offset)), requires_grad)
+    wanted = _expect_dtype("frombuffer", dtype).np
+    return _finish(from_numpy(np.frombuffer(buffer, wanted, count, offset)), requires_grad)
 
 
 _CUDA = 2  # DLPack's number

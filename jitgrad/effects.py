@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import array
 import collections
+import copyreg
 import os
 import sys
 import sysconfig
@@ -208,7 +209,7 @@ def is_random(x: Any) -> bool:
 
 # Standard-library objects that hold contents which code of theirs, or C code, reads.
 _UNGUARDED: tuple[Any, ...] = (
-    type(os.environ), collections.UserDict, collections.UserList, collections.ChainMap,
+    collections.UserDict, collections.UserList, collections.ChainMap,
     MappingProxyType, weakref.ref, array.array, bytearray, memoryview, type({}.keys()),
     type({}.values()), type({}.items()),
 )  # fmt: skip
@@ -259,7 +260,9 @@ _LIBRARY_EFFECTS: dict[CodeType, str] = {
     hooks.retain_grad.__code__: "calls retain_grad()",
 }
 # Reads that show in the standard library's own code only.
-_ENVIRONMENT = {os.getenv.__code__, type(os.environ).__getitem__.__code__}
+_NEW_OBJECT: CodeType = copyreg.__newobj__.__code__  # type: ignore[attr-defined]
+_VARIABLE: CodeType = type(os.environ).__getitem__.__code__
+_ENVIRONMENT = {type(os.environ).__iter__.__code__, type(os.environ).__len__.__code__}
 # Modules of the standard library that do nothing with arguments but pass them on (an Enum's member
 # reads its own value; watch.py knows).
 _PASSES_ON = {"abc", "contextlib", "enum", "functools", "types", "typing"}
@@ -276,10 +279,11 @@ class Profile:
     """A profile function (sys.setprofile) for one recorded call.
 
     entered: told of each frame of the user's that is entered. library: of the standard library's
-    and NumPy's code that the user's calls. imported: of each module that was asked for by name and
-    not found loaded, and of its loading. identities: that id() was called. appended: of each list
-    that is appended to. impure: of each effect,
-    with the user's line. first_node: tape nodes with smaller numbers are older than the recording.
+    and NumPy's code that the user's calls. imported: of each module that was asked for by name, and
+    whether it was loaded now. identities: that id() was called. appended: of each list that is
+    appended to. variable: of each one of the environment that is read. made: of each object that
+    copy or pickle made. impure: of each effect, with the user's line. first_node: tape nodes with
+    smaller numbers are older than the recording.
 
     Attributes: threads, whether threads were started.
     """
@@ -289,10 +293,12 @@ class Profile:
         entered: Callable[[FrameType], None],
         impure: Callable[[str, str], None],
         foreign: Callable[[str, str], None],
-        imported: Callable[[str], None],
+        imported: Callable[[str, bool], None],
         library: Callable[[CodeType], None],
         identities: Callable[[], None],
         appended: Callable[[list[Any]], None],
+        variable: Callable[[str], None],
+        made: Callable[[Any], None],
         first_node: int,
     ) -> None:
         self._entered = entered
@@ -300,10 +306,13 @@ class Profile:
         self._library = library
         self._identities = identities
         self._appended = appended
+        self._variable = variable
+        self._made = made
         self._impure = impure
         self._foreign = foreign
         self._first_node = first_node
         self._importing = 0
+        self._loaded = False
         self.threads = False
 
     def function(self) -> Callable[[FrameType, str, Any], None]:
@@ -318,14 +327,18 @@ class Profile:
 
     def _see(self, frame: FrameType, event: str, arg: Any) -> None:
         if event == "return":
+            if frame.f_code is _NEW_OBJECT and arg is not None:
+                self._made(arg)
             if frame.f_code.co_filename == _IMPORTLIB and frame.f_code.co_name == _IMPORT:
                 self._importing -= 1
                 if not self._importing:
-                    self._imported(frame.f_locals["name"])
+                    self._imported(frame.f_locals["name"], not self._loaded)
             return
         if event == "call":
             code = frame.f_code
             if code.co_filename == _IMPORTLIB and code.co_name == _IMPORT:
+                if not self._importing:
+                    self._loaded = frame.f_locals["name"] in sys.modules
                 self._importing += 1
             if self._importing:
                 return  # what a module does when it is imported, it does once in any case
@@ -352,7 +365,9 @@ class Profile:
                 if frame.f_globals.get("__name__") not in _PASSES_ON and not _for_us(frame):
                     make_plain(frame, None)
                     self._library(code)
-                if code in _ENVIRONMENT and not _for_us(frame):
+                if code is _VARIABLE and not _for_us(frame):
+                    self._variable(frame.f_locals["key"])
+                elif code in _ENVIRONMENT and not _for_us(frame):
                     self._impure("reads the environment (os.environ)", _line(frame))
         elif event == "c_call" and not self._importing:
             owner = owner_of_frame(frame)

@@ -11,6 +11,7 @@ What Module attributes hold is checked only when the epoch moved (jitgrad.state)
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from enum import Enum
@@ -51,7 +52,8 @@ class Item:
 
     Attributes:
         step, key, parent: how it is read: "item" parent[key]; "get" getattr(parent, key);
-            "cell"; "class" the class's own dict; "names" the names in it; "root" an object held
+            "cell"; "class" the class's own dict; "names" the names in it; "own" the names that a
+            tensor or a function has (others that code names are not there); "root" an object held
             by the guard; "size" the keys, elements (in their order) or length of the parent;
             "absent" key is not in the parent; "created" a dict that the first access makes;
             "cache" how often a functools.cache was filled.
@@ -105,6 +107,8 @@ class Item:
                 return keys_of(parent)
             if step == "names":
                 return tuple(vars(parent))
+            if step == "own":
+                return own_names(parent)
             if step == "absent":
                 return self.key in parent
             if step == "cache":
@@ -173,6 +177,15 @@ def same(a: Any, b: Any) -> bool:
 def admits(wanted: Any, value: float) -> bool:
     """Whether a number is what a trace was specialised on: a value, or a Truth."""
     return bool(value) is wanted.nonzero if type(wanted) is Truth else same(wanted, value)
+
+
+_RARE = frozenset({"_was", "_grad", "_hooks", "_post_hooks", "_retains", "_shapeless"})
+
+
+def own_names(x: Any) -> frozenset[str]:
+    """The names of the attributes that a tensor or function has itself, and of those that tensors
+    keep beside them."""
+    return _RARE.union(vars(x))
 
 
 def own_attributes(t: Tensor) -> dict[str, Any]:
@@ -368,8 +381,19 @@ class State:
             x = item.read(parent.now)
             if x is item.now or (item.kind in _BY_VALUE and same(x, item.now)):
                 continue
+            if item.step == "own":
+                if self._same_names(item, x):
+                    continue
+                yield item, x
+                continue
+            if item.step == "names" and set(x) ^ set(item.now) == {"__slotnames__"}:
+                item.now = x  # what copy notes of a class
+                continue
             if item.step == "cache":  # filled by the function's own calls
                 item.now = x
+                continue
+            if item.step == "absent" and _is_imported(parent.now, item.key):
+                item.step, item.kind, item.now = "item", "object", parent.now[item.key]
                 continue
             if item.step == "size" and isinstance(parent.now, dict):
                 old, now = set(item.now), set(x)
@@ -512,6 +536,13 @@ class State:
         """Makes what `mismatch` found the present state."""
         for item in self.items:
             item.now = item.fresh
+
+
+def _is_imported(names: Any, name: Any) -> bool:
+    """Whether a module's `name`, which was not there, is a submodule: Python sets it when that is
+    first imported, which is no change of the function's own."""
+    module = sys.modules.get(f"{names.get('__name__')}.{name}")
+    return module is not None and names[name] is module
 
 
 def _change_text(item: Item, x: Any) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jitgrad.runtime.dtypes import DType
+from jitgrad.runtime.dtypes import DType, of_python
 from jitgrad.state import defaults
 
 _FLOATS = {
@@ -11,6 +11,14 @@ _FLOATS = {
     "bfloat16": (7, 127),
     "float32": (23, 127),
     "float64": (52, 1023),
+}
+_BYTES = {
+    # dtype: eps, largest number, smallest one with full precision
+    "float8_e4m3fn": (0.125, 448.0, 2.0**-6),
+    "float8_e5m2": (0.25, 57344.0, 2.0**-14),
+    "float8_e4m3fnuz": (0.125, 240.0, 2.0**-7),
+    "float8_e5m2fnuz": (0.125, 57344.0, 2.0**-15),
+    "float8_e8m0fnu": (1.0, 2.0**127, 2.0**-127),
 }
 
 
@@ -21,12 +29,18 @@ class finfo:
     """
 
     def __init__(self, type: DType | None = None) -> None:
-        dtype = (defaults.dtype if type is None else type).to_real()
+        dtype = (defaults.dtype if type is None else of_python(type)).to_real()
         if not dtype.is_floating_point:
             raise TypeError(f"torch.finfo() requires a floating point input type; got {dtype}")
-        fraction, exponent = _FLOATS[dtype.name]
         self.dtype = dtype.name
         self.bits = dtype.bits
+        if dtype.name in _BYTES:
+            self.eps, self.max, self.tiny = _BYTES[dtype.name]
+            self.smallest_normal = self.tiny
+            self.min = self.tiny if dtype.name == "float8_e8m0fnu" else -self.max
+            self.resolution = 1.0
+            return
+        fraction, exponent = _FLOATS[dtype.name]
         self.eps = 2.0**-fraction
         self.max = (2 - 2.0**-fraction) * 2.0**exponent
         self.min = -self.max
@@ -45,6 +59,7 @@ class iinfo:
     """Limits of an integer dtype. Attributes: bits, max, min, dtype."""
 
     def __init__(self, type: DType) -> None:
+        type = of_python(type)
         if not type.is_integer:
             raise TypeError(f"torch.iinfo() requires an integer input type; got {type}")
         self.dtype = type.name

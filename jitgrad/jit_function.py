@@ -491,9 +491,13 @@ class JitFunction:
                 what = f"{type(error).__name__}: {error}"
                 recorder.give_up(f"reaches an object that cannot be watched ({what})")
 
+        def imported(name: str, loaded: bool) -> None:
+            if watch.imported_now(name) and loaded and not state.abstract:
+                recorder.postpone()  # what it was followed to before was not there
+
         profile = Profile(
-            entered, impure, recorder.give_up, watch.imported_now, watch.library,
-            watch.identities, watch.appended, recorder.first_node,
+            entered, impure, recorder.give_up, imported, watch.library, watch.identities,
+            watch.appended, watch.variable, watch.made, recorder.first_node,
         )  # fmt: skip
         try:
             with _recording(recorder, profile), watch.reached.following():

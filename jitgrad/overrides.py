@@ -10,7 +10,7 @@ import inspect
 import sys
 import types
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 from jitgrad import fft, linalg, special
 from jitgrad.missing import missing
@@ -93,6 +93,20 @@ def resolve_name(f: Callable[..., Any]) -> str | None:
             owner = place.__name__ if isinstance(place, types.ModuleType) else "jitgrad.Tensor"
             return f"{owner}.{f.__name__}"
     return inspect.unwrap(f).__name__ if callable(f) and hasattr(f, "__name__") else None
+
+
+class TorchFunctionMode:
+    """A mode that would see all functions: entering one raises RuntimeError."""
+
+    inner: Any = None
+
+    def __enter__(self) -> NoReturn:
+        raise RuntimeError(
+            f"[{type(self).__name__}] modes that see every function (__torch_function__) are not "
+            "there yet (docs/limits.md)"
+        )
+
+    def __exit__(self, *error: object) -> None: ...
 
 
 __getattr__ = missing(__name__, "TorchFunctionMode and its kin are not there (docs/limits.md)")

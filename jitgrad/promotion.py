@@ -75,6 +75,7 @@ def _combine(high: DType | None, low: DType | None) -> Any:
 
 def promote_types(type1: DType, type2: DType) -> DType:
     """The dtype that tensors (with dimensions) of two dtypes are converted to."""
+    type1, type2 = dtypes.of_python(type1), dtypes.of_python(type2)
     for x in (type1, type2):
         if not isinstance(x, DType):
             raise TypeError(f"promote_types(): expected dtypes; got {type(x).__name__}")
@@ -84,7 +85,8 @@ def promote_types(type1: DType, type2: DType) -> DType:
 def can_cast(from_: DType, to: DType) -> bool:
     """Whether an in-place op may turn a result of one dtype into another (never to a lower
     category)."""
-    return from_.category <= to.category
+    from_, to = dtypes.of_python(from_), dtypes.of_python(to)
+    return bool(from_.category <= to.category)
 
 
 def floating(dtype: DType) -> DType:

@@ -372,6 +372,8 @@ class Writer:
             if isinstance(item.now, tuple):
                 return f"len({p}) != len({here}) or any(map(is_not, {p}, {here}))"
             return f"len({p}) != {item.now}"
+        if item.step == "own":
+            return f"not {p}.__dict__.keys() <= {here}"
         if item.step == "names":
             return f"(*{p}.__dict__,) != {here}"
         if item.step == "cache":

@@ -29,6 +29,7 @@ from jitgrad.effects import (
     is_module,
     owner_of,
     owner_of_class,
+    owner_of_module,
 )
 from jitgrad.guards import (
     CONTAINERS,
@@ -101,8 +102,8 @@ class Watch(Collector):
         fields = frame.f_locals
         if code.co_name == "__init__" and code.co_argcount:
             first = fields.get(code.co_varnames[0])
-            if first is not None and id(first) not in self._by_object:
-                self._made[id(first)] = first
+            if first is not None:
+                self.made(first)
         self._learn(reads)
         if reads.typed:  # code that asks for the type() of values
             self.end_lending()
@@ -141,17 +142,25 @@ class Watch(Collector):
             self._learn(Reads(loose=names, asked=reads.asked, every=reads.every))
             self._named_anywhere |= names | reads.asked
 
+    def made(self, x: Any) -> None:
+        """Notes an object that the function made."""
+        if id(x) not in self._by_object:
+            self._made[id(x)] = x
+
     def identities(self) -> None:
         """Notes that code asks for id() of objects."""
         self._identities = True
 
-    def imported_now(self, name: str) -> None:
-        """Adds items for a module that was just asked for by name, loaded or not."""
-        if name in sys.modules:
+    def imported_now(self, name: str) -> bool:
+        """Adds items for a module that was just asked for by name, loaded or not. Whether it is
+        users' code."""
+        module = sys.modules.get(name)
+        if module is not None:
             self.imported(name)
-        else:
-            owner = self.root_namespace(sys.modules, "sys.modules")
-            self.put(owner, "absent", name, False, f"module {name}")
+            return isinstance(module, ModuleType) and owner_of_module(module) == "user"
+        owner = self.root_namespace(sys.modules, "sys.modules")
+        self.put(owner, "absent", name, False, f"module {name}")
+        return False
 
     def _is_new(self, x: Any) -> bool:
         """Whether an object that code holds in a variable was made while recording."""

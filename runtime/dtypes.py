@@ -8,6 +8,7 @@ Source of the promotion rules: PyTorch's documentation, "Tensor Attributes: torc
 
 from __future__ import annotations
 
+import builtins
 from enum import IntEnum
 from functools import cache
 from typing import Any
@@ -44,6 +45,11 @@ class DType:
     def np(self) -> np.dtype[Any]:
         """The NumPy dtype (bfloat16 comes from ml-dtypes, imported at first use)."""
         if self._np is None:
+            if self in ABSENT:
+                raise TypeError(
+                    f"there are no tensors of {self} yet (docs/limits.md); use one of "
+                    f"{', '.join(BY_NAME)}"
+                )
             if self.name == "bfloat16":
                 import ml_dtypes
 
@@ -111,6 +117,31 @@ ALL: tuple[DType, ...] = (
 )  # fmt: skip
 BY_NAME: dict[str, DType] = {d.name: d for d in ALL}
 globals()["bool"] = bool_  # so that pickling by name finds it
+
+
+# Dtypes of PyTorch's that no tensor has here: they can be named and compared.
+float8_e4m3fn = DType("float8_e4m3fn", 1, Category.FLOAT)
+float8_e5m2 = DType("float8_e5m2", 1, Category.FLOAT)
+float8_e4m3fnuz = DType("float8_e4m3fnuz", 1, Category.FLOAT)
+float8_e5m2fnuz = DType("float8_e5m2fnuz", 1, Category.FLOAT)
+float8_e8m0fnu = DType("float8_e8m0fnu", 1, Category.FLOAT)
+qint8 = DType("qint8", 1, Category.INT)
+quint8 = DType("quint8", 1, Category.INT, signed=False)
+qint32 = DType("qint32", 4, Category.INT)
+ABSENT: tuple[DType, ...] = (
+    float8_e4m3fn, float8_e5m2, float8_e4m3fnuz, float8_e5m2fnuz, float8_e8m0fnu, qint8, quint8,
+    qint32,
+)  # fmt: skip
+
+_OF_PYTHON: dict[Any, DType] = {
+    builtins.bool: bool_, int: int64, float: float64, complex: complex128,
+}  # fmt: skip
+
+
+def of_python(x: Any) -> Any:
+    """The dtype that a type of Python's numbers stands for; anything else itself."""
+    return _OF_PYTHON.get(x, x) if type(x) is type else x
+
 
 _from_numpy: dict[np.dtype[Any], DType] = {np.dtype(d.name): d for d in ALL if d.name != "bfloat16"}
 

@@ -20,6 +20,7 @@ from jitgrad.runtime import threads
 from jitgrad.runtime.errors import CompileError
 
 SUBMODULES = [
+    "library", "nn.attention", "nn.attention.flex_attention",
     "_C", "_inductor", "_subclasses", "ao", "ao.quantization", "nn.quantized",
     "_dynamo", "_dynamo.config", "accelerator", "amp", "autograd", "backends", "backends.cpu",
     "backends.cuda", "backends.cudnn", "backends.mkl", "backends.mkldnn", "backends.mps",

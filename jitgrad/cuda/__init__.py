@@ -36,6 +36,7 @@ from jitgrad.cuda.memory import reset_peak_memory_stats as reset_peak_memory_sta
 from jitgrad.cuda.memory import set_per_process_memory_fraction as set_per_process_memory_fraction
 from jitgrad.cuda.streams import Event as Event
 from jitgrad.cuda.streams import Stream as Stream
+from jitgrad.cuda.streams import StreamContext as StreamContext
 from jitgrad.cuda.streams import current_stream as current_stream
 from jitgrad.cuda.streams import default_stream as default_stream
 from jitgrad.cuda.streams import set_stream as set_stream

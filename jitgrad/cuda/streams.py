@@ -6,8 +6,6 @@ stream that is current; `Tensor.record_stream` tells of another that uses one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from jitgrad.cuda.memory import index_of
@@ -146,11 +144,21 @@ def set_stream(stream: Stream) -> None:
     cuda.device.set_stream(stream.device_index, stream.cuda_stream)
 
 
-@contextmanager
-def stream(stream: Any) -> Iterator[None]:
+class StreamContext:
     """Within it, work goes to a stream; None changes nothing."""
-    if stream is None:
-        yield
-        return
-    with stream:
-        yield
+
+    def __init__(self, stream: Stream | None) -> None:
+        self.stream = stream
+
+    def __enter__(self) -> None:
+        if self.stream is not None:
+            self.stream.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        if self.stream is not None:
+            self.stream.__exit__(*error)
+
+
+def stream(stream: Any) -> StreamContext:
+    """A context within which work goes to a stream; None changes nothing."""
+    return StreamContext(stream)

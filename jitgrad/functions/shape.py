@@ -58,8 +58,8 @@ def view(input: Tensor, *positional: Any, size: Any = None, dtype: DType | None 
     dtype: see view_dtype."""
     if dtype is not None:
         return view_dtype(input, dtype)
-    if len(positional) == 1 and isinstance(positional[0], DType):
-        return view_dtype(input, positional[0])
+    if len(positional) == 1 and isinstance(dtypes.of_python(positional[0]), DType):
+        return view_dtype(input, dtypes.of_python(positional[0]))
     given = as_shape(positional if size is None else (size,))
     sizes = infer_minus_one("view", given, input.numel())
     known = input._data is not None or waits(input)

@@ -20,6 +20,7 @@ from jitgrad.tensor import Tensor
 
 def _points(name: str, length: int, periodic: bool, dtype: DType | None) -> Tensor | None:
     """Positions in [0, 1] as float64; None for a window of one point or none."""
+    dtype = dtypes.of_python(dtype)
     if dtype is not None and not dtype.is_floating_point:
         raise RuntimeError(f"{name} expects floating point dtypes; got {dtype}")
     if length < 0:
@@ -30,7 +31,7 @@ def _points(name: str, length: int, periodic: bool, dtype: DType | None) -> Tens
 
 
 def _finish(values: Tensor | None, length: int, dtype: DType | None, requires_grad: bool) -> Tensor:
-    wanted = dtype or defaults.dtype
+    wanted = dtypes.of_python(dtype) or defaults.dtype
     out = ones(length, dtype=wanted) if values is None else cast(values, wanted)
     return out.requires_grad_() if requires_grad else out
 

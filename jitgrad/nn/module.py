@@ -18,7 +18,7 @@ from jitgrad.nn.hooks import HOOK_DICTS
 from jitgrad.nn.parameter import Buffer, Parameter, is_lazy
 from jitgrad.nn.slots import Slots
 from jitgrad.nn.state_dict import Stateful
-from jitgrad.runtime.dtypes import DType
+from jitgrad.runtime.dtypes import DType, of_python
 from jitgrad.runtime.userline import LOCATED, add_line
 from jitgrad.state import bump_epoch, state
 from jitgrad.tensor import Tensor
@@ -379,10 +379,10 @@ class Module(Stateful):
 
         Only floating tensors change dtype. In place; returns the module.
         """
-        dtype = kwargs.get("dtype")
+        dtype = of_python(kwargs.get("dtype"))
         for a in args:
-            if isinstance(a, DType):
-                dtype = a
+            if isinstance(of_python(a), DType):
+                dtype = of_python(a)
             elif isinstance(a, Tensor):
                 dtype = a.dtype
         if dtype is not None and not (dtype.is_floating_point or dtype.is_complex):

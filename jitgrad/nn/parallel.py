@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from jitgrad.missing import names_module
 from jitgrad.nn.module import Module
 
 
@@ -31,5 +32,14 @@ class DistributedDataParallel(Module):
             f"(docs/limits.md); use the {type(module).__name__} itself, in one process"
         )
 
+
+data_parallel = names_module(
+    f"{__name__}.data_parallel", {"DataParallel": DataParallel}, "A name of torch.nn.parallel."
+)
+distributed = names_module(
+    f"{__name__}.distributed",
+    {"DistributedDataParallel": DistributedDataParallel},
+    "A name of torch.nn.parallel.",
+)
 
 __all__ = ["DataParallel", "DistributedDataParallel"]

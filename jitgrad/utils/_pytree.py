@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from jitgrad import pytree
 from jitgrad.missing import missing
@@ -127,6 +127,37 @@ def tree_all_only(kind: Any, pred: Any, tree: Any, is_leaf: IsLeaf = None) -> bo
 def tree_any_only(kind: Any, pred: Any, tree: Any, is_leaf: IsLeaf = None) -> bool:
     """Whether pred holds for a leaf of a type."""
     return any(pred(x) for x in tree_leaves(tree, is_leaf) if _is(x, kind))
+
+
+class MappingKey(NamedTuple):
+    """How a child is reached from a dict."""
+
+    key: Any
+
+    def __str__(self) -> str:
+        return f"[{self.key!r}]"
+
+    def get(self, mapping: Any) -> Any:
+        """The child."""
+        return mapping[self.key]
+
+
+class SequenceKey(NamedTuple):
+    """How a child is reached from a list or tuple."""
+
+    idx: int
+
+    def __str__(self) -> str:
+        return f"[{self.idx!r}]"
+
+    def get(self, sequence: Any) -> Any:
+        """The child."""
+        return sequence[self.idx]
+
+
+def _dict_flatten_with_keys(d: dict[Any, Any]) -> tuple[list[tuple[Any, Any]], list[Any]]:
+    """(pairs of MappingKey and value, keys), for classes derived from dict."""
+    return [(MappingKey(k), v) for k, v in d.items()], list(d)
 
 
 def register_pytree_node(

@@ -245,4 +245,24 @@ def checkpoint_sequential(
     return run(parts[at:])(input)
 
 
-__all__ = ["CheckpointError", "checkpoint", "checkpoint_sequential", "noop_context_fn"]
+def get_device_states(*args: Any) -> tuple[list[int], list[Tensor]]:
+    """(devices, states of their generators) of the tensors in args that are on GPUs: none, as there
+    is one generator for all devices, `get_rng_state()`."""
+    return [], []
+
+
+def set_device_states(
+    devices: Sequence[int], states: Sequence[Tensor], *, device_type: str | None = None
+) -> None:
+    """Sets what get_device_states gave: nothing. Raises RuntimeError for states of devices."""
+    if len(devices) or len(states):
+        raise RuntimeError(
+            "[set_device_states] expected no states, as get_device_states gives; got those of "
+            f"devices {list(devices)}; one generator draws for all devices: use set_rng_state()"
+        )
+
+
+__all__ = [
+    "CheckpointError", "checkpoint", "checkpoint_sequential", "get_device_states",
+    "noop_context_fn", "set_device_states",
+]  # fmt: skip

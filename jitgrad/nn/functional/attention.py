@@ -47,7 +47,7 @@ def scaled_dot_product_attention(
         raise RuntimeError(f"[{name}] expected dropout_p from 0 to 1; got {dropout_p}")
     _expect_attention(name, query, key, value)
     if enable_gqa:
-        key, value = (_repeat_heads(name, x, query) for x in (key, value))
+        key, value = (repeat_heads(name, x, query) for x in (key, value))
     length, keys = query.shape[-2], key.shape[-2]
     factor = 1.0 / math.sqrt(query.shape[-1] or 1) if scale is None else scale
     scores = times_transposed(query * factor, key)
@@ -56,7 +56,7 @@ def scaled_dot_product_attention(
         scores = ops.where(seen, scores, _MINUS_INFINITY)
     if attn_mask is not None:
         scores = _masked(name, scores, attn_mask)
-    weights = _softmax_or_zeros(scores) if attn_mask is not None else ops.softmax(scores, -1)
+    weights = softmax_or_zeros(scores) if attn_mask is not None else ops.softmax(scores, -1)
     if dropout_p > 0.0:
         weights = dropout(weights, dropout_p)
     return ops.matmul(weights, value)
@@ -78,7 +78,7 @@ def _expect_attention(name: str, query: Tensor, key: Tensor, value: Tensor) -> N
         )
 
 
-def _repeat_heads(name: str, x: Tensor, query: Tensor) -> Tensor:
+def repeat_heads(name: str, x: Tensor, query: Tensor) -> Tensor:
     """Each head of x as often as query has more heads: (..., H, S, E) -> (..., heads, S, E)."""
     if x.dim() < 3 or query.dim() < 3 or query.shape[-3] % x.shape[-3]:
         raise RuntimeError(
@@ -110,7 +110,7 @@ def _masked(name: str, scores: Tensor, mask: Tensor) -> Tensor:
     return scores + mask
 
 
-def _softmax_or_zeros(scores: Tensor) -> Tensor:
+def softmax_or_zeros(scores: Tensor) -> Tensor:
     """Softmax along the last dim; zeros, and no gradient, where all scores are -inf."""
     if scores.shape[-1] == 0:
         return scores

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import importlib
 from collections.abc import Iterator
 from typing import Any
 
 from jitgrad.creation import empty
+from jitgrad.missing import no_such
 from jitgrad.nn import functional as F
 from jitgrad.nn import init
 from jitgrad.nn.layers import Linear
@@ -145,3 +147,9 @@ class MultiheadAttention(Module):
             is_causal=is_causal,
         )  # fmt: skip
         return (out.transpose(0, 1) if swap else out), weights
+
+
+def __getattr__(name: str) -> Any:
+    if name == "flex_attention":
+        return importlib.import_module("jitgrad.nn.attention.flex_attention")
+    raise no_such(__name__, name)
