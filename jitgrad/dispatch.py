@@ -393,7 +393,8 @@ def _make_plan(key: Any, op: Any, operands: tuple[Any, ...], attrs: dict[str, An
             made = made if isinstance(made, tuple) else (made,)
             kernel = gpu.kernels.device_kernel(op, here, made, now)
     if timing is not None:
-        kernel = timing.timed(op.name, partial(op.reference, **attrs) if kernel is None else kernel)
+        plain = partial(op.reference, **attrs) if kernel is None else kernel
+        kernel = timing.timed(op, operand_types, many, attrs, plain)
     plan = Plan(types, operand_types, taped, kernel)
     plan.zeros = tuple([k for k, v in attrs.items() if type(v) is float and v == 0.0])
     if static:

@@ -242,9 +242,11 @@ class profile:
         kept = shapes if self.record_shapes else []
         self._events.append(FunctionEvent(name, began / 1e3, (ended - began) / 1e3, kept, mark))
 
-    def timed(self, name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    def timed(
+        self, op: Any, operands: Any, outs: Any, attrs: Any, kernel: Callable[..., Any]
+    ) -> Callable[..., Any]:
         """kernel, that notes how long it took."""
-        clock, note = time.perf_counter_ns, self._note
+        name, clock, note = op.name, time.perf_counter_ns, self._note
 
         def run(*arrays: Any, **attrs: Any) -> Any:
             began = clock()

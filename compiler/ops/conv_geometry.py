@@ -38,6 +38,11 @@ class ConvBase(Bilinear):
 
     slow = True
 
+    def products(
+        self, types: Sequence[TensorType], outs: Sequence[TensorType], attrs: dict[str, Any]
+    ) -> Any:
+        return self.work(types, outs, attrs)
+
     def check(
         self, x: TensorType, w: TensorType, stride: Ints, padding: Ints, dilation: Ints, groups: int
     ) -> None:

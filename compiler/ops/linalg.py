@@ -130,6 +130,11 @@ class Matmul(Bilinear):
     ) -> Any:
         return types[0].numel * outs[0].shape[-1] // 16
 
+    def products(
+        self, types: Sequence[TensorType], outs: Sequence[TensorType], attrs: dict[str, Any]
+    ) -> Any:
+        return outs[0].numel * types[0].shape[-2 if attrs.get("transpose_a") else -1]
+
     def vjp(
         self, g: Any, out: Any, a: Any, b: Any, transpose_a: bool = False,
         transpose_b: bool = False, precision: str = "highest",

@@ -317,6 +317,12 @@ class Op:
         """
         return 0
 
+    def products(
+        self, types: Sequence[TensorType], outs: Sequence[TensorType], attrs: dict[str, Any]
+    ) -> Any:
+        """How many products of two numbers it sums up (jitgrad/utils/flop_counter.py)."""
+        return 0
+
     def vjp(self, g: Any, out: Any, *operands: Any, **attrs: Any) -> tuple[Any, ...]:
         """Cotangents of the operands; g and out are tuples when nout > 1.
 
