@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from jitgrad import dispatch
@@ -85,7 +86,7 @@ class FlopCounterMode:
         self._enter(name)
         for x in _tensors(args):
             if x.requires_grad:  # its gradient is there: backward has left the module
-                x.register_hook(lambda grad, name=name: self._leave(name))
+                x.register_hook(partial(self._leave, name))
 
     def _ended(self, module: Any, args: Any, output: Any) -> None:
         name, _ = self._open[-1]
@@ -93,13 +94,13 @@ class FlopCounterMode:
         self._leave(name)
         for x in _tensors((output,)):
             if x.requires_grad:
-                x.register_hook(lambda grad, name=name: self._enter(name))
+                x.register_hook(partial(self._enter, name))
 
-    def _enter(self, name: str) -> None:
+    def _enter(self, name: str, grad: Any = None) -> None:
         if name not in self._running:
             self._running.append(name)
 
-    def _leave(self, name: str) -> None:
+    def _leave(self, name: str, grad: Any = None) -> None:
         if name in self._running:
             self._running.remove(name)
 
