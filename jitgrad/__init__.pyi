@@ -190,6 +190,7 @@ cfloat: DType
 channels_last: builtins.str
 channels_last_3d: builtins.str
 complex128: DType
+complex32: DType
 complex64: DType
 contiguous_format: builtins.str
 default_generator: Any

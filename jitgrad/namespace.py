@@ -87,6 +87,7 @@ from jitgrad.random import (
 from jitgrad.runtime.dtypes import (
     DType,
     bfloat16,
+    complex32,
     complex64,
     complex128,
     float8_e4m3fn,
@@ -352,6 +353,7 @@ __all__ = [
     "DType", "Generator", "Size", "Tensor", "arange", "as_tensor", "asarray", "atleast_1d",
     "atleast_2d", "atleast_3d", "autograd", "bernoulli", "bfloat16", "bool", "broadcast_shapes",
     "broadcast_tensors", "can_cast", "cat", "chain_matmul", "column_stack", "complex128",
+    "complex32",
     "complex64", "default_generator", "device", "double", "dstack", "dtype", "e", "einsum",
     "empty", "empty_like", "empty_strided", "enable_grad", "eye", "finfo", "float",
     "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu",

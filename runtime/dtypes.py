@@ -125,12 +125,13 @@ float8_e5m2 = DType("float8_e5m2", 1, Category.FLOAT)
 float8_e4m3fnuz = DType("float8_e4m3fnuz", 1, Category.FLOAT)
 float8_e5m2fnuz = DType("float8_e5m2fnuz", 1, Category.FLOAT)
 float8_e8m0fnu = DType("float8_e8m0fnu", 1, Category.FLOAT)
+complex32 = DType("complex32", 4, Category.COMPLEX)
 qint8 = DType("qint8", 1, Category.INT)
 quint8 = DType("quint8", 1, Category.INT, signed=False)
 qint32 = DType("qint32", 4, Category.INT)
 ABSENT: tuple[DType, ...] = (
-    float8_e4m3fn, float8_e5m2, float8_e4m3fnuz, float8_e5m2fnuz, float8_e8m0fnu, qint8, quint8,
-    qint32,
+    float8_e4m3fn, float8_e5m2, float8_e4m3fnuz, float8_e5m2fnuz, float8_e8m0fnu,
+    complex32, qint8, quint8, qint32,
 )  # fmt: skip
 
 _OF_PYTHON: dict[Any, DType] = {

@@ -418,6 +418,15 @@ def test_numbers_that_are_recorded_are_symbolic_by_class() -> None:
     assert not isinstance(0.5, torch.SymFloat) and not isinstance(True, torch.SymBool)
 
 
+def test_what_is_named_but_not_there() -> None:
+    from jitgrad.distributed.device_mesh import DeviceMesh
+
+    with pytest.raises(TypeError, match="no tensors of jitgrad.complex32"):
+        torch.zeros(2, dtype=torch.complex32)
+    with pytest.raises(RuntimeError, match="several processes are not there"):
+        DeviceMesh("cpu", [0])
+
+
 def test_marks_of_quantization() -> None:
     x = torch.randn(2, 3)
     stubs = torch.nn.Sequential(

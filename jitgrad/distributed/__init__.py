@@ -89,6 +89,18 @@ nn = names_module(
     "Names of torch.distributed.nn.",
 )
 
+
+class DeviceMesh:
+    """Processes in a grid: making one raises RuntimeError."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> NoReturn:
+        init_process_group()
+
+
+device_mesh = names_module(
+    f"{__name__}.device_mesh", {"DeviceMesh": DeviceMesh}, "Names of torch.distributed.device_mesh."
+)
+
 __getattr__ = missing(
     __name__,
     "several processes are not there yet (docs/limits.md): ask distributed.is_available() first",
