@@ -1,7 +1,7 @@
 """The ONNX project's own node tests, run through `jitgrad.onnx.load`.
 
     python tests/onnx_backend.py            the table of docs/onnx.md
-    python tests/onnx_backend.py --list     writes tests/onnx/backend_list.txt
+    python tests/onnx_backend.py --list     writes tests/onnx_backend_list.txt
     python tests/onnx_backend.py --jit      the same under @jit(fallback="error")
     python tests/onnx_backend.py -v WORD    each test whose name has the word, with its error
 
@@ -28,7 +28,7 @@ from jitgrad.onnx.errors import OnnxUnsupportedError
 from jitgrad.runtime.errors import CompileError
 from jitgrad.tensor import Tensor
 
-LIST = Path(__file__).parent / "onnx" / "backend_list.txt"
+LIST = Path(__file__).parent / "onnx_backend_list.txt"
 _T = onnx.TensorProto
 TYPES = {
     _T.FLOAT, _T.DOUBLE, _T.BOOL, _T.INT8, _T.INT16, _T.INT32, _T.INT64, _T.UINT8, _T.UINT16,
