@@ -381,14 +381,14 @@ class Array:
         return f"<Array {self.name}: {self.dtype.name}{list(self.shape)}>"
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class Pointwise:
     """out[axes] = body."""
 
     body: Expr
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class Reduction:
     """out[axes] = combine over the extents (axes rank..) of body.
 
@@ -408,7 +408,7 @@ class Reduction:
 COMBINES = ("sum", "prod", "max", "min", "argmax", "argmin", "any", "all")
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class Contraction:
     """out[axes] = sum over k extents (axes rank..) of a * b, accumulated in `acc` dtype.
 
@@ -434,7 +434,7 @@ class Contraction:
     parts: int = 0
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class Scan:
     """Inclusive scan along output axis `along` of body, by combine ("sum", "prod", "max", ...)."""
 
@@ -444,7 +444,7 @@ class Scan:
     reverse: bool = False
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class Scatter:
     """out = base (an Expr over the output axes); then for each point of `extents` (axes rank..) in
     row-major order: out[index] = combine(out[index], value). combine: "set", "sum", "prod",
@@ -457,7 +457,7 @@ class Scatter:
     combine: str
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class Sort:
     """The first elements of a stable sort along output axis `along` of body, whose extent there is
     `extent`; as many as the output is long. Two outputs (values, int64 indices): `part` says which
@@ -472,7 +472,7 @@ class Sort:
     key: object
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class Call:
     """The result number `part` of calling a record's reference (host_call.py) with whole arrays:
     `operands` are loads of each at its own axes. All parts share the `key` object. `number` and

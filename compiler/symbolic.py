@@ -40,7 +40,7 @@ _FUNCS: dict[str, Callable[[int, int], int]] = {
 }
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Func:
     """An atom: `name(a, b)` with name one of floordiv, mod, max, min. Equal by form, so looking
     one up asks nothing of sizes."""

@@ -18,7 +18,7 @@ from jitgrad.storage import LevelStorage
 from jitgrad.tensor import Tensor
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class _Options:
     precision: int = 4
     threshold: float = 1000

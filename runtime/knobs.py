@@ -87,7 +87,7 @@ def some_of(*words: str) -> Kind:
     return Kind("any of " + ",".join(words), parse, check)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Knob:
     """One variable: `knobs.<name>`, from the environment variable JITGRAD_<NAME>."""
 

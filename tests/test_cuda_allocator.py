@@ -290,3 +290,22 @@ def test_random_operations(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(100, 110))
 def test_many_random_operations(seed: int) -> None:
     _random_operations(seed, 200_000, 2000)
+
+
+@pytest.mark.parametrize("page", [0, 2 << 20])
+def test_what_the_collector_frees_in_the_middle_waits(page: int, monkeypatch: Any) -> None:
+    _, allocator = new(page=page)
+    held = [allocator.allocate(3072) for _ in range(6)]
+    describe = allocator._describe
+
+    def collecting(segment: Any, stretch: Any) -> Any:
+        while held:
+            allocator.free(held.pop(0))
+        return describe(segment, stretch)
+
+    monkeypatch.setattr(allocator, "_describe", collecting)
+    found = allocator.snapshot()
+    assert sum(s["total_size"] for s in found) == allocator.counts["reserved_bytes"].current
+    assert sum(s["allocated_size"] for s in found) == 6 * 3072
+    assert allocator.counts["allocated_bytes"].current == 0 == len(held)
+    allocator.check()

@@ -46,7 +46,7 @@ def has_phases(kernel: Sequence[Dim], stride: Ints, dilation: Ints) -> bool:
     )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _Phases:
     """Phases [start, stop) of a dim, each with `taps` kernel elements. A dim without a stride has
     one, which is no axis."""

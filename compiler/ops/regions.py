@@ -48,7 +48,7 @@ def surely_le(a: Dim, b: Dim) -> bool:
     return plain and all(c > 0 for m, c in d.terms.items() if m) and low >= 0
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class StridedRead:
     """Where position `at` of a padded dim reads its operand.
 

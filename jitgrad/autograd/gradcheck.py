@@ -28,7 +28,7 @@ class GradcheckError(RuntimeError):
     """An analytical derivative differs from the numerical one."""
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class _Check:
     """One gradcheck: the function, its inputs, those of them that are checked, and tolerances."""
 

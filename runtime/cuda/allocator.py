@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from jitgrad.runtime.cuda.blocks import Block, Count, Pool, Segment, best_place, pages
@@ -50,6 +51,31 @@ def segment_size(nbytes: int, reserved: int = 0) -> int:
         return _SMALL_SEGMENT
     wanted = max(nbytes, min(_LARGE_SEGMENT, reserved // _SHARE))
     return wanted + _ROUND_SEGMENT - 1 & -_ROUND_SEGMENT
+
+
+class _Turn:
+    """The allocator's lock. Python's collector may free tensors in the middle of the allocator's
+    own work, in the same thread: what is to be done then waits until that is over.
+
+    depth: how often the thread that holds it has entered. over: called when it is left for good.
+    """
+
+    def __init__(self, over: Callable[[], None]) -> None:
+        self._lock = threading.RLock()
+        self.depth = 0
+        self.over = over
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self.depth += 1
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            if self.depth == 1:
+                self.over()
+        finally:
+            self.depth -= 1
+            self._lock.release()
 
 
 class Allocator:
@@ -86,7 +112,8 @@ class Allocator:
         self._used: dict[int, Block] = {}
         self._waiting: deque[tuple[int, Block]] = deque()  # (event, block), oldest first
         self._events: list[int] = []  # that can be recorded again
-        self._lock = threading.RLock()
+        self._late: deque[int] = deque()  # addresses to free when the work under way is done
+        self._lock = _Turn(self._free_late)
 
     # -- allocating --------------------------------------------------------------------------------
     def allocate(self, nbytes: int, stream: int = 0, tag: str = "") -> int:
@@ -102,6 +129,7 @@ class Allocator:
                 block = self._grow(size, stream)
             if block is None:
                 self.retries += 1
+                self._free_late()
                 self._wait()
                 block = self._find(size, stream)
                 if block is None:
@@ -282,28 +310,36 @@ class Allocator:
         """Gives memory back. It may be reused by its stream at once: what the stream was given to
         do before comes before."""
         with self._lock:
-            block = self._used.pop(address, None)
-            if block is None:
-                raise CudaError(f"[cuda] no memory was allocated at address {address:#x}")
-            if self.history is not None:
-                self.history.append(("free", address, 0))
-            for name, n in (
-                ("allocation", 1), ("allocated_bytes", block.nbytes),
-                ("requested_bytes", block.requested),
-            ):  # fmt: skip
-                self.counts[name].take(n)
-            if not block.streams:
-                self._free(block)
-                return
-            for stream in sorted(block.streams):
-                event = (
-                    self._events.pop() if self._events else
-                    self.driver.new_event(self.device, False)
-                )  # fmt: skip
-                self.driver.record(self.device, event, stream)
-                self._waiting.append((event, block))
-                block.waiting += 1
-            block.streams.clear()
+            self._late.append(address)
+            if self._lock.depth == 1:
+                self._free_late()
+
+    def _free_late(self) -> None:
+        while self._late:
+            self._give_back(self._late.popleft())
+
+    def _give_back(self, address: int) -> None:
+        block = self._used.pop(address, None)
+        if block is None:
+            raise CudaError(f"[cuda] no memory was allocated at address {address:#x}")
+        if self.history is not None:
+            self.history.append(("free", address, 0))
+        for name, n in (
+            ("allocation", 1), ("allocated_bytes", block.nbytes),
+            ("requested_bytes", block.requested),
+        ):  # fmt: skip
+            self.counts[name].take(n)
+        if not block.streams:
+            self._free(block)
+            return
+        for stream in sorted(block.streams):
+            event = (
+                self._events.pop() if self._events else self.driver.new_event(self.device, False)
+            )
+            self.driver.record(self.device, event, stream)
+            self._waiting.append((event, block))
+            block.waiting += 1
+        block.streams.clear()
 
     def used_on(self, address: int, stream: int) -> None:
         """The block is used by work on another stream than it was allocated for."""

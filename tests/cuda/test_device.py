@@ -28,8 +28,9 @@ def test_the_device() -> None:
     assert torch.device("cuda", 0) == torch.device("cuda:0") == torch.device(0)
     assert repr(torch.device("cuda:0")) == "device(type='cuda', index=0)"
     assert torch.accelerator.current_accelerator() == torch.device("cuda")
+    far = torch.device("cuda:99")  # can be named
     with pytest.raises(RuntimeError, match="invalid device ordinal"):
-        torch.device("cuda:99")
+        torch.zeros(1, device=far)
 
 
 @pytest.mark.parametrize(
