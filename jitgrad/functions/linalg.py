@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jitgrad.casting import exempt, lower, wide
@@ -137,7 +137,16 @@ def outer(input: Tensor, vec2: Tensor) -> Tensor:
 ger = outer
 
 
-def _blend(name: str, base: Tensor, product: Tensor, beta: Any, alpha: Any) -> Tensor:
+def _blend(
+    name: str, multiply: Callable[[Tensor, Tensor], Tensor], given: tuple[Any, ...], beta: Any,
+    alpha: Any,
+) -> Tensor:  # fmt: skip
+    """beta * input + alpha * multiply(a, b), of given: (input, a, b), or an older order."""
+    if len(given) > 3:
+        (base, a, b), (beta, alpha) = older_order(name, given, 3, (beta, alpha))
+    else:
+        base, a, b = given
+    product = multiply(a, b)
     expect_tensor(name, base)
     if name != "addr" and base.dtype is not product.dtype:
         raise RuntimeError(
@@ -162,30 +171,21 @@ def addmm(
     input: Tensor, mat1: Tensor, mat2: Tensor, *older: Any, beta: Any = 1, alpha: Any = 1
 ) -> Tensor:
     """beta * input + alpha * (mat1 @ mat2)."""
-    if older:
-        given = (input, mat1, mat2, *older)
-        (input, mat1, mat2), (beta, alpha) = older_order("addmm", given, 3, (beta, alpha))
-    return _blend("addmm", input, mm(mat1, mat2), beta, alpha)
+    return _blend("addmm", mm, (input, mat1, mat2, *older), beta, alpha)
 
 
 def addmv(
     input: Tensor, mat: Tensor, vec: Tensor, *older: Any, beta: Any = 1, alpha: Any = 1
 ) -> Tensor:
     """beta * input + alpha * (mat @ vec)."""
-    if older:
-        given = (input, mat, vec, *older)
-        (input, mat, vec), (beta, alpha) = older_order("addmv", given, 3, (beta, alpha))
-    return _blend("addmv", input, mv(mat, vec), beta, alpha)
+    return _blend("addmv", mv, (input, mat, vec, *older), beta, alpha)
 
 
 def addr(
     input: Tensor, vec1: Tensor, vec2: Tensor, *older: Any, beta: Any = 1, alpha: Any = 1
 ) -> Tensor:
     """beta * input + alpha * outer(vec1, vec2)."""
-    if older:
-        given = (input, vec1, vec2, *older)
-        (input, vec1, vec2), (beta, alpha) = older_order("addr", given, 3, (beta, alpha))
-    return _blend("addr", input, outer(vec1, vec2), beta, alpha)
+    return _blend("addr", outer, (input, vec1, vec2, *older), beta, alpha)
 
 
 @lower
@@ -193,10 +193,7 @@ def baddbmm(
     input: Tensor, batch1: Tensor, batch2: Tensor, *older: Any, beta: Any = 1, alpha: Any = 1
 ) -> Tensor:
     """beta * input + alpha * bmm(batch1, batch2)."""
-    if older:
-        given = (input, batch1, batch2, *older)
-        (input, batch1, batch2), (beta, alpha) = older_order("baddbmm", given, 3, (beta, alpha))
-    return _blend("baddbmm", input, bmm(batch1, batch2), beta, alpha)
+    return _blend("baddbmm", bmm, (input, batch1, batch2, *older), beta, alpha)
 
 
 @lower
@@ -204,11 +201,11 @@ def addbmm(
     input: Tensor, batch1: Tensor, batch2: Tensor, *older: Any, beta: Any = 1, alpha: Any = 1
 ) -> Tensor:
     """beta * input + alpha * the sum of bmm(batch1, batch2) over the batch."""
-    if older:
-        given = (input, batch1, batch2, *older)
-        (input, batch1, batch2), (beta, alpha) = older_order("addbmm", given, 3, (beta, alpha))
-    total = bmm(batch1, batch2).sum(0)
-    return _blend("addbmm", input, cast(total, batch1.dtype), beta, alpha)
+    return _blend("addbmm", _bmm_total, (input, batch1, batch2, *older), beta, alpha)
+
+
+def _bmm_total(batch1: Tensor, batch2: Tensor) -> Tensor:
+    return cast(bmm(batch1, batch2).sum(0), batch1.dtype)
 
 
 def tensordot(a: Tensor, b: Tensor, dims: Any = 2) -> Tensor:

@@ -141,7 +141,7 @@ def _same(entry: Any, ours: Any, theirs: Any, what: str) -> None:
             same(x, y, f"{what} {i}", scale=20)
 
 
-def _sizes(x: Any) -> list[Any]:
+def _with_gradient(x: Any) -> list[Any]:
     """What may have a gradient."""
     return [t for t in leaves(x) if is_tensor(t) and t.requires_grad and t.is_leaf]
 
@@ -158,7 +158,7 @@ def _differentiated(m: Any, inputs: Any, cast: Callable[[Any], Any]) -> tuple[An
     grads: list[Any] = []
     if is_tensor(total):
         total.backward()
-        grads = [x.grad for x in (*_sizes(args), *_sizes(kwargs), *m.parameters())]
+        grads = [x.grad for x in (*_with_gradient(args), *_with_gradient(kwargs), *m.parameters())]
     return results, grads
 
 
