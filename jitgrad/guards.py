@@ -565,7 +565,7 @@ def _restore_numbers(item: Item, x: Any) -> None:
         item.write(_plain(x))
     if item.step in ("item", "size"):
         _restore_in(holder)
-        for inside in holder.values() if isinstance(holder, dict) else ():
+        for inside in list(holder.values()) if isinstance(holder, dict) else ():
             _restore_in(inside)  # a list that the function has made, say
 
 
