@@ -706,6 +706,12 @@ def assign(target: Tensor, value: Tensor, non_blocking: bool = False) -> None:
     storage = target._storage
     if taped and value._node is not None:
         value._node.protect(storage, _snapshot)
+    recorder = modes["recorder"]
+    if recorder is not None:  # while the target is what it was: it asks for its place on the tape
+        if recorder is modes["lazy"]:
+            recorder.write(target, value, "")
+        else:
+            unwatched(recorder.write, target, value, user_line())
     info = target._view
     if level is not None:
         level.write(target, value)
@@ -724,12 +730,6 @@ def assign(target: Tensor, value: Tensor, non_blocking: bool = False) -> None:
             storage.hidden += 1
         if getrefcount(storage) > _UNSAVED:  # the tape may have saved it, and complain
             note_write(storage)
-    recorder = modes["recorder"]
-    if recorder is not None:  # before the tape changes: it asks which place on it the target had
-        if recorder is modes["lazy"]:
-            recorder.write(target, value, "")
-        else:
-            unwatched(recorder.write, target, value, user_line())
     if taped:
         if info is not None and info.base is not None:
             rebase(target, value)
