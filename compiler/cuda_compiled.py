@@ -235,19 +235,27 @@ class CudaCompiled:
             _launch_all(device, launches, stream)
             return
         key = tuple([(blocks, *(word for _, word in words)) for *_, blocks, words in launches])
-        graph = self._graphs.get(key)
-        if graph is None and key not in self._seen:
-            self._seen[key] = None
-            if len(self._seen) > _KEPT:
-                self._seen.popitem(last=False)
-            _launch_all(device, launches, stream)
-            return
+        with device.noting:
+            graph = self._graph(key, launches)
         if graph is None:
-            graph = self._graphs[key] = _Graph(device, launches)
+            _launch_all(device, launches, stream)
+        else:
+            device.driver.launch_graph(device.index, graph.handle, stream)
+
+    def _graph(self, key: Any, launches: list[_Launch]) -> _Graph | None:
+        """The graph of such launches; None at their first time."""
+        graph = self._graphs.get(key)
+        if graph is None:
+            if key not in self._seen:
+                self._seen[key] = None
+                if len(self._seen) > _KEPT:
+                    self._seen.popitem(last=False)
+                return None
+            graph = self._graphs[key] = _Graph(self.device, launches)
             if len(self._graphs) > _KEPT:
                 self._graphs.popitem(last=False)
         self._graphs.move_to_end(key)
-        device.driver.launch_graph(device.index, graph.handle, stream)
+        return graph
 
     def _check(self, cell: Any, arrays: list[Any], named: Mapping[str, int]) -> None:
         """Waits, and raises the user's error where a kernel flagged a fault."""

@@ -183,6 +183,13 @@ TABLE = [
         True,
         "0: GPU memory is taken in pieces that never grow, as on devices without virtual memory.",
     ),
+    Knob(
+        "cuda_max_split",
+        NBYTES,
+        0,
+        "Blocks of GPU memory above this are never split, and memory is taken in pieces that never "
+        "grow. 0: all are split.",
+    ),
     Knob("cpu", TEXT, None, "Compile for this CPU (LLVM's name, as in -mcpu), not for the host's."),
     Knob(
         "tiles",
@@ -247,6 +254,7 @@ class Knobs(threading.local):
     num_threads: int | None
     cuda: str
     cuda_pages: bool
+    cuda_max_split: int
     cpu: str | None
     tiles: str
     opt: str

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from jitgrad.runtime.cuda import device
 from jitgrad.runtime.cuda.allocator import (
     Allocator,
     InvariantError,
@@ -17,6 +18,7 @@ from jitgrad.runtime.cuda.allocator import (
 )
 from jitgrad.runtime.cuda.driver import CudaError
 from jitgrad.runtime.cuda.simulator import SimulatedDriver
+from jitgrad.runtime.knobs import knob
 
 MIB = 1 << 20
 
@@ -309,3 +311,16 @@ def test_what_the_collector_frees_in_the_middle_waits(page: int, monkeypatch: An
     assert sum(s["allocated_size"] for s in found) == 6 * 3072
     assert allocator.counts["allocated_bytes"].current == 0 == len(held)
     allocator.check()
+
+
+def test_the_limit_on_splitting_is_the_variable_s() -> None:
+    before = device.driver()
+    try:
+        with knob(cuda_max_split=32 * MIB):
+            device.use_driver(SimulatedDriver(1 << 30))
+            allocator = device.device().allocator
+            assert allocator.max_split == 32 * MIB and not allocator._page
+        device.use_driver(SimulatedDriver(1 << 30))
+        assert device.device().allocator.max_split is None
+    finally:
+        device.use_driver(before)

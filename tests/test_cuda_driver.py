@@ -99,8 +99,25 @@ def test_a_module_is_loaded_once_for_each_device() -> None:
     driver = library.LibraryDriver(fake)
     for index in (0, 0, 1):
         driver.load(index, lambda symbol: (".version 8.0", f"{symbol}_entry"), "k")
-    assert len(fake.given("cuModuleLoadData")) == 2
+    assert len(fake.given("cuModuleLoadDataEx")) == 2
     assert fake.given("cuModuleGetFunction")[0][2].value == b"k_entry"
+
+
+def test_what_the_driver_says_of_ptx_that_it_refuses_is_told() -> None:
+    fake = FakeCuda()
+    driver = library.LibraryDriver(fake)
+
+    def load(module: Any, text: Any, count: Any, options: Any, values: Any) -> int:
+        # CU_JIT_ERROR_LOG_BUFFER and CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES of cuda.h
+        assert count.value == 2 and list(options) == [5, 6] and text.value == b".version 8.0"
+        log = b"ptxas application error: line 3: no such instruction"
+        assert values[1] > len(log)
+        ctypes.memmove(values[0], log, len(log))
+        return 218
+
+    fake.cuModuleLoadDataEx = load  # type: ignore[attr-defined]
+    with pytest.raises(CudaError, match=r"\(cuModuleLoadDataEx, 218\): ptxas.*: no such instruct"):
+        driver.load(0, lambda symbol: (".version 8.0", symbol), "k")
 
 
 def test_graphs_are_noted_made_ready_and_launched() -> None:

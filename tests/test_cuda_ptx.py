@@ -14,6 +14,7 @@ import pytest
 import jitgrad as jg
 from jitgrad.compiler.codegen.cuda import resources
 from jitgrad.compiler.codegen.cuda.generate import Shape
+from jitgrad.compiler.codegen.cuda.load import for_old_drivers
 from jitgrad.compiler.codegen.cuda.target import gpu_target
 from jitgrad.compiler.pipeline import cuda_stages
 from jitgrad.runtime.errors import CompileError
@@ -119,6 +120,19 @@ def test_training_steps_have_no_spills(step: str, arch: str) -> None:
     assert [r for r in rows if r.spills or r.stack or not r.occupancy] == []
 
 
+@pytest.mark.parametrize(
+    ("arch", "given", "want"),
+    [
+        ("sm_75", "9.2", "8.0"), ("sm_90", "9.0", "8.0"), ("sm_90", "7.8", "7.8"),
+        ("sm_100", "9.2", "8.6"), ("sm_103", "9.2", "8.8"), ("sm_120", "9.2", "8.7"),
+        ("sm_121", "9.2", "8.8"), ("sm_110", "9.2", "9.2"), ("sm_130", "9.2", "9.2"),
+    ],
+)  # fmt: skip
+def test_ptx_loads_in_drivers_older_than_the_wheels(arch: str, given: str, want: str) -> None:
+    text = f"//\n.version {given}\n.target {arch}\n"
+    assert for_old_drivers(text, gpu_target(arch)) == f"//\n.version {want}\n.target {arch}\n"
+
+
 @wheels
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 def test_ptx_and_its_resources(arch: str) -> None:
@@ -126,6 +140,7 @@ def test_ptx_and_its_resources(arch: str) -> None:
         lowered = layer.lower(*SPECS)
         text = lowered.ptx(arch)
     assert f".target {arch}" in text and text.count(".visible .entry") >= 3
+    assert text.count("\n.version 8.0\n") == text.count(".version") >= 3  # ptxas takes it below
     rows = lowered.resources(arch)
     assert len(rows) == text.count(".visible .entry")
     for r in rows:

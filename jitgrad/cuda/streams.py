@@ -6,6 +6,7 @@ stream that is current; `Tensor.record_stream` tells of another that uses one.
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 from jitgrad.cuda.memory import index_of
@@ -23,14 +24,9 @@ class Stream:
         there = cuda.device.device(self.device_index, "cuda.Stream")
         self._driver = there.driver
         given = more.get("handle")
-        self._own = given is None
-        self.cuda_stream: int = (
-            there.driver.new_stream(self.device_index, priority) if given is None else given
-        )
-
-    def __del__(self) -> None:
-        if getattr(self, "_own", False):
-            self._driver.release_stream(self.device_index, self.cuda_stream)
+        self.cuda_stream: int = there.new_stream(priority) if given is None else given
+        if given is None:
+            weakref.finalize(self, there.release_stream, self.cuda_stream, priority).atexit = False
 
     def synchronize(self) -> None:
         """Waits for all work on the stream."""

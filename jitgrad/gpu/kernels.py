@@ -69,7 +69,7 @@ def device_kernel(
         return lambda x: moved(x, target, later)
     if op.view:
         return _View(op, types, attrs)
-    if any(t.numel == 0 for t in outs):
+    if all(t.numel == 0 for t in outs):
         return _Empty(outs)
     return _OnDevice(op, types, attrs)
 
@@ -214,6 +214,8 @@ def store(target: Array, value: Array, type_: TensorType, non_blocking: bool = F
             cuda.arrays.to_peer(given, device, into)
             return
         value = cuda.arrays.to_peer(given, device)
+    elif np.may_share_memory(target, value) and not _alike(target, value):
+        value = _copied(given)  # what is written must not be read after it
     if target.flags.c_contiguous and value.flags.c_contiguous:
         stream = cuda.device.current_stream(index)
         device.driver.copy_within(
@@ -231,6 +233,16 @@ def store(target: Array, value: Array, type_: TensorType, non_blocking: bool = F
         graph.writes = [Write(0, of)]
         code = _stores[key] = compile_for(graph, index, Options(strides=strides))
     code.run([target, value])
+
+
+def _copied(x: Any) -> Any:
+    """A dense copy of an array on its device."""
+    return cuda.arrays.duplicate(x) if x.flags.c_contiguous else _dense(x)
+
+
+def _alike(x: Array, y: Array) -> bool:
+    """Whether two arrays of one shape have each element in one place."""
+    return address_of(x) == address_of(y) and x.strides == y.strides
 
 
 def address_of(x: Array) -> int:

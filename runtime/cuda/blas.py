@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import importlib.util
+import threading
 from ctypes import byref, c_double, c_float, c_int, c_longlong, c_size_t, c_void_p
 from dataclasses import dataclass
 from functools import cache
@@ -101,6 +102,7 @@ class Blas:
         self._library, self._allocate = library, allocate
         self._workspaces: dict[int, int] = {}
         self._handle = c_void_p()
+        self._lock = threading.RLock()  # the handle has one stream at a time
         self._call("cublasCreate_v2", byref(self._handle))
         self.calls = 0
 
@@ -111,16 +113,15 @@ class Blas:
 
     def prepare(self, stream: int) -> None:
         """Makes what calls on a stream need, so that they allocate nothing later."""
-        self._call("cublasSetStream_v2", self._handle, c_void_p(stream))
-        place = self._workspaces.get(stream)
-        if place is None:
-            place = self._workspaces[stream] = self._allocate(_WORKSPACE, stream)
-        self._call("cublasSetWorkspace_v2", self._handle, c_void_p(place), c_size_t(_WORKSPACE))
+        with self._lock:
+            self._call("cublasSetStream_v2", self._handle, c_void_p(stream))
+            place = self._workspaces.get(stream)
+            if place is None:
+                place = self._workspaces[stream] = self._allocate(_WORKSPACE, stream)
+            self._call("cublasSetWorkspace_v2", self._handle, c_void_p(place), c_size_t(_WORKSPACE))
 
     def gemm(self, g: Gemm, a: int, b: int, c: int, stream: int) -> None:
         """c = a @ b on a stream, of addresses. Sums of halves are of float32."""
-        self.prepare(stream)
-        self.calls += 1
         double = g.a.dtype == "float64"
         number = c_double if double else c_float
         compute = _COMPUTE_64F if double else _COMPUTE_TF32 if g.fast else _COMPUTE_32F
@@ -129,13 +130,16 @@ class Blas:
             transa, transb, m, n, k, x, xtype, ldx, xstride, y, ytype, ldy, ystride, z, ztype, ldz,
             zstride, count,
         ) = arguments(g, a, b, c)  # fmt: skip
-        self._call(
-            "cublasGemmStridedBatchedEx", self._handle, c_int(transa), c_int(transb), c_int(m),
-            c_int(n), c_int(k), byref(one), c_void_p(x), c_int(xtype), c_int(ldx),
-            c_longlong(xstride), c_void_p(y), c_int(ytype), c_int(ldy), c_longlong(ystride),
-            byref(zero), c_void_p(z), c_int(ztype), c_int(ldz), c_longlong(zstride), c_int(count),
-            c_int(compute), c_int(_DEFAULT),
-        )  # fmt: skip
+        with self._lock:
+            self.prepare(stream)
+            self.calls += 1
+            self._call(
+                "cublasGemmStridedBatchedEx", self._handle, c_int(transa), c_int(transb), c_int(m),
+                c_int(n), c_int(k), byref(one), c_void_p(x), c_int(xtype), c_int(ldx),
+                c_longlong(xstride), c_void_p(y), c_int(ytype), c_int(ldy), c_longlong(ystride),
+                byref(zero), c_void_p(z), c_int(ztype), c_int(ldz), c_longlong(zstride),
+                c_int(count), c_int(compute), c_int(_DEFAULT),
+            )  # fmt: skip
 
 
 def nbytes(dtype: str) -> int:

@@ -55,7 +55,7 @@ class Capture:
         self.handle: int | None = None
         self.held: list[Any] = []
         self.cells: list[tuple[Any, Any, Callable[[Any], BaseException | None]]] = []
-        self._side = device.driver.new_stream(device.index, 0)
+        self._side = device.new_stream()
         if device.blas is not None:  # its workspace stays for good
             device.driver.use(device.index)
             device.blas.prepare(stream)
@@ -103,7 +103,7 @@ class Capture:
         if self.handle is not None:
             self.device.synchronize()
             self.device.driver.release_graph(self.device.index, self.handle)
-            self.device.driver.release_stream(self.device.index, self._side)
+            self.device.release_stream(self._side)
             self.handle = None
             self.held.clear()
             self.cells.clear()

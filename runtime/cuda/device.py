@@ -23,14 +23,21 @@ from jitgrad.runtime.knobs import knobs
 
 
 class Device:
-    """One device: its memory, and functions loaded on it. `initialized` once something used it."""
+    """One device: its memory, and functions loaded on it. `initialized` once something used it.
+
+    noting: the lock of who notes launches on `capturing`, and keeps graphs of them.
+    """
 
     def __init__(self, driver: Driver, index: int) -> None:
         self.driver, self.index = driver, index
         self.properties: Properties = driver.properties(index)
-        self.allocator = Allocator(driver, index, paged=knobs.cuda_pages)
+        self.allocator = Allocator(
+            driver, index, max_split=knobs.cuda_max_split or None, paged=knobs.cuda_pages
+        )
         self.functions: dict[Any, Any] = {}
         self._held: deque[tuple[int, Any]] = deque()
+        self.noting = threading.RLock()
+        self._idle: dict[int, list[int]] = {}  # priority -> streams that were given back
 
     def hold(self, x: Any, stream: int) -> None:
         """Keeps something of the host until the work that a stream has now is done."""
@@ -39,16 +46,33 @@ class Device:
         if capture is not None:
             capture.held.append(x)
             return
-        while self._held and driver.event_done(index, self._held[0][0]):
-            driver.release_event(index, self._held.popleft()[0])
+        while self._held:  # taken out before it is asked: other threads do the same
+            oldest = self._held.popleft()
+            if not driver.event_done(index, oldest[0]):
+                self._held.appendleft(oldest)
+                break
+            driver.release_event(index, oldest[0])
         event = driver.new_event(index, False)
         driver.record(index, event, stream)
         self._held.append((event, x))
 
+    def new_stream(self, priority: int = 0) -> int:
+        """A stream: one that was given back, or another one of the driver's."""
+        idle = self._idle.setdefault(priority, [])
+        try:
+            return idle.pop()
+        except IndexError:
+            return self.driver.new_stream(self.index, priority)
+
+    def release_stream(self, stream: int, priority: int = 0) -> None:
+        """Keeps a stream for the next who wants one. Memory is the allocator's by streams: the
+        driver could call another stream so while this one's work still uses some."""
+        self._idle.setdefault(priority, []).append(stream)
+
     @cached_property
     def capturing(self) -> int:
         """The stream on which launches are noted for graphs."""
-        return self.driver.new_stream(self.index, 0)
+        return self.new_stream()
 
     @cached_property
     def blas(self) -> Blas | None:

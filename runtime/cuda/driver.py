@@ -83,7 +83,8 @@ class Driver(Protocol):
 
     def copy_out(self, device: int, host: int, of: int, nbytes: int, stream: int) -> None: ...
 
-    def copy_within(self, device: int, to: int, of: int, nbytes: int, stream: int) -> None: ...
+    def copy_within(self, device: int, to: int, of: int, nbytes: int, stream: int) -> None:
+        """Between places that do not overlap."""
 
     def copy_peer(
         self, to_device: int, to: int, of_device: int, of: int, nbytes: int, stream: int
@@ -92,9 +93,8 @@ class Driver(Protocol):
 
     def fill(self, device: int, to: int, byte: int, nbytes: int, stream: int) -> None: ...
 
-    def new_stream(self, device: int, priority: int) -> int: ...
-
-    def release_stream(self, device: int, stream: int) -> None: ...
+    def new_stream(self, device: int, priority: int) -> int:
+        """A stream that is there for good (Device keeps those that nobody uses)."""
 
     def synchronize_stream(self, device: int, stream: int) -> None: ...
 
@@ -139,6 +139,7 @@ class Driver(Protocol):
     def release_graph(self, device: int, graph: int) -> None: ...
 
     def pin(self, address: int, nbytes: int) -> None:
-        """Host memory is kept in place, so that copies of it are asynchronous."""
+        """Host memory is kept in place, so that copies of it are asynchronous. No page of it may
+        be pinned already."""
 
     def unpin(self, address: int) -> None: ...

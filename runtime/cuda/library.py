@@ -20,6 +20,8 @@ _OUT_OF_MEMORY, _NOT_READY = 2, 600
 _CAPTURE_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 _CAPTURE_THREAD = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: other threads may use the device
 _VIRTUAL_MEMORY = 102  # CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
+_ERROR_LOG, _ERROR_LOG_BYTES = 5, 6  # CU_JIT_ERROR_LOG_BUFFER and its size
+_LOG = 8192
 _PAGE = 2 << 20  # the least: each page is a piece of the driver's memory
 _ATTRIBUTES = {
     "multi_processor_count": 16, "major": 75, "minor": 76, "L2_cache_size": 38,
@@ -255,10 +257,6 @@ class LibraryDriver:
         self._call("cuStreamCreateWithPriority", byref(stream), c_uint(1), c_int(priority))
         return stream.value or 0
 
-    def release_stream(self, device: int, stream: int) -> None:
-        self.use(device)
-        self._call("cuStreamDestroy_v2", c_void_p(stream))
-
     def synchronize_stream(self, device: int, stream: int) -> None:
         self.use(device)
         self._call("cuStreamSynchronize", c_void_p(stream))
@@ -318,12 +316,26 @@ class LibraryDriver:
         text, entry = code(symbol)
         module = self._modules.get((device, symbol))
         if module is None:
-            module = c_void_p()
-            self._call("cuModuleLoadData", byref(module), c_char_p(text.encode()))
-            self._modules[device, symbol] = module
+            module = self._modules[device, symbol] = self._module(text)
         function = c_void_p()
         self._call("cuModuleGetFunction", byref(function), module, c_char_p(entry.encode()))
         return function
+
+    def _module(self, text: str) -> c_void_p:
+        """A module of PTX. The error of one that the driver refuses has what its compiler said."""
+        module = c_void_p()
+        said = ctypes.create_string_buffer(_LOG)
+        options = (c_int * 2)(_ERROR_LOG, _ERROR_LOG_BYTES)
+        values = (c_void_p * 2)(ctypes.addressof(said), _LOG)
+        try:
+            self._call(
+                "cuModuleLoadDataEx", byref(module), c_char_p(text.encode()), c_uint(2), options,
+                values,
+            )  # fmt: skip
+        except CudaError as error:
+            log = said.value.decode(errors="replace").strip()
+            raise type(error)(f"{error}{': ' if log else ''}{log}") from None
+        return module
 
     def launch(
         self, device: int, function: Any, grid: int, block: int, stream: int,

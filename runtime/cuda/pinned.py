@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import mmap
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 from jitgrad.runtime.buffers import address as address_of
 from jitgrad.runtime.cuda import device as devices
 
+_PAGE = mmap.PAGESIZE
 _roots: dict[int, Any] = {}
 """By id: weak references to the arrays whose memory is pinned."""
 
@@ -26,10 +28,12 @@ def pinned_copy(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 def empty(shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     """A dense array in new pinned memory."""
     nbytes = math.prod(shape) * dtype.itemsize
-    root = np.empty(max(nbytes, 1), np.uint8)  # it owns its memory: the base of all views
+    size = max(nbytes + _PAGE - 1 & -_PAGE, _PAGE)  # whole pages: none is pinned twice
+    root = np.empty(size + _PAGE - 1, np.uint8)  # it owns its memory: the base of all views
     driver = devices.require("pin_memory")
-    place = address_of(root)
-    driver.pin(place, root.nbytes)
+    start = -address_of(root) & _PAGE - 1
+    place = address_of(root) + start
+    driver.pin(place, size)
     key = id(root)
 
     def release() -> None:
@@ -38,7 +42,7 @@ def empty(shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
 
     weakref.finalize(root, release).atexit = False
     _roots[key] = weakref.ref(root)
-    return np.ndarray(tuple(shape), dtype, root)
+    return np.ndarray(tuple(shape), dtype, root, start)
 
 
 def is_pinned(x: np.ndarray[Any, Any]) -> bool:

@@ -171,6 +171,8 @@ class SimulatedDriver:
         self._do(stream, lambda: ctypes.memmove(host, of, nbytes))
 
     def copy_within(self, device: int, to: int, of: int, nbytes: int, stream: int) -> None:
+        if to != of and abs(to - of) < nbytes:
+            raise CudaError(f"[cuda] {nbytes} bytes at {to:#x} and at {of:#x} overlap")
         self._do(stream, lambda: ctypes.memmove(to, of, nbytes))
 
     def copy_peer(
@@ -191,6 +193,10 @@ class SimulatedDriver:
         self._do(stream, lambda: ctypes.memset(to, byte, nbytes))
 
     def pin(self, address: int, nbytes: int) -> None:
+        first, end = address // mmap.PAGESIZE, (address + nbytes - 1) // mmap.PAGESIZE
+        for a, n in self._pinned.items():
+            if first <= (a + n - 1) // mmap.PAGESIZE and a // mmap.PAGESIZE <= end:
+                raise CudaError(f"[cuda] a page of the {nbytes} bytes at {address:#x} is pinned")
         self._pinned[address] = nbytes
 
     def unpin(self, address: int) -> None:
@@ -209,9 +215,6 @@ class SimulatedDriver:
         stream = self._handle()
         self._stream_device[stream] = device
         return stream
-
-    def release_stream(self, device: int, stream: int) -> None:
-        self.synchronize_stream(device, stream)
 
     def run(self, stream: int, steps: int | None = None) -> None:
         """Does the next `steps` pieces of a stream's work, or as much as waits for nothing."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +16,7 @@ import jitgrad as jg
 from jitgrad.compiler.cuda_compiled import CudaCompiled
 from jitgrad.compiler.interpret import interpret
 from jitgrad.runtime.cuda import device
-from jitgrad.runtime.cuda.blas import Blas
+from jitgrad.runtime.cuda.blas import Blas, Gemm, Matrix
 from jitgrad.runtime.cuda.driver import CudaError
 from jitgrad.runtime.knobs import knobs
 
@@ -104,6 +106,33 @@ def test_it_runs_on_the_current_stream_with_a_workspace_for_each(library: FakeBl
         run(code, [normal(16, 16), normal(16, 16)])
     run(code, [normal(16, 16), normal(16, 16)])
     assert library.streams == [side.cuda_stream, None]
+
+
+def test_threads_do_not_take_each_others_stream(library: FakeBlas) -> None:
+    blas, seen = device.device().blas, []
+    plain = library.cublasGemmStridedBatchedEx
+
+    def gemm(*args: Any) -> int:
+        time.sleep(0.001)  # others may set their stream now
+        seen.append((args[16].value, library.streams[-1]))
+        return int(plain(*args))
+
+    library.cublasGemmStridedBatchedEx = gemm  # type: ignore[method-assign]
+    flat = Matrix("float32", 2, 1, 4)
+    places = [np.zeros((2, 2), np.float32) for _ in range(4)]
+
+    def work(stream: int) -> None:
+        at = places[stream - 1].ctypes.data
+        for _ in range(10):
+            blas.gemm(Gemm(2, 2, 2, 1, flat, flat, flat), at, at, at, stream)
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(1, 5)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    own = {x.ctypes.data: k for k, x in enumerate(places, 1)}
+    assert len(seen) == 40 and all(own[c] == stream for c, stream in seen)
 
 
 def test_its_errors_are_told(library: FakeBlas) -> None:

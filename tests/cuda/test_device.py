@@ -112,6 +112,10 @@ def test_mixed_devices_are_an_error_but_for_numbers() -> None:
 def test_what_only_the_cpu_has_says_so() -> None:
     with pytest.raises(CompileError, match="runs on the CPU only"):
         torch.linalg.inv(on_gpu(2, 2))
+    nothing = torch.zeros(2, 0, 0, device="cuda")  # of two matrices without elements
+    assert torch.linalg.inv(nothing).shape == (2, 0, 0)
+    with pytest.raises(CompileError, match="runs on the CPU only"):
+        torch.linalg.cholesky_ex(nothing)  # which has two numbers of what happened
 
 
 # -- eager -----------------------------------------------------------------------------------------
@@ -133,6 +137,30 @@ def test_views_share_memory_and_writes_show() -> None:
     assert torch.equal(turned.contiguous().cpu(), want.T)
     assert torch.equal(turned.reshape(-1).cpu(), want.T.reshape(-1))
     assert torch.equal(x.expand(2, 3, 4)[1].cpu(), want)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda x: x[1:].copy_(x[:-1]), lambda x: x[:-1].copy_(x[1:]),
+        lambda x: x.copy_(x.flip(0)), lambda x: x.view(3, 3).copy_(x.view(3, 3).T),
+        lambda x: x.view(3, 3).T.copy_(x.view(3, 3)), lambda x: x[::2].copy_(x[4:]),
+        lambda x: x[1:].copy_(x[0]), lambda x: x[::2].copy_(x[::2]), lambda x: x.copy_(x),
+        lambda x: x[3:].add_(x[:-3]), lambda x: x.__setitem__(slice(1, None), x[:-1]),
+        lambda x: torch.add(x[1:], 1, out=x[:-1]), lambda x: x.set_(x[1:4]),
+    ],
+)  # fmt: skip
+def test_writes_of_what_is_read(write: Any) -> None:
+    """Also by a driver whose copies within memory must not overlap."""
+    want, x, y = torch.arange(9.0), on_gpu(9) - 1, on_gpu(9) - 1
+    write(want)
+    write(x)
+    assert torch.equal(x.cpu(), want)
+    f = torch.jit(lambda y: (write(y), y * 1)[1], fallback="warn")
+    for _ in range(3):
+        y = on_gpu(9) - 1
+        got = f(y)
+    assert torch.equal(got.cpu(), want) and torch.equal(y.cpu(), want)
 
 
 def test_copies() -> None:

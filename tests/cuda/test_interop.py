@@ -154,6 +154,20 @@ def test_pinned_memory() -> None:
         x.cuda().pin_memory()
 
 
+@only_simulated
+def test_no_page_is_pinned_twice() -> None:
+    """The simulated driver refuses it, as cuMemHostRegister does."""
+    kept = [torch.full((3,), float(k)).pin_memory() for k in range(40)]
+    kept += [torch.zeros(n, dtype=torch.uint8).pin_memory() for n in (0, 4095, 4096, 4097)]
+    driver: Any = device.driver()
+    assert [x.tolist() for x in kept[:40]] == [[float(k)] * 3 for k in range(40)]
+    assert all(x.is_pinned() and driver._is_pinned(x.data_ptr(), x.nbytes) for x in kept if x.nbytes)
+    count = len(driver._pinned)
+    del kept
+    gc.collect()
+    assert len(driver._pinned) == count - 44
+
+
 def test_loaders_pin_their_batches() -> None:
     data = torch.utils.data.TensorDataset(torch.arange(6.0), torch.arange(6))
     loader = torch.utils.data.DataLoader(data, batch_size=3, pin_memory=True)
@@ -238,6 +252,23 @@ def test_memory_used_on_another_stream_is_not_reused_before(lazy: SimulatedDrive
     assert torch.ones(1000).cuda().data_ptr() != place
     side.synchronize()
     assert torch.ones(1000).cuda().data_ptr() == place
+
+
+@only_simulated
+def test_streams_are_kept_for_the_next(lazy: SimulatedDriver) -> None:
+    """So the stream that is current is one, whoever has let go of its object; and the allocator
+    does not take new work for that of a stream which is no more."""
+    torch.cuda.set_stream(torch.cuda.Stream())
+    try:
+        gc.collect()
+        current = torch.cuda.current_stream()
+        x = torch.ones(3).cuda() + 1
+        assert values(x) == [2, 2, 2] and current != torch.cuda.default_stream()
+        assert torch.cuda.Stream().cuda_stream == current.cuda_stream  # nobody has it
+        two = torch.cuda.Stream(), torch.cuda.Stream()
+        assert two[0] != two[1] and torch.cuda.Stream(priority=-1) not in two
+    finally:
+        torch.cuda.set_stream(torch.cuda.default_stream())
 
 
 # -- when the host waits ---------------------------------------------------------------------------

@@ -113,12 +113,37 @@ def _explained() -> Iterator[None]:
         ) from error
 
 
+# (architecture from which on, version of PTX that has it), of the PTX ISA's "Release Notes"; drivers
+# of CUDA 12, the oldest that we take, read 8.0. None: what NVVM writes.
+_PTX_VERSIONS: tuple[tuple[int, tuple[int, int] | None], ...] = (
+    (122, None), (121, (8, 8)), (120, (8, 7)), (104, None), (103, (8, 8)), (100, (8, 6)),
+    (91, None), (75, (8, 0)),
+)  # fmt: skip
+
+
 # -- PTX -------------------------------------------------------------------------------------------
 def to_ptx(text: str, symbol: str, shape: Shape, target: CudaTarget) -> tuple[str, str]:
     """(PTX, name of the entry) of a kernel. Needs Numba and NVIDIA's NVVM, no GPU.
 
     Raises CompileError where they are missing or refuse the kernel.
     """
+    ptx, entry = _kept_ptx(text, symbol, shape, target)
+    return for_old_drivers(ptx, target), entry
+
+
+def for_old_drivers(ptx: str, target: CudaTarget) -> str:
+    """PTX that says it is of the oldest version that has the target: NVVM writes its own newest
+    one, which a driver that is older than the wheels refuses to load. (That the kernels use nothing
+    newer, ptxas checks.)"""
+    number = int(target.arch.removeprefix("sm_"))
+    oldest = next((v for least, v in _PTX_VERSIONS if number >= least), None)
+    found = re.search(r"^\.version (\d+)\.(\d+)$", ptx, re.MULTILINE)
+    if oldest is None or found is None or (int(found[1]), int(found[2])) <= oldest:
+        return ptx
+    return f"{ptx[: found.start()]}.version {oldest[0]}.{oldest[1]}{ptx[found.end() :]}"
+
+
+def _kept_ptx(text: str, symbol: str, shape: Shape, target: CudaTarget) -> tuple[str, str]:
     key = (
         "ptx-"
         + sha256(
