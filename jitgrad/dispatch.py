@@ -702,6 +702,8 @@ def assign(target: Tensor, value: Tensor, non_blocking: bool = False) -> None:
     if refuse is not None:
         refuse(target)
     taped = modes["grad_enabled"] and (value.requires_grad or target.requires_grad)
+    if value._type.device != target._type.device and (taped or modes["recorder"] is not None):
+        value = apply(OPS["to_device"], (value,), {"device": target._type.device})
     check_inplace(target, value._requires_grad)
     storage = target._storage
     if taped and value._node is not None:

@@ -11,11 +11,20 @@ from typing import Any
 
 import numpy as np
 
+from jitgrad import gpu
+
+
+def _elements(array: np.ndarray[Any, Any]) -> tuple[Any, ...]:
+    """All numbers of an array, which may be a GPU's."""
+    host = array if type(array) is np.ndarray else gpu.kernels.host_array(array)
+    return tuple(host.ravel().tolist())
+
+
 OUTCOMES: dict[str, tuple[str, Callable[[np.ndarray[Any, Any]], Hashable]]] = {
     "bool": ("bool({}.item())", lambda a: bool(a.item())),
     "item": ("{}.item()", lambda a: a.item()),
     "int": ("int({}.item())", lambda a: int(a.item())),
-    "tolist": ("tuple({}.ravel().tolist())", lambda a: tuple(a.ravel().tolist())),
+    "tolist": ("elements({})", _elements),
 }
 """What Python asks of a value, as text and as a function of its array."""
 
@@ -36,7 +45,7 @@ def write_way(
     the number of the branch, the outcome and the values so far. sizes: whether some are symbolic:
     the function then takes them, too.
     """
-    namespace: dict[str, Any] = {"away": away, "p": leaf.run}
+    namespace: dict[str, Any] = {"away": away, "elements": _elements, "p": leaf.run}
     z = ", z" if sizes else ""
     lines = [f"def run(x{z}):"]
     known: list[int] = []

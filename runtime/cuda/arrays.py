@@ -114,7 +114,7 @@ class DeviceArray(np.ndarray[Any, Any]):
         return self._refuse()
 
 
-_TO_SUBCLASS = {np.broadcast_to}
+_TO_SUBCLASS = {np.broadcast_to, np.lib.stride_tricks.sliding_window_view}
 _MOVES = {
     np.transpose, np.swapaxes, np.moveaxis, np.expand_dims, np.squeeze, np.shape, np.ndim,
     np.may_share_memory, np.shares_memory, np.diagonal,

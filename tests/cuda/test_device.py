@@ -11,6 +11,7 @@ import pytest
 
 import jitgrad as torch
 from jitgrad import nn
+from jitgrad.compiler.ops import OPS
 from jitgrad.runtime.cuda import arrays
 from jitgrad.runtime.errors import CompileError, InternalError
 
@@ -139,6 +140,17 @@ def test_views_share_memory_and_writes_show() -> None:
     assert torch.equal(x.expand(2, 3, 4)[1].cpu(), want)
 
 
+@pytest.mark.parametrize("name", sorted(name for name, op in OPS.items() if op.view))
+def test_every_view_of_the_cpu_is_one(name: str) -> None:
+    for sample in OPS[name].samples():
+        x = torch.tensor(np.array(sample.args[0], order="C"))
+        there = x.cuda()
+        want, got = OPS[name](x, **sample.attrs), OPS[name](there, **sample.attrs)
+        assert got.stride() == want.stride() and torch.equal(got.cpu(), want)
+        shared = np.shares_memory(got._data, there._data)
+        assert shared == np.shares_memory(want._data, x._data), sample.attrs
+
+
 @pytest.mark.parametrize(
     "write",
     [
@@ -161,6 +173,34 @@ def test_writes_of_what_is_read(write: Any) -> None:
         y = on_gpu(9) - 1
         got = f(y)
     assert torch.equal(got.cpu(), want) and torch.equal(y.cpu(), want)
+
+
+def _fill_parts(x: Any, y: Any) -> Any:
+    x = x * 1
+    x[1:3] = 5
+    x[0] = torch.tensor([2.0, 3.0])
+    x[:, 1] = y
+    x[-1].copy_(y[:2])
+    return x
+
+
+@pytest.mark.parametrize("there", ["cuda", "cpu"])
+def test_writes_of_what_is_on_another_device(there: str) -> None:
+    """Also in compiled code; gradients go back to where they belong."""
+    here = "cpu" if there == "cuda" else "cuda"
+    found = []
+    for devices, f in (
+        (("cpu", "cpu"), _fill_parts), ((there, here), _fill_parts),
+        ((there, here), torch.jit(_fill_parts, fallback="error")),
+    ):  # fmt: skip
+        x = torch.ones(5, 2).to(devices[0]).requires_grad_()
+        y = torch.arange(5.0).to(devices[1]).requires_grad_()
+        for _ in range(3):
+            out = f(x, y)
+        (out * torch.arange(10.0).reshape(5, 2).to(devices[0])).sum().backward()
+        assert out.device.type == x.grad.device.type == devices[0] and y.grad.device == y.device
+        found.append([t.detach().cpu().tolist() for t in (out, x.grad, y.grad)])
+    assert found[1] == found[0] == found[2]
 
 
 def test_copies() -> None:
@@ -266,10 +306,15 @@ def test_code_that_looks_at_values_and_checks() -> None:
     def reads(x: Any) -> Any:
         return x * x.sum().item()
 
+    @torch.jit(fallback="error")
+    def listed(x: Any) -> Any:
+        return x * 2 if (x[0] > 1).tolist() == [False, True, True] else x * -3
+
     checked = torch.jit(lambda x: (x * 2).softmax(-1), check=True)
     for _ in range(3):
         assert branches(x).sum().item() == 42 and branches(-x).sum().item() == -21
         assert reads(x).sum().item() == 21 * 21
+        assert listed(x).sum().item() == 42 and listed(-x).sum().item() == 63
         assert checked(x).sum().item() == pytest.approx(2)
     y = x.detach().requires_grad_()
     with torch.autograd.detect_anomaly(), pytest.raises(RuntimeError, match="returned nan"):

@@ -161,7 +161,9 @@ def test_no_page_is_pinned_twice() -> None:
     kept += [torch.zeros(n, dtype=torch.uint8).pin_memory() for n in (0, 4095, 4096, 4097)]
     driver: Any = device.driver()
     assert [x.tolist() for x in kept[:40]] == [[float(k)] * 3 for k in range(40)]
-    assert all(x.is_pinned() and driver._is_pinned(x.data_ptr(), x.nbytes) for x in kept if x.nbytes)
+    assert all(
+        x.is_pinned() and driver._is_pinned(x.data_ptr(), x.nbytes) for x in kept if x.nbytes
+    )
     count = len(driver._pinned)
     del kept
     gc.collect()
