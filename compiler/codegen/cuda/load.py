@@ -113,8 +113,8 @@ def _explained() -> Iterator[None]:
         ) from error
 
 
-# (architecture from which on, version of PTX that has it), of the PTX ISA's "Release Notes"; drivers
-# of CUDA 12, the oldest that we take, read 8.0. None: what NVVM writes.
+# (architecture from which on, version of PTX that has it), of the PTX ISA's "Release Notes"; the
+# oldest drivers that we take, of CUDA 12, read 8.0. None: what NVVM writes.
 _PTX_VERSIONS: tuple[tuple[int, tuple[int, int] | None], ...] = (
     (122, None), (121, (8, 8)), (120, (8, 7)), (104, None), (103, (8, 8)), (100, (8, 6)),
     (91, None), (75, (8, 0)),
