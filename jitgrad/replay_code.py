@@ -37,6 +37,7 @@ from jitgrad.replay_support import (
     touches,
 )
 from jitgrad.reuse import LEAST
+from jitgrad.runtime.errors import CompileError
 from jitgrad.sizes import has_sizes
 from jitgrad.sources import (
     SPENT,
@@ -520,11 +521,21 @@ class Writer:
         dims = ", z" if self.sized else ""
         if self.trace.leaf is not None:
             self.put(f"x = [{', '.join(arrays)}]")
-            self.put(f"r = run(x, seen{dims})")
+            back = [
+                f"{self.constant(generator)}.give_back({name}, {trace.draws[generator]})"
+                for generator, name in self.draws.items()
+            ]
+            if back:  # a leaf is compiled when it is first taken
+                self.put("try:")
+            self.put(f"r = run(x, seen{dims})", 2 if back else 1)
+            if back:
+                self.namespace["CompileError"] = CompileError
+                self.put("except CompileError:")
+                for line in [*back, "raise"]:
+                    self.put(line, 2)
             self.put("if type(r) is Divergence:")
-            for generator, name in self.draws.items():
-                count = trace.draws[generator]
-                self.put(f"{self.constant(generator)}.give_back({name}, {count})", 2)
+            for line in back:
+                self.put(line, 2)
             self.put("return r.follow(args, kwargs, MISS)", 2)
         elif self.trace.pair is None:
             given = f"[{', '.join(arrays)}]"

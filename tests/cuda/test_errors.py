@@ -65,6 +65,21 @@ def test_a_kernel_that_does_not_compile_names_its_ops_and_lines(
     torch.testing.assert_close(got.cpu(), f(x.cpu()))
 
 
+def test_eager_code_instead_draws_what_eager_code_draws() -> None:
+    """What cannot be compiled is found when it is first run, after numbers were drawn for it."""
+
+    def f(x: Any) -> Any:
+        y = x * 2 if int((x > 0.5).sum()) else x
+        nothing = torch.linalg.inv(x[:0, :0])  # eager code gives it; there is no kernel
+        return y + torch.rand(2, 2, device="cuda") + nothing.sum()
+
+    found = []
+    for run in (f, torch.jit(f, fallback="silent")):
+        torch.manual_seed(3)
+        found.append([run(torch.full((2, 2), k % 2.0, device="cuda")).tolist() for k in range(5)])
+    assert found[0] == found[1] and torch.default_generator.draws == 5
+
+
 def test_grids_are_never_larger_than_a_launch_may_be() -> None:
     driver: Any = device.driver()
     grids = []
