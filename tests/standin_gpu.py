@@ -1,8 +1,8 @@
 """A device that looks like a GPU to all of jitgrad, for tests of what else only a GPU would show.
 
-Its driver does not say that it is simulated: so code is made for sm_80, with the sizes of blocks and
-tiles that GPUs have, and `pytest -m gpu tests/cuda -p standin_gpu` runs the tests that a GPU would.
-Kernels run on Numba's simulator, which is slow with so many threads.
+Its driver does not say that it is simulated: so code is made for sm_80, with the sizes of blocks
+and tiles that GPUs have, and `pytest -m gpu tests/cuda -p standin_gpu` (with tests/ on PYTHONPATH)
+runs the tests that a GPU would. Kernels run on Numba's simulator, slowly: blocks have 256 threads.
 """
 
 from __future__ import annotations

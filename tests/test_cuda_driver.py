@@ -4,6 +4,12 @@ error numbers mean, and what is said where there is none or an old one."""
 from __future__ import annotations
 
 import ctypes
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -250,3 +256,19 @@ def test_where_memory_ends_no_page_is_mapped() -> None:
 def test_page_sizes_are_the_devices() -> None:
     assert library.LibraryDriver(FakePages(supported=0)).page_size(0) == 0
     assert library.LibraryDriver(FakePages(granularity=32 << 20)).page_size(0) == 32 << 20
+
+
+@pytest.mark.skipif(importlib.util.find_spec("numba_cuda") is None, reason="needs numba-cuda")
+def test_the_tests_of_the_simulator_run_on_what_looks_like_a_gpu() -> None:
+    """`pytest -m gpu tests/cuda`, in a process of its own, with blocks of 256 threads."""
+    here = Path(__file__).parent
+    environment = {**os.environ, "PYTHONPATH": str(here)}
+    environment.pop("JITGRAD_CUDA", None)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "standin_gpu"]
+    names = "the_device or softmax_is_one or epilogue_is_one or grids_are or counted"
+    done = subprocess.run(
+        [*command, "-m", "gpu", "-k", names, str(here / "cuda")],
+        cwd=here.parent, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    found = re.search(r"(\d+) passed(?:, 1 skipped)?, \d+ deselected", done.stdout)
+    assert done.returncode == 0 and found and int(found[1]) >= 9, done.stdout[-2000:]
