@@ -3,7 +3,7 @@
 Eager code runs Python: the branch that is chosen, one step after another. Where a graph is recorded
 (under jit), the functions are traced once and become one node (compiler/ops/control.py), so that
 loops are not unrolled and branches are compiled. Functions are to be pure: what they do besides
-computing their result happens once, while they are traced.
+computing their result happens once, while they are traced. On a GPU Python runs in graphs, too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jitgrad.compiler.ir import Graph
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.compiler.ops.scan_derivative import reversed_scan, saving
 from jitgrad.compiler.types import TensorType
-from jitgrad.creation import as_tensor
+from jitgrad.creation import as_tensor, zeros
 from jitgrad.dispatch import apply
 from jitgrad.functions.elementwise import where
 from jitgrad.functions.shape import stack
@@ -84,7 +84,8 @@ def scan(
         ys, y_shape = flatten(found[1])
         return now, [_as_tensor(y) for y in ys], y_shape
 
-    if _records(combine_fn) and (state.recorder is not None or steps > _FEW):
+    operands = [*carries, *slices]
+    if _records(operands, combine_fn) and (state.recorder is not None or steps > _FEW):
         try:
             return _recorded_scan(step, carries, carry_shape, slices, steps, reverse, dim)
         except Untraceable as problem:
@@ -134,6 +135,15 @@ def _recorded_scan(
     reverse: bool,
     dim: int,
 ) -> tuple[Any, Any]:
+    shape, made = _traced_step(step, carries, slices)
+    last, stacked = apply_scan(made, carries, slices, steps, reverse)
+    return unflatten(carry_shape, last), _results(shape, stacked, dim)
+
+
+def _traced_step(
+    step: Callable[..., Any], carries: Sequence[Tensor], slices: Sequence[Tensor]
+) -> tuple[Structure | None, Traced]:
+    """The tree of a step's results, and the step traced."""
     shapes: list[Structure | None] = []
 
     def traced_step(*leaves: Any) -> tuple[list[Tensor], list[Tensor]]:
@@ -144,8 +154,7 @@ def _recorded_scan(
     types = [x._type for x in carries]
     types += [x._type.with_shape(x._type.shape[1:]) for x in slices]
     made = trace(traced_step, [*carries, *slices], types)
-    last, stacked = apply_scan(made, carries, slices, steps, reverse)
-    return unflatten(carry_shape, last), _results(shapes[0], stacked, dim)
+    return shapes[0], made
 
 
 def apply_scan(
@@ -195,7 +204,12 @@ def _no_steps(
 ) -> tuple[Any, Any]:
     """No step at all: results of length 0, of the types that a step would give."""
     try:
-        return _recorded_scan(step, carries, carry_shape, slices, 0, False, dim)
+        if not any(x.is_cuda for x in (*carries, *slices)):
+            return _recorded_scan(step, carries, carry_shape, slices, 0, False, dim)
+        shape, made = _traced_step(step, carries, slices)
+        types = made.body.outputs[len(carries) : len(made.body.outputs) - len(made.draws)]
+        none = [zeros(0, *t.shape, dtype=t.dtype, device=t.device) for t in types]
+        return unflatten(carry_shape, carries), _results(shape, none, dim)
     except Untraceable as problem:
         raise RuntimeError(
             f"[scan] expected at least one step of a function that {problem.reason}"
@@ -239,7 +253,7 @@ def while_loop(
             found = tuple(found)
         return _checked(name, found if isinstance(found, tuple) else (found,), shape, carries)
 
-    if _records(cond_fn, body_fn):
+    if _records(carries, cond_fn, body_fn):
         try:
             return unflatten(shape, _recorded_loop(test, step, carries, max_steps))
         except Untraceable as problem:
@@ -298,7 +312,7 @@ def cond(
         return true_fn(*operands) if pred else false_fn(*operands)
     if pred.numel() != 1:
         raise RuntimeError(f"[cond] expected pred to have one element; got {pred._type}")
-    if _records(true_fn, false_fn):
+    if _records([pred, *flatten(operands)[0]], true_fn, false_fn):
         try:
             return _recorded_cond(pred, true_fn, false_fn, operands)
         except Untraceable as problem:
@@ -367,12 +381,13 @@ _FEW = 3
 
 
 # -- what they share -------------------------------------------------------------------------------
-def _records(*functions: Any) -> bool:
+def _records(operands: Sequence[Any], *functions: Any) -> bool:
     """Whether a graph is being recorded, and nothing (vmap, forward mode) stands between. In eager
     code, and in a call that runs in segments, Python runs each step, but for functions of ours:
-    they are pure, and one op may run as compiled code (jitgrad/kernels.py)."""
+    they are pure, and one op may run as compiled code (jitgrad/kernels.py). On a GPU, which has no
+    code for these nodes, Python runs each step too: a graph has the ops of all steps."""
     recorder = state.recorder
-    if state.levels:
+    if state.levels or any(isinstance(x, Tensor) and x.is_cuda for x in operands):
         return False
     if recorder is None and (state.anomaly or state.saved_hooks):
         return False  # they listen to each op

@@ -277,6 +277,59 @@ def test_training_gives_the_losses_of_the_cpu(make: Any, jit: bool) -> None:
     np.testing.assert_allclose(_train(make, adamw, "cuda", jit), want, rtol=1e-5)
 
 
+def _lstm(net: Any, x: Any) -> Any:
+    y, (h, c) = net(x)
+    return y, h, c
+
+
+def _packed(net: Any, x: Any) -> Any:
+    y, h = net(nn.utils.rnn.pack_padded_sequence(x, [5, 3]))
+    return nn.utils.rnn.pad_packed_sequence(y)[0], h
+
+
+def _ctc(net: Any, x: Any) -> Any:
+    targets = torch.tensor([[1, 2], [3, 3]], device=x.device)
+    return (nn.functional.ctc_loss(net(x).log_softmax(-1), targets, (5, 4), (2, 2)),)
+
+
+def _scans(net: Any, x: Any) -> Any:
+    last, all_ = torch.scan(lambda c, a: (c * 0.5 + a, c.sin()), torch.zeros_like(x[0]), x)
+    back, none = torch.scan(lambda c, a: (c * 2, c + a), x[0], x[:0], reverse=True)
+    return last, all_, back, none
+
+
+def _chooses(net: Any, x: Any) -> Any:
+    (big,) = torch.while_loop(lambda c: c.abs().sum() < 90, lambda c: (c * 2,), (x,))
+    return big, torch.cond(x.sum() > 0, lambda a: a.exp(), lambda a: -a, (x,))
+
+
+@pytest.mark.parametrize(
+    ("f", "make"),
+    [
+        (_lstm, lambda: nn.LSTM(4, 3, num_layers=2, bidirectional=True)),
+        (_packed, lambda: nn.GRU(4, 3)), (_ctc, lambda: nn.Linear(4, 4)),
+        (_scans, nn.Identity), (_chooses, nn.Identity),
+    ],
+)  # fmt: skip
+def test_control_flow_is_step_by_step(f: Any, make: Any) -> None:
+    torch.manual_seed(1)
+    x, net = torch.randn(5, 2, 4), make()
+    found = []
+    for device, run in (("cpu", f), ("cuda", f), ("cuda", torch.jit(f, fallback="warn"))):
+        model = copy.deepcopy(net).to(device)
+        for _ in range(1 if run is f else 3):
+            model.zero_grad()
+            here = x.clone().to(device).requires_grad_()
+            out = run(model, here)
+            sum(y.sum() for y in out).backward()
+        assert all(y.device == here.device for y in out)
+        grads = [p.grad for p in model.parameters()]
+        found.append([y.detach().cpu() for y in (*out, here.grad, *grads)])
+    for got in found[1:]:
+        torch.testing.assert_close(got, found[0])
+    assert run.stats.hits or f is _packed  # lengths in a tensor: eager
+
+
 def test_jit_runs_kernels_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     @torch.jit(fallback="error")
     def f(x: Any, w: Any) -> Any:
