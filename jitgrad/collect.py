@@ -12,6 +12,7 @@ import importlib.util
 import operator
 import os
 import sys
+import threading
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
 from enum import EnumMeta
@@ -355,7 +356,8 @@ class Collector(State):
             return have
         where = (id(item.now), "get", "__dict__")
         made = Item(item, "get", "__dict__", "object", fields, f"attributes of {item.name}")
-        made.covered = True
+        # Users may set another dict, and each thread has one of a threading.local.
+        made.covered = not (is_users(item.now) or isinstance(item.now, threading.local))
         self._by_key[where] = made
         self._by_object[id(fields)] = made
         self._append(made)

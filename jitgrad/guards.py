@@ -237,7 +237,7 @@ class State:
     that shared a storage; `touched`, keys that look-ups made in defaultdicts; `reasons`, why
     something that was met cannot be guarded; `keyed`, tensors that are keys or elements of
     containers, by id; `arg_attributes`, what users set on tensors among the arguments, by number
-    of the leaf and name.
+    of the leaf and name; `filled`, whether the function's calls filled a functools.cache.
     """
 
     def __init__(self, leaves: list[Any]) -> None:
@@ -255,6 +255,7 @@ class State:
         # By the item through which (None: by code) an object was met again: the object's own item.
         self.met: dict[Item | None, list[Item]] = {}
         self.replayed: set[Item] = set()  # which replay leaves as the function has
+        self.filled = False
         self._every = False
         self._identities = False
 
@@ -390,7 +391,7 @@ class State:
                 item.now = x  # what copy notes of a class
                 continue
             if item.step == "cache":  # filled by the function's own calls
-                item.now = x
+                item.now, self.filled = x, True
                 continue
             if item.step == "absent" and _is_imported(parent.now, item.key):
                 item.step, item.kind, item.now = "item", "object", parent.now[item.key]

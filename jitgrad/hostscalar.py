@@ -86,16 +86,16 @@ class HostScalar:
         return done[id(self)]
 
     def lift(self) -> Any:
-        """This number as a 0-d float64 tensor, an input of the graph that is being recorded."""
-        recorder = state.recorder
-        if (self.seen or self._lent()) and not self._live():
+        """This number as a 0-d float64 tensor: an input of the graph that is being recorded, or,
+        kept from a recorded call, the number that it was."""
+        if self.recorder is not None and not self._live():
             return self.recorder.plain_tensor(self.value)
-        if recorder is None or (self.recorder is not None and not self._live()):
+        if state.recorder is None:
             raise RuntimeError(
-                "[HostScalar] expected to be used while its function is recorded; this number "
-                "was kept from a traced call; keep float(x) instead"
+                "[HostScalar] expected to be used while a function is recorded; got "
+                f"{self.value!r}, made of a symbolic size outside; use a tensor"
             )
-        return recorder.lift(self)
+        return state.recorder.lift(self)
 
     def specialise(self) -> float:
         """The number, which the recorded function depends on from here on."""
@@ -110,11 +110,6 @@ class HostScalar:
             recorder = getattr(recorder, "outer", None)
         return recorder is not None
 
-    def _lent(self) -> bool:
-        """Whether it stands in the place of a float of Python state, where other threads meet it,
-        too: to them it is that float."""
-        return self.name is not None and self.name[0] == "item"
-
     def _apply(self, op: str, *operands: Any) -> Any:
         values = []
         seen = False
@@ -128,13 +123,11 @@ class HostScalar:
                 values.append(x)
             else:
                 return NotImplemented
-        if not seen and self._lent() and not self._live():
-            return _OPS[op](*values)
-        if not seen:
-            return HostScalar(_OPS[op](*values), None, self.recorder, (op, operands))
         value = _OPS[op](*values)
-        if not self._live():  # kept from a recorded call: the number that it was
+        if self.recorder is not None and not self._live():  # kept from a recorded call
             return value
+        if not seen:
+            return HostScalar(value, None, self.recorder, (op, operands))
         out = HostScalar(value, None, self.recorder, (op, operands), True)
         self.recorder.hand_out(out)
         return out

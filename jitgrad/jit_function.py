@@ -334,16 +334,16 @@ class JitFunction:
     ) -> Any:  # fmt: skip
         signature = signature_of(args, kwargs)  # now: the call may change what its arguments show
         if len(self.specialisations) - self.forest.spared() >= MAX_SPECIALISATIONS:
-            if not self._closed:
+            reason = f"it has {MAX_SPECIALISATIONS} specialisations already; the last misses: "
+            reason += "; ".join(self._last_miss[:3])
+            if self._run_in_segments(signature, reason, ""):
+                return self.__wrapped__(*args, **kwargs)
+            if self._closed and (self._fallback or knobs.fallback) != "error":
+                self._counts.fallbacks += 1  # told before
+            else:
                 self._closed = True
-                reason = f"it has {MAX_SPECIALISATIONS} specialisations already; the last misses: "
-                reason += "; ".join(self._last_miss[:3])
-                if self._run_in_segments(signature, reason, ""):
-                    return self.__wrapped__(*args, **kwargs)
                 guard = ArgumentGuard(structure, leaves, set())
                 self._run_eagerly(guard, Modes(), reason, "", training)
-            else:
-                self._counts.fallbacks += 1
             return self.__wrapped__(*args, **kwargs)
         self._counts.traces += 1
         symbols = self._history.symbols(leaves, names, replaceable(args, kwargs))
@@ -411,6 +411,13 @@ class JitFunction:
                 recorder.give_up("runs backward() where an argument has hooks")
         if kept and not recorder.reason:
             recorder.to_segments("keeps a tensor's value (item) beyond the call", "")
+        if watch.filled and (stores or recorder.has_effects()) and not recorder.reason:
+            # A cached function may have done it, which it does not do again: the next call tells.
+            self._unsettled += 1
+            if self._unsettled <= MAX_UNSETTLED:
+                recorder.let_go()
+                return as_floats
+            recorder.to_segments("fills a functools.cache, and has effects", "")
         if not recorder.reason and modes.mismatch():
             recorder.give_up(f"leaves a mode changed ({modes.mismatch()})")
         if trace is not None and trace.cuts and not recorder.reason:

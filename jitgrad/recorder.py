@@ -498,7 +498,9 @@ class Recorder(Looks):
         if pair is not None:
             pair.kept = [(k, place[i] if k == "result" else i) for k, i in pair.kept]
 
-        sized = bool(graph.env.hints) and _is_sized(graph)
+        sized = bool(graph.env.hints) and (
+            _is_sized(graph) or (pair is not None and _is_sized(pair.backward))
+        )
         if self.symbols and not sized:
             graph.env = ShapeEnv()
             if pair is not None:

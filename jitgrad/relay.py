@@ -76,6 +76,9 @@ class Relay:
     def lift(self, scalar: Any) -> Any:
         return self.outer.lift(scalar)
 
+    def plain_tensor(self, value: float) -> Any:
+        return self.outer.plain_tensor(value)
+
     def lift_number(self, value: Any, owner: Any, key: Any) -> Any:
         return value if self.outer is None else self.outer.lift_number(value, owner, key)
 

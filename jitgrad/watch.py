@@ -301,9 +301,10 @@ class Watch(Collector):
 
     def is_known(self, value: Any) -> bool:
         return (
-            isinstance(value, (*SCALARS, type, FunctionType, ModuleType))
+            isinstance(value, (*SCALARS, ModuleType))
             or id(value) in self._by_object
             or any(value is x for x in self.leaves)
+            or (isinstance(value, (type, FunctionType)) and not _may_be_new(value))
         )
 
     def let_go(self) -> None:
@@ -316,6 +317,20 @@ class Watch(Collector):
         self._arg_storage, self._storages, self._made, self._nodes = {}, {}, {}, {}
         self._tensors, self.met = [], {}
         self.groups = [[m for m in group if isinstance(m, Item)] for group in self.groups]
+
+
+def _may_be_new(x: Any) -> bool:
+    """Whether a function or class may be made by the call: of those that no place of the user's
+    is known to hold, what its module has not under its name. (Functions of libraries' modules,
+    with no variables of outer functions, are taken for lasting.)"""
+    found: Any = sys.modules.get(x.__module__)
+    for name in x.__qualname__.split("."):
+        found = getattr(found, name, None)
+    if found is x:
+        return False
+    if isinstance(x, type):
+        return owner_of_class(x) == "user"
+    return x.__closure__ is not None or owner_of(x.__code__.co_filename) == "user"
 
 
 def _has_no_state(x: Any) -> bool:

@@ -132,6 +132,15 @@ def makes_object(x: Any) -> Any:
     return types.SimpleNamespace(y=x + 1)
 
 
+def makes_function(x: Any) -> Any:
+    width = x.shape[1]
+    return x, lambda y: y * width
+
+
+def makes_class(x: Any) -> Any:
+    return x, type("Made", (), {"width": x.shape[1]})
+
+
 def keeps(x: Any) -> Any:
     y = x + 1
     HIDDEN["last"] = (y,)
@@ -171,6 +180,8 @@ REASONS = [
     (reads_array, "reads a tensor's value in Python (numpy"),
     (seeds, "seeds a random generator"),
     (makes_object, "returns an object of class SimpleNamespace"),
+    (makes_function, "returns an object of class function"),
+    (makes_class, "returns an object of class type"),
     (keeps, "changes HIDDEN['last']"),
     (changes_argument, "changes keys of BOX"),
 ]
@@ -194,6 +205,23 @@ def test_runs_eagerly_with_a_reason(function: Any, reason: str) -> None:
     assert f.stats.traces == 1 and f.stats.hits == 0 and f.stats.fallbacks == 3
     assert reason in str(f.explain())
     assert len(COUNTER.seen) in (0, 3)
+
+
+def test_functions_that_a_call_makes_are_of_that_call() -> None:
+    @jit(fallback="error")
+    def f(x: Any, s: float) -> Any:
+        return x * s, [lambda y: y * s], jg.relu, helper, int
+
+    def helper() -> None: ...
+
+    for s in (1.0, 2.0, 3.0, 4.0):
+        y, (times,), *known = f(X, s)
+        assert y.equal(X * s) and times(X).equal(X * s) and times(2) == 2 * s
+        assert known == [jg.relu, helper, int]
+    known_only = jit(lambda x: (x, jg.relu, helper, int, nn.Linear), fallback="error")
+    for _ in range(3):
+        assert known_only(X)[1:] == (jg.relu, helper, int, nn.Linear)
+    assert known_only.stats.hits == 2
 
 
 def test_new_iterators_compile() -> None:

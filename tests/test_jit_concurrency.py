@@ -88,6 +88,48 @@ def test_modes_of_a_thread_are_its_own() -> None:
     assert together(4, run) == [True, False, True, False]
 
 
+def test_a_threading_local_of_each_thread() -> None:
+    class Local(threading.local):
+        def __init__(self) -> None:
+            self.mode = "new"
+
+    local, plain = Local(), threading.local()
+    local.mode, plain.k = "main", 2.0
+
+    @jit(fallback="error")
+    def f(x: Any) -> Any:
+        return (x if local.mode == "main" else -x) * getattr(plain, "k", 1.0)
+
+    x = jg.ones(2)
+    assert [f(x).tolist() for _ in range(2)] == [[2.0, 2.0]] * 2
+    found: list[Any] = []
+
+    def run(k: float | None) -> None:
+        found.append([f(x).tolist() for _ in range(2)])
+        if k is not None:
+            plain.k = k
+            found.append([f(x).tolist() for _ in range(2)])
+
+    for k in (3.0, None, 5.0):
+        thread = threading.Thread(target=run, args=(k,))
+        thread.start()
+        thread.join()
+    assert found == [[[-v, -v]] * 2 for v in (1.0, 3.0, 1.0, 1.0, 5.0)]
+    assert f(x).tolist() == [2.0, 2.0]
+
+
+def test_an_object_that_gets_another_dict() -> None:
+    class Config:
+        pass
+
+    config = Config()
+    config.__dict__ = {"k": 2.0}
+    f = jit(lambda x: x * config.k, fallback="error")  # type: ignore[attr-defined]
+    for k in (2.0, 2.0, 3.0, 3.0):
+        config.__dict__ = {"k": k}
+        assert f(jg.ones(2)).tolist() == [k, k]
+
+
 def test_a_pool_in_a_pool() -> None:
     inner, outer = jit(lambda x: (x @ x).tanh()), jit(lambda x: x.exp().sum(0))
     x = jg.randn(64, 64)

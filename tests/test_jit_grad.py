@@ -263,6 +263,39 @@ def test_custom_function() -> None:
     compare(lambda x: Cube.apply(x) * 2, (3,))
 
 
+class Reversed(jg.autograd.Function):
+    """Its backward computes with numbers that forward kept."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, rate: float, count: int) -> Any:
+        ctx.rate, ctx.more = rate, {"rates": (rate * 2, [rate]), "count": count}
+        ctx.times = lambda g: g * (rate - 1)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:
+        double, (rate,) = ctx.more["rates"]
+        g = -ctx.rate * g * double + ctx.times(g) * ctx.more["count"]
+        return g / (1 + rate) + max(rate, double), None, None
+
+
+def test_numbers_that_custom_functions_keep() -> None:
+    """The first backward runs after the recorded call, with what that kept."""
+
+    def f(x: Any, rate: float, count: int) -> Any:
+        return Reversed.apply(x * 2, rate, count).sum()
+
+    fast = jit(f)
+    for rate, count in ((1.0, 2), (0.5, 2), (0.25, 3), (0.125, 4), (2.0, 4)):
+        grads = []
+        for g in (f, fast):
+            x = leaf(3)
+            g(x, rate, count).backward()
+            grads.append(x.grad)
+        near(*grads)
+    assert fast.stats.hits == 3
+
+
 @knob(segments=False)
 def test_hooks_on_leaves_run_once() -> None:
     w = leaf(3)

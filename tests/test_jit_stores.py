@@ -6,6 +6,7 @@ at each call, and of equal types; calls are native, without segments, or in segm
 
 from __future__ import annotations
 
+import functools
 import threading
 import types
 import warnings
@@ -451,6 +452,62 @@ def test_pure_functions_skip_them() -> None:
     for _ in range(3):
         f(X)
     assert state["n"] == 3 and len(log) == 1 and type(log[0]) is float and f.stats.hits == 2
+
+
+def cached_write() -> Made:
+    w = jg.zeros(3)
+
+    @functools.cache
+    def first() -> int:
+        w.add_(1)
+        return 2
+
+    return lambda x: x * first() + w, lambda: w
+
+
+def cached_append() -> Made:
+    log: list[int] = []
+
+    @functools.lru_cache(maxsize=2)
+    def squares(n: int) -> tuple[int, ...]:
+        log.append(n)
+        return tuple(i * i for i in range(n))
+
+    return lambda x: x + squares(x.shape[0])[-1], lambda: list(log)
+
+
+def cached_draw() -> Made:
+    jg.manual_seed(1)
+
+    @functools.cache
+    def first() -> bool:
+        return bool(jg.rand(()) > 0.5)
+
+    return lambda x: x * 2 if first() else x * 3, lambda: jg.get_rng_state().sum()
+
+
+@pytest.mark.parametrize("make", [cached_write, cached_append, cached_draw])
+def test_what_a_cached_function_did_is_not_done_again(make: Callable[[], Made]) -> None:
+    check(make, 2)
+
+
+def test_a_cache_that_each_call_fills() -> None:
+    def make() -> Made:
+        log: list[int] = []
+        calls = [0]
+
+        @functools.cache
+        def noted(n: int) -> int:
+            log.append(n)
+            return n
+
+        def f(x: Any) -> Any:
+            calls[0] += 1
+            return x + noted(calls[0])
+
+        return f, lambda: list(log)
+
+    check(make, 3, segments=True, calls=12)
 
 
 def test_export_refuses_them() -> None:

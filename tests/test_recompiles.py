@@ -9,7 +9,7 @@ import pytest
 
 import jitgrad as jg
 from jitgrad.jit import jit
-from jitgrad.runtime.errors import FallbackWarning
+from jitgrad.runtime.errors import CompileError, FallbackWarning
 from jitgrad.runtime.knobs import knob
 
 
@@ -84,3 +84,31 @@ def test_bytes_of_code_are_counted() -> None:
     assert f.stats.bytes > held
     f.clear()
     assert f.stats.bytes == 0
+
+
+def test_past_the_limit_each_signature_runs_in_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jitgrad.jit_function.MAX_SPECIALISATIONS", 2)
+    f = jit(lambda x: x * 2 + 1, fallback="error")
+    dtypes = [jg.float32, jg.float64, jg.int64, jg.int32, jg.int16]
+    for _ in range(3):
+        for dtype in dtypes:
+            found = f(jg.ones(2, dtype=dtype))
+            assert found.dtype is dtype and found.tolist() == [3, 3]
+    assert f.stats.fallbacks == 0 and f.stats.segments == 3  # met for the third time
+
+
+def test_past_the_limit_each_signature_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jitgrad.jit_function.MAX_SPECIALISATIONS", 2)
+    f = jit(lambda x: x * 2, fallback="error", segments=False)
+    f(jg.ones(2)), f(jg.ones(2).double())
+    for dtype in (jg.int64, jg.int32, jg.int64):
+        with pytest.raises(CompileError, match="it has 2 specialisations already"):
+            f(jg.ones(2, dtype=dtype))
+    assert f(jg.ones(2)).tolist() == [2, 2]
+    f = jit(lambda x: x * 2, segments=False)
+    f(jg.ones(2)), f(jg.ones(2).double())
+    with pytest.warns(FallbackWarning, match="it has 2 specialisations already"):
+        f(jg.ones(2, dtype=jg.int64))
+    for dtype in (jg.int32, jg.int64):
+        assert f(jg.ones(2, dtype=dtype)).tolist() == [2, 2]
+    assert f.stats.fallbacks == 3
