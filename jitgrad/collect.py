@@ -92,6 +92,7 @@ class Collector(State):
         self._asked: set[str] = set()
         self.sets: set[str] = set()  # names that code assigns to
         self.lengths: dict[Item, int] = {}  # of the lists that code only appends to, as they were
+        self.cached: set[CodeType] = set()  # of functions whose results a functools.cache keeps
         self.appends: dict[Item, int] = {}  # how many of its calls were seen
         self.namespaces: set[Item] = set()  # dicts of globals, whose keys are names in code
         self._named_anywhere: set[str] = set()  # by code of which no lines are known
@@ -271,6 +272,7 @@ class Collector(State):
             self.put(item, "get", "__wrapped__", x.__wrapped__, item.name, covered=True)
             f = x.__wrapped__
             if isinstance(f, FunctionType):  # which a filled cache does not enter
+                self.cached.add(f.__code__)
                 self._learn(reads_of(f.__code__))
                 self._named_anywhere |= set(reads_of(f.__code__).lines)
                 self._scan(f.__code__, f.__globals__)
@@ -356,8 +358,9 @@ class Collector(State):
             return have
         where = (id(item.now), "get", "__dict__")
         made = Item(item, "get", "__dict__", "object", fields, f"attributes of {item.name}")
-        # Users may set another dict, and each thread has one of a threading.local.
-        made.covered = not (is_users(item.now) or isinstance(item.now, threading.local))
+        # Of their own objects users may set another, and each thread has one of a threading.local.
+        own = is_users(item.now) or isinstance(item.now, threading.local)
+        made.covered = is_module(item.now) or not own
         self._by_key[where] = made
         self._by_object[id(fields)] = made
         self._append(made)

@@ -278,11 +278,11 @@ _quiet: dict[int, CodeType] = {}
 class Profile:
     """A profile function (sys.setprofile) for one recorded call.
 
-    entered: told of each frame of the user's that is entered. library: of the standard library's
-    and NumPy's code that the user's calls. imported: of each module that was asked for by name, and
-    whether it was loaded now. identities: that id() was called. appended: of each list that is
-    appended to. variable: of each one of the environment that is read. made: of each object that
-    copy or pickle made. impure: of each effect, with the user's line. first_node: tape nodes with
+    entered: told of each frame of the user's that is entered; gives whether its arguments are to be
+    plain numbers. library: of the standard library's and NumPy's code that the user's calls.
+    imported: of each module that was asked for by name, and whether it was loaded now. identities:
+    that id() was called. appended: of each list that is appended to. variable: of each one of the
+    environment that is read. made: of each object that copy or pickle made. impure: of each effect, with the user's line. first_node: tape nodes with
     smaller numbers are older than the recording.
 
     Attributes: threads, whether threads were started.
@@ -290,7 +290,7 @@ class Profile:
 
     def __init__(
         self,
-        entered: Callable[[FrameType], None],
+        entered: Callable[[FrameType], bool],
         impure: Callable[[str, str], None],
         foreign: Callable[[str, str], None],
         imported: Callable[[str, bool], None],
@@ -345,8 +345,8 @@ class Profile:
             owner = owner_of_frame(frame)
             if owner == "user":
                 if code.co_name != "<module>":
-                    self._entered(frame)
-                    typed = reads_of(code).typed
+                    outlives = self._entered(frame)
+                    typed = {""} if outlives else reads_of(code).typed
                     if typed:
                         make_plain(frame, None if "" in typed else typed)
             elif owner == "jitgrad":

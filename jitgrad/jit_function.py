@@ -429,7 +429,12 @@ class JitFunction:
                     trace.cuts[0].line,
                 )
         if recorder.reason:
+            lent = lifter.made or any(item.kind in ("float", "lifted") for item in watch.items)
             recorder.let_go()
+            if lent:
+                trace = given = new_args = new_kwargs = None  # type: ignore[assignment]
+                lifter.made = []
+                recorder.put_back_numbers()
             if not profile.threads and self._run_in_segments(
                 signature, recorder.reason, recorder.line
             ):
@@ -491,12 +496,13 @@ class JitFunction:
             if not self._pure:
                 recorder.give_up(reason, line)
 
-        def entered(frame: FrameType) -> None:
+        def entered(frame: FrameType) -> bool:
             try:
-                watch.entered(frame)
+                return watch.entered(frame)
             except Exception as error:  # of a user's descriptor, __eq__, ...: no guard, no trace
                 what = f"{type(error).__name__}: {error}"
                 recorder.give_up(f"reaches an object that cannot be watched ({what})")
+                return False
 
         def imported(name: str, loaded: bool) -> None:
             if watch.imported_now(name) and loaded and not state.abstract:

@@ -7,6 +7,7 @@ groups, and x.item(). All else that dispatch reports is recorder.py's.
 
 from __future__ import annotations
 
+import gc
 import operator
 import weakref
 from typing import Any
@@ -202,6 +203,17 @@ class Looks(ValueMap):
             if not kept:
                 return True
         return False
+
+    def put_back_numbers(self) -> None:
+        """Called when nothing comes of the recording, nor is held of it: what code keeps of numbers
+        that it was lent are floats from here on."""
+        self._numbers.clear()
+        self._lifted.clear()
+        kept = [x for x in gc.get_objects() if type(x) is HostScalar and x.recorder is self]
+        while kept:
+            x = kept.pop()
+            replace_everywhere(x, x.value)
+            del x
 
     def to_segments(self, reason: str, line: str) -> None:
         """Gives up a trace that Python cannot be left out of."""

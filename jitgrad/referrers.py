@@ -11,7 +11,8 @@ from jitgrad.pytree import is_named_tuple
 
 
 def replace_everywhere(old: Any, new: Any) -> None:
-    """Whatever holds `old` (lists, dicts, tuples, sets, deques, attributes, cells) holds `new`."""
+    """Whatever holds `old` (lists, dicts and their keys, tuples, sets, deques, attributes,
+    cells) holds `new`."""
     done: dict[int, Any] = {}  # tuples that were replaced: kept, so that no id is used again
     work = [(old, new)]
     del old, new
@@ -52,3 +53,7 @@ def _replace_in(holder: Any, pair: tuple[Any, Any]) -> None:
         for key, x in list(fields.items()):
             if x is pair[0]:
                 fields[key] = pair[1]
+        if any(key is pair[0] for key in fields):
+            items = [(pair[1] if key is pair[0] else key, x) for key, x in fields.items()]
+            fields.clear()
+            fields.update(items)

@@ -95,8 +95,9 @@ class Watch(Collector):
         return ""
 
     # -- code that runs ----------------------------------------------------------------------------
-    def entered(self, frame: FrameType) -> None:
-        """Adds items for all that the code of a frame, about to run, can read."""
+    def entered(self, frame: FrameType) -> bool:
+        """Adds items for all that the code of a frame, about to run, can read. True where what it
+        gives outlives the call, so that it must not compute with lent numbers."""
         code = frame.f_code
         reads = reads_of(code)
         fields = frame.f_locals
@@ -126,6 +127,7 @@ class Watch(Collector):
                 self._class_attribute(self.root(cls, cls.__name__), cls, path[1])
         if reads.cells:
             self._cells(code, reads, fields)
+        return code in self.cached
 
     def end_lending(self) -> None:
         """From here on code finds the very numbers of Python state, which are guarded by value."""

@@ -3,9 +3,12 @@ How often is recorded is counted; state holds plain floats throughout."""
 
 from __future__ import annotations
 
+import functools
+import io
 import json
 import math
 import threading
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -243,3 +246,36 @@ def test_floats_that_are_no_ints() -> None:
         globals()["BETA"] = math.inf
         with pytest.raises(OverflowError, match="infinity"):
             fast(X)
+
+
+def test_a_cache_keeps_plain_numbers() -> None:
+    @functools.cache
+    def doubled(s: float) -> Any:
+        return s * 2, [s + 1]
+
+    fast = jit(lambda x, s: x * doubled(s)[0] - doubled(s)[1][0], fallback="error")
+    for s in (1.5, 2.5, 1.5, 2.5):
+        assert_same(fast(X, s), X * (s * 2) - (s + 1), 1e-6, 1e-6)
+        assert [type(v) for v in (doubled(s)[0], *doubled(s)[1])] == [float, float]
+
+
+def test_numbers_that_a_refused_call_keeps_are_floats() -> None:
+    """The first call shows that the function runs in segments; what it was lent are floats then."""
+    kept: dict[Any, Any] = {}
+    holder = types.SimpleNamespace()
+
+    @jit(fallback="error")
+    def f(x: Any, s: float) -> Any:
+        kept[s] = (s, [s * 2], {s + 1: -s})
+        holder.pair = (s, s / 2)
+        kept["function"] = lambda: s * 3
+        print(f"{s}", file=io.StringIO())
+        return x * s
+
+    for s in (1.5, 2.5):
+        assert f(X, s).equal(X * s)
+        assert kept["function"]() == 3 * s
+        del kept["function"]
+        assert holder.pair == (s, s / 2) and {type(v) for v in holder.pair} == {float}
+    want = {s: (s, [s * 2], {s + 1: -s}) for s in (1.5, 2.5)}
+    assert kept == want and json.dumps(list(kept.items())) == json.dumps(list(want.items()))
