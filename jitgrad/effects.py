@@ -282,8 +282,9 @@ class Profile:
     plain numbers. library: of the standard library's and NumPy's code that the user's calls.
     imported: of each module that was asked for by name, and whether it was loaded now. identities:
     that id() was called. appended: of each list that is appended to. variable: of each one of the
-    environment that is read. made: of each object that copy or pickle made. impure: of each effect, with the user's line. first_node: tape nodes with
-    smaller numbers are older than the recording.
+    environment that is read. made: of each object that copy or pickle made. impure: of each
+    effect, with the user's line. first_node: tape nodes with smaller numbers are older than the
+    recording.
 
     Attributes: threads, whether threads were started.
     """

@@ -429,7 +429,8 @@ class JitFunction:
                     trace.cuts[0].line,
                 )
         if recorder.reason:
-            lent = lifter.made or any(item.kind in ("float", "lifted") for item in watch.items)
+            kinds = {item.kind for item in watch.items}
+            lent = bool(lifter.made) or not kinds.isdisjoint(("float", "lifted"))
             recorder.let_go()
             if lent:
                 trace = given = new_args = new_kwargs = None  # type: ignore[assignment]
