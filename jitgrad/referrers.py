@@ -56,4 +56,5 @@ def _replace_in(holder: Any, pair: tuple[Any, Any]) -> None:
         if any(key is pair[0] for key in fields):
             items = [(pair[1] if key is pair[0] else key, x) for key, x in fields.items()]
             fields.clear()
-            fields.update(items)
+            for key, x in items:
+                fields[key] = x
