@@ -20,7 +20,7 @@ from jitgrad.compiler.interpret import first_fault, unknown_fault
 from jitgrad.compiler.ir import Graph, Node, inner_nodes, node_at, with_line
 from jitgrad.compiler.shown_dims import ShownDims
 from jitgrad.compiler.symbolic import MAX_KNOWN, Sym, evaluate
-from jitgrad.runtime import buffers, launch
+from jitgrad.runtime import buffers, launch, threads
 from jitgrad.runtime.dtypes import BY_NAME
 
 Replan = Callable[[Mapping[str, int]], dict[int, int]]
@@ -108,7 +108,7 @@ class Compiled:
             loose=image.loose,
             sites={i: _fault(i) for i in range(image.n_sites)},
             owners=(library, self._calls),
-            release_gil=report.bytes_after >= launch.WORTH_RELEASING,
+            release_gil=report.bytes_after >= threads.WORTH_RELEASING,
         )
         self._call = self.executable.caller(self.makers)
 

@@ -73,6 +73,7 @@ class _Rows:
         self.parts: list[_Part] = []
         self.arenas: list[tuple[Stages, Base | None, int]] = []  # where each lies, and begins
         self.lies: list[tuple[int, int, Array]] = []  # slot, arena, array in it
+        self.scratch: list[int] = []  # slots; the kernels of a wave have one each
         slots = {a: i for i, a in enumerate([*program.inputs, *program.fresh])}
         self._once(stages, slots)
         arena = self._place(stages, slots, None)
@@ -105,7 +106,7 @@ class _Rows:
                     image.kept[slot] = round_up(nbytes(own))
                     image.constants = sorted({*image.constants, *read})
                     words = [slot if w < 0 else w for w in words]
-                    self._launch(code, launch, words, self._scratch(code), True)
+                    self._launch(code, launch, words, self._scratch(code, 0), True)
                 slots[own] = slot
         image.n_once = len(image.launches)
 
@@ -149,12 +150,23 @@ class _Rows:
             if n == stages.schedule.commit and site is None:
                 self.image.launches.append((-1, [], 0, 1, True))
             single = all(_count(stages.generated[k]) == 1 for k in wave)
-            for k in wave:
-                self._kernel(stages, k, slots, arena, site, not single or k is wave[-1])
+            for i, k in enumerate(wave):
+                number = sum(_needs_scratch(stages, other) for other in wave[:i]) if single else 0
+                last = not single or k is wave[-1]
+                self._kernel(stages, k, slots, arena, site, last, number)
 
     def _kernel(
-        self, stages: Stages, k: Kernel, slots: Slots, arena: int, site: int | None, last: bool
+        self,
+        stages: Stages,
+        k: Kernel,
+        slots: Slots,
+        arena: int,
+        site: int | None,
+        last: bool,
+        number: int,
     ) -> None:
+        """The rows of a kernel. number: how many before it have scratch, of what may run at the
+        same time."""
         nested = stages.nested.get(k)
         if nested is not None:
             place = _Inner(self, nested, slots, arena, nested.site if site is None else site)
@@ -162,18 +174,21 @@ class _Rows:
             self.image.launches.append((number, place.args, 1, 1, True))
             return
         code = stages.generated[k]
-        scratch = self._scratch(code)
+        scratch = self._scratch(code, number)
         for launch in code.launches:
             if not launch.once:
                 words = [self._word(x, slots, site) for x in launch.operands]
                 self._launch(code, launch, words, scratch, last)
 
-    def _scratch(self, code: Generated) -> list[int]:
-        """The slot of the scratch that code needs, if any."""
+    def _scratch(self, code: Generated, number: int) -> list[int]:
+        """The slot of the scratch that code needs, if any. Waves share the slots: scratch holds
+        nothing from one block to the next, and what was written last is in the caches."""
         if not code.scratch:
             return []
-        slot = self._new()
-        self.image.scratch[slot] = round_up(code.scratch)
+        if number == len(self.scratch):
+            self.scratch.append(self._new())
+        slot = self.scratch[number]
+        self.image.scratch[slot] = max(self.image.scratch.get(slot, 0), round_up(code.scratch))
         return [slot]
 
     def _launch(
@@ -265,6 +280,10 @@ class _Inner:
         slots = dict(zip(program.inputs, inputs, strict=True))
         slots.update(zip(program.fresh, results, strict=True))
         self.rows.parts.append(_Part(stages, slots, self.bases[name], self.site, self.args, where))
+
+
+def _needs_scratch(stages: Stages, k: Kernel) -> bool:
+    return k not in stages.nested and bool(stages.generated[k].scratch)
 
 
 def _count(code: Generated) -> int:

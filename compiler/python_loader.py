@@ -24,7 +24,6 @@ Needs Python and NumPy only.
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import mmap
 import os
 import struct
@@ -33,6 +32,14 @@ import zlib
 from typing import Any
 
 import numpy as np
+
+try:  # hashlib takes longer to import
+    from _sha256 import sha256
+except ImportError:
+    try:
+        from _sha2 import sha256
+    except ImportError:
+        from hashlib import sha256
 
 INPUTS = @INPUTS@
 OUTPUTS = @OUTPUTS@
@@ -80,7 +87,7 @@ def _verify(path):
             with memoryview(data) as view, view[:start] as content:
                 found = checksum(content) if seal[:8] == _SEAL else b""
             head = struct.pack("<8sQ", _SEAL, start)
-    if not seal or seal != head + hashlib.sha256(found + head).digest() + bytes(16):
+    if not seal or seal != head + sha256(found + head).digest() + bytes(16):
         raise RuntimeError(f"{path} is no library that jitgrad wrote, or is truncated, altered or "
                            "stripped; copy or export it again")
 

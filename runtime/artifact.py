@@ -16,13 +16,11 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from jitgrad.runtime import abi, buffers, dtypes, launch, threads
+from jitgrad.runtime import abi, buffers, dtypes, threads
 from jitgrad.runtime import artifact_format as fmt
 from jitgrad.runtime.artifact_file import (
     after_fork_in_child,
@@ -33,14 +31,16 @@ from jitgrad.runtime.artifact_file import (
 )
 from jitgrad.runtime.errors import ArtifactError, counted
 
+if TYPE_CHECKING:  # importing it takes a millisecond
+    from numpy.typing import NDArray
+
 _MAX_IDLE = 8
 _MAX_KNOWN = 1024  # sizes whose results' shapes are kept
 
 _Address = ctypes.c_void_p
 
 
-@dataclass(frozen=True)
-class Port:
+class Port(NamedTuple):
     """An input or output of a model: `name`, `dtype` (its name), `shape`, in which a size that may
     differ from call to call is its name or formula."""
 
@@ -145,7 +145,7 @@ class Model:
                 break
         fixed = self._fixed
         if out is not None:
-            results = self._check_out(out, arrays, fixed)
+            results = self._own_out(out, arrays, fixed) or self._check_out(out, arrays, fixed)
         elif self._single:
             results = [fixed.makers[0]()]
         else:
@@ -258,6 +258,27 @@ class Model:
             )
         return np.require(array, requirements=["C", "ALIGNED"])
 
+    @staticmethod
+    def _own_out(
+        out: Any, arrays: Sequence[NDArray[Any]], results: _Results
+    ) -> list[NDArray[Any]] | None:
+        """The result that is given, if it is the only one and is seen at once to fit: arrays that
+        have memory of their own overlap nothing."""
+        if type(out) is not np.ndarray or len(results.types) != 1:
+            return None
+        ((shape, dtype),) = results.types
+        flags = out.flags
+        if (
+            out.dtype is not dtype
+            or out.shape != shape
+            or not (flags.owndata and flags.c_contiguous and flags.aligned and flags.writeable)
+        ):
+            return None
+        for x in arrays:
+            if x is out or not x.flags.owndata:
+                return None
+        return [out]
+
     def _check_out(
         self, out: Any, arrays: Sequence[NDArray[Any]], results: _Results
     ) -> list[NDArray[Any]]:
@@ -276,7 +297,7 @@ class Model:
             if index + 1 < len(given):
                 start = buffers.address(array)
                 spans.append((start, start + array.nbytes))
-        return given
+        return [x if type(x) is np.ndarray else x.view(np.ndarray) for x in given]
 
     # -- state --------------------------------------------------------------------------------
     def _step(self, arrays: Sequence[NDArray[Any]], results: Sequence[NDArray[Any]]) -> Any:
@@ -392,7 +413,7 @@ class _Instance:
         self.words[abi.CALL_BUFS] = buffers.address(self.words) + 8 * abi.CALL_WORDS
         self.words[abi.CALL_NROWS] = n_inputs
         self.words[abi.CALL_NARGS] = n_arrays
-        release_gil = functions.info["bytes_moved"] >= launch.WORTH_RELEASING
+        release_gil = functions.info["bytes_moved"] >= threads.WORTH_RELEASING
         threads.fill_call_words(self.words, release_gil)
         self.call = functions.bind(self.words)
 

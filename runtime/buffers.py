@@ -13,12 +13,14 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
 
 from jitgrad.runtime import abi
+
+if TYPE_CHECKING:  # importing it takes a millisecond
+    from numpy.typing import DTypeLike, NDArray
 
 # A cache line on every CPU that we compile for is 64 or 128 bytes; AVX-512 wants 64.
 ALIGNMENT = 128

@@ -18,7 +18,6 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from jitgrad.runtime.userline import warn
@@ -87,14 +86,11 @@ def some_of(*words: str) -> Kind:
     return Kind("any of " + ",".join(words), parse, check)
 
 
-@dataclass(eq=False, repr=False)
 class Knob:
     """One variable: `knobs.<name>`, from the environment variable JITGRAD_<NAME>."""
 
-    name: str
-    kind: Kind
-    default: Any
-    doc: str
+    def __init__(self, name: str, kind: Kind, default: Any, doc: str) -> None:
+        self.name, self.kind, self.default, self.doc = name, kind, default, doc
 
     @property
     def variable(self) -> str:

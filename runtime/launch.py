@@ -26,10 +26,6 @@ from jitgrad.runtime.errors import InternalError
 _MAX_IDLE_FRAMES = 8
 _MAX_IDLE_ARENAS = 4
 
-# Programs that move so many bytes take long enough to let other Python threads run meanwhile (some
-# 50 ns a call).
-WORTH_RELEASING = 2**16
-
 # Frames have arenas of their own up to so many bytes: borrowing one takes as long as a program.
 _OWN_ARENA = 2**14
 

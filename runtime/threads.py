@@ -28,6 +28,10 @@ from jitgrad.runtime.knobs import knobs
 # Below this many threads nothing is wrong, above it someone mistook the argument for something.
 _MAX_THREADS = 4096
 
+# Programs that move so many bytes take long enough to let other Python threads run meanwhile (some
+# 50 ns a call).
+WORTH_RELEASING = 2**16
+
 _Address = ctypes.c_void_p
 
 

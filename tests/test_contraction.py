@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from jitgrad.compiler.codegen import objects
 from jitgrad.compiler.codegen import target as targets
+from jitgrad.compiler.codegen.blocking import plan_blocks
 from jitgrad.compiler.codegen.contraction import generate
 from jitgrad.compiler.codegen.target import Target
 from jitgrad.compiler.kernels import ContractionKernel, Store
@@ -478,3 +479,33 @@ def test_equal_kernels_share_a_key() -> None:
     a.name, b.name, kernel.array.name = "x", "y", "z"
     assert generate(kernel, host).key == first.key
     assert generate(matmul_kernel(8, 9, 11, F32, F32)[2], host).key != first.key
+
+
+# -- sides that are packed by a launch of their own, and equal shares ------------------------------
+@pytest.mark.parametrize("dtype", [F32, F64, BF16], ids=str)
+@pytest.mark.parametrize("flip", [False, True])
+@pytest.mark.parametrize("batch", [(), (2,)])
+def test_a_is_packed_once_for_many_blocks_of_columns(
+    dtype: DType, flip: bool, batch: tuple[int, ...]
+) -> None:
+    m, n, k = 61, 509, 121
+    kernel = matmul_kernel(m, n, k, dtype, F64 if dtype is F64 else F32, batch, (flip, False))[2]
+    plan = plan_blocks(kernel, targets.host())
+    assert "a" in plan.packed and plan.block_cols < n
+    out, a, b = run_matmul(m, n, k, dtype, batch, (flip, False), workers=3)
+    assert_product(out, a, b, dtype)
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(64, 784, 576), (128, 784, 64), (784, 96, 300)])
+@pytest.mark.parametrize("threads", [2, 4])
+def test_threads_get_equal_shares(m: int, n: int, k: int, threads: int) -> None:
+    plan = plan_blocks(matmul_kernel(m, n, k, F32, F32)[2], targets.target_of("x86-64-v4"))
+    blocks = [
+        min(plan.block_rows, plan.M - i) * min(plan.block_cols, plan.N - j)
+        for i in range(0, plan.M, plan.block_rows)
+        for j in range(0, plan.N, plan.block_cols)
+    ]
+    work = [0] * threads
+    for block in blocks:  # each goes to whoever is free first
+        work[work.index(min(work))] += block
+    assert max(work) <= 1.1 * m * n / threads

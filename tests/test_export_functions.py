@@ -153,3 +153,37 @@ def test_a_library_knows_the_keys(tmp_path: Any) -> None:
     exported.native(tmp_path / "libkeys.so")
     text = repr(load(tmp_path / "libkeys.so"))
     assert "loss: float32[]" in text and "out.y: float32[2]" in text
+
+
+def test_the_only_out(tmp_path: Any) -> None:
+    """Arrays with memory of their own are seen at once to fit; others are looked at."""
+    torch.export(lambda x: x * 2 + 1, torch.ones(3, 4), names=["x"]).native(tmp_path / "libone.so")
+    model = load(tmp_path / "libone.so")
+    whole = np.arange(24, dtype=np.float32)
+    x, own, view = whole[:12].reshape(3, 4), np.zeros((3, 4), np.float32), whole[12:].reshape(3, 4)
+    want = x * 2 + 1
+    turned = np.asfortranarray(x)
+    for given, out in ((x, own), (x.copy(), own), (x, view), (x, [own]), (turned, own)):
+        out_array = out[0] if isinstance(out, list) else out
+        out_array[...] = 0
+        assert model(given, out=out) is out_array
+        np.testing.assert_array_equal(out_array, want)
+    alone, frozen = x.copy(), own.copy()
+    frozen.flags.writeable = False
+    cases = [
+        (alone, alone, ValueError, "overlap"),
+        (x, whole[8:20].reshape(3, 4), ValueError, "overlap"),
+        (x, x, ValueError, "overlap"),
+        (x, frozen, ValueError, "writable"),
+        (x, np.zeros((4, 3), np.float32).T, ValueError, "dense row-major"),
+        (x, np.zeros((3, 4)), TypeError, r"got float64\[3, 4\]"),
+        (x, np.zeros(12, np.float32), ValueError, r"got float32\[12\]"),
+        (x, own.view(np.matrix), None, ""),
+        (x, np.zeros(49, np.uint8)[1:].view(np.float32).reshape(3, 4), ValueError, "aligned"),
+    ]  # fmt: skip
+    for given, out, error, text in cases:
+        if error is None:
+            np.testing.assert_array_equal(model(given, out=out), want)
+            continue
+        with pytest.raises(error, match=text):
+            model(given, out=out)

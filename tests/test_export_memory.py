@@ -66,3 +66,21 @@ def test_nothing_is_allocated_after_create(tmp_path: Path) -> None:
         ["./main"], cwd=tmp_path, check=True, capture_output=True, text=True, timeout=60
     ).stdout.split()
     assert int(made) >= 1 and after == "0"
+
+
+def test_kernels_share_their_scratch() -> None:
+    """What the kernels of a chain need beside their results is as much as one of them needs."""
+    x, weights = jg.randn(64, 300), [jg.randn(300, 300) for _ in range(6)]
+
+    def chain(x: Any, *weights: Any) -> Any:
+        for w in weights:
+            x = jg.relu(x @ w)
+        return x
+
+    def scratch(count: int) -> int:
+        f = jg.jit(chain, fallback="error")
+        found, want = f(x, *weights[:count]), chain(x, *weights[:count])
+        assert jg.allclose(found, want, rtol=1e-4, atol=1e-3 * float(want.abs().max()))
+        return sum(f.specialisations[-1].compiled.image.scratch.values())
+
+    assert scratch(6) == scratch(1) > 0

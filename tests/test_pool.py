@@ -191,7 +191,7 @@ def test_sleeping_workers_are_woken_and_none_is_lost():
     with Raw(4) as raw:
         x = np.zeros(16, np.int64)
         run = raw.prepare([x], [("add", [0, 0, 1], 16, 1, 1)] * 3)
-        pauses = np.random.default_rng(0).uniform(0, 2e-4, 2000)
+        pauses = np.random.default_rng(0).uniform(0, 1e-3, 1500)
         for pause in pauses:
             run()
             end = time.perf_counter() + pause

@@ -43,7 +43,9 @@ _PANELS = 4  # panels of A that a block of rows has at least
 _COLS = 1024  # the most columns of a block of a shared B
 _DIRECT = 128  # the most rows and columns of a product whose operands are read where they lie
 _DIRECT_BYTES = 1 << 17  # and the most bytes of an operand
-_KEPT = 512  # rows up to which packing a constant B takes a share of a product worth keeping it
+_KEPT = 512  # rows up to which packing B takes a share of a product worth keeping the panels, where
+# it is constant; and columns of a block up to which packing A for it does (10 % at 64, 2 % here)
+_REPEATED = 1 << 15  # elements of A, packed again, that are worth a launch that packs them once
 _ROW_COLS = 1024  # the most columns of one row, whose sums stay in L1
 _KEPT_ROW = 1 << 15  # elements of a constant B from which panels are read faster than its columns
 _ROW_TILE = 4  # vectors of panels for one row
@@ -62,7 +64,8 @@ class Plan:
     deepest: the most k of a block: DEPTH, or more where blocks make no difference to sums.
     unit: blocks of k are multiples of it.
     splits: how many partial results are summed at the end.
-    share_b: B is packed once, by a launch of its own; else by each task.
+    packed: the sides, "a" and "b", that are packed once, by a launch of their own; a side that is
+        not is packed by each task.
     strip: columns whose results are made together, row after row; 0: tile after tile.
     kept: the sides, "a" and "b", whose panels stay between calls: they are made of constants.
     one_row: "rows" or "columns": there is one row, and B is read where it lies, along its rows or
@@ -90,7 +93,7 @@ class Plan:
     deepest: int
     unit: int
     splits: Dim
-    share_b: bool
+    packed: str
     one_row: str
     dot: Dot | None
     direct_a: tuple[int, int] | None
@@ -189,7 +192,7 @@ def plan_blocks(kernel: ContractionKernel, target: Target, keeps: bool = True) -
         hm >= hn or wide
     ):  # rather short blocks of rows than to pack A for each of several blocks of columns
         row_blocks = max(row_blocks, min(-(-wanted // others), hm // (_PANELS * tile.mr)))
-    block_rows = _even(hm, row_blocks, tile.mr)
+    block_rows = _balanced(hm, row_blocks, tile.mr, others)
     one_row_block = isinstance(M, int) and block_rows >= M
     most_cols = _COLS
     if one_row:
@@ -199,10 +202,10 @@ def plan_blocks(kernel: ContractionKernel, target: Target, keeps: bool = True) -
     elif one_row_block:
         most_cols = max(tile.nr, target.l2 // 3 // (depth_cap * nbytes))
     col_blocks = -(-hn // most_cols)
-    have = others * max(1, row_blocks)
+    have = others * max(1, -(-hm // block_rows))
     if have * col_blocks < wanted:
         col_blocks = -(-wanted // have)
-    block_cols = _even(hn, col_blocks, tile.nr)
+    block_cols = _balanced(hn, col_blocks, tile.nr, have)
     direct_a, direct_b = None, False
     small = max(hm, hn) <= _DIRECT and max(hm, hn) * hk * nbytes <= _DIRECT_BYTES
     small = small and (dot is None or not (dot.tiles or dot.parts))
@@ -212,16 +215,20 @@ def plan_blocks(kernel: ContractionKernel, target: Target, keeps: bool = True) -
         direct_b = _is_readable(access)
     if direct_b:
         kept = ""
-    if keeps and not _is_one(M) and direct_a is None and hn <= _KEPT:
-        kept += "a" if is_constant(a, (count, M, K)) else ""
+    packed = "b" if "b" in kept or (not one_row_block and not direct_b) else ""
+    if not _is_one(M) and direct_a is None and block_cols <= _KEPT:
+        if keeps and is_constant(a, (count, M, K)):
+            kept, packed = f"{kept}a", f"{packed}a"
+        elif one_row_block and isinstance(K, int) and hc * hm * hk * nbytes <= target.l2 // 2:
+            again = (-(-hn // block_cols) - 1) * hc * hm * hk
+            packed += "a" if again >= _REPEATED else ""
     strip = 0
     if wide:
         strip = max(tile.nr, target.l2 // 4 // (block_rows * c.acc.itemsize) // tile.nr * tile.nr)
     return Plan(
         batch, rows, cols, depth, extents, a, b, count, M, N, K, tile,
         block_rows, block_cols, depth_cap, deepest, unit, splits,
-        "b" in kept or (not one_row_block and not direct_b), one_row, dot, direct_a, direct_b,
-        kept, strip,
+        packed, one_row, dot, direct_a, direct_b, kept, strip,
     )  # fmt: skip
 
 
@@ -287,10 +294,26 @@ def _steps(access: Access, nbytes: int) -> tuple[int, int] | None:
     return row.attr, k.attr
 
 
-def _even(size: int, blocks: int, unit: int) -> int:
-    """A block size, a multiple of unit, that cuts `size` evenly into about so many blocks."""
-    share = -(-size // max(1, blocks))
-    return max(unit, -(-share // unit) * unit)
+def _balanced(size: int, blocks: int, unit: int, others: int) -> int:
+    """A block size, a multiple of unit, that cuts `size` into about so many blocks, or some more
+    where two and four threads then get more equal shares. others: as many tasks there are of each
+    block."""
+    units = -(-size // unit)
+    most = -(-units // max(1, blocks))
+    if blocks <= 1 or others * blocks > 4 * _TASKS:
+        return max(1, most) * unit
+
+    def longest(each: int) -> float:
+        """What the last of the threads have to do, of what would be their equal shares."""
+        whole, rest = divmod(units, each)
+        found = 0.0
+        for threads in (2, 4):
+            rounds, left = divmod(whole * others, threads)
+            work = (rounds + 1) * each if left else rounds * each + -(-others // threads) * rest
+            found += work * threads / (units * others)
+        return found
+
+    return min(range(most, most // 2, -1), key=longest) * unit
 
 
 def _is_one(d: Dim) -> bool:

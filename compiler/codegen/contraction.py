@@ -3,8 +3,9 @@
 Owns `generate` and the loops around the micro-kernel; sizes are `blocking.py`'s, reading operands
 `packing.py`'s, the inner loop `microkernel.py`'s, results `epilogue.py`'s. Up to three launches:
 
-    pack    the panels of B, into a workspace (only where several row blocks share them); of a side
-            that is made of constants, into memory that stays between calls
+    pack    the panels of B, into a workspace (only where several row blocks share them), or of A
+            (where it is small, and blocks of columns would each pack it); of a side that is made of
+            constants, into memory that stays between calls
     blocks  for each (batch, split, row block, column block): for each block of k, pack A (and B),
             then run the micro-kernel over the tiles; after the last block of k, the epilogue, tile
             after tile, or row after row of a strip of them (Plan.strip)
@@ -46,7 +47,8 @@ from jitgrad.compiler.symbolic import Dim, hint
 
 _PACK_GRAIN = 1 << 15  # elements of B that a thread packs at least
 _REDUCE_GRAIN = 1 << 12  # results that a thread sums at least
-_GROUP = 8  # panels of B that are packed together
+_GROUP = 8  # the most panels that are packed together
+_PACK_TASKS = 4  # that packing is cut into, where it is worth so many
 
 
 def generate(kernel: ContractionKernel, target: Target, keeps: bool = True) -> Generated:
@@ -79,7 +81,7 @@ class _Engine:
         self.panels: dict[str, Array] = {}  # of the sides that a launch of their own packs
         self.partials: Array | None = None
         for side in "ab":
-            if side in p.kept or (side == "b" and p.share_b):
+            if side in p.packed:
                 width, extent = self._side(side)
                 size = ceildiv(p.K, self.step) * self.step * self.copies * width
                 size = p.count * ceildiv(extent, width) * size
@@ -95,8 +97,9 @@ class _Engine:
             width, extent = self._side(side)
             frame = self._frame(f"pack_{side}")
             self._pack(frame, side)
-            total = p.count * ceildiv(ceildiv(extent, width), _GROUP)
-            work = max(1, hint(p.K) * width * _GROUP)
+            group = self._group(side)
+            total = p.count * ceildiv(ceildiv(extent, width), group)
+            work = max(1, hint(p.K) * width * group)
             frames.append((frame, f"pack_{side}", total, max(1, _PACK_GRAIN // work)))
         frame = self._frame("blocks")
         self._blocks(frame)
@@ -114,6 +117,13 @@ class _Engine:
         """The width of a side's panels, and how many rows or columns it has."""
         p = self.plan
         return (p.tile.mr, p.M) if side == "a" else (p.tile.nr, p.N)
+
+    def _group(self, side: str) -> int:
+        """How many panels of a side are packed together."""
+        width, extent = self._side(side)
+        share = -(-hint(extent) // width) // _PACK_TASKS
+        least = _PACK_GRAIN // max(1, hint(self.plan.K) * width)
+        return max(1, min(_GROUP, max(share, least)))
 
     def _frame(self, symbol: str) -> Frame:
         return Frame(self.uses, symbol, self.names)
@@ -170,18 +180,19 @@ class _Engine:
         """Packs whole panels, [count][panels][K][width]."""
         p, code = self.plan, frame.code
         width, extent = self._side(side)
-        source = self._source(frame, side, _GROUP * width, p.deepest)
+        group = self._group(side)
+        source = self._source(frame, side, group * width, p.deepest)
         memory = frame.array(self.panels[side])
         K, blocks, size = self._depth(frame)
         N = frame.dim(extent)
         panels = code.ceildiv(N, width)
-        groups = code.ceildiv(panels, _GROUP)
+        groups = code.ceildiv(panels, group)
         with code.loop(frame.begin, frame.end) as t:
             number = code.div(t, groups)
-            first = code.mul(code.rem(t, groups), _GROUP)
+            first = code.mul(code.rem(t, groups), group)
             source.set_batch(frame.unflatten(number, p.batch, p.extents))
             col = code.mul(first, width)
-            cols = code.min(_GROUP * width, code.sub(N, col))
+            cols = code.min(group * width, code.sub(N, col))
             source.set_x(col, cols)
             stride = code.mul(self._padded(code, K), width)
             at = code.mul(code.add(code.mul(number, panels), first), stride)

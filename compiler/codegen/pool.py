@@ -93,9 +93,13 @@ _OPEN = 1 << 15
 _INSIDE = _OPEN - 1
 _EPOCH_ONE = 1 << 16
 
-# A worker looks this often for the next wave before it sleeps: some 20 to 50 microseconds, more
-# than Python needs between two calls, less than what would be felt as heat.
+# How often a worker looks for the next wave before it sleeps. Waking a sleeper takes a system call
+# and 50 microseconds, or far more on a virtual machine, where an idle processor is given away:
+# longer than many waves, than a kernel between them that runs on one thread, and than Python
+# between two calls. The first looks take 20 to 50 microseconds. At each look after them the worker
+# offers its processor to other threads, so that it delays none; these take some 200 to 500.
 _WORKER_SPINS = 1000
+_WORKER_LOOKS = 2000
 # The caller looks this often for the last worker to leave before it yields its processor.
 _CALLER_SPINS = 256
 
@@ -440,7 +444,9 @@ def _emit_worker(module: ir.Module, triple: str, run_shared: ir.Function) -> ir.
         b.branch(stop)
     pause(b, triple)
     add_to(b, spins, 1)
-    b.cbranch(b.icmp_signed("<", b.load(spins, typ=I64), const(_WORKER_SPINS)), look, sleep)
+    with b.if_then(b.icmp_signed(">", b.load(spins, typ=I64), const(_WORKER_SPINS))):
+        b.call(_extern(module, "sched_yield", I32, []), [])
+    b.cbranch(b.icmp_signed("<", b.load(spins, typ=I64), const(_WORKER_LOOKS)), look, sleep)
 
     b.position_at_end(sleep)
     mutex, cond = word(b, pool, _MUTEX), word(b, pool, _COND)
