@@ -50,8 +50,9 @@ class finfo:
 
     def __repr__(self) -> str:
         return (
-            f"finfo(resolution={self.resolution}, min={self.min}, max={self.max}, eps={self.eps}, "
-            f"smallest_normal={self.tiny}, tiny={self.tiny}, dtype={self.dtype})"
+            f"finfo(resolution={self.resolution:g}, min={self.min:g}, max={self.max:g}, "
+            f"eps={self.eps:g}, smallest_normal={self.tiny:g}, tiny={self.tiny:g}, "
+            f"dtype={self.dtype})"
         )
 
 

@@ -50,14 +50,33 @@ _ON_DEVICE = ("data_ptr", "__dlpack__", "__cuda_array_interface__", "record_stre
 """Reads that give the memory itself, which must be the host's."""
 
 
+_item_of = tuple.__getitem__
+
+
 class Size(tuple[Any, ...]):
-    """The shape of a tensor: a tuple with `numel()`."""
+    """The shape of a tensor: a tuple with `numel()`. Slices, sums and multiples are Sizes too."""
 
     __slots__ = ()
 
-    def numel(self) -> int:
-        """The number of elements."""
-        return int(prod(self))
+    def numel(self) -> Any:
+        """The number of elements (symbolic while dims are)."""
+        return prod(self)
+
+    def __getitem__(self, index: Any) -> Any:
+        found = _item_of(self, index)
+        return Size(found) if found.__class__ is tuple else found
+
+    def __add__(self, other: tuple[Any, ...]) -> Size:
+        return Size(tuple.__add__(self, other))
+
+    def __radd__(self, other: tuple[Any, ...]) -> Size:
+        return Size(other + tuple(self)) if isinstance(other, tuple) else NotImplemented
+
+    def __mul__(self, times: Any) -> Size:
+        return Size(tuple.__mul__(self, times))
+
+    def __rmul__(self, times: Any) -> Size:
+        return Size(tuple.__mul__(self, times))
 
     def __repr__(self) -> str:
         return f"jitgrad.Size([{', '.join(map(str, self))}])"

@@ -684,3 +684,15 @@ def test_training_with_ragged_batches(name: str) -> None:
     np.testing.assert_allclose(losses, train(lambda f: f)[0], rtol=1e-4)
     assert fast.stats.compiles <= 2 and fast.stats.traces <= 3  # the first call makes state
     assert fast.stats.hits >= len(shapes) - 3
+
+
+def test_parts_of_a_shape():
+    """Slices and sums of a shape are Sizes, with symbolic sizes as well."""
+
+    def function(x: Any) -> Any:
+        rest = x.shape[1:]
+        assert isinstance(rest, jg.Size)
+        one = jg.ones(x.shape[:1] + (1,)).expand((x.shape[0],) + (rest.numel(),))
+        return x.reshape(x.shape[0], rest.numel()) + one, rest, x.shape[:2].numel()
+
+    both(function, [(make(n, 3, 4),) for n in (2, 5, 7)])

@@ -55,6 +55,11 @@ class _ConvNd(Module):
         self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
         self.kernel_size = per_dim(kernel_size, n, name, "kernel_size")
         self.stride = per_dim(stride, n, name, "stride")
+        if padding == "same" and any(s != 1 for s in self.stride):
+            raise ValueError(
+                f"[{name}] padding='same' is not supported for strided convolutions; got stride "
+                f"{self.stride}; pass the padding as ints"
+            )
         self.padding = padding if isinstance(padding, str) else per_dim(padding, n, name, "padding")
         self.dilation = per_dim(dilation, n, name, "dilation")
         self.padding_mode = padding_mode

@@ -111,6 +111,11 @@ class UninitializedTensorMixin:
             "attributes."
         )
 
+    def numel(self) -> Any:
+        return self._type.shape.numel()
+
+    nelement = numel
+
     def is_floating_point(self) -> bool:
         return self.dtype.is_floating_point
 

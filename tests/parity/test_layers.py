@@ -272,6 +272,10 @@ BAD = {
     "reflect": lambda lib, x: lib.F.pad(x, (7, 0), "reflect"),
     "Conv2d groups": lambda lib, x: lib.nn.Conv2d(3, 4, 2, groups=2),
     "Conv2d padding": lambda lib, x: lib.nn.Conv2d(3, 4, 2, padding="full"),
+    "Conv1d same stride": lambda lib, x: lib.nn.Conv1d(3, 4, 3, stride=2, padding="same"),
+    "Conv2d same stride": lambda lib, x: lib.nn.Conv2d(
+        3, 4, 2, (1, 2), "same", padding_mode="circular"
+    ),
     "Embedding": lambda lib, x: lib.nn.Embedding(3, 2, padding_idx=5),
     "one_hot": lambda lib, x: lib.F.one_hot(lib.t.tensor([5]), 3),
     "softmax dim": lambda lib, x: lib.F.softmax(x, 7),

@@ -94,6 +94,9 @@ def test_uninitialized_parameters():
             assert p.shape
         with pytest.raises(ValueError, match="Attempted to use an uninitialized parameter"):
             p + 1
+        for size in (p.numel, p.nelement):
+            with pytest.raises(ValueError, match="Attempted to use an uninitialized parameter"):
+                size()
         p.materialize((2, 3))
         assert type(p) is lib.nn.Parameter and tuple(p.shape) == (2, 3)
         assert p.dtype is lib.t.float64 and p.requires_grad and p.is_leaf

@@ -259,6 +259,12 @@ def test_types_of_numbers_are_dtypes(kind):
     assert dtypes(OURS) == dtypes(THEIRS)
 
 
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "float64"])
+def test_limits_print_alike(name):
+    ours, theirs = (repr(lib.t.finfo(getattr(lib.t, name))) for lib in LIBS)
+    assert ours == theirs
+
+
 @pytest.mark.parametrize(
     "name", ["float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"]
 )

@@ -352,3 +352,36 @@ def test_the_last_of_several_writes(count):
     ):
         found = [f(*(lib.t.tensor(x) for x in (base, src, each, row))).numpy() for lib in LIBS]
         np.testing.assert_allclose(*found, rtol=1e-12)
+
+
+SIZES = {
+    "slice": lambda size, Size: size[1:],
+    "slice back": lambda size, Size: size[::-1],
+    "empty slice": lambda size, Size: size[3:],
+    "item": lambda size, Size: size[-1],
+    "add": lambda size, Size: size[:1] + (5, -1),
+    "add a Size": lambda size, Size: size + Size([7]),
+    "added to": lambda size, Size: (5,) + size,
+    "times": lambda size, Size: size * 2,
+    "times from the left": lambda size, Size: 2 * size,
+    "numel of a slice": lambda size, Size: size[1:].numel(),
+    "numel of none": lambda size, Size: size[:0].numel(),
+    "add a list": lambda size, Size: size + [1],
+    "added to a list": lambda size, Size: [1] + size,
+    "add a number": lambda size, Size: size + 1,
+    "times text": lambda size, Size: size * "a",
+    "no item": lambda size, Size: size[3],
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_parts_of_a_size(name):
+    """A slice, a sum or a multiple of a Size is one, as in PyTorch."""
+    found = []
+    for lib in LIBS:
+        try:
+            value = SIZES[name](lib.t.ones(2, 3, 4).shape, lib.t.Size)
+            found.append((type(value).__name__, value))
+        except (TypeError, IndexError) as error:
+            found.append((type(error).__name__, None))
+    assert found[0] == found[1]
