@@ -417,8 +417,10 @@ class Pow(Binary):
         zero = scalar_like(out, 0)
         da = db = None
         if t0 is not None:
-            slope = op.mul(b, op.pow(a, op.sub(b, 1.0)))
-            da = op.where(op.eq(b, zero), zero, op.mul(t0, slope))
+            flat = op.eq(b, zero)
+            power = op.where(flat, scalar_like(out, 1), b)  # 0 ** -1 has no derivative of its own
+            slope = op.mul(power, op.pow(a, op.sub(power, 1.0)))
+            da = op.where(flat, zero, op.mul(t0, slope))
         if t1 is not None:
             size = op.real(b) if b.dtype.is_complex else b
             flat = op.logical_and(op.eq(a, zero), op.ge(size, scalar_like(size, 0)))

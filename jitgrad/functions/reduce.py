@@ -132,7 +132,7 @@ def std_mean(
 ) -> tuple[Tensor, Tensor]:
     """Standard deviation and mean over `dim`."""
     variance, average = var_mean(input, dim, unbiased, keepdim, correction=correction)
-    return variance.sqrt(), average
+    return _root(variance), average
 
 
 def std(
@@ -143,8 +143,8 @@ def std(
     *,
     correction: Any = None,
 ) -> Tensor:
-    """The standard deviation over `dim`."""
-    return var(input, dim, unbiased, keepdim, correction=correction).sqrt()
+    """The standard deviation over `dim`. The gradient of equal numbers is 0."""
+    return _root(var(input, dim, unbiased, keepdim, correction=correction))
 
 
 def amax(input: Tensor, dim: Any = (), keepdim: bool = False) -> Tensor:
@@ -403,11 +403,15 @@ def vector_norm(
     wide = cast(input, dtypes.float32) if input.dtype.itemsize == 2 else input
     powers = squared_size(wide) if ord == 2 else _powers(wide, float(ord))
     total = _reduce("sum", powers, axes, keepdim)
-    # sqrt has an infinite slope at 0; a norm's subgradient there is 0, as in PyTorch.
-    zero = total == 0
-    safe = total.masked_fill(zero, 1.0)
-    root = safe.sqrt() if ord == 2 else safe ** (1.0 / float(ord))
-    return cast(root.masked_fill(zero, 0.0), input.dtype.to_real())
+    return cast(_root(total, float(ord)), input.dtype.to_real())
+
+
+def _root(x: Tensor, degree: float = 2.0) -> Tensor:
+    """x ** (1 / degree). At 0, where the slope is infinite, it counts as 0, as in PyTorch."""
+    zero = x == 0
+    safe = x.masked_fill(zero, 1.0)
+    root = safe.sqrt() if degree == 2 else safe ** (1.0 / degree)
+    return root.masked_fill(zero, 0.0)
 
 
 def _powers(x: Tensor, ord: float) -> Tensor:

@@ -3,7 +3,7 @@ with bounds that are NaN. One expression a line; x is float64 and needs a gradie
 
 import numpy as np
 import pytest
-from parity.compare import LIBS, flat, same
+from parity.compare import LIBS, check, flat, same
 
 NAN, INF = float("nan"), float("inf")
 POINTS = np.array([0.0, 0.25, 0.5, 1.0, 2.0, -1.0, NAN, INF, -INF])
@@ -99,3 +99,59 @@ def test_sizes_that_are_bools():
         assert tuple(x.reshape(6, 1).shape) == (6, 1)
     ours = LIBS[0].t.ones(5)
     assert tuple(ours.reshape(5, True).shape) == tuple(ours.reshape(5, 1).shape) == (5, 1)
+
+
+EQUAL = np.array([[3.0, 3.0, 3.0], [1.0, 2.0, 4.0]])
+
+SPREADS = {
+    "std": lambda lib, x: x.std(1),
+    "all": lambda lib, x: x[0].std(),
+    "correction": lambda lib, x: x.std(1, correction=0, keepdim=True),
+    "one element": lambda lib, x: x[:, :1].std(1, unbiased=False),
+    "std_mean": lambda lib, x: lib.t.std_mean(x, 1),
+    "float32": lambda lib, x: x.float().std(1),
+    "none left": lambda lib, x: x[:1].std(0),
+}
+
+
+@pytest.mark.filterwarnings("ignore:std():UserWarning")
+@pytest.mark.parametrize("name", SPREADS)
+def test_the_spread_of_equal_numbers_has_gradient_zero(name):
+    check(SPREADS[name], EQUAL, scale=1e7 if name == "float32" else 1.0)
+
+
+POLYNOMIAL = (
+    lambda x: 2 + 4 * x + 6 * x**2 + 4 * x**3,
+    lambda x: 4 + 12 * x + 12 * x**2,
+    lambda x: 12 + 24 * x,
+)
+"""The derivatives of 2 (1 + x + x**2 + x**3) + x**4."""
+
+
+@pytest.mark.parametrize("name", ["eager", "jit"])
+@pytest.mark.parametrize("exponent", [0, 0.0, 1, 1.0, 2, 3, 2.0, -1.0, 2.5, "tensor"])
+def test_higher_derivatives_of_powers_at_zero(exponent, name):
+    """A term of power 0 makes no NaN of the second and third derivatives of a polynomial."""
+
+    def derivatives(lib, x):
+        e = lib.t.arange(4.0).double()[:, None] if exponent == "tensor" else exponent
+        y, found = (2 * x**e).sum() + (x**4).sum(), []
+        for _ in range(3):
+            (y,) = lib.t.autograd.grad(y, x, create_graph=True)
+            found.append(y)
+            y = y.sum()
+        return found
+
+    points = np.array([0.0, 1.0, 3.0])
+    results = []
+    for lib in LIBS:
+        x = lib.t.tensor(points, requires_grad=True)
+        code = lambda x, lib=lib: derivatives(lib, x)  # noqa: E731
+        if lib is LIBS[0] and name == "jit":
+            code = lib.t.jit(code, fallback="error")
+            code(x)
+        results.append(code(x))
+    for i, (ours, theirs) in enumerate(zip(*results, strict=True)):
+        if exponent == "tensor":  # PyTorch's are NaN at 0
+            theirs = LIBS[1].t.from_numpy(POLYNOMIAL[i](points))
+        same(ours, theirs, f"derivative {i + 1}", 10)
