@@ -139,12 +139,29 @@ def own_processes(args: argparse.Namespace) -> list[str]:
                 for key, digits in (("cold", 2), ("warm", 2), ("peak", 0), ("over", 0))
             ]
             text.append(f"| {name} step | {who} | {' | '.join(cells)} |")
+    text += warm_calls(chosen, rounds)
     counts = (10, 100, 1000, 5000, 10000)
     text += ["", "## A chain of N operations, first call in a new process, seconds", "",
              "| | " + " | ".join(f"{n:,}" for n in counts) + " |", "|---" * 6 + "|"]  # fmt: skip
     for name, by_count in processes.chains(counts, rounds).items():
         cells = [f"{statistics.median(by_count[n]):.2f}" if n in by_count else "" for n in counts]
         text.append(f"| {name} | " + " | ".join(cells) + " |")
+    return text
+
+
+def warm_calls(chosen: list[str], rounds: int) -> list[str]:
+    """What the first calls of a second process take, as Markdown."""
+    text = [
+        "", "## The first calls of a second process", "",
+        "Seconds of processor time, one thread, with the caches of the process before; without",
+        "import, and without making the model.", "",
+        "| workload | contender | " + " | ".join(f"call {k + 1}" for k in range(processes.CALLS))
+        + " |", "|---" * (2 + processes.CALLS) + "|",
+    ]  # fmt: skip
+    for name, make in processes.WORKLOADS.items():
+        for who, found in processes.warm_calls(make(), rounds, chosen).items():
+            cells = [f"{statistics.median(x):.3f}" for x in zip(*found, strict=True)]
+            text.append(f"| {name} step | {who} | {' | '.join(cells)} |")
     return text
 
 

@@ -90,6 +90,7 @@ class Collector(State):
         self._sparse: list[Item] = []
         self._loose: set[str] = set()
         self._asked: set[str] = set()
+        self._classes: dict[type, tuple[frozenset[str], list[Any]]] = {}
         self.sets: set[str] = set()  # names that code assigns to
         self.lengths: dict[Item, int] = {}  # of the lists that code only appends to, as they were
         self.cached: set[CodeType] = set()  # of functions whose results a functools.cache keeps
@@ -393,15 +394,32 @@ class Collector(State):
     def _expand_names(self, item: Item, names: Iterable[str]) -> None:
         """Items for those of an instance's attributes that have one of these names."""
         x = item.now
+        cls: Any = type(x)
         fields = self._vars(item)
-        for name in sorted(names):
-            if fields is not None and name in fields.now:
+        own: Any = () if fields is None else fields.now
+        slots, classes = self._members(cls)
+        # Of the names that all code of a program asks for, an instance has few.
+        there = [n for n in names if n in own or n in slots or any(n in c for c in classes)]
+        for name in sorted(there):
+            if name in own:
+                assert fields is not None
                 self._field(item, fields, name, is_module(x))
-            elif _is_slot(type(x), name):
+            elif _is_slot(cls, name):
                 value = getattr(x, name, MISSING)
                 self.put(item, "get", name, value, f"{item.name}.{name}")
             else:
-                self._class_attribute(item, type(x), name)
+                self._class_attribute(item, cls, name)
+
+    def _members(self, cls: type) -> tuple[frozenset[str], list[Any]]:
+        """The names in __slots__ of a class and its bases, and the dicts of those that users
+        wrote: no other attribute of a class is state."""
+        found = self._classes.get(cls)
+        if found is None:
+            many = [getattr(c, "__slots__", ()) for c in cls.__mro__]
+            slots = [name for s in many for name in ((s,) if isinstance(s, str) else s)]
+            dicts = [vars(c) for c in cls.__mro__ if owner_of_class(c) == "user"]
+            found = self._classes[cls] = frozenset(slots), dicts
+        return found
 
     def _expand_sparse(self, item: Item) -> None:
         """Of an object that has many attributes, of which few are state of the function."""

@@ -26,7 +26,7 @@ from jitgrad import random as jitgrad_random
 from jitgrad.autograd import engine, hooks
 from jitgrad.hostscalar import make_plain
 from jitgrad.reads import reads_of
-from jitgrad.runtime.userline import FOLDERS
+from jitgrad.runtime.userline import FOLDERS, resolved
 from jitgrad.settings import THREADS
 from jitgrad.state import set_default_dtype
 
@@ -46,7 +46,7 @@ def owner_of(filename: str) -> str:
         return "stdlib"
     if filename.startswith("<"):
         return "user"
-    path = str(Path(filename).resolve())
+    path = resolved(filename)
     if path.startswith(tuple(f + "/" for f in FOLDERS)):
         return "jitgrad"
     if path.startswith(_NUMPY + "/") or any(f"site-packages/{c}/" in path for c in _COMPILERS):

@@ -32,18 +32,28 @@ def _folders() -> tuple[str, ...]:
 
 
 FOLDERS = _folders()
+_OURS = tuple([f + "/" for f in FOLDERS])
 # Files of Python's and of NumPy's lie between a user's line and ours.
 _PASSED = (contextlib.__file__, functools.__file__)
 _NUMPY = str(Path(np.__file__).resolve().parent) + "/"
 _inside: dict[str, bool] = {}
 
 
+@functools.cache
+def resolved(filename: str) -> str:
+    """The path of a source file without links. (The package's own files are none: asking the
+    system for each part of each path takes as long as reading what some of them say.)"""
+    if filename.startswith(_OURS) and "/.." not in filename:
+        return filename
+    return str(Path(filename).resolve())
+
+
 def _classify(filename: str) -> bool:
     path = filename
     if not path.startswith("<"):
-        path = str(Path(filename).resolve())
+        path = resolved(filename)
     inside = (
-        path.startswith((_NUMPY, *[f + "/" for f in FOLDERS]))
+        path.startswith((_NUMPY, *_OURS))
         or filename.startswith(("<frozen", "<replay of "))
         or filename in _PASSED
     )

@@ -573,6 +573,25 @@ class Slots:
         self.v = 2.0
 
 
+class OneSlot:
+    __slots__ = "value"  # a string is one name
+
+    def __init__(self) -> None:
+        self.value = 2.0
+
+
+def test_one_slot_named_by_a_string() -> None:
+    s = OneSlot()
+
+    @jit
+    def f(x: Any) -> Any:
+        return x * s.value
+
+    check(f, (X,), 1)
+    s.value = 3.0
+    check(f, (X,), 2)
+
+
 def test_slots_and_a_slot_that_was_empty() -> None:
     s = Slots()
 

@@ -41,15 +41,40 @@ peak = used.ru_maxrss / 1024
 print(json.dumps([time.perf_counter() - begin, peak, peak - globals().get('base', peak)]))
 """
 
-_FIRST = """
+_HEAD = """
 source = sys.stdin.read()
 scope = {"__name__": "contender"}
 exec(compile(source.split("def check")[0], "contender", "exec"), scope)
+def call():
+    out = scope["train"]()
+    float(out.detach() if hasattr(out, "detach") else out.item() if hasattr(out, "item") else out)
+"""
+
+_FIRST = (
+    _HEAD
+    + """
 base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 for _ in range(STEPS):
-    out = scope["train"]()
-float(out.detach() if hasattr(out, "detach") else out.item() if hasattr(out, "item") else out)
+    call()
 """
+)
+
+
+CALLS = 3
+"""The first calls of a process, which `warm_calls` times apart."""
+
+_CALLS = (
+    _HEAD
+    + """
+spent = []
+for _ in range(CALLS):
+    start = time.process_time()
+    call()
+    spent.append(time.process_time() - start)
+print(json.dumps(spent))
+sys.exit()
+"""
+)
 
 
 def _run(body: str, source: str = "", threads: int = 2, cache: str = "") -> list[float] | str:
@@ -109,6 +134,27 @@ def first_steps(
                         numbers = {"peak": answer[1], "over": answer[2]}
                     for key, value in numbers.items():
                         found.setdefault(c.name, {}).setdefault(key, []).append(value)
+    return found
+
+
+def warm_calls(
+    workload: Workload, rounds: int, chosen: Iterable[str]
+) -> dict[str, list[list[float]]]:
+    """For each contender, of each round: seconds of processor time of the first calls of a process
+    that finds the caches of the one before. One thread; no import, no making of the model."""
+    found: dict[str, list[list[float]]] = {}
+    body = _CALLS.replace("CALLS", str(CALLS))
+    for c in workload.contenders:
+        if c.name not in chosen:
+            continue
+        with tempfile.TemporaryDirectory() as cache:
+            for k in range(rounds + 1):
+                answer = _run(body, c.source, 1, cache)
+                if isinstance(answer, str):
+                    print(f"  {c.name}: {answer}", file=sys.stderr)
+                    break
+                if k:  # the first filled the caches
+                    found.setdefault(c.name, []).append(answer)
     return found
 
 
