@@ -27,8 +27,8 @@ class Casting(NamedTuple):
     """The settings of autocast.
 
     lower: the CPU's dtype where autocast is on, else None. cpu, cuda: the dtypes that it would
-    have. cuda_on: it was turned on for CUDA (where there are no tensors). caching: casts of
-    leaves that require grad are kept until the outermost context ends.
+    have. cuda_on: whether it is on for tensors on GPUs. caching: casts of leaves that require grad
+    are kept until the outermost context ends.
     """
 
     lower: DType | None = None
@@ -49,6 +49,17 @@ def casting() -> Casting:
 
 def set_casting(value: Casting) -> None:
     state.casting = None if value == OFF else value
+
+
+def lower_dtype(x: Tensor) -> DType | None:
+    """The dtype of autocast where x is; None where it is off."""
+    return _lower_on(casting(), x.is_cuda)
+
+
+def _lower_on(settings: Casting, on_gpu: bool) -> DType | None:
+    if on_gpu:
+        return settings.cuda if settings.cuda_on else None
+    return settings.lower
 
 
 def _lowest(settings: Casting, tensors: list[Tensor]) -> DType:
@@ -80,7 +91,7 @@ def _decorator(choose: Callable[[Casting, list[Tensor]], DType | None]) -> Any:
             try:
                 if kwargs or len(args) > 2:
                     expect_flags(function, args, kwargs)
-                if settings is None or settings.lower is None:
+                if settings is None or (settings.lower is None and not settings.cuda_on):
                     return function(*args, **kwargs)
                 return _run(function, choose, settings, args, kwargs)
             except CAUGHT as error:
@@ -132,11 +143,12 @@ def _run(
     """The function on operands of its dtype; autocast is off inside."""
     found: list[Tensor] = []
     _collect((*args, *kwargs.values()), found)
-    dtype = choose(settings, found)
+    here = settings._replace(lower=_lower_on(settings, any(x.is_cuda for x in found)))
+    dtype = None if here.lower is None else choose(here, found)
     if dtype is not None:
-        args = tuple([_converted(x, dtype, settings) for x in args])
-        kwargs = {k: _converted(x, dtype, settings) for k, x in kwargs.items()}
-    state.casting = settings._replace(lower=None)
+        args = tuple([_converted(x, dtype, here) for x in args])
+        kwargs = {k: _converted(x, dtype, here) for k, x in kwargs.items()}
+    state.casting = settings._replace(lower=None, cuda_on=False)
     try:
         return function(*args, **kwargs)
     finally:

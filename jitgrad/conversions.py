@@ -95,7 +95,7 @@ def type_(self: Tensor, dtype: Any = None, non_blocking: bool = False) -> Any:
     """x.type(): its type's name as PyTorch spells it; x.type(dtype), with a dtype, a type's name or
     FloatTensor and its kin: converted."""
     if dtype is None:
-        return f"torch.{TYPE_NAMES[self.dtype]}"
+        return f"torch.{'cuda.' if self.is_cuda else ''}{TYPE_NAMES[self.dtype]}"
     return cast(self, _typed_dtype(dtype))
 
 

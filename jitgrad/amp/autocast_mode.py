@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from jitgrad.casting import Casting, casting, forget_casts, set_casting
-from jitgrad.runtime import dtypes
+from jitgrad.runtime import cuda, dtypes
 from jitgrad.runtime.dtypes import DType
 from jitgrad.runtime.userline import warn
 from jitgrad.state import state
@@ -27,7 +27,7 @@ _OTHERS = {  # kinds of devices that are not there: autocast is off; the dtype t
 
 
 def is_autocast_available(device_type: str) -> bool:
-    """Whether autocast knows a kind of device: "cpu", and "cuda", where it does nothing."""
+    """Whether autocast knows a kind of device: "cpu" and "cuda"."""
     _expect_text(device_type)
     return device_type in _DEVICES
 
@@ -126,9 +126,10 @@ class autocast:
     (bfloat16 by default), losses and some others in float32, all others in the dtypes they are
     given.
 
-    device_type: "cpu", or "cuda", which warns and does nothing, as there is none. dtype: bfloat16
-    or float16; another warns and turns autocast off. cache_enabled: parameters are cast once, not
-    at each use, until the outermost context ends. Raises RuntimeError for another device_type.
+    device_type: "cpu" or "cuda": of tensors there; "cuda" warns and does nothing where there is no
+    GPU. dtype: bfloat16 or float16; another warns and turns autocast off. cache_enabled: parameters
+    are cast once, not at each use, until the outermost context ends. Raises RuntimeError for
+    another device_type.
     """
 
     def __init__(
@@ -141,13 +142,14 @@ class autocast:
         self._cache_enabled = (
             is_autocast_cache_enabled() if cache_enabled is None else bool(cache_enabled)
         )
-        if enabled and device_type == "cuda":
+        if enabled and device_type == "cuda" and not cuda.device.count():
             warn("CUDA is not available. Disabling autocast.")
             enabled = False
         elif enabled and self.fast_dtype not in (dtypes.bfloat16, dtypes.float16):
+            kind = device_type.upper()
             warn(
-                "In CPU autocast, but the target dtype is not supported. Disabling autocast. CPU "
-                "Autocast only supports dtypes of bfloat16, float16 currently; got "
+                f"In {kind} autocast, but the target dtype is not supported. Disabling autocast. "
+                f"{kind} Autocast only supports dtypes of bfloat16, float16 currently; got "
                 f"{self.fast_dtype}."
             )
             enabled = False

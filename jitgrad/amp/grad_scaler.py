@@ -13,7 +13,7 @@ from typing import Any
 from jitgrad.autograd.modes import no_grad
 from jitgrad.creation import full, zeros
 from jitgrad.functions import where
-from jitgrad.runtime import dtypes
+from jitgrad.runtime import cuda, dtypes
 from jitgrad.runtime.userline import warn
 from jitgrad.state import state
 from jitgrad.tensor import Tensor
@@ -38,7 +38,7 @@ class GradScaler:
     step divides the gradients by the scale (unless unscale_ did), and skips the optimizer's step
     where one is inf or NaN. update multiplies the scale by backoff_factor if a step was skipped, or
     by growth_factor after growth_interval steps without. Not enabled, it passes everything through;
-    for device "cuda" it warns and is not enabled, as there is none.
+    for device "cuda" it warns and is not enabled where there is no GPU.
 
     Raises AssertionError for a growth_factor of at most 1 or a backoff_factor of at least 1.
     """
@@ -48,7 +48,7 @@ class GradScaler:
         backoff_factor: float = 0.5, growth_interval: int = 2000, enabled: bool = True,
     ) -> None:  # fmt: skip
         self._device = device
-        if enabled and device == "cuda":
+        if enabled and device == "cuda" and not cuda.device.count():
             warn("torch.cuda.amp.GradScaler is enabled, but CUDA is not available. Disabling.")
             enabled = False
         self._enabled = enabled

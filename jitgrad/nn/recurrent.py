@@ -9,7 +9,7 @@ import math
 import numbers
 from typing import Any
 
-from jitgrad.casting import casting
+from jitgrad.casting import lower_dtype
 from jitgrad.creation import empty, zeros
 from jitgrad.nn import init
 from jitgrad.nn.functional.recurrent import GATES, State, Weights, recurrent
@@ -175,7 +175,7 @@ class RNNBase(Module):
 
     def _check_input(self, x: Tensor, rank: int) -> None:
         name, weight = type(self).__name__, getattr(self, self._all_weights[0][0])
-        if x.dtype is not weight.dtype and casting().lower is None:
+        if x.dtype is not weight.dtype and lower_dtype(x) is None:
             raise ValueError(
                 f"[{name}] expected input of the weights' dtype {weight.dtype}; got {x.dtype} "
                 f"{tuple(x.shape)}; convert one with .to(dtype)"

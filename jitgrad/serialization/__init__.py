@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
+from jitgrad.creation import placed
 from jitgrad.serialization import archive, pickled
 from jitgrad.serialization.memory import Location, Memory
 from jitgrad.serialization.safe import read_safetensors, safetensors_bytes
@@ -101,7 +102,7 @@ def _load(stream: IO[bytes], name: str, map_location: Any, mmap: bool) -> Any:
     if head[:1] == b"\x80":
         return pickled.read_legacy(stream, memory)
     if head[8:9] == b"{":
-        return _safetensors(stream.read(), name)
+        return _safetensors(stream.read(), name, memory.location)
     raise RuntimeError(
         f"[load] expected a file by jitgrad.save, a PyTorch file or safetensors; {name} begins "
         f"with {head[:4]!r}"
@@ -119,13 +120,14 @@ def save_safetensors(
 
 def load_safetensors(filename: str | os.PathLike[str], device: Any = "cpu") -> dict[str, Tensor]:
     """The tensors of a safetensors file, by name. Raises RuntimeError for a damaged file."""
-    Location(device)
-    return _safetensors(Path(filename).read_bytes(), os.fspath(filename))
+    return _safetensors(Path(filename).read_bytes(), os.fspath(filename), Location(device))
 
 
-def _safetensors(data: bytes, name: str) -> dict[str, Tensor]:
+def _safetensors(data: bytes, name: str, location: Location) -> dict[str, Tensor]:
+    device = location.of("cpu")
     return {
-        key: wrap_array(array) for key, array in read_safetensors(bytearray(data), name).items()
+        key: placed(wrap_array(array), device)
+        for key, array in read_safetensors(bytearray(data), name).items()
     }
 
 

@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 
 from jitgrad.autograd.modes import no_grad
+from jitgrad.creation import placed
 from jitgrad.device import place
 from jitgrad.functions.shape import as_strided
+from jitgrad.runtime import cuda
 from jitgrad.runtime.dtypes import DType
 from jitgrad.tensor import Tensor, wrap_array
 
@@ -31,21 +33,25 @@ class Location:
         if isinstance(rule, str):
             place(rule)
 
-    def check(self, stored: str) -> None:
-        """Whether memory stored from this device may come here (there is the CPU only)."""
+    def of(self, stored: str) -> str:
+        """The device that memory stored from this one comes to."""
         rule = self.rule
         if isinstance(rule, dict):
             stored = str(rule.get(stored, stored))
         elif callable(rule):
             if rule(self, stored) is not None:  # it may give back what it gets: a storage
-                return
+                return "cpu"
         elif rule is not None:
             stored = str(rule)
-        if stored.partition(":")[0] not in ("cpu", "meta"):
+        kind = stored.partition(":")[0]
+        if kind in ("cpu", "meta"):
+            return "cpu"
+        if kind != "cuda" or not cuda.device.count():
             raise RuntimeError(
                 f"[load] Attempting to deserialize object on a {stored} device; there is the CPU "
                 "only. Pass map_location='cpu' to load it there."
             )
+        return place(stored, "load")
 
 
 class Memory:
@@ -59,6 +65,12 @@ class Memory:
         self.name = name
         self.mmap = mmap
         self._roots: dict[Any, Tensor] = {}
+        self._devices: dict[Any, str] = {}
+
+    def expect(self, key: Any, stored: str) -> None:
+        """Notes the device that a storage was stored from. Raises RuntimeError where it cannot
+        come to one."""
+        self._devices[key] = self.location.of(stored)
 
     def member(self, file: zipfile.ZipFile, name: str) -> Any:
         """A zip member's bytes, in memory of its own that may be written."""
@@ -90,12 +102,13 @@ class Memory:
                 f"[load] expected a whole file; in {self.name} a tensor of shape {shape} lies "
                 f"outside its storage of {flat.size} elements"
             )
+        device = self._devices.get(key) or self.location.of("cpu")
         if empty:
-            return wrap_array(np.empty(shape, dtype.np))
+            return placed(wrap_array(np.empty(shape, dtype.np)), device)
         root = self._roots.get(key)
         if root is None:
             dense = math.prod(shape) == flat.size and _row_major(shape, stride)
-            root = wrap_array(flat.reshape(shape) if dense else flat)
+            root = placed(wrap_array(flat.reshape(shape) if dense else flat), device)
             self._roots[key] = root
             if dense:
                 return root

@@ -73,7 +73,7 @@ class _Builder:
             raise pickle.UnpicklingError(f"[load] expected a storage's type; got {kind!r}")
         found = self.storages.get(key)
         if found is None:
-            self.memory.location.check(location)
+            self.memory.expect(key, location)
             found = self.storages[key] = _Storage(key, kind.dtype)
             self.fill(found, count * (kind.dtype.itemsize if kind.dtype else 1))
         return found

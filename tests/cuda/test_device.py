@@ -216,7 +216,11 @@ def test_copies() -> None:
     buffer = io.BytesIO()
     torch.save({"x": x}, buffer)
     buffer.seek(0)
-    assert torch.equal(torch.load(buffer)["x"].cpu(), x.cpu())
+    for where in ("cuda", torch.device("cuda:0"), {"cpu": "cuda:0"}, None, "cpu"):
+        buffer.seek(0)
+        back = torch.load(buffer, map_location=where)["x"]
+        assert torch.equal(back.cpu(), x.cpu())
+        assert back.device == ("cpu" if where in (None, "cpu") else "cuda:0")
 
 
 def test_gradients_go_back_to_the_cpu() -> None:
@@ -328,6 +332,42 @@ def test_control_flow_is_step_by_step(f: Any, make: Any) -> None:
     for got in found[1:]:
         torch.testing.assert_close(got, found[0])
     assert run.stats.hits or f is _packed  # lengths in a tensor: eager
+
+
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_autocast_is_of_the_device_it_names(dtype: Any, jit: bool) -> None:
+    def train(device: str) -> tuple[list[float], float]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 2))
+        optimizer = torch.optim.SGD(model.to(device).parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler(device, init_scale=64.0, growth_interval=2)
+        x = torch.randn(5, 4).to(device)
+
+        def step(x: Any) -> Any:
+            optimizer.zero_grad()
+            with torch.autocast(device, dtype=dtype):
+                y = model(x)
+                loss = y.float().pow(2).mean()
+            assert y.dtype is dtype
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+            return loss
+
+        run = torch.jit(step, fallback="error") if jit else step
+        return [float(run(x)) for _ in range(4)], scaler.get_scale()
+
+    (losses, scale), (want, same) = train("cuda"), train("cpu")
+    np.testing.assert_allclose(losses, want, rtol=1e-2)
+    assert scale == same == 256
+    x = on_gpu(2, 2)
+    with torch.autocast("cpu"):
+        assert (x @ x).dtype is torch.float32 and (x.cpu() @ x.cpu()).dtype is torch.bfloat16
+    with torch.autocast("cuda", dtype=dtype):
+        assert (x @ x).dtype is dtype and (x.cpu() @ x.cpu()).dtype is torch.float32
 
 
 def test_jit_runs_kernels_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
