@@ -23,6 +23,7 @@ from jitgrad.compiler.codegen.memory import broadcast, iota
 from jitgrad.compiler.codegen.program import Program, Step
 from jitgrad.compiler.codegen.schedule import Space, coefficient, walk
 from jitgrad.compiler.codegen.scope import Scope
+from jitgrad.compiler.codegen.short_rows import emit_short_rows, rows_at_once
 from jitgrad.compiler.index import Simplifier
 from jitgrad.compiler.loops import Array, axis
 from jitgrad.compiler.symbolic import Dim, Sym, hint
@@ -35,7 +36,11 @@ def emit(program: Program, fn: Function) -> None:
     """Emits the whole kernel into `fn`."""
     nest = Nest(program, fn)
     if nest.inner_mode():
-        nest.emit_inner()
+        at_once = rows_at_once(nest)
+        if at_once:
+            emit_short_rows(nest, at_once)
+        else:
+            nest.emit_inner()
     else:
         nest.emit_outer()
 
@@ -91,7 +96,7 @@ class Nest:
                     score += walk(coefficient(poly, inside)) - walk(coefficient(poly, outside))
         if score < 0:
             return False
-        return max(hint(s.space.total) for s in steps) > self.width
+        return max(hint(s.space.total) for s in steps) > self.width or rows_at_once(self) > 0
 
     # -- small parts ---------------------------------------------------------------------------
     def dim(self, d: Dim) -> ir.Value:
