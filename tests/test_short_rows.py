@@ -115,3 +115,30 @@ def test_log_softmax(dtype: DType, n: int, monkeypatch: pytest.MonkeyPatch) -> N
             run({x: got[-1], y: got[-1]}, grain=grain)
     assert all(g.tobytes() == got[0].tobytes() for g in got)
     np.testing.assert_allclose(got[0], want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("window", [(3, 4), (8, 8), (2, 3, 5), (7, 33)], ids=str)
+@pytest.mark.parametrize("combine", ["sum", "argmax"])
+def test_windows(combine: str, window: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several short rows for each point, apart in memory."""
+    rank = len(window)
+    shape = (POINTS, *(2 * n for n in window))
+    x = Array("x", shape, dtypes.float32)
+    result = Array("r", (), dtypes.int64 if combine == "argmax" else dtypes.float32)
+    out = Array("out", (POINTS, 2), result.dtype)
+    at = [axis(2 + k) for k in range(rank)]
+    at[-1] = axis(1) * window[-1] + at[-1]
+    reduce = Reduce(result, load(x, (axis(0), *at)), combine, "lanes")
+    ends = Stage((), (Store(out, (axis(0), axis(1)), load(result, ())),))
+    kernel = LoopKernel(out.shape, [Stage(window, reduces=(reduce,)), ends], [result])
+    a = np.random.default_rng(0).integers(-9, 9, shape).astype(np.float32)
+    got = []
+    for run in _both(monkeypatch, kernel, host()):
+        for grain in (None, 3):
+            got.append(np.zeros(out.shape, out.dtype.np))
+            run({x: a, out: got[-1]}, grain=grain)
+    inside = a[(slice(None), *(slice(n) for n in window[:-1]))]
+    rows = inside.reshape((*inside.shape[:-1], 2, window[-1]))
+    rows = np.moveaxis(rows, -2, 1).reshape((POINTS, 2, -1))
+    for g in got:
+        assert np.array_equal(g, getattr(np, combine)(rows, -1))

@@ -96,7 +96,8 @@ class Nest:
                     score += walk(coefficient(poly, inside)) - walk(coefficient(poly, outside))
         if score < 0:
             return False
-        return max(hint(s.space.total) for s in steps) > self.width or rows_at_once(self) > 0
+        most = max(hint(s.space.total) for s in steps)
+        return most > self.width or (score > 0 and rows_at_once(self) > 0)
 
     # -- small parts ---------------------------------------------------------------------------
     def dim(self, d: Dim) -> ir.Value:

@@ -102,6 +102,16 @@ class Scope:
         """A straight part of this scope: the same code, but values and bindings of its own."""
         return Scope(self.fn, self, self.block, self._place)
 
+    def child_with(self, other: Scope) -> Scope:
+        """A child that has the bindings of another scope as well."""
+        child = self.child()
+        child.bound |= other.bound
+        child.axes |= other.axes
+        child.locals |= other.locals
+        child.buffers |= other.buffers
+        child.varying |= other.varying
+        return child
+
     def bind(self, k: int, value: ir.Value) -> None:
         """Axis k is `value` in this scope."""
         self.axes[k] = value

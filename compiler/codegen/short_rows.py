@@ -1,9 +1,11 @@
 """Short rows: several outer points at once, each with its row in one or a few vectors.
 
 Owns the loops of kernels that reduce along rows of no more elements than a reduction has virtual
-lanes (accumulate.py). Then each lane has one element of a row at most, and what is left is the tree
-over lanes; the trees of several rows are done as one, in whose vectors the halves of two rows stand
-side by side. What is combined with what, and so the bits, is as in the loops of nest.py.
+lanes (accumulate.py). Then each lane has one element of a row at most (or of each of a few rows, as
+in a window), and what is left is the tree over lanes; the trees of several points are done as one,
+in whose vectors the halves of two points stand side by side. What is made of the results alone (a
+logarithm of each row's sum) is computed for all the points as lanes. What is combined with what,
+and so the bits, is as in the loops of nest.py.
 """
 
 from __future__ import annotations
@@ -13,10 +15,11 @@ from typing import TYPE_CHECKING
 
 import llvmlite.ir as ir
 
-from jitgrad.compiler.codegen.accumulate import Accumulator, lane_count
+from jitgrad.compiler.codegen.accumulate import LANE_BLOCK, Accumulator, lane_count
 from jitgrad.compiler.codegen.code import I8, I32, i64, lanes, undefined
 from jitgrad.compiler.codegen.emit import Ops, width_of
 from jitgrad.compiler.codegen.memory import broadcast, iota
+from jitgrad.compiler.codegen.schedule import Space
 from jitgrad.compiler.codegen.scope import Scope
 from jitgrad.compiler.loops import INDEX, Array, Expr, postorder
 from jitgrad.compiler.symbolic import Sym
@@ -53,10 +56,10 @@ def rows_at_once(nest: Nest) -> int:
 
 
 def _count(step: Step) -> int:
-    """The elements of a step's row; 0 where it is not short."""
-    count = step.space.extents[-1]
+    """The elements of a step's rows; 0 where they are not short."""
+    count, total = step.space.extents[-1], step.space.total
     most = min((lane_count(r.value.dtype) for r in step.reduces), default=64)
-    if len(step.space.axes) > 1 or isinstance(count, Sym):
+    if isinstance(count, Sym) or isinstance(total, Sym) or total > LANE_BLOCK:
         return 0
     return count if _SHORTEST <= count <= most else 0
 
@@ -122,24 +125,24 @@ def _step(nest: Nest, across: Scope, points: list[Scope], step: Step) -> None:
     """One stage of all points."""
     count = _count(step)
     width = _width(nest, count)
-    accs = [Accumulator.of(r, count) for r in step.reduces]
-    held: list[list[list[State]]] = [[] for _ in accs]  # of each accumulator, point, vector
-    for point in points:
-        for mine in held:
-            mine.append([])
-        for start in range(0, count, width):
-            part = point.child()
-            part.bind_lanes(step.space.axes[0], i64(start), width, width)
-            left = count - start
-            if left < width:
-                b = part.at_end()
-                part.mask = b.icmp_signed("<", iota(width), broadcast(b, i64(left), width))
-            for a, r, mine in zip(accs, step.reduces, held, strict=True):
-                new = a.element(part, part.vector(r.value), i64(start), 1)
-                new = a.masked(part, new, part.mask)
-                part.at_end()
-                mine[-1].append(a.append(nest.fn.ops, a.start(width), new))
-            nest.stores(part, step)
+    lead = Space(step.space.axes[:-1], step.space.extents[:-1])
+    accs = [Accumulator.of(r, step.space.total) for r in step.reduces]
+    held = [[[a.start(width) for _ in range(0, count, width)] for _ in points] for a in accs]
+    if not lead.axes:
+        _row(nest, points, step, accs, held, i64(0))
+    else:
+        states = [state for h in held for vectors in h for state in vectors]
+        slots = [[nest.fn.slot(value.type) for value in state] for state in states]
+        _put(across, states, slots)
+        with across.loop(i64(0), nest.dim(lead.total), 1) as (inner, r):
+            _get(inner, states, slots)
+            rows = [inner.child_with(point) for point in points]
+            for row in rows:
+                nest.unflatten(row, r, lead)
+            _row(nest, rows, step, accs, held, r)
+            states = [state for h in held for vectors in h for state in vectors]
+            _put(inner, states, slots)
+        _get(across, states, slots)
     for a, r, mine in zip(accs, step.reduces, held, strict=True):
         b = across.at_end()
         trees = _trees(nest.fn.ops, a, [_halved(nest.fn.ops, a, vectors) for vectors in mine])
@@ -151,6 +154,43 @@ def _step(nest: Nest, across: Scope, points: list[Scope], step: Step) -> None:
             for k, result in enumerate(results):
                 together = b.insert_element(together, result, ir.Constant(I32, k))
             across.bind_local(r.array, together)
+
+
+def _row(
+    nest: Nest, points: list[Scope], step: Step, accs: list[Accumulator],
+    held: list[list[list[State]]], number: ir.Value,
+) -> None:  # fmt: skip
+    """One row of each point: what is `held` of each accumulator, point and vector takes it."""
+    count = _count(step)
+    width = _width(nest, count)
+    for k, point in enumerate(points):
+        for m, start in enumerate(range(0, count, width)):
+            part = point.child()
+            part.bind_lanes(step.space.axes[-1], i64(start), width, width)
+            b = part.at_end()
+            if count - start < width:
+                left = broadcast(b, i64(count - start), width)
+                part.mask = b.icmp_signed("<", iota(width), left)
+            first = b.add(b.mul(number, i64(count)), i64(start))
+            for a, r, mine in zip(accs, step.reduces, held, strict=True):
+                new = a.element(part, part.vector(r.value), first, 1)
+                new = a.masked(part, new, part.mask)
+                part.at_end()
+                mine[k][m] = a.append(nest.fn.ops, mine[k][m], new)
+            nest.stores(part, step)
+
+
+def _put(scope: Scope, states: list[State], slots: list[State]) -> None:
+    b = scope.at_end()
+    for state, mine in zip(states, slots, strict=True):
+        for value, slot in zip(state, mine, strict=True):
+            b.store(value, slot)
+
+
+def _get(scope: Scope, states: list[State], slots: list[State]) -> None:
+    b = scope.at_end()
+    for state, mine in zip(states, slots, strict=True):
+        state[:] = [b.load(x, typ=v.type) for x, v in zip(mine, state, strict=True)]
 
 
 def _halved(ops: Ops, a: Accumulator, vectors: list[State]) -> State:
@@ -173,7 +213,7 @@ def _trees(ops: Ops, a: Accumulator, rows: list[State]) -> list[State]:
         return rows
     vectors = rows
     while n > 1:
-        seconds: Sequence[State | None] = vectors[1::2] or [None]
+        seconds: Sequence[State | None] = vectors[1::2] if len(vectors) > 1 else [None]
         pairs = zip(vectors[::2], seconds, strict=True)
         vectors = [a.join(ops, *_sides(ops, x, y, n)) for x, y in pairs]
         n //= 2
