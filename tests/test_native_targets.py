@@ -22,7 +22,7 @@ import jitgrad.nn.functional as F
 from jitgrad import nn
 from jitgrad.compiler import link
 from jitgrad.compiler.archive import archive
-from jitgrad.compiler.codegen.target import target_of
+from jitgrad.compiler.codegen.target import target_of, targets_of
 from jitgrad.runtime import load
 from jitgrad.runtime.errors import CompileError
 
@@ -368,6 +368,8 @@ def test_targets_by_name():
         target_of("sparc")
     with pytest.raises(ValueError, match="LLVM knows no CPU 'z80' for aarch64-linux-gnu"):
         target_of("aarch64-linux-gnu:z80")
+    with pytest.raises(TypeError, match="expected the name of one target; got list; .portable. is"):
+        targets_of(["x86-64-v2", "x86-64-v3"])
 
 
 @pytest.mark.parametrize(("path", "target", "message"), [

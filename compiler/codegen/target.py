@@ -140,12 +140,17 @@ def target_of(name: str | Target | None) -> Target:
     """The target that a user names: None or "host"; an x86-64 level ("x86-64-v3"), for this system;
     a system ("aarch64-linux-gnu"), and which CPU if one follows ("aarch64-linux-gnu:cortex-a76").
 
-    Raises ValueError, which lists them, for a name that is none.
+    Raises ValueError, which lists them, for a name that is none; TypeError for what is no name.
     """
     if isinstance(name, Target):
         return name
     if name is None or name == "host":
         return host()
+    if not isinstance(name, str):
+        raise TypeError(
+            f"[native] expected the name of one target; got {type(name).__name__}; 'portable' is a "
+            "library for several levels of x86-64 processors"
+        )
     system, _, cpu = name.partition(":")
     if name in _X86_LEVELS or name == _AMX_LEVEL:
         here = llvm_binding().get_process_triple()
