@@ -36,6 +36,12 @@ def _finish(out: Tensor, requires_grad: bool, device: Any = None) -> Tensor:
     return out.requires_grad_() if requires_grad else out
 
 
+def _made_on(device: Any, dtype: DType) -> str:
+    """Where the elements are computed of a tensor that is to be on a device. Complex ones have no
+    kernels there, and are copied."""
+    return "cpu" if device is None or dtype.is_complex else place(device)
+
+
 def placed(x: Tensor, device: Any, non_blocking: bool = False) -> Tensor:
     """x on a device: itself if it is there, else a copy, whose gradient goes back. non_blocking:
     pinned memory is copied while the host goes on, and so is a GPU's into new pinned memory."""
@@ -356,7 +362,8 @@ def full(
         return _finish(out.expand(shape).clone(), requires_grad, device)
     wanted = _expect_dtype("full", dtype or _python_dtype(fill_value))
     value = plain_number(_to_int(fill_value, wanted), wanted)
-    return _finish(_full(shape, value, wanted), requires_grad, device)
+    out = _full(shape, value, wanted, _made_on(device, wanted))
+    return _finish(out, requires_grad, device)
 
 
 def _shape(name: str, size: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -385,7 +392,7 @@ def _filled(name: str, value: int) -> Any:
         shape = _shape(name, sizes if size is None else (size,))
         if memory_format is not None:
             expect_rank_of(memory_format, len(shape))
-        out = _full(shape, plain_number(value, wanted), wanted)
+        out = _full(shape, plain_number(value, wanted), wanted, _made_on(device, wanted))
         return _finish(out, requires_grad, device)
 
     make.__name__ = make.__qualname__ = name
@@ -517,7 +524,8 @@ def arange(
         )
     plain = float if wanted.is_floating_point else int
     start, step = (v if isinstance(v, Sym) else plain(v) for v in (start, step))
-    attrs = {"shape": (count,), "dtype": wanted, "start": start, "step": step, "device": "cpu"}
+    attrs = {"shape": (count,), "dtype": wanted, "start": start, "step": step}
+    attrs["device"] = _made_on(device, wanted)
     return _finish(apply(OPS["iota"], (), attrs), requires_grad, device)
 
 
@@ -607,11 +615,14 @@ def eye(
 
 
 # -- random --------------------------------------------------------------------------------------
-def draw(name: str, shape: tuple[Any, ...], dtype: DType, generator: Generator | None) -> Tensor:
+def draw(
+    name: str, shape: tuple[Any, ...], dtype: DType, generator: Generator | None,
+    device: str = "cpu",
+) -> Tensor:  # fmt: skip
     """One draw of a random record ("uniform", "normal", "random_bits")."""
 
     def make(shape: tuple[Any, ...]) -> Tensor:
-        attrs = {"shape": shape, "dtype": dtype, "device": "cpu"}
+        attrs = {"shape": shape, "dtype": dtype, "device": device}
         out: Tensor = apply(OPS[name], next_draw(generator), attrs)
         return out
 
@@ -637,7 +648,9 @@ def _random(name: str, record: str, doc: str) -> Any:
             if record == "normal":
                 parts = parts * math.sqrt(0.5)
             return _finish(apply(OPS["view_as_complex"], (parts,), {}), requires_grad, device)
-        return _finish(draw(record, shape, wanted, generator), requires_grad, device)
+        # Normal numbers go through functions that GPUs round otherwise; uniform ones are the same.
+        where = _made_on(device, wanted) if record == "uniform" else "cpu"
+        return _finish(draw(record, shape, wanted, generator, where), requires_grad, device)
 
     make.__name__ = make.__qualname__ = name
     make.__doc__ = doc

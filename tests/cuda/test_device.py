@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 from typing import Any
 
@@ -463,6 +464,7 @@ def test_a_bad_index_in_compiled_code_leaves_state_as_it_was() -> None:
 
 # -- memory and streams ----------------------------------------------------------------------------
 def test_memory_is_counted_and_given_back() -> None:
+    gc.collect()
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
     x = torch.zeros(1000, device="cuda")
@@ -474,6 +476,20 @@ def test_memory_is_counted_and_given_back() -> None:
     reserved = sum(s["total_size"] for s in torch.cuda.memory_snapshot())
     assert torch.cuda.memory_stats()["reserved_bytes.all.current"] == reserved
     assert torch.cuda.memory_reserved() >= torch.cuda.memory_allocated()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.empty(1 << 40, device="cuda"), lambda: torch.zeros(1 << 40, device="cuda"),
+        lambda: torch.full((1 << 40,), 2, device="cuda"),
+        lambda: torch.arange(1 << 40, device="cuda"), lambda: torch.rand(1 << 40, device="cuda"),
+        lambda: torch.ones_like(on_gpu(1).expand(1 << 40)),
+    ],
+)  # fmt: skip
+def test_tensors_are_not_made_by_way_of_the_host(make: Any) -> None:
+    with pytest.raises(torch.cuda.OutOfMemoryError, match="Tried to allocate"):
+        make()
 
 
 def test_running_out_of_memory_says_who_holds_it() -> None:
