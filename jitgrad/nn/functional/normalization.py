@@ -61,10 +61,13 @@ def batch_norm(
 
     Training uses the batch's mean and biased variance over all dims but C, and moves the running
     ones, unbiased, in place: r = (1 - momentum) * r + momentum * new. Else the running ones are
-    used. Raises ValueError for fewer than 2 dims, one value per channel when training, or one of
-    the statistics alone; RuntimeError for missing ones, and for dtypes or shapes that do not fit.
+    used. Raises ValueError for fewer than 2 dims (but for no elements), one value per channel when
+    training, or one of the statistics alone; RuntimeError for missing ones, and for dtypes or
+    shapes that do not fit.
     """
     expect_tensors("batch_norm", input=input)
+    if input.dim() == 1 and input.shape[0] == 0:  # no channels
+        return _affine(input.clone(), *(p if p is None else p[:1] for p in (weight, bias)))
     if input.dim() < 2:
         raise ValueError(f"[batch_norm] expected at least 2 dims; got {tuple(input.shape)}")
     expect_floating("batch_norm", "input", input)
