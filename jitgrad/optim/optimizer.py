@@ -304,9 +304,11 @@ class Optimizer(StateDict):
         return value
 
     def init_scalar(self, p: Tensor, state: State, key: str, value: Any = 0.0) -> Tensor:
-        """A new 0-d tensor of state: float64 where that is the default dtype, else float32. It is
-        on p's device, so that a step on a GPU does not wait for it."""
-        dtype = dtypes.float64 if modes.dtype is dtypes.float64 else dtypes.float32
+        """A new 0-d tensor of state: float64 where that is the default dtype (not of fused
+        optimizers), else float32. It is on p's device, so that a step on a GPU does not wait for
+        it."""
+        wide = modes.dtype is dtypes.float64 and not self.defaults.get("fused")
+        dtype = dtypes.float64 if wide else dtypes.float32
         made = zeros((), dtype=dtype, device=p.device if p.is_cuda else None)
         return self.init_state(state, key, made + value)
 

@@ -59,7 +59,7 @@ KNOWN = {
 
 # Samples tried of each entry, and of those whose differences come later.
 SAMPLES = 2
-MORE = dict.fromkeys("as_strided as_strided_copy index_put narrow special.ndtr".split(), 4)
+MORE = dict.fromkeys(["as_strided", "as_strided_copy", "index_put", "narrow", "special.ndtr"], 4)
 
 # Not there yet, or no function of dense tensors: docs/limits.md.
 OTHERS = """
