@@ -195,6 +195,7 @@ def numel(input: Tensor) -> Any:
 _SUBMODULES = (
     "_C",
     "_dynamo",
+    "_higher_order_ops",
     "_inductor",
     "_subclasses",
     "accelerator",

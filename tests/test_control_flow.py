@@ -10,9 +10,11 @@ import shutil
 import numpy as np
 import pytest
 
+import jitgrad
 import jitgrad as jg
 import jitgrad.nn.functional as F
 from jitgrad import nn
+from jitgrad._higher_order_ops import associative_scan
 from jitgrad.autograd import gradcheck, gradgradcheck
 from jitgrad.compiler.ir import all_nodes
 from jitgrad.compiler.parse import parse
@@ -635,3 +637,32 @@ def test_a_body_that_looks_at_a_number():
         np.testing.assert_allclose(fast(h, xs).numpy(), f(h, xs).numpy())
     assert "reads a tensor's value in Python (item)" in str(fast.explain())
     assert fast.stats.segments and not fast.stats.fallbacks
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("n", [1, 2, 5, 6])
+def test_associative_scan_of_matrices(n, reverse):
+    """Products of matrices, which do not commute, in a tree, along dims that are not the first."""
+    x = np.random.default_rng(n).standard_normal((3, n, 3))
+
+    def product(a, b):
+        return {"m": a["m"] @ b["m"]}
+
+    made = associative_scan(
+        product, {"m": jitgrad.from_numpy(x)}, dim=-2, reverse=reverse, combine_mode="generic"
+    )["m"].numpy()
+    rows = list(x.swapaxes(0, 1))  # (n, 3, 3)
+    order = range(n - 1, -1, -1) if reverse else range(n)
+    expected, so_far = {}, None
+    for i in order:
+        so_far = rows[i] if so_far is None else so_far @ rows[i]
+        expected[i] = so_far
+    np.testing.assert_allclose(made, np.stack([expected[i] for i in range(n)], 1), rtol=1e-12)
+
+
+def test_an_associative_scan_must_keep_types():
+    x = jitgrad.ones(4)
+    with pytest.raises(RuntimeError, match="expected combine_fn to return what it takes"):
+        associative_scan(lambda a, b: (a + b) > 1, x, 0, combine_mode="generic")
+    with pytest.raises(ValueError, match="at least one slice"):
+        associative_scan(lambda a, b: a + b, jitgrad.ones(0), 0, combine_mode="generic")

@@ -21,7 +21,7 @@ from jitgrad.runtime.errors import CompileError
 
 SUBMODULES = [
     "library", "nn.attention", "nn.attention.flex_attention",
-    "_C", "_inductor", "_subclasses", "ao", "ao.quantization", "nn.quantized",
+    "_C", "_higher_order_ops", "_inductor", "_subclasses", "ao", "ao.quantization", "nn.quantized",
     "_dynamo", "_dynamo.config", "accelerator", "amp", "autograd", "backends", "backends.cpu",
     "backends.cuda", "backends.cudnn", "backends.mkl", "backends.mkldnn", "backends.mps",
     "backends.openmp", "backends.opt_einsum", "compiler", "cpu", "cuda", "distributed", "func",

@@ -182,7 +182,9 @@ def made(entry: Any, kwargs: dict[str, Any], dtype: str) -> tuple[list[list[Any]
 
 def dtypes_of(entry: Any, kwargs: dict[str, Any]) -> list[str]:
     """Complex ones, too, where PyTorch takes them (LBFGS does not here: docs/limits.md)."""
-    takes = entry.supports_complex and not kwargs.get("fused") and entry.name != "LBFGS"
+    if kwargs.get("fused") or kwargs.get("foreach"):
+        return ["float64"]
+    takes = entry.supports_complex and entry.name != "LBFGS"
     return ["float64", "float32", *(["complex128"] if takes else [])]
 
 
