@@ -299,10 +299,16 @@ def infer(op: Any, /, *types: TensorType, **attrs: Any) -> Any:
     if is_static(d for t in types for d in t.shape) and not has_sizes(tuple(attrs.values())):
         return op.infer(*types, **attrs)
     plain = [t.with_shape(plain_shape(t.shape)) for t in types]
-    found = op.infer(*plain, **{k: to_plain(v) for k, v in attrs.items()})
-    if not any(map(is_size, (d for t in types for d in t.shape))) and not any(
+    of_users = any(is_size(d) for t in types for d in t.shape) or any(
         map(has_users_size, attrs.values())
-    ):
+    )
+    try:
+        found = op.infer(*plain, **{k: to_plain(v) for k, v in attrs.items()})
+    except Exception:
+        if of_users:  # in words of the sizes that the call has
+            op.infer(*map(type_of_data, types), **hinted(attrs))
+        raise
+    if not of_users:
         return found  # abstract, on plain Syms
 
     def users(t: TensorType) -> TensorType:

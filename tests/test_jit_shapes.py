@@ -696,3 +696,22 @@ def test_parts_of_a_shape():
         return x.reshape(x.shape[0], rest.numel()) + one, rest, x.shape[:2].numel()
 
     both(function, [(make(n, 3, 4),) for n in (2, 5, 7)])
+
+
+def test_errors_name_the_sizes_of_the_call() -> None:
+    """Also where the call is recorded with symbolic ones."""
+    functions = [
+        lambda a, b: a + b,
+        lambda a, b: a[None].mT * b.T,
+        lambda a, b: jg.cat([a, b], 1),
+        lambda a, b: a @ b.T @ a,
+    ]
+    for f in functions:
+        fast = jit(f, fallback="error")
+        fast(jg.ones(3, 3), jg.ones(3, 3))
+        texts = []
+        for g in (f, fast):
+            with pytest.raises(RuntimeError) as caught:
+                g(jg.ones(5, 3), jg.ones(6, 3))
+            texts.append(str(caught.value))
+        assert texts[0] == texts[1] and "s0" not in texts[1]
