@@ -460,6 +460,35 @@ def test_scan_and_sort(shape_along: tuple[tuple[int, ...], int], flag: bool) -> 
     assert equal(got, np.take_along_axis(a, want_order, along))
 
 
+@pytest.mark.parametrize("n", [1, 7, 16, 33, 100])
+@pytest.mark.parametrize(
+    ("combine", "dtype"),
+    [("max", dtypes.float32), ("min", dtypes.float64), ("max", dtypes.int64), ("sum", dtypes.int32),
+     ("prod", dtypes.uint8), ("min", dtypes.int16), ("sum", dtypes.float32)],
+    ids=str,
+)  # fmt: skip
+def test_scans_of_rows_and_of_columns(combine: str, dtype: DType, n: int) -> None:
+    """The same bits, for signed zeros and NaN, too."""
+    a = np.random.default_rng(n).integers(-2, 3, (11, n)).astype(dtype.np)
+    if dtype.is_floating_point:
+        a[a == 0] = np.random.default_rng(n).choice([0.0, -0.0], int((a == 0).sum()))
+        a[2, n // 2] = a[3, n - 1] = np.nan
+        a[4], a[5, n // 3 :] = -np.inf, np.inf
+    for target in levels():
+        got = []
+        for along in (1, 0):
+            b, operand = Builder(), a if along else np.ascontiguousarray(a.T)
+            x = Array("x", operand.shape, dtype)
+            out = b.scan(operand.shape, along, load(x, b.axes(2)), combine)
+            result = np.zeros_like(operand)
+            Run(SpecialKernel([out]), target)({x: operand, out: result}, grain=6)
+            got.append(result if along else np.ascontiguousarray(result.T))
+        assert got[0].tobytes() == got[1].tobytes()
+    ufunc = {"max": np.maximum, "min": np.minimum, "sum": np.add, "prod": np.multiply}[combine]
+    with np.errstate(all="ignore"):
+        assert equal(got[0], ufunc.accumulate(a, 1, dtype=dtype.np))
+
+
 @pytest.mark.parametrize("combine", ["set", "sum", "prod", "max", "min"])
 def test_scatter(combine: str) -> None:
     b = Builder()
