@@ -716,6 +716,9 @@ def randint_like(
     return randint(*bounds, tuple(input._type.shape), **more)
 
 
+_SHORT_KEYS = 1 << 18  # elements that keys of 32 bits put in order: 8 pairs of equal ones
+
+
 def randperm(
     n: int,
     *,
@@ -730,7 +733,10 @@ def randperm(
     _check_device(device)
     if n < 0:
         raise RuntimeError(f"[randperm] n must be non-negative; got {n}")
-    order = draw("uniform", (n,), dtypes.float64, generator).argsort()
+    # Equal keys stay in order. Of 32 bits there are few for so many; past that keys have 53.
+    short = n <= _SHORT_KEYS
+    kind = ("random_bits", (n,), dtypes.uint32) if short else ("uniform", (n,), dtypes.float64)
+    order = draw(*kind, generator).argsort()
     return _finish(cast(order, dtype or dtypes.int64), requires_grad, device)
 
 

@@ -67,6 +67,11 @@ def test_distributions():
     assert abs(b.mean().item() - 0.3) < 0.02
     p = t.randperm(50)
     assert sorted(p.tolist()) == list(range(50)) and p.tolist() != list(range(50))
+    firsts = t.stack([t.randperm(5) for _ in range(4000)])  # each number in each place alike
+    for k in range(5):
+        assert all(abs(c - 800) < 130 for c in firsts[:, k].bincount(minlength=5).tolist())
+    many = t.randperm((1 << 18) + 3)
+    assert many.sort()[0].tolist() == list(range(many.numel()))
     e = t.empty(20000).exponential_(2.0)
     assert e.min().item() >= 0 and abs(e.mean().item() - 0.5) < 0.02
     assert abs(t.empty(20000).normal_(3, 2).mean().item() - 3) < 0.06
