@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from kernels import Run
 
+import jitgrad as jg
 from jitgrad.compiler.codegen import nest
 from jitgrad.compiler.codegen.target import Target, host, named
 from jitgrad.compiler.kernels import LoopKernel, Reduce, Stage, Store
@@ -142,3 +143,19 @@ def test_windows(combine: str, window: tuple[int, ...], monkeypatch: pytest.Monk
     rows = np.moveaxis(rows, -2, 1).reshape((POINTS, 2, -1))
     for g in got:
         assert np.array_equal(g, getattr(np, combine)(rows, -1))
+
+
+@pytest.mark.parametrize("count", [5, 16, 33])
+def test_places_that_a_row_decides(count: int) -> None:
+    """What lies where the result of a row points is read for each row."""
+    x = jg.tensor(np.random.default_rng(count).standard_normal((count, 8)).astype("f"))
+    table = jg.tensor(np.linspace(-1, 1, 8, dtype="f"))
+
+    def function(x: jg.Tensor) -> tuple[jg.Tensor, jg.Tensor]:
+        return (table[x.argmax(1)] * 2).exp() + x.sum(1), table[(x > 0).sum(1).clamp(max=7)].tanh()
+
+    fast = jg.jit(function, fallback="error")
+    for _ in range(2):
+        for found, wanted in zip(fast(x), function(x), strict=True):
+            np.testing.assert_allclose(found.numpy(), wanted.numpy(), rtol=2e-6, atol=2e-6)
+    assert fast.stats.hits == 1

@@ -98,11 +98,16 @@ def emit_short_rows(nest: Nest, at_once: int) -> None:
 
 
 def _of_results(nest: Nest, step: Step, done: set[Array]) -> dict[Expr, None]:
-    """What the step computes of results of reductions alone."""
+    """What the step computes of results of reductions alone, without what lies at places that
+    depend on them."""
     found: dict[Expr, None] = {}
+    apart: set[Expr] = set()
     for e in postorder(step.roots()):
         deps = nest.fn.deps(e)
-        if deps and deps <= done and e.op != "load" and e.dtype is not INDEX:
+        at_result = e.op == "load" and e.attr not in done and bool(deps)
+        if at_result or any(a in apart for a in e.args):
+            apart.add(e)
+        elif deps and deps <= done and e.op != "load" and e.dtype is not INDEX:
             found[e] = None
     return found
 
