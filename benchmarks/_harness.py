@@ -3,7 +3,9 @@
 Owns processes and numbers; what is measured is in the scripts. A contender is Python source that
 defines `step()` (and may define `check()`, whose numbers must agree between contenders). `THREADS`
 in it is the number of threads; a process may use as many CPUs. Machines are shared and noisy, so
-rounds are interleaved and ratios are of medians. NumPy runs with OPENBLAS_CORETYPE and
+rounds are interleaved and ratios are of medians. Between the rounds of programs with several
+threads is a pause: some libraries' threads look for work long after a call (ONNX Runtime's for 40
+ms), on the processor that the next contender wants. NumPy runs with OPENBLAS_CORETYPE and
 OPENBLAS_L2_SIZE unset, since they pin an older kernel.
 """
 
@@ -14,6 +16,7 @@ import os
 import statistics
 import subprocess
 import sys
+import time
 from dataclasses import dataclass, field
 
 _WORKER = """
@@ -54,6 +57,9 @@ for line in sys.stdin:
         step()
     say((CLOCK() - t) / n)
 """
+
+
+_PAUSE = 0.15  # seconds
 
 
 @dataclass
@@ -150,6 +156,8 @@ def compare(
     for _ in range(rounds):
         for c, process in running:
             assert process.stdin is not None
+            if threads > 1 and len(running) > 1:
+                time.sleep(_PAUSE)
             process.stdin.write("go\n")
             process.stdin.flush()
             answer = _ask(process)
