@@ -17,6 +17,7 @@ import pytest
 
 import jitgrad as jg
 from jitgrad import nn
+from jitgrad.compiler.compiled import Compiled
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.jit import JitFunction, disable_jit, jit
 from jitgrad.runtime.errors import CompileError, FallbackWarning
@@ -506,6 +507,48 @@ def test_check_mode_names_the_op(monkeypatch: pytest.MonkeyPatch) -> None:
         RuntimeError, match=rf"\[sigmoid\] compiled code differs .*test_jit.py:{line}"
     ):
         f(X)
+
+
+def test_check_mode_knows_what_rounding_explains() -> None:
+    """The bias before a batch norm has a gradient of nothing but rounding, which Adam scales up."""
+    jg.manual_seed(0)
+    layers = (nn.Linear(3, 4), nn.BatchNorm1d(4), nn.GELU(), nn.Linear(4, 2))
+    model = nn.Sequential(*layers)
+    optimizer = jg.optim.Adam(model.parameters(), 1e-2)
+
+    @jit(check=True, fallback="error")
+    def step(x: Any, y: Any) -> Any:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    for _ in range(6):
+        step(jg.randn(5, 3), jg.arange(5) % 2)
+    assert step.stats.hits >= 4
+
+
+@pytest.mark.parametrize("dtype", [jg.float32, jg.int16, jg.bfloat16, jg.complex64])
+def test_check_mode_finds_faults_of_fusion(dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = jg.arange(1, 7).to(dtype)
+
+    @jit(check=True, fallback="error")
+    def f(x: Any) -> Any:
+        return x * 3 + x * x
+
+    f(x), f(x)
+    right, runs = Compiled.run, iter(range(9))
+
+    def wrong(self: Any, *args: Any) -> Any:
+        results = right(self, *args)
+        if next(runs) == 0:  # the graph's own code, not that of one op
+            results[0][2] = results[0][3]
+        return results
+
+    monkeypatch.setattr(Compiled, "run", wrong)
+    with pytest.raises(RuntimeError, match=r"each op by itself does not: .* at \[2\] it gave"):
+        f(x)
 
 
 def test_compiler_failure_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
