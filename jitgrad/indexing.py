@@ -15,7 +15,7 @@ import numpy as np
 
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.compiler.symbolic import Sym
-from jitgrad.creation import tensor
+from jitgrad.creation import placed, tensor
 from jitgrad.dispatch import apply, assign
 from jitgrad.functions.select import nonzero
 from jitgrad.functions.shape import broadcast_shapes_of
@@ -212,7 +212,14 @@ def _advanced(x: Tensor, advanced: Sequence[Any]) -> tuple[tuple[int, ...], tupl
             + ", ".join(str(list(i.shape)) for i in tensors)
         ) from None
     same = [i if tuple(i._type.shape) == tuple(shape) else i.expand(shape) for i in tensors]
-    return tuple(dims), tuple(same)
+    return tuple(dims), tuple([_beside(x, i) for i in same])
+
+
+def _beside(x: Tensor, index: Tensor) -> Tensor:
+    """An index or a mask where x is: those of tensors on a GPU may be on the CPU."""
+    if index._type.device == x._type.device or index._type.device != "cpu":
+        return index
+    return placed(index, x._type.device)
 
 
 def _check_mask(x: Tensor, mask: Tensor, k: int) -> None:
@@ -285,6 +292,7 @@ def setitem(x: Tensor, index: Any, value: Any) -> None:
         mask = only[0]
         _check_mask(view, mask, first)
         mask = mask.reshape((*mask._type.shape, *(1,) * (view.ndim - first - mask.ndim)))
+        mask = _beside(view, mask)
         assign(view, apply(OPS["where"], (mask, value.reshape(()), view), {}))
         return
     put(view, advanced, value, False)

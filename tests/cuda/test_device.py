@@ -176,6 +176,27 @@ def test_writes_of_what_is_read(write: Any) -> None:
     assert torch.equal(got.cpu(), want) and torch.equal(y.cpu(), want)
 
 
+@pytest.mark.parametrize("jit", [False, True])
+def test_indices_and_masks_may_be_on_the_cpu(jit: bool) -> None:
+    i, mask = torch.tensor([2, 0, -1]), torch.tensor([True, False, True])
+
+    def f(x: Any, i: Any, mask: Any) -> Any:
+        y = x * 2
+        y[i, 1] = -1
+        y[mask] += 5
+        y[:, mask[:2]] = 0
+        return x[i], x[i, i.clamp(0, 1)], x[:, i.clamp(0, 1)], y
+
+    run = torch.jit(f, fallback="error") if jit else f
+    x = torch.arange(6.0).reshape(3, 2)
+    for _ in range(3):
+        for got, want in zip(run(x.cuda(), i, mask), f(x, i, mask), strict=True):
+            assert got.device == "cuda:0" and torch.equal(got.cpu(), want)
+    assert torch.equal(x.cuda()[mask].cpu(), x[mask])
+    with pytest.raises(RuntimeError, match="one device"):
+        _ = x[i.cuda()]
+
+
 def _fill_parts(x: Any, y: Any) -> Any:
     x = x * 1
     x[1:3] = 5
