@@ -104,6 +104,20 @@ def test_rows_and_updates_are_few_kernels(f: Any, specs: list[Any], most: int) -
     assert len(stages.kernels) <= most
 
 
+@pytest.mark.parametrize(
+    ("f", "loads"),
+    [
+        (lambda a, b: a @ b, "2 of 2"), (lambda a, b: a.T @ b.T, "2 of 2"),
+        (lambda a, b: a[:, ::2] @ b[:, ::2].T, "0 of 2"),  # every other element
+    ],
+)  # fmt: skip
+def test_loads_of_contractions_are_told_whether_they_are_coalesced(f: Any, loads: str) -> None:
+    lowered = jg.jit(f).lower(*[jg.TensorSpec((64, 64))] * 2)
+    stages = cuda_stages(lowered.graph, lowered.options, gpu_target("sm_80"))
+    (shape,) = [s for code in stages.all_generated() for s in code.shapes.values()]
+    assert resources.coalesced(shape) == loads
+
+
 @wheels
 @pytest.mark.long
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])

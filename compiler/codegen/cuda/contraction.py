@@ -103,6 +103,7 @@ class Slices:
         """Sums of products over k0 to k1. left: the slice of the first operand that goes with
         slice `first`, where that operand is in shared memory as a whole."""
         micro = self.micro
+        w.strides += [s for side in sides for s in self._strides(side)]
         if all(self._is_plain(w, side) for side in sides):
             self._products_async(w, point, sides, k0, k1, left)
             return
@@ -192,7 +193,7 @@ class Slices:
         elements = side.size * micro.step
         with w.block(f"for n in range({-(-elements // micro.threads)}):"):
             w.line(f"e = t + n * {micro.threads}")
-            if self._along(side.operand, self.depth) > self._along(side.operand, side.group):
+            if self._by_depth(side):
                 w.line(f"r, k = e // {micro.step}, e % {micro.step}")
             else:
                 w.line(f"r, k = e % {side.size}, e // {side.size}")
@@ -204,13 +205,25 @@ class Slices:
 
     def _along(self, operand: Expr, group: Sequence[int]) -> int:
         """How many loads of an operand have neighbours along a group's last axis."""
+        return self._steps(operand, group).count(1)
+
+    def _steps(self, operand: Expr, group: Sequence[int]) -> list[int | None]:
+        """How far apart neighbours along a group's last axis are, for each load."""
         space = self.space(group)
         if not space.axes:
-            return 0
+            return []
         from_last = axis(space.axes[-1])
         s = Flat(self.extents, []).simplifier
         found = [coefficient(s.poly(x.args[0]), from_last) for x in loads([operand]) if x.args]
-        return sum(constant_of(p) == 1 for p in found)
+        return [constant_of(p) for p in found]
+
+    def _strides(self, side: Side) -> list[int | None]:
+        """How far apart neighbouring threads' elements are."""
+        return self._steps(side.operand, self.depth if self._by_depth(side) else side.group)
+
+    def _by_depth(self, side: Side) -> bool:
+        """Whether neighbouring threads have neighbours along what is summed over."""
+        return self._along(side.operand, self.depth) > self._along(side.operand, side.group)
 
 
 class _Tiles:
