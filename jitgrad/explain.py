@@ -237,13 +237,8 @@ def check_run(
     pairs = enumerate(zip(on_host, expected, strict=True))
     apart = {i: a for i, (a, b) in pairs if differs(a, b, slack)}
     if apart and (where := _unexplained(graph, before, named, apart, slack)):
-        raise RuntimeError(
-            first_difference(graph, before, named)
-            or (
-                f"[jit] compiled {graph.name} differs from the references, though each op by itself "
-                f"does not: a bug of fusion or scheduling; {where}; please report it"
-            )
-        )
+        text = first_difference(graph, before, named)
+        raise RuntimeError(text or _FUSED.format(graph.name, where))
     return results
 
 
@@ -305,6 +300,10 @@ def _unexplained(
 
 
 _NOISY_RUNS = 6
+_FUSED = (
+    "[jit] compiled {} differs from the references, though each op by itself does not: a bug of "
+    "fusion or scheduling; {}; please report it"
+)
 
 
 def _eps(dtype: np.dtype[Any]) -> float:
