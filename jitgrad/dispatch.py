@@ -589,6 +589,15 @@ def full(shape: Sequence[Any], value: Any, dtype: Any, device: str = "cpu") -> T
     return apply(OPS["full"], (), attrs)
 
 
+def hand_on(x: Tensor) -> Tensor:
+    """A tensor on the memory of x, off the tape, where nobody else has x and the caller lets go of
+    it: to recorders a copy."""
+    clone = OPS["clone"]
+    out = wrap(x._data, plan_of(clone, (x,), {}).types)
+    _tell(clone, (x,), {}, out)
+    return out
+
+
 def _absent(op: Any, types: Any) -> Any:
     return absent(types) if op.nout == 1 else tuple(absent(t) for t in types)
 

@@ -14,6 +14,8 @@ import pytest
 import jitgrad as jg
 import jitgrad.nn.functional as F
 from jitgrad import nn, optim
+from jitgrad.compiler.ops.record import OPS
+from jitgrad.dispatch import forget_plans
 from jitgrad.jit import jit
 from jitgrad.runtime.errors import FallbackWarning
 from jitgrad.runtime.knobs import knob
@@ -666,3 +668,63 @@ def test_a_gradient_penalty_inside() -> None:
         return y + g.square().sum()
 
     compare(step, (4, 3), (3, 2))
+
+
+def test_a_recorded_call_copies_no_gradient_that_nobody_else_holds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    copied: list[Any] = []
+    clone = OPS["clone"]
+    reference = clone.reference
+
+    def counted(x: Any, **attrs: Any) -> Any:
+        copied.append(x.shape)
+        return reference(x, **attrs)
+
+    monkeypatch.setattr(clone, "reference", counted)
+    forget_plans()
+
+    @jit
+    def step(x: Any, w: Any, b: Any) -> Any:
+        ((x @ w).exp() + b).square().sum().backward()
+
+    leaves = [leaf(5, 4), leaf(4, 3), leaf(5, 3)]
+    others = [copy.deepcopy(x) for x in leaves]
+    copied.clear()
+    step(*leaves)
+    assert copied == [(5, 3)]  # of b: the rest of backward reads that, too
+    step.__wrapped__(*others)
+    for x, y in zip(leaves, others, strict=True):
+        near(x.grad, y.grad)
+    grads = [x.grad for x in leaves]
+    step(*leaves)  # accumulates: another recording
+    step(*leaves)
+    step.__wrapped__(*others), step.__wrapped__(*others)
+    for x, y, grad in zip(leaves, others, grads, strict=True):
+        near(x.grad, y.grad)
+        assert x.grad is grad
+    monkeypatch.undo()
+    forget_plans()
+
+
+def test_one_gradient_of_two_leaves_is_no_shared_memory() -> None:
+    kept: list[Any] = []
+
+    @jit
+    def step(x: Any, y: Any, c: Any) -> Any:
+        ((x + y) * c).sum().backward()
+
+    @jit(fallback="silent")
+    def hooked(x: Any, y: Any, c: Any) -> Any:
+        z = x * y
+        z.register_hook(kept.append)
+        (z + x * 1).backward(c)
+
+    for function in (step, hooked):
+        for _ in range(3):
+            x, y, c = leaf(3), leaf(3, seed=1), leaf(3, seed=2).detach()
+            function(x, y, c)
+            before = [y.grad.clone(), c.clone(), *[g.clone() for g in kept]]
+            x.grad.fill_(7)
+            for a, b in zip([y.grad, c, *kept], before, strict=True):
+                assert a.equal(b)

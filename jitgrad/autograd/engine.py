@@ -19,7 +19,7 @@ from jitgrad import gpu
 from jitgrad.autograd import bare
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.compiler.types import TensorType
-from jitgrad.dispatch import apply, assign, full
+from jitgrad.dispatch import apply, assign, full, hand_on
 from jitgrad.levels import Level
 from jitgrad.promotion import constant
 from jitgrad.runtime import dtypes
@@ -561,6 +561,8 @@ def _finish_leaf(
     assert g is not None
     if not (_holders(g) <= (_FRESH if g._data is not None else _LAZY) and _is_whole(g)):
         g = _copy_of(g)
+    elif state.recorder is not state.lazy:  # the graph has a copy: there the memory may be shared
+        g = hand_on(g)
     _accumulate(leaf, g, create_graph)
     if leaf._post_hooks:
         for hook in list(leaf._post_hooks.values()):
@@ -590,7 +592,10 @@ def _copy_of(g: Tensor) -> Tensor:
 
 def _is_whole(g: Tensor) -> bool:
     """g is the root of its storage and owns its memory."""
-    if g._chain or g._view is not None or g._hooks or state.recorder is not state.lazy:
+    if g._chain or g._view is not None or g._hooks:
+        return False
+    recorded = state.recorder is not state.lazy
+    if recorded and (g._data is None or g._requires_grad or state.lazy is not None):
         return False
     if g._requires_grad and g._node is None:
         return False
