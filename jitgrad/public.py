@@ -101,6 +101,11 @@ _EXACT_OUT = frozenset({"complex", "gather", "multinomial"})  # out= has the res
 
 
 def _write(name: str, out: Tensor, value: Tensor) -> None:
+    if out._type.device != value._type.device != "cpu":  # what is made from numbers follows out
+        raise RuntimeError(
+            f"[{name}] expected out on {value._type.device}, where the result is; got one on "
+            f"{out._type.device}; copy the result with out.copy_()"
+        )
     if name in _EXACT_OUT and out.dtype is not value.dtype:
         raise RuntimeError(
             f"{name}: Expected out tensor to have dtype {value.dtype}, but got {out.dtype} instead"

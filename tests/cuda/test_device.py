@@ -108,6 +108,8 @@ def test_mixed_devices_are_an_error_but_for_numbers() -> None:
         x + torch.ones(2, 2)
     with pytest.raises(RuntimeError, match="expected all tensors on one device"):
         nn.Linear(2, 2)(x)
+    with pytest.raises(RuntimeError, match=r"\[add\] expected out on cuda:0.*got one on cpu"):
+        torch.add(x, 1, out=torch.ones(2, 2))
     assert (x * torch.tensor(2.0)).tolist() == [[2, 4], [6, 8]]
 
 
