@@ -460,6 +460,34 @@ def test_scan_and_sort(shape_along: tuple[tuple[int, ...], int], flag: bool) -> 
     assert equal(got, np.take_along_axis(a, want_order, along))
 
 
+@pytest.mark.parametrize("n", [33, 250, 300, 3000])
+@pytest.mark.parametrize("count", [1, 7, 33])
+@pytest.mark.parametrize("dtype", [dtypes.float32, dtypes.bfloat16, dtypes.int32, dtypes.uint8,
+                                   dtypes.float64], ids=str)  # fmt: skip
+def test_the_first_of_a_sort(dtype: DType, count: int, n: int) -> None:
+    """Rows of random numbers, in order, with ties, alike, and with NaN."""
+    a = np.random.default_rng(n).standard_normal((7, n)) * 50
+    a[1], a[2] = np.sort(a[1]), np.sort(a[2])[::-1]
+    a[3], a[4] = np.rint(a[3] / 40), 5
+    if dtype.is_floating_point:
+        a[5, :: n // 3], a[5, 1], a[6, ::2], a[6, 1::2] = np.nan, -np.inf, 0.0, -0.0
+    else:
+        a = np.abs(a)
+    a = a.astype(dtype.np)
+    keys = a.astype(np.float64)
+    for target, flag in itertools.product(levels(), (False, True)):
+        b = Builder()
+        x = Array("x", a.shape, dtype)
+        values, indices = b.sort(a.shape, 1, load(x, b.axes(2)), flag, count)
+        got, order = np.zeros((7, count), dtype.np), np.zeros((7, count), np.int64)
+        Run(SpecialKernel([values, indices]), target)({x: a, values: got, indices: order}, grain=2)
+        want = np.argsort(keys, 1, kind="stable")
+        if flag:
+            want = np.flip(n - 1 - np.argsort(np.flip(keys, 1), 1, kind="stable"), 1)
+        assert equal(order, want[:, :count])
+        assert equal(got, np.take_along_axis(a, order, 1))
+
+
 @pytest.mark.parametrize("n", [1, 7, 16, 33, 100])
 @pytest.mark.parametrize(
     ("combine", "dtype"),

@@ -3,20 +3,24 @@
 Long rows are sorted by digits of 8 bits, the lowest first: keys become unsigned words in whose
 order the sort is (NaN above all, one zero), each packed with its place in the row where both fit
 into 64 bits. A digit that all keys share costs no pass. Where only the first elements are wanted,
-those whose highest digit is beyond the last wanted one's are left out before. Short rows are
+those whose highest digit is beyond the last wanted one's are left out before, and where they are
+few, all but about as many. Short rows are
 merged.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import llvmlite.ir as ir
 
 from jitgrad.compiler import loops
 from jitgrad.compiler.codegen.assemble import Part, assemble
-from jitgrad.compiler.codegen.code import I64, PTR, i64
-from jitgrad.compiler.codegen.emit import to_memory
+from jitgrad.compiler.codegen.code import I32, I64, PTR, i64, vector_of
+from jitgrad.compiler.codegen.emit import to_memory, width_of
 from jitgrad.compiler.codegen.function import Function
 from jitgrad.compiler.codegen.kernelcode import Generated
+from jitgrad.compiler.codegen.memory import broadcast
 from jitgrad.compiler.codegen.nest import Nest
 from jitgrad.compiler.codegen.program import FlatStore, Program, bare_program
 from jitgrad.compiler.codegen.schedule import Space, offset_of
@@ -33,6 +37,8 @@ from jitgrad.runtime.dtypes import DType
 
 _MERGED = 32  # elements of the longest row that is merged
 _DIGITS = 256  # values of a digit
+_GROUPS = 256  # that a row is dealt out to, where
+_FEW = 64  # elements of it are wanted, or less
 
 
 def generate_sort(arrays: list[Array], target: Target) -> Generated:
@@ -92,6 +98,7 @@ class _ByDigits(Nest):
         self.packed = len(work) == 2
         self.work = [work[:1], work[1:]] if self.packed else [work[:2], work[2:]]
         self.partial = count != sort.extent
+        self.lanes = max(4, self.fn.target.vector_bytes // 4)
 
     def outer_steps(self, scope: Scope) -> None:
         n = self.dim(self.sort.extent)
@@ -102,10 +109,13 @@ class _ByDigits(Nest):
                 scope.at_end().store(address, slot)
         counts = self.fn.slot(I64, self.passes * _DIGITS)
         self._clear(scope, counts)
-        self._fill(scope, n, source, counts)
         left = scope.counter(n)
-        if self.partial:
-            self._leave_out(scope, n, source, target, counts, left)
+        if self.packed and self.partial and isinstance(self.count, int) and self.count <= _FEW:
+            self._fill_with_least(scope, n, source, target, counts, left)
+        else:
+            self._fill(scope, n, source, counts)
+            if self.partial:
+                self._leave_out(scope, n, source, target, counts, left)
         m = scope.at_end().load(left, typ=I64)
         with scope.when(scope.at_end().icmp_signed(">", m, i64(1))) as some:
             for d in range(self.passes):
@@ -120,25 +130,27 @@ class _ByDigits(Nest):
 
     # -- words ---------------------------------------------------------------------------------
     def _key(self, scope: Scope, x: ir.Value) -> ir.Value:
-        """The unsigned word (64 bits) that is in the place of x in the order."""
-        dtype, ops = self.dtype, self.fn.ops
+        """The unsigned number, of x's size, that is in the place of x in the order."""
+        dtype, ops, width = self.dtype, self.fn.ops, width_of(x)
         b = scope.at_end()
         word = ir.IntType(8 * dtype.itemsize)
-        high = ir.Constant(word, 1 << (word.width - 1))
+
+        def number(k: int) -> ir.Value:
+            return broadcast(b, ir.Constant(word, k), width)
+
+        high = number(1 << (word.width - 1))
         bits = to_memory(b, x, dtype)
         if dtype.is_floating_point:
-            zero = ops.compare("eq", dtype, [x, ir.Constant(x.type, 0)])
+            zero = ops.compare("eq", dtype, [x, ir.Constant(x.type, None)])
             nan = ops.compare("ne", dtype, [x, x])
-            if bits.type != word:
-                bits = b.bitcast(bits, word)
-            sign = b.ashr(bits, ir.Constant(word, word.width - 1))
+            if bits.type != vector_of(word, width):
+                bits = b.bitcast(bits, vector_of(word, width))
+            sign = b.ashr(bits, number(word.width - 1))
             bits = b.xor(bits, b.or_(sign, high))
-            bits = b.select(nan, ir.Constant(word, -1), b.select(zero, high, bits))
+            bits = b.select(nan, number(-1), b.select(zero, high, bits))
         elif dtype.signed and dtype is not dtypes.bool_:
             bits = b.xor(bits, high)
-        if self.sort.descending:
-            bits = b.not_(bits)
-        return b.zext(bits, I64) if word.width < 64 else bits
+        return b.xor(bits, number(-1)) if self.sort.descending else bits
 
     def _digit(self, b: ir.IRBuilder, word: ir.Value, d: int) -> ir.Value:
         shift = 8 * d + (32 if self.packed else 0)
@@ -172,10 +184,106 @@ class _ByDigits(Nest):
             fill.store(self.row.array, self.row.offset, x)
             word = self._key(fill, x)
             b = fill.at_end()
+            word = b.zext(word, I64) if word.type != I64 else word
             if self.packed:
                 word = b.or_(b.shl(word, i64(32)), e)
             self._put(b, source, e, [word] if self.packed else [word, e])
             self._count(b, counts, word, digits)
+
+    def _fill_with_least(
+        self, scope: Scope, n: ir.Value, source: list[ir.Value], target: list[ir.Value],
+        counts: ir.Value, left: ir.Value,
+    ) -> None:  # fmt: skip
+        """Makes the words of the elements that may be among the first few, and counts their digits.
+
+        The row is dealt out to groups; where as many groups as elements are wanted have an element
+        at or before a bound, nothing beyond the bound is wanted.
+        """
+        groups, width = self.fn.slot(I32, _GROUPS), self.lanes
+        wide = ir.VectorType(I32, width)
+        with scope.loop(i64(0), i64(_GROUPS), width) as (inner, g):
+            b = inner.at_end()
+            b.store(broadcast(b, ir.Constant(I32, -1), width), self._at(b, groups, g), align=4)
+        keys = scope.at_end().load(target[0], typ=PTR)
+
+        def key(s: Scope, e: ir.Value) -> None:
+            x = s.vector(self.row.value)
+            s.store(self.row.array, self.row.offset, x)
+            word = self._key(s, x)
+            b = s.at_end()
+            kind = vector_of(I32, s.width)
+            word = b.zext(word, kind) if word.type != kind else word
+            b.store(word, self._at(b, keys, e), align=4)
+            cell = self._at(b, groups, b.and_(e, i64(_GROUPS - 1)))
+            least = b.load(cell, typ=kind, align=4)
+            b.store(b.select(b.icmp_unsigned("<", word, least), word, least), cell, align=4)
+
+        self._by_vectors(scope, n, key)
+        bound = self._bound(scope, groups)
+        scope.at_end().store(i64(0), left)
+
+        def keep(s: Scope, e: ir.Value) -> None:
+            b = s.at_end()
+            word = b.load(self._at(b, keys, e), typ=I32, align=4)
+            with s.when(b.icmp_unsigned("<=", word, bound)) as taken:
+                b = taken.at_end()
+                packed = b.or_(b.shl(b.zext(word, I64), i64(32)), e)
+                at = b.load(left, typ=I64)
+                self._put(b, source, at, [packed])
+                self._count(b, counts, packed, range(self.passes))
+                b.store(b.add(at, i64(1)), left)
+
+        def look(s: Scope, e: ir.Value) -> None:
+            if s.width == 1:
+                keep(s, e)
+                return
+            b = s.at_end()
+            words = b.load(self._at(b, keys, e), typ=wide, align=4)
+            near = b.icmp_unsigned("<=", words, broadcast(b, bound, width))
+            bits = b.bitcast(near, ir.IntType(width))
+            with s.when(b.icmp_unsigned("!=", bits, ir.Constant(bits.type, 0))) as some:
+                end = some.at_end().add(e, i64(width))
+                with some.loop(e, end, 1) as (one, k):
+                    keep(one, k)
+
+        self._by_vectors(scope, n, look)
+
+    def _by_vectors(
+        self, scope: Scope, n: ir.Value, body: Callable[[Scope, ir.Value], None]
+    ) -> None:
+        """body(scope, first element) for vectors of the row, then for single elements."""
+        position = scope.counter(i64(0))
+        for width in (self.lanes, 1):
+            with scope.loop_from(position, n, width, whole=True) as (inner, e):
+                inner.bind_lanes(self.sort.along, e, width)
+                body(inner, e)
+
+    def _bound(self, scope: Scope, groups: ir.Value) -> ir.Value:
+        """The least number that as many groups are at or below as elements are wanted."""
+        width, bound = self.lanes, self.fn.slot(I32)
+        scope.at_end().store(ir.Constant(I32, 0), bound)
+        bit, total = self.fn.slot(I32), self.fn.slot(I64)
+        scope.at_end().store(ir.Constant(I32, 1 << 31), bit)
+        with scope.loop(i64(0), i64(32), 1) as (step, _):
+            b = step.at_end()
+            low, power = b.load(bound, typ=I32), b.load(bit, typ=I32)
+            tried = b.add(low, b.sub(power, ir.Constant(I32, 1)))
+            b.store(i64(0), total)
+            with step.loop(i64(0), i64(_GROUPS), width) as (inner, g):
+                b = inner.at_end()
+                least = b.load(self._at(b, groups, g), typ=ir.VectorType(I32, width), align=4)
+                below = b.icmp_unsigned("<=", least, broadcast(b, tried, width))
+                count = b.ctpop(b.bitcast(below, ir.IntType(width)))
+                b.store(b.add(b.load(total, typ=I64), b.zext(count, I64)), total)
+            b = step.at_end()
+            enough = b.icmp_signed(">=", b.load(total, typ=I64), self.dim(self.count))
+            b.store(b.select(enough, low, b.add(low, power)), bound)
+            b.store(b.lshr(power, ir.Constant(I32, 1)), bit)
+        return scope.at_end().load(bound, typ=I32)
+
+    def _at(self, b: ir.IRBuilder, base: ir.Value, k: ir.Value) -> ir.Value:
+        """The address of word k, of 32 bits."""
+        return b.gep(base, [k], source_etype=I32)
 
     def _leave_out(
         self, scope: Scope, n: ir.Value, source: list[ir.Value], target: list[ir.Value],
