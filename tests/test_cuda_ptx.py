@@ -10,12 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cuda_graphs import graph_of
 
 import jitgrad as jg
 from jitgrad.compiler.codegen.cuda import resources
 from jitgrad.compiler.codegen.cuda.generate import Shape
-from jitgrad.compiler.codegen.cuda.load import for_old_drivers
+from jitgrad.compiler.codegen.cuda.load import for_old_drivers, to_ptx
 from jitgrad.compiler.codegen.cuda.target import gpu_target
+from jitgrad.compiler.ops import OPS
+from jitgrad.compiler.options import Options
 from jitgrad.compiler.pipeline import cuda_stages
 from jitgrad.runtime.errors import CompileError
 from jitgrad.runtime.knobs import knob
@@ -281,6 +284,31 @@ def test_every_dtype_compiles(dtype: Any) -> None:
 
     rows = jg.jit(f).lower(jg.TensorSpec((4, 700), dtype)).resources("sm_90")
     assert rows and not sum(r.spills for r in rows)
+
+
+@wheels
+@pytest.mark.long
+@pytest.mark.parametrize("name", sorted(OPS))
+def test_every_record_compiles(name: str) -> None:
+    """The simulator takes Python that Numba's compiler cannot type: a sample of each dtype."""
+    op, target, seen = OPS[name], gpu_target("sm_90"), set()
+    for sample in op.samples():
+        args = [np.asarray(a) for a in sample.args]
+        kind = tuple(a.dtype.name for a in args)
+        if kind in seen or any("complex" in k for k in kind):
+            continue
+        seen.add(kind)
+        try:
+            stages = cuda_stages(graph_of(op, args, sample.attrs, False), Options(), target)
+        except CompileError as error:
+            assert "runs on the CPU only" in str(error), error
+            return
+        for code in stages.all_generated():
+            for symbol, shape in code.shapes.items():
+                text, entry = to_ptx(code.module_text, symbol, shape, target)
+                taken = text[text.index(".entry") :].split(")")[0].count(".param")
+                assert taken == len(shape.kinds) + shape.sites  # what a launch gives it
+                assert not resources.assemble(text, entry, shape, "sm_90").spills
 
 
 REPORT = """ptxas info    : 0 bytes gmem
