@@ -27,6 +27,8 @@ pytestmark = [
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 # Valgrind knows no AVX-512.
 TARGET = "x86-64-v3" if host().arch == "x86_64" else "host"
+# Valgrind 3.19 lacks an encoding of a move between AVX registers (c5 79 d6, vmovq).
+IN_VALGRIND = "x86-64-v2" if host().arch == "x86_64" else "host"
 VALGRIND = [
     "valgrind",
     "-q",
@@ -160,7 +162,7 @@ def test_digits_are_learnt_in_c_as_in_python(valgrind, tmp_path):
     given = [(jg.from_numpy(images[b]), jg.from_numpy(labels[b])) for b in batches]
     step(*given[0])
     exported = jg.export(step, *given[0])
-    exported.native(tmp_path / "libdigits.so", target=TARGET)
+    exported.native(tmp_path / "libdigits.so", target=IN_VALGRIND if valgrind else TARGET)
     with open(tmp_path / "batches.bin", "wb") as file:
         for x, y in given[1:]:
             file.write(x.numpy().tobytes() + y.numpy().tobytes())
