@@ -258,7 +258,7 @@ class Relu(_NoBool):
     """max(x, 0); NaN stays NaN, and -0 becomes 0. The derivative at 0 is 0."""
 
     name, promotes, onnx_op = "relu", "same", "Relu"
-    exact = True
+    exact = flat = True
     saves = ("out",)
     widens = False
     numpy = _relu

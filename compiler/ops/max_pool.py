@@ -57,6 +57,7 @@ class MaxPool(Pool):
     name = "max_pool"
     nout = 2
     saves = ("out1",)
+    flat = True
 
     def infer(
         self,

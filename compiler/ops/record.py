@@ -241,6 +241,7 @@ class Op:
         precise: the setting of how precise products must be is an attribute of what is recorded
             (`with_precision`), where it allows less than the highest precision.
         slow: the reference takes several times as long as a kernel, also where it is much work.
+        flat: linear in pieces in its one operand: the second derivative is zero, not absent.
     """
 
     name: str = ""
@@ -260,6 +261,7 @@ class Op:
     linear: bool = False
     precise: bool = False
     slow: bool = False
+    flat: bool = False
 
     def __init__(self) -> None:
         if not self.name or OPS.made(self.name):

@@ -35,6 +35,7 @@ from jitgrad.tape.node import (
     tensor_at,
     zeros_of,
 )
+from jitgrad.tape.pieces import connect
 from jitgrad.tensor import AbsentTensor, Tensor, wrap
 
 Gradient = Tensor | bare.Bare
@@ -300,6 +301,8 @@ def _run(
                 if type(passed) is not tuple or len(passed) < len(edges):
                     passed = _as_gradients(node, passed)
                 passed = [*passed]  # so that each gradient can be let go of
+                if create_graph and getattr(node.op, "flat", False):
+                    connect(node, passed)
                 if not retain_graph:
                     node.release()
             else:

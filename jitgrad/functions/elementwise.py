@@ -22,6 +22,7 @@ from jitgrad.promotion import (
 )
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import Category, DType
+from jitgrad.tape.pieces import in_pieces
 from jitgrad.tensor import Tensor
 
 
@@ -197,7 +198,7 @@ def pow(input: Any, exponent: Any) -> Tensor:
 
 
 _POWERS: dict[float, Callable[[Tensor], Tensor]] = {
-    1.0: lambda x: apply(OPS["clone"], (x,), {}),
+    1.0: lambda x: in_pieces(apply(OPS["clone"], (x,), {}), x, "pow"),
     2.0: lambda x: x * x,
     3.0: lambda x: x * x * x,
     0.5: lambda x: apply(OPS["sqrt"], (x,), {}),

@@ -18,6 +18,7 @@ from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import Category, DType
 from jitgrad.runtime.userline import warn
 from jitgrad.state import state
+from jitgrad.tape.pieces import in_pieces
 from jitgrad.tensor import Tensor
 
 
@@ -63,7 +64,7 @@ def relu(input: Tensor, inplace: bool = False) -> Tensor:
 
 @activation
 def _leaky_relu(x: Tensor, negative_slope: float) -> Tensor:
-    return ops.where(x > 0, x, x * negative_slope)
+    return in_pieces(ops.where(x > 0, x, x * negative_slope), x, "leaky_relu")
 
 
 def leaky_relu(input: Tensor, negative_slope: float = 0.01, inplace: bool = False) -> Tensor:
@@ -81,7 +82,7 @@ def _between(x: Tensor, low: Any, high: Any, inside: Tensor) -> Tensor:
 
 
 def _hardtanh(x: Tensor, low: float, high: float) -> Tensor:
-    return _between(x, (low, low), (high, high), x).to(x.dtype)
+    return in_pieces(_between(x, (low, low), (high, high), x).to(x.dtype), x, "hardtanh")
 
 
 def hardtanh(
@@ -109,7 +110,7 @@ def relu6(input: Tensor, inplace: bool = False) -> Tensor:
 
 @activation
 def _hardsigmoid(x: Tensor) -> Tensor:
-    return _between(x, (-3, 0.0), (3, 1.0), (x + 3) / 6)
+    return in_pieces(_between(x, (-3, 0.0), (3, 1.0), (x + 3) / 6), x, "hardsigmoid")
 
 
 def hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
@@ -129,7 +130,7 @@ def hardswish(input: Tensor, inplace: bool = False) -> Tensor:
 
 @functools.partial(activation, integers=True)
 def _threshold(x: Tensor, threshold: float, value: float) -> Tensor:
-    return ops.where(x <= threshold, value, x)
+    return in_pieces(ops.where(x <= threshold, value, x), x, "threshold")
 
 
 def threshold(input: Tensor, threshold: float, value: float, inplace: bool = False) -> Tensor:
@@ -142,7 +143,8 @@ def threshold(input: Tensor, threshold: float, value: float, inplace: bool = Fal
 @activation
 def hardshrink(input: Tensor, lambd: float = 0.5) -> Tensor:
     """0 where |x| <= lambd, else x."""
-    return ops.where(ops.logical_and(input >= -lambd, input <= lambd), 0.0, input)
+    inside = ops.logical_and(input >= -lambd, input <= lambd)
+    return in_pieces(ops.where(inside, 0.0, input), input, "hardshrink")
 
 
 @activation
@@ -154,7 +156,8 @@ def softshrink(input: Tensor, lambd: float = 0.5) -> Tensor:
     if not 0 <= lambd < math.inf:
         raise RuntimeError(f"[softshrink] lambda must be finite and at least 0; got {lambd}")
     inside = ops.where(ops.isnan(input), input, 0.0)
-    return ops.where(input > lambd, input - lambd, ops.where(input < -lambd, input + lambd, inside))
+    outside = ops.where(input < -lambd, input + lambd, inside)
+    return in_pieces(ops.where(input > lambd, input - lambd, outside), input, "softshrink")
 
 
 # -- exponential -----------------------------------------------------------------------------------

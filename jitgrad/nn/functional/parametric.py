@@ -11,6 +11,7 @@ from jitgrad.creation import rand_like, zeros_like
 from jitgrad.nn.functional.activations import activation, applied, in_place, softmax
 from jitgrad.nn.functional.args import expect_dtype, expect_floating, expect_tensors
 from jitgrad.runtime import dtypes
+from jitgrad.tape.pieces import in_pieces
 from jitgrad.tensor import Tensor
 
 
@@ -33,7 +34,7 @@ def prelu(input: Tensor, weight: Tensor) -> Tensor:
         if input.dim():
             spread[min(1, input.dim() - 1)] = -1
         weight = weight.reshape(spread)
-    return ops.where(input > 0, input, weight * input)
+    return in_pieces(ops.where(input > 0, input, weight * input), input, "prelu")
 
 
 def glu(input: Tensor, dim: int = -1) -> Tensor:
