@@ -19,15 +19,20 @@ _FIELDS = {
 _namedtuple: Any = namedtuple
 
 
-def _text(self: Any) -> str:
-    lines = ",\n".join(f"{k}={v!r}" for k, v in zip(self._fields, self, strict=True))
-    return f"jitgrad.return_types.{type(self).__name__}(\n{lines})"
+def prints_as(name: str) -> Any:
+    """The __repr__ of a named tuple that the function of this name returns."""
+
+    def text(self: Any) -> str:
+        lines = ",\n".join(f"{k}={v!r}" for k, v in zip(self._fields, self, strict=True))
+        return f"jitgrad.return_types.{name}(\n{lines})"
+
+    return text
 
 
 def _make(name: str, fields: str) -> Any:
     made = _namedtuple(name, fields)
     made.__doc__ = f"What {name} returns: {', '.join(fields.split())}."
-    made.__repr__ = _text
+    made.__repr__ = prints_as(name)
     made.__module__ = __name__
     return made
 

@@ -15,6 +15,7 @@ from jitgrad.dispatch import apply
 from jitgrad.functions.args import expect_range
 from jitgrad.functions.complex_numbers import conj
 from jitgrad.promotion import cast
+from jitgrad.return_types import prints_as
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import Category
 from jitgrad.tensor import Tensor
@@ -25,6 +26,7 @@ class QR(NamedTuple):
 
     Q: Tensor
     R: Tensor
+    __repr__ = prints_as("linalg_qr")
 
 
 class SVD(NamedTuple):
@@ -33,6 +35,7 @@ class SVD(NamedTuple):
     U: Tensor
     S: Tensor
     Vh: Tensor
+    __repr__ = prints_as("linalg_svd")
 
 
 class SVDV(NamedTuple):
@@ -41,13 +44,25 @@ class SVDV(NamedTuple):
     U: Tensor
     S: Tensor
     V: Tensor
+    __repr__ = prints_as("svd")
 
 
-class Eigen(NamedTuple):
-    """What eig and eigh return."""
+class Eigh(NamedTuple):
+    """What eigh returns."""
 
     eigenvalues: Tensor
     eigenvectors: Tensor
+
+    __repr__ = prints_as("linalg_eigh")
+
+
+class Eig(NamedTuple):
+    """What eig returns."""
+
+    eigenvalues: Tensor
+    eigenvectors: Tensor
+
+    __repr__ = prints_as("linalg_eig")
 
 
 class LU(NamedTuple):
@@ -56,6 +71,7 @@ class LU(NamedTuple):
     P: Tensor
     L: Tensor
     U: Tensor
+    __repr__ = prints_as("linalg_lu")
 
 
 class LUFactor(NamedTuple):
@@ -63,6 +79,7 @@ class LUFactor(NamedTuple):
 
     LU: Tensor
     pivots: Tensor
+    __repr__ = prints_as("linalg_lu_factor")
 
 
 class LUFactorEx(NamedTuple):
@@ -71,6 +88,7 @@ class LUFactorEx(NamedTuple):
     LU: Tensor
     pivots: Tensor
     info: Tensor
+    __repr__ = prints_as("linalg_lu_factor_ex")
 
 
 class CholeskyEx(NamedTuple):
@@ -78,6 +96,7 @@ class CholeskyEx(NamedTuple):
 
     L: Tensor
     info: Tensor
+    __repr__ = prints_as("linalg_cholesky_ex")
 
 
 class Geqrf(NamedTuple):
@@ -85,6 +104,7 @@ class Geqrf(NamedTuple):
 
     a: Tensor
     tau: Tensor
+    __repr__ = prints_as("geqrf")
 
 
 def matrix(name: str, x: Any, square: bool = False) -> Tensor:
@@ -295,10 +315,10 @@ def _upper(UPLO: str) -> dict[str, bool]:
     return {"upper": UPLO.upper() == "U"}
 
 
-def eigh(input: Tensor, UPLO: str = "L") -> Eigen:
+def eigh(input: Tensor, UPLO: str = "L") -> Eigh:
     """A = V diag(L) V^H of Hermitian A, of which one triangle is read; L real and rising."""
     a = matrix("linalg.eigh", input, True)
-    return Eigen(*apply(OPS["eigh"], (a,), _upper(UPLO)))
+    return Eigh(*apply(OPS["eigh"], (a,), _upper(UPLO)))
 
 
 def eigvalsh(input: Tensor, UPLO: str = "L") -> Tensor:
@@ -307,9 +327,9 @@ def eigvalsh(input: Tensor, UPLO: str = "L") -> Tensor:
     return apply(OPS["eigvalsh"], (a,), _upper(UPLO))
 
 
-def eig(input: Tensor) -> Eigen:
+def eig(input: Tensor) -> Eig:
     """A V = V diag(L): complex eigenvalues, and eigenvectors of length 1 in columns."""
-    return Eigen(*apply(OPS["eig"], (matrix("linalg.eig", input, True),), {}))
+    return Eig(*apply(OPS["eig"], (matrix("linalg.eig", input, True),), {}))
 
 
 def eigvals(input: Tensor) -> Tensor:

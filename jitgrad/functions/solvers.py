@@ -27,6 +27,7 @@ from jitgrad.functions.elementwise import where
 from jitgrad.functions.linalg import mm
 from jitgrad.info import finfo
 from jitgrad.promotion import cast, constant
+from jitgrad.return_types import prints_as
 from jitgrad.runtime import dtypes
 from jitgrad.tensor import Tensor
 
@@ -36,6 +37,7 @@ class Slogdet(NamedTuple):
 
     sign: Tensor
     logabsdet: Tensor
+    __repr__ = prints_as("linalg_slogdet")
 
 
 class InvEx(NamedTuple):
@@ -43,6 +45,7 @@ class InvEx(NamedTuple):
 
     inverse: Tensor
     info: Tensor
+    __repr__ = prints_as("linalg_inv_ex")
 
 
 class SolveEx(NamedTuple):
@@ -50,6 +53,7 @@ class SolveEx(NamedTuple):
 
     result: Tensor
     info: Tensor
+    __repr__ = prints_as("linalg_solve_ex")
 
 
 class TriangularSolve(NamedTuple):
@@ -57,6 +61,7 @@ class TriangularSolve(NamedTuple):
 
     solution: Tensor
     cloned_coefficient: Tensor
+    __repr__ = prints_as("triangular_solve")
 
 
 class LeastSquares(NamedTuple):
@@ -66,6 +71,7 @@ class LeastSquares(NamedTuple):
     residuals: Tensor
     rank: Tensor
     singular_values: Tensor
+    __repr__ = prints_as("linalg_lstsq")
 
 
 # -- determinants ----------------------------------------------------------------------------------

@@ -73,3 +73,22 @@ def test_singular_errors(name):
     for lib in LIBS:
         with pytest.raises(RuntimeError, match="could not be completed because the input"):
             getattr(lib.t.linalg, name)(-lib.t.ones(2, 2))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "linalg.qr(x)", "linalg.svd(x)", "svd(x)", "linalg.eigh(x)", "linalg.eig(x)",
+        "linalg.lu(x)", "linalg.lu_factor(x)", "linalg.lu_factor_ex(x)", "linalg.cholesky_ex(x)",
+        "geqrf(x)", "linalg.slogdet(x)", "linalg.inv_ex(x)", "linalg.solve_ex(x, x)",
+        "triangular_solve(x, x)", "linalg.lstsq(x, x)", "sort(x)",
+    ],
+)  # fmt: skip
+def test_results_print_as_pytorchs(call):
+    def shown(lib):
+        text = repr(eval(f"lib.{call}", {"lib": lib, "x": lib.eye(2)}))
+        text = text.replace("torch.", "jitgrad.").replace("-0.", "0.")
+        return [line.split("=")[0] for line in text.splitlines() if not line.startswith(" ")]
+
+    ours, theirs = (shown(lib.t) for lib in LIBS)
+    assert ours == theirs
