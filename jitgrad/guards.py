@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from types import FunctionType, ModuleType
 from typing import Any
@@ -96,7 +96,10 @@ class Item:
         step = self.step
         try:
             if step == "item":
-                return parent[self.key] if _has(parent, self.key) else MISSING
+                if not _has(parent, self.key):
+                    return MISSING
+                getter = own_getitem(parent)
+                return parent[self.key] if getter is None else getter(parent, self.key)
             if step == "get":
                 return getattr(parent, self.key, MISSING)
             if step == "cell":
@@ -144,6 +147,19 @@ def is_plain(x: Any) -> bool:
 
 def _has(parent: Any, key: Any) -> bool:
     return key in parent if isinstance(parent, dict) else key < len(parent)
+
+
+def own_getitem(container: Any) -> Callable[[Any, Any], Any] | None:
+    """How to read what a container holds where its class's [] is other code (which may make what
+    it gives); None where [] reads it."""
+    cls = type(container)
+    if cls in (dict, list, tuple):
+        return None
+    for base in (dict, list, tuple):
+        if isinstance(container, base):
+            getter: Any = base.__getitem__
+            return None if cls.__getitem__ is getter else getter
+    return None
 
 
 def keys_of(container: Any) -> Any:

@@ -18,7 +18,7 @@ from jitgrad.compiler.cost import nbytes
 from jitgrad.compiler.symbolic import expression, is_static
 from jitgrad.compiler.types import TensorType
 from jitgrad.facts import place_facts
-from jitgrad.guards import MISSING, Item, same
+from jitgrad.guards import MISSING, Item, own_getitem, same
 from jitgrad.hostscalar import SIGNS, HostScalar, Truth
 from jitgrad.looks import leaves_of
 from jitgrad.pair import CompiledNode, Pair, attach, keep, overwritten, spent
@@ -404,7 +404,8 @@ class Writer:
         assert item.parent is not None
         p = f"i{item.parent.number}"
         if item.step == "item":
-            return f"{p}[{self.constant(item.key)}]"
+            getter, key = own_getitem(item.parent.now), self.constant(item.key)
+            return f"{p}[{key}]" if getter is None else f"{self.constant(getter)}({p}, {key})"
         if item.step == "cell":
             return f"{p}.cell_contents"
         if item.step == "class":

@@ -29,6 +29,50 @@ def test_compiled(program: Program) -> None:
 
 
 # -- order -----------------------------------------------------------------------------------------
+# -- classes with a [] of their own ----------------------------------------------------------------
+@compiled
+def dict_whose_items_are_made() -> Iterator[Any]:
+    """The table of activations in Hugging Face's transformers: [] makes an instance each time."""
+
+    class Table(collections.OrderedDict):  # type: ignore[type-arg]
+        def __getitem__(self, key: Any) -> Any:
+            content = super().__getitem__(key)
+            made, kwargs = content if isinstance(content, tuple) else (content, {})
+            return made(**kwargs)
+
+    table = Table(gelu=nn.GELU, leaky=(nn.LeakyReLU, {"negative_slope": 0.5}))
+    names = ["gelu"]
+
+    def f(x: Any) -> Any:
+        return table[names[0]](x - 2)
+
+    yield f
+    names[0] = "leaky"
+    yield f
+    table["leaky"] = nn.Tanh
+    yield f
+
+
+@compiled
+def list_whose_items_are_scaled() -> Iterator[Any]:
+    class Scaled(list):  # type: ignore[type-arg]
+        factor = 2.0
+
+        def __getitem__(self, i: Any) -> Any:
+            return super().__getitem__(i) * self.factor
+
+    held = Scaled([1.0, 2.0])
+
+    def f(x: Any) -> Any:
+        return x * held[1]
+
+    yield f
+    held[1] = 5.0
+    yield f
+    Scaled.factor = 3.0
+    yield f
+
+
 @compiled
 def order_of_a_dict() -> Iterator[Any]:
     d = {"a": 2.0, "b": 3.0, "c": 5.0}
