@@ -14,6 +14,7 @@ from jitgrad import _C as _C
 from jitgrad import __main__ as __main__
 from jitgrad import _collector as _collector
 from jitgrad import _dynamo as _dynamo
+from jitgrad import _higher_order_ops as _higher_order_ops
 from jitgrad import _inductor as _inductor
 from jitgrad import _subclasses as _subclasses
 from jitgrad import accelerator as accelerator
@@ -21,6 +22,7 @@ from jitgrad import amp as amp
 from jitgrad import ao as ao
 from jitgrad import argument_guards as argument_guards
 from jitgrad import asserting as asserting
+from jitgrad import associative as associative
 from jitgrad import autograd as autograd
 from jitgrad import backends as backends
 from jitgrad import backward_part as backward_part
