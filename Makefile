@@ -32,7 +32,8 @@ test-cuda: $(INSTALLED)
 	JITGRAD_CUDA=sim $(PY) -m pytest -q -n 2 -m "not long" tests/cuda
 
 test-long: $(INSTALLED)
-	$(PY) -m pytest -q -m long --ignore=tests/parity
+	$(PY) -m pytest -q -n 2 -m long --ignore=tests/parity --ignore=tests/cuda
+	JITGRAD_CUDA=sim $(PY) -m pytest -q -n 2 -m long tests/cuda
 
 # Beside the rivals that are installed. Hours with torch.compile: --skip torch.compile leaves it out.
 bench: $(INSTALLED)

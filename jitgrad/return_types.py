@@ -6,7 +6,10 @@ They print as PyTorch's do: the function's name, and one field a line.
 from __future__ import annotations
 
 from collections import namedtuple
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 _FIELDS = {
     "max min sort topk kthvalue median nanmedian mode cummax cummin": "values indices",
@@ -19,22 +22,25 @@ _FIELDS = {
 _namedtuple: Any = namedtuple
 
 
-def prints_as(name: str) -> Any:
-    """The __repr__ of a named tuple that the function of this name returns."""
+def prints_as(name: str) -> Callable[[type[T]], type[T]]:
+    """A decorator of the named tuple that the function of this name returns."""
 
     def text(self: Any) -> str:
         lines = ",\n".join(f"{k}={v!r}" for k, v in zip(self._fields, self, strict=True))
         return f"jitgrad.return_types.{name}(\n{lines})"
 
-    return text
+    def decorate(cls: type[T]) -> type[T]:
+        cls.__repr__ = text  # type: ignore[method-assign]
+        return cls
+
+    return decorate
 
 
 def _make(name: str, fields: str) -> Any:
     made = _namedtuple(name, fields)
     made.__doc__ = f"What {name} returns: {', '.join(fields.split())}."
-    made.__repr__ = prints_as(name)
     made.__module__ = __name__
-    return made
+    return prints_as(name)(made)
 
 
 class _Types(dict[str, Any]):

@@ -21,90 +21,88 @@ from jitgrad.runtime.dtypes import Category
 from jitgrad.tensor import Tensor
 
 
+@prints_as("linalg_qr")
 class QR(NamedTuple):
     """What qr returns."""
 
     Q: Tensor
     R: Tensor
-    __repr__ = prints_as("linalg_qr")
 
 
+@prints_as("linalg_svd")
 class SVD(NamedTuple):
     """What linalg.svd returns."""
 
     U: Tensor
     S: Tensor
     Vh: Tensor
-    __repr__ = prints_as("linalg_svd")
 
 
+@prints_as("svd")
 class SVDV(NamedTuple):
     """What torch.svd returns: V, not its adjoint."""
 
     U: Tensor
     S: Tensor
     V: Tensor
-    __repr__ = prints_as("svd")
 
 
+@prints_as("linalg_eigh")
 class Eigh(NamedTuple):
     """What eigh returns."""
 
     eigenvalues: Tensor
     eigenvectors: Tensor
 
-    __repr__ = prints_as("linalg_eigh")
 
-
+@prints_as("linalg_eig")
 class Eig(NamedTuple):
     """What eig returns."""
 
     eigenvalues: Tensor
     eigenvectors: Tensor
 
-    __repr__ = prints_as("linalg_eig")
 
-
+@prints_as("linalg_lu")
 class LU(NamedTuple):
     """What linalg.lu returns."""
 
     P: Tensor
     L: Tensor
     U: Tensor
-    __repr__ = prints_as("linalg_lu")
 
 
+@prints_as("linalg_lu_factor")
 class LUFactor(NamedTuple):
     """What lu_factor returns."""
 
     LU: Tensor
     pivots: Tensor
-    __repr__ = prints_as("linalg_lu_factor")
 
 
+@prints_as("linalg_lu_factor_ex")
 class LUFactorEx(NamedTuple):
     """What lu_factor_ex returns."""
 
     LU: Tensor
     pivots: Tensor
     info: Tensor
-    __repr__ = prints_as("linalg_lu_factor_ex")
 
 
+@prints_as("linalg_cholesky_ex")
 class CholeskyEx(NamedTuple):
     """What cholesky_ex returns."""
 
     L: Tensor
     info: Tensor
-    __repr__ = prints_as("linalg_cholesky_ex")
 
 
+@prints_as("geqrf")
 class Geqrf(NamedTuple):
     """What geqrf returns."""
 
     a: Tensor
     tau: Tensor
-    __repr__ = prints_as("geqrf")
 
 
 def matrix(name: str, x: Any, square: bool = False) -> Tensor:

@@ -32,38 +32,39 @@ from jitgrad.runtime import dtypes
 from jitgrad.tensor import Tensor
 
 
+@prints_as("linalg_slogdet")
 class Slogdet(NamedTuple):
     """What slogdet returns."""
 
     sign: Tensor
     logabsdet: Tensor
-    __repr__ = prints_as("linalg_slogdet")
 
 
+@prints_as("linalg_inv_ex")
 class InvEx(NamedTuple):
     """What inv_ex returns."""
 
     inverse: Tensor
     info: Tensor
-    __repr__ = prints_as("linalg_inv_ex")
 
 
+@prints_as("linalg_solve_ex")
 class SolveEx(NamedTuple):
     """What solve_ex returns."""
 
     result: Tensor
     info: Tensor
-    __repr__ = prints_as("linalg_solve_ex")
 
 
+@prints_as("triangular_solve")
 class TriangularSolve(NamedTuple):
     """What triangular_solve returns."""
 
     solution: Tensor
     cloned_coefficient: Tensor
-    __repr__ = prints_as("triangular_solve")
 
 
+@prints_as("linalg_lstsq")
 class LeastSquares(NamedTuple):
     """What lstsq returns."""
 
@@ -71,7 +72,6 @@ class LeastSquares(NamedTuple):
     residuals: Tensor
     rank: Tensor
     singular_values: Tensor
-    __repr__ = prints_as("linalg_lstsq")
 
 
 # -- determinants ----------------------------------------------------------------------------------
