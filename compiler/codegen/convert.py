@@ -170,10 +170,23 @@ def widen(b: ir.IRBuilder, target: Target, bits: ir.Value, dtype: DType) -> ir.V
     return b.bitcast(b.or_(b.select(finite, scaled, special), sign), lanes.type(_F32))
 
 
+def _apart(b: ir.IRBuilder, lanes: _Lanes, x: ir.Value) -> ir.Value:
+    """x, float32, which LLVM may not join with what made it: where it knows that a rounding from
+    float64 is exact, it makes one of that and the next, for which processors have no instruction.
+    """
+    name = f"llvm.arithmetic.fence.{'' if lanes.n == 1 else f'v{lanes.n}'}f32"
+    fence = b.module.globals.get(name)
+    if fence is None:
+        fence = ir.Function(b.module, ir.FunctionType(x.type, [x.type]), name)
+    return b.call(fence, [x])
+
+
 def narrow(b: ir.IRBuilder, target: Target, x: ir.Value, dtype: DType) -> ir.Value:
     """The bits of float32 x rounded to a half."""
     lanes = _Lanes(b, x)
     if dtype is dtypes.float16 and target.has_half:
+        if isinstance(x, ir.CastInstr) and x.opname == "fptrunc":
+            x = _apart(b, lanes, x)
         return b.bitcast(b.fptrunc(x, lanes.type(ir.HalfType())), lanes.type(_I16))
     bits = b.bitcast(x, lanes.type(_I32))
     nan = b.fcmp_unordered("uno", x, x)
