@@ -715,6 +715,10 @@ class JitFunction:
         self.specialisations = [s for s in self.specialisations if s.trace.leaf not in felled]
 
     def _refuse(self, spec: Specialisation, error: Exception) -> None:
+        asked = self._history.dynamic or self._history.declared
+        if self._lends and spec.trace.graph.env.hints and not asked:
+            self._lends, self._history.dynamic = False, False  # from the next call on
+            return
         training = tuple(x.training for x in spec.guard.leaves if is_module(x))
         self._run_eagerly(spec.guard, spec.modes, str(error), "", training, error)
 

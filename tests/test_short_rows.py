@@ -159,3 +159,14 @@ def test_places_that_a_row_decides(count: int) -> None:
         for found, wanted in zip(fast(x), function(x), strict=True):
             np.testing.assert_allclose(found.numpy(), wanted.numpy(), rtol=2e-6, atol=2e-6)
     assert fast.stats.hits == 1
+
+
+@pytest.mark.parametrize("shape", [(4, 3, 6, 6), (4, 3, 4, 4, 3), (2, 3, 2, 16)])
+def test_gradient_of_instance_norm(shape: tuple[int, ...]) -> None:
+    """Two sums over windows, the second of what the first and an outer place give."""
+    x, weight = jg.randn(*shape, requires_grad=True), jg.randn(*shape)
+    f = jg.jit(lambda x: jg.nn.functional.instance_norm(x, eps=1e-3), fallback="error")
+    (wanted,) = jg.autograd.grad(f.__wrapped__(x), x, weight)
+    for _ in range(2):
+        (found,) = jg.autograd.grad(f(x), x, weight)
+        np.testing.assert_allclose(found.numpy(), wanted.numpy(), rtol=1e-4, atol=1e-5)

@@ -40,7 +40,7 @@ from jitgrad.compiler.loops import (
 )
 from jitgrad.compiler.symbolic import Sym
 
-_MAX_KEPT = 1024
+_MAX_KEPT = 512
 _lock = threading.Lock()
 _kept: OrderedDict[Hashable, tuple[Generated, list[Array], list[Any]]] = OrderedDict()
 

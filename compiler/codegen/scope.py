@@ -103,13 +103,13 @@ class Scope:
         return Scope(self.fn, self, self.block, self._place)
 
     def child_with(self, other: Scope) -> Scope:
-        """A child that has the bindings of another scope as well."""
+        """A child that has the bindings of another scope as well, which replace its own."""
         child = self.child()
         child.bound |= other.bound
         child.axes |= other.axes
         child.locals |= other.locals
         child.buffers |= other.buffers
-        child.varying |= other.varying
+        child.varying = (child.varying - other.bound.keys()) | other.varying
         return child
 
     def bind(self, k: int, value: ir.Value) -> None:
