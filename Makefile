@@ -33,7 +33,7 @@ test-cuda: $(INSTALLED)
 
 test-long: $(INSTALLED)
 	$(PY) -m pytest -q -n 2 -m long --ignore=tests/parity --ignore=tests/cuda
-	JITGRAD_CUDA=sim $(PY) -m pytest -q -n 2 -m long tests/cuda
+	JITGRAD_CUDA=sim $(PY) -m pytest -q -n 2 -m long tests/cuda/test_samples.py
 
 # Beside the rivals that are installed. Hours with torch.compile: --skip torch.compile leaves it out.
 bench: $(INSTALLED)
