@@ -1,78 +1,92 @@
-"""Second derivatives of functions that are linear in pieces: zeros, on the tape."""
+"""Kernels that read here or there go by pieces (compiler/codegen/pieces.py): same values."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import itertools
 
 import numpy as np
 import pytest
+from test_tiles import TARGETS, run
 
 import jitgrad as jg
-import jitgrad.nn.functional as F
-
-FUNCTIONS: dict[str, Callable[[Any], Any]] = {
-    "relu": F.relu, "leaky_relu": F.leaky_relu, "hardtanh": F.hardtanh, "relu6": F.relu6,
-    "threshold": lambda x: F.threshold(x, 0.1, 0.5), "softshrink": F.softshrink,
-    "hardshrink": F.hardshrink, "hardsigmoid": F.hardsigmoid,
-    "prelu": lambda x: F.prelu(x, jg.full((1,), 0.3)), "pow": lambda x: x**1,
-    "max_pool": lambda x: F.max_pool1d(x, 2), "relu_": lambda x: F.relu(x * 1, inplace=True),
-    "half": lambda x: F.hardtanh(x.to(jg.bfloat16)),
-}  # fmt: skip
-
-
-def values() -> Any:
-    return jg.tensor([[-1.5, -0.2, 0.3, 2.5], [4.0, -4.0, 0.7, 7.0]], requires_grad=True)
-
-
-@pytest.mark.parametrize("name", FUNCTIONS)
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "jit"])
-def test_second_derivative_is_zero(name: str, compiled: bool) -> None:
-    def second(x: Any) -> Any:
-        x = x.detach().requires_grad_()
-        (g,) = jg.autograd.grad(FUNCTIONS[name](x).sum(), x, create_graph=True)
-        assert g.requires_grad
-        (h,) = jg.autograd.grad(g.sum(), x)
-        return g.detach(), h
-
-    run = jg.jit(second, fallback="error") if compiled else second
-    (first,) = jg.autograd.grad(FUNCTIONS[name](x := values()).sum(), x)
-    for _ in range(2):
-        g, h = run(values())
-        np.testing.assert_array_equal(g.numpy(), first.numpy())
-        np.testing.assert_array_equal(h.numpy(), np.zeros((2, 4)))
+from jitgrad.compiler.codegen.pieces import _changes, pieces
+from jitgrad.compiler.codegen.program import prepare
+from jitgrad.compiler.codegen.target import Target
+from jitgrad.compiler.index import Simplifier
+from jitgrad.compiler.kernels import (
+    LoopKernel,
+    Stage,
+    Store,
+)
+from jitgrad.compiler.loops import (
+    INDEX,
+    Array,
+    Expr,
+    axis,
+    const,
+    load,
+    make,
+    select,
+)
+from jitgrad.runtime import dtypes
 
 
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "jit"])
-def test_a_net_of_pieces_with_second_derivatives(compiled: bool) -> None:
-    """u'' of a net with relu is zero; what it is multiplied with still trains."""
-    jg.manual_seed(0)
-    w, v, c = jg.randn(1, 8), jg.randn(8, 1), jg.tensor(2.0, requires_grad=True)
-
-    def loss(x: Any) -> Any:
-        x = x.detach().requires_grad_()
-        u = (x @ w).relu() @ v
-        (du,) = jg.autograd.grad(u.sum(), x, create_graph=True)
-        (ddu,) = jg.autograd.grad(du.sum(), x, create_graph=True)
-        return (c * u + du + 3 * ddu).square().mean(), ddu
-
-    run = jg.jit(loss, fallback="error") if compiled else loss
-    for _ in range(2):
-        total, ddu = run(jg.linspace(-1, 1, 5)[:, None])
-        np.testing.assert_array_equal(ddu.detach().numpy(), np.zeros((5, 1)))
-        (g,) = jg.autograd.grad(total, c)
-        assert float(g) != 0
+def test_where_comparisons_change() -> None:
+    n = 12
+    for a, b, op in itertools.product((-3, -2, -1, 1, 2, 3), range(-20, 21), ("lt", "le")):
+        e = make(op, axis(0) * a, const(b, INDEX))
+        holds = [a * x < b if op == "lt" else a * x <= b for x in range(n)]
+        want = [x for x in range(1, n) if holds[x] != holds[x - 1]]
+        assert _changes(Simplifier({0: n}), e, {0: n}).get(0, []) == want
 
 
-def test_names_and_first_derivatives() -> None:
-    x = values()
-    assert F.leaky_relu(x).grad_fn.name() == "LeakyReluBackward0"
-    y = F.leaky_relu(x, 0.25)
-    y.sum().backward()
-    np.testing.assert_array_equal(x.grad.numpy(), np.where(x.detach().numpy() > 0, 1, 0.25))
-    assert jg.autograd.gradcheck(
-        F.hardtanh, (jg.tensor([-2.0, 0.3, 2.0], dtype=jg.float64, requires_grad=True),)
-    )
-    with pytest.raises(RuntimeError, match="does not require grad|not have been used"):
-        (g,) = jg.autograd.grad((2 * x).sum(), x, create_graph=True)
-        jg.autograd.grad(g.sum(), x)
+def count(shape: tuple[int, ...], value: Expr) -> int:
+    out = Array("out", shape, value.dtype)
+    index = tuple(axis(k) for k in range(len(shape)))
+    return len(pieces(prepare(LoopKernel(shape, [Stage((), (Store(out, index, value),))]))))
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.cpu)
+@pytest.mark.parametrize("along", [0, 1])
+def test_concatenation(along: int, target: Target) -> None:
+    rng = np.random.default_rng(0)
+    for cut in (1, 31, 128, 299):
+        shape = (300, 300)
+        sizes = [tuple(n if k == along else 300 for k in range(2)) for n in (cut, 300 - cut)]
+        x, y = (rng.standard_normal(s).astype(np.float32) for s in sizes)
+
+        def body(a: Array, b: Array, cut: int = cut) -> Expr:
+            here = (axis(0), axis(1))
+            there = tuple(i - cut if k == along else i for k, i in enumerate(here))
+            return select(make("lt", here[along], const(cut, INDEX)), load(a, here), load(b, there))
+
+        arrays = [Array("x", x.shape, dtypes.float32), Array("y", y.shape, dtypes.float32)]
+        assert count(shape, body(*arrays)) == 2
+        got = run(shape, body, [x, y], target, in_tiles=False)
+        assert np.array_equal(got, np.concatenate([x, y], along))
+
+
+def test_what_is_not_cut() -> None:
+    x = Array("x", (300, 300), dtypes.float32)
+    small = Array("x", (30, 30), dtypes.float32)
+    here = (axis(0), axis(1))
+    first = make("lt", axis(1), const(100, INDEX))
+    assert count((300, 300), select(first, load(x, here), const(0.0, dtypes.float32))) == 1
+    few = make("lt", axis(1), const(10, INDEX))
+    assert count((30, 30), select(few, load(small, here), load(small, here[::-1]))) == 1
+    assert count((300, 300), select(first, load(x, here), load(x, here[::-1]))) == 2
+
+
+def test_public_functions() -> None:
+    x, y, z = jg.randn(70, 300), jg.randn(70, 200), jg.randn(70, 1)
+    for f in (
+        lambda: jg.cat([x, y, z], 1) * 2,
+        lambda: jg.cat([x, x.flip(0)], 0).t().contiguous(),
+        lambda: x.roll((3, 7), (0, 1)) + x,
+        lambda: jg.stack([x, x + 1], 0),
+        lambda: jg.nn.functional.pad(x, (3, 4), mode="circular"),
+        lambda: jg.nn.functional.pad(x[None], (3, 4), mode="reflect"),
+    ):
+        compiled = jg.jit(f, fallback="error")
+        compiled()
+        assert np.array_equal(compiled().numpy(), f().numpy())
