@@ -236,7 +236,7 @@ def check_run(
     on_host = gpu.kernels.on_host(graph, found)
     pairs = enumerate(zip(on_host, expected, strict=True))
     apart = {i: a for i, (a, b) in pairs if differs(a, b, slack)}
-    if apart and (where := _unexplained(graph, before, named, apart, slack)):
+    if apart and (where := _unexplained(graph, before, named, apart, expected, slack)):
         text = first_difference(graph, before, named)
         raise RuntimeError(text or _FUSED.format(graph.name, where))
     return results
@@ -276,22 +276,22 @@ def _unexplained(
     arrays: Sequence[np.ndarray[Any, Any]],
     dims: Mapping[str, int],
     found: Mapping[int, np.ndarray[Any, Any]],
+    expected: Sequence[np.ndarray[Any, Any]],
     slack: float,
 ) -> str:
-    """Where a result (of `found`, by place) is further from the references than they move with
+    """Where a result (of `found`, by place) is further from the references' than they move with
     rounding inside the graph; "" if none is."""
     rng = np.random.default_rng(0)
     results = list(graph.results())
-    exact = interpret_all(graph, arrays, dims)
     spread = {i: np.zeros(a.shape) for i, a in found.items()}
     with np.errstate(all="ignore"):
         for _ in range(_NOISY_RUNS):
             values = interpret_all(graph, arrays, dims, lambda a: _moved(a, rng))
             for i, most in spread.items():
-                off = np.abs(_wide(values[results[i]]) - _wide(exact[results[i]]))
+                off = np.abs(_wide(values[results[i]]) - _wide(expected[i]))
                 np.maximum(most, np.where(np.isnan(off), np.inf, off), out=most)
         for i, a in found.items():
-            wanted = exact[results[i]]
+            wanted = expected[i]
             near = np.abs(_wide(a) - _wide(wanted)) <= 4 * spread[i]
             left = np.where(near | np.isinf(spread[i]), wanted, a).astype(a.dtype)
             if differs(left, wanted, slack):

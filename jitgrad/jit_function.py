@@ -456,18 +456,26 @@ class JitFunction:
     def _can_run_again(self, recorder: Recorder, watch: Watch) -> bool:
         """Whether a call that has failed left all as it was, and can be recorded without symbolic
         sizes and lifted numbers. (NumPy's arrays may have been written.)"""
-        if not self._lends or self._history.dynamic or self._history.declared:
+        if not self._lends_unasked():
             return False
         reached = [*watch.leaves, *(item.now for item in watch.items)]
         if watch.reasons or watch.appends or any(isinstance(x, np.ndarray) for x in reached):
             return False
         return not (recorder.has_effects() or watch.changed(set(), set()))
 
+    def _lends_unasked(self) -> bool:
+        """Whether numbers and sizes are lent as symbolic ones without the user's asking."""
+        return self._lends and not (self._history.dynamic or self._history.declared)
+
+    def _take_plain(self) -> None:
+        """Numbers and sizes are taken as they are, and guarded by their values."""
+        self._lends, self._history.dynamic = False, False
+
     def _record_plain(self, *call: Any) -> Any:
         """Records a call, and all later ones, with numbers as they are, guarded by their values.
         Where it fails all the same, that was not why."""
         before = self._history.dynamic
-        self._lends, self._history.dynamic = False, False
+        self._take_plain()
         try:
             return self._record(*call)
         except TypeError:
@@ -715,9 +723,8 @@ class JitFunction:
         self.specialisations = [s for s in self.specialisations if s.trace.leaf not in felled]
 
     def _refuse(self, spec: Specialisation, error: Exception) -> None:
-        asked = self._history.dynamic or self._history.declared
-        if self._lends and spec.trace.graph.env.hints and not asked:
-            self._lends, self._history.dynamic = False, False  # from the next call on
+        if spec.trace.graph.env.hints and self._lends_unasked():
+            self._take_plain()  # from the next call on
             return
         training = tuple(x.training for x in spec.guard.leaves if is_module(x))
         self._run_eagerly(spec.guard, spec.modes, str(error), "", training, error)

@@ -481,9 +481,16 @@ def edge_of(x: Tensor) -> tuple[Node | Tensor | None, int]:
     return (x, 0) if node is None else (node, x._out)
 
 
+def type_at(edge: Node | Tensor, slot: int) -> TensorType:
+    """The type of what is at a place of the tape: an output of a node, or a leaf."""
+    if isinstance(edge, Tensor):
+        return edge._type
+    return edge.out_types if edge.nout == 1 else edge.out_types[slot]
+
+
 def tensor_at(node: Node, slot: int) -> Tensor:
     """A tensor of the type and the place on the tape of a node's output, without data."""
-    out = wrap(None, node.out_types if node.nout == 1 else node.out_types[slot])
+    out = wrap(None, type_at(node, slot))
     out._node, out._out, out._requires_grad = node, slot, True
     return out
 

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 from jitgrad.state import state
-from jitgrad.tape.node import Gradients, IdentityNode, Node, _Named, edge_of, zeros_of
+from jitgrad.tape.node import Gradients, IdentityNode, Node, _Named, edge_of, type_at, zeros_of
 from jitgrad.tensor import Tensor
 
 
@@ -47,13 +47,9 @@ class FlatNode(IdentityNode):
         Node.__init__(self, self._op, {}, (own, edge), (own_slot, slot), g._type)
 
     def run(self, grads: Gradients) -> Gradients:
-        edge, slot = self.edges[1], self.slots[1]
+        edge = self.edges[1]
         assert edge is not None
-        if isinstance(edge, Tensor):
-            type_ = edge._type
-        else:
-            type_ = edge.out_types if edge.nout == 1 else edge.out_types[slot]
-        return (grads[0], zeros_of(type_))
+        return (grads[0], zeros_of(type_at(edge, self.slots[1])))
 
 
 def in_pieces(y: Tensor, x: Tensor, name: str) -> Tensor:
