@@ -83,13 +83,15 @@ class Plan:
         operand_types: held, so that ids of types in keys of plans stay theirs.
         taped: the result may be on the tape (differentiable, floating).
         kernel: what runs on the operands' arrays; None: the record's reference, with attributes.
-        keeps: for each set of operands that require grad (as bits), what is saved: a flag for each
-            operand, and whether the result is (a tuple of flags when there are several).
-        zeros: the attributes that are zero: 0.0 and -0.0 have one plan.
+        keeps: for each set of operands that require grad (as bits), what is saved.
         fresh: the kernel is one of NumPy's ufuncs, whose result is an array of its own.
+        lasts: it is kept, for all applications with these types and attributes, which are no
+            float that is zero: 0.0 and -0.0 have one plan.
     """
 
-    __slots__ = ("fresh", "keeps", "kernel", "operand_types", "reads", "taped", "types", "zeros")
+    __slots__ = (
+        "fresh", "keeps", "kernel", "lasts", "operand_types", "reads", "taped", "types",
+    )  # fmt: skip
 
     def __init__(
         self, types: Any, operand_types: tuple[TensorType, ...], taped: bool, kernel: Any
@@ -99,8 +101,8 @@ class Plan:
         self.operand_types = operand_types
         self.taped = taped
         self.fresh = type(kernel) is np.ufunc and kernel.nout == 1
-        self.zeros: tuple[str, ...] = ()
-        self.keeps: dict[int, tuple[tuple[bool, ...] | None, Any]] = {}
+        self.lasts = False
+        self.keeps: dict[int, Kept] = {}
         self.reads: tuple[frozenset[Any], ...] | None = None
 
     @property
@@ -108,8 +110,8 @@ class Plan:
         """The number of results."""
         return len(self.types) if type(self.types) is tuple else 1
 
-    def keeps_for(self, wanted: int, op: Any, attrs: dict[str, Any]) -> Any:
-        """(flags of operands, or None if no data of any is saved; flag or flags of results)."""
+    def keeps_for(self, wanted: int, op: Any, attrs: dict[str, Any]) -> Kept:
+        """What is saved where these operands require grad."""
         found = self.keeps.get(wanted)
         if found is None:
             count = len(self.operand_types)
@@ -136,12 +138,37 @@ class Plan:
             flags = tuple(i in needed for i in range(count))
             results = tuple(f"out{i}" in needed for i in range(self.nout))
             absent_some = any(isinstance(k, int) for k in saved_keys(op, count, self.nout))
-            found = (
-                flags if absent_some else None,
+            found = Kept(
+                self, wanted, flags if absent_some else None,
                 results[0] if op.nout == 1 else results,
-            )
+            )  # fmt: skip
             self.keeps[wanted] = found
         return found
+
+
+class Kept:
+    """What a node saves of an application, and how its derivative is run on arrays.
+
+    Attributes:
+        plan, wanted: the application's, and the operands that require grad, as bits.
+        operands: a flag for each operand: it is saved. None: no data of any is.
+        results: whether the result is saved (a tuple of flags when there are several).
+        uses: how often the derivative was run without `run`; negative: there is none.
+        run: the straight derivative (autograd/straight.py), or None.
+        reads: the operands that it takes. types: its results' (None: no gradient).
+    """
+
+    __slots__ = ("operands", "plan", "reads", "results", "run", "types", "uses", "wanted")
+
+    def __init__(
+        self, plan: Plan, wanted: int, operands: tuple[bool, ...] | None, results: Any
+    ) -> None:
+        self.plan, self.wanted = plan, wanted
+        self.operands, self.results = operands, results
+        self.uses = 0
+        self.run: Any = None
+        self.reads: tuple[int, ...] = ()
+        self.types: tuple[TensorType | None, ...] = ()
 
 
 plans: dict[Any, Plan] = {}
@@ -396,12 +423,12 @@ def _make_plan(key: Any, op: Any, operands: tuple[Any, ...], attrs: dict[str, An
         plain = partial(op.reference, **attrs) if kernel is None else kernel
         kernel = timing.timed(op, operand_types, many, attrs, plain)
     plan = Plan(types, operand_types, taped, kernel)
-    plan.zeros = tuple([k for k, v in attrs.items() if type(v) is float and v == 0.0])
     if static:
         if len(plans) >= _MAX_PLANS:
             plans.clear()
         with suppress(TypeError):  # an attribute that cannot be hashed: inferred every time
             plans[key] = plan
+            plan.lasts = not any(type(v) is float and v == 0.0 for v in attrs.values())
     return plan
 
 
@@ -534,8 +561,11 @@ def put_on_tape(
     else:
         node._code = None
         node._lasti = 0
-    found = plan.keeps.get(wanted)
-    keeps, keep_out = plan.keeps_for(wanted, op, attrs) if found is None else found
+    kept = plan.keeps.get(wanted)
+    if kept is None:
+        kept = plan.keeps_for(wanted, op, attrs)
+    node.kept = kept
+    keeps, keep_out = kept.operands, kept.results
     if keeps is None:
         node.operands = plan.operand_types
     else:

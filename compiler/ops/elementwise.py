@@ -264,6 +264,20 @@ class Relu(_NoBool):
     numpy = _relu
     domain = (0.25, 2.0)
 
+    def kernel(
+        self, types: Sequence[TensorType], attrs: dict[str, Any]
+    ) -> Callable[..., Any] | None:
+        dtype = types[0].dtype
+        if direct(self, Unary, dtype) is None or not types[0].shape:
+            return super().kernel(types, attrs)
+        zero = np.zeros((), dtype.np)
+
+        def run(x: np.ndarray) -> np.ndarray:
+            out = np.maximum(x, zero)
+            return np.add(out, zero, out)  # -0 becomes 0
+
+        return run
+
     def scalar(self, b: Builder, *x: Expr, **attrs: Any) -> Expr:
         return select(x[0] <= 0, const(0, x[0].dtype), x[0])
 

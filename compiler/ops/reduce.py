@@ -193,11 +193,11 @@ class _Accumulated(Reduce):
     ) -> Callable[..., Any] | None:
         dtype = types[0].dtype
         out = self.out_dtype(dtype, attrs.get("dtype"))
-        if not direct_reference(self, _Accumulated) or dtype is not out:
-            return None
-        if is_half(dtype) or dtype is dtypes.bool_:
+        if not direct_reference(self, _Accumulated) or is_half(out) or out is dtypes.bool_:
             return None
         reduce, axes, keep = self.ufunc.reduce, attrs["axes"], attrs.get("keepdim", False)
+        if dtype is not out:
+            return lambda x: reduce(cast_array(x, out), axes, out.np, None, keep)
         return lambda x: reduce(x, axes, out.np, None, keep)
 
     def lower(self, b: Builder, *operands: Array, **attrs: Any) -> Array:

@@ -24,7 +24,15 @@ from jitgrad.compiler.loops import (
 from jitgrad.compiler.ops import examples
 from jitgrad.compiler.ops.convert import cast_expr
 from jitgrad.compiler.ops.elementwise import compute
-from jitgrad.compiler.ops.record import OnnxContext, Op, Sample, is_half, op, scalar_like
+from jitgrad.compiler.ops.record import (
+    OnnxContext,
+    Op,
+    Sample,
+    direct_reference,
+    is_half,
+    op,
+    scalar_like,
+)
 from jitgrad.compiler.ops.reduce import (
     Axes,
     Reduce,
@@ -134,6 +142,15 @@ class _Softmax(Op):
     onnx_op = ""
     formula: ClassVar[Callable[[np.ndarray, int], np.ndarray]]
 
+    def kernel(
+        self, types: Sequence[TensorType], attrs: dict[str, Any]
+    ) -> Callable[..., Any] | None:
+        (x,) = types
+        if is_half(x.dtype) or x.numel == 0 or not direct_reference(self, _Softmax):
+            return None
+        formula, k = type(self).formula, attrs["axis"]
+        return lambda x: formula(x, k)
+
     def infer(self, *types: TensorType, **attrs: Any) -> TensorType:
         (x,) = types
         k = attrs["axis"]
@@ -195,13 +212,14 @@ class _Softmax(Op):
 
 
 def _softmax(x: np.ndarray, k: int) -> np.ndarray:
-    e = np.exp(x - x.max(axis=k, keepdims=True))
-    return np.asarray(e / e.sum(axis=k, keepdims=True))
+    e = np.exp(x - np.maximum.reduce(x, k, keepdims=True))
+    return np.divide(e, np.add.reduce(e, k, keepdims=True), e)
 
 
 def _log_softmax(x: np.ndarray, k: int) -> np.ndarray:
-    centred = x - x.max(axis=k, keepdims=True)
-    return np.asarray(centred - np.log(np.exp(centred).sum(axis=k, keepdims=True)))
+    centred = x - np.maximum.reduce(x, k, keepdims=True)
+    total = np.add.reduce(np.exp(centred), k, keepdims=True)
+    return np.subtract(centred, np.log(total), centred)
 
 
 class Softmax(_Softmax):

@@ -1,0 +1,182 @@
+"""Derivatives as straight code: what backward runs, on arrays, of applications met before.
+
+A record's vjp is Python that applies records. For one choice of types, attributes and wanted
+gradients it applies the same ones each time, so it is run once on stand-ins that note them, and
+becomes a function that calls their kernels one after another. Kernels are dispatch's, and so are
+the bits: those of the vjp on tensors.
+
+Owns the stand-ins and the making of functions. Who runs them, and when, is bare.py's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from jitgrad.compiler.types import TensorType
+from jitgrad.device import device
+from jitgrad.dispatch import Kept, plan_of
+from jitgrad.promotion import constant
+from jitgrad.runtime.dtypes import DType
+from jitgrad.tape.node import EVERY
+
+
+class Typed:
+    """Something of a tensor's type: what a vjp asks of its operands."""
+
+    __slots__ = ("_type",)
+
+    _type: TensorType
+
+    @property
+    def shape(self) -> Any:
+        return self._type.shape
+
+    @property
+    def ndim(self) -> int:
+        return len(self._type.shape)
+
+    @property
+    def dtype(self) -> DType:
+        return self._type.dtype
+
+    @property
+    def device(self) -> Any:
+        where = self._type.device
+        return where if type(where) is device else device(where)
+
+
+class _NotStraight(Exception):
+    """What a vjp applies is not known from types alone."""
+
+
+class _StandIn(Typed):
+    """An operand of a vjp that is run for its steps: `name` is its variable, None of what is not
+    saved, or computed from that."""
+
+    __slots__ = ("code", "name")
+
+    def __init__(self, code: _Code, name: str | None, type_: TensorType) -> None:
+        self._type, self.code, self.name = type_, code, name
+
+    def _bind(self, op: Any, operands: tuple[Any, ...], attrs: dict[str, Any]) -> Any:
+        return self.code.apply(op, operands, attrs)
+
+    def _constant(self, value: Any, dtype: DType) -> _StandIn:
+        return self.code.constant(value, dtype)
+
+
+class _Code:
+    """The steps of one run: (variables set, the call, variables read)."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[tuple[str, ...], str, tuple[str, ...]]] = []
+        self.scope: dict[str, Any] = {"asarray": np.asarray}
+
+    def name(self, value: Any) -> str:
+        """A name for a value that the function has from the start."""
+        name = f"c{len(self.scope)}"
+        self.scope[name] = value
+        return name
+
+    def constant(self, value: Any, dtype: DType) -> _StandIn:
+        found = constant(value, dtype)
+        return _StandIn(self, self.name(found._data), found._type)
+
+    def apply(self, op: Any, operands: tuple[Any, ...], attrs: dict[str, Any]) -> Any:
+        """Notes an application; gives stand-ins for its results."""
+        like = next((x for x in operands if isinstance(x, _StandIn)), None)
+        whole = [
+            x if like is None or isinstance(x, _StandIn) else self.constant(x, like.dtype)
+            for x in operands
+        ]
+        plan = plan_of(op, tuple(whole), attrs)
+        if op.random or not plan.lasts:
+            raise _NotStraight
+        types = plan.types if op.nout != 1 else (plan.types,)
+        names = [x.name for x in whole]
+        if any(name is None for name in names):
+            made = tuple([_StandIn(self, None, t) for t in types])
+        else:
+            first = len(self.steps)
+            targets = tuple([f"v{first}_{k}" for k in range(len(types))])
+            kernel = plan.kernel
+            if kernel is None:
+                kernel = partial(op.reference, **attrs) if attrs else op.reference
+            call = f"{self.name(kernel)}({', '.join(names)})"
+            if op.nout == 1 and not types[0].shape:  # maybe a NumPy scalar
+                call = f"asarray({call})"
+            self.steps.append((targets, call, tuple(names)))
+            made = tuple([_StandIn(self, n, t) for n, t in zip(targets, types, strict=True)])
+        return made if op.nout != 1 else made[0]
+
+    def function(self, arguments: list[str], results: list[str | None]) -> Callable[..., Any]:
+        """run(*arguments) -> the tuple of results, without the steps that none of them needs."""
+        needed = {name for name in results if name is not None}
+        lines: list[str] = []
+        for targets, call, names in reversed(self.steps):
+            if not needed.isdisjoint(targets):
+                needed.update(names)
+                lines.append(f"    {', '.join(targets)}{',' * (len(targets) > 1)} = {call}")
+        lines.append(f"def run({', '.join(arguments)}):")
+        lines.reverse()
+        lines.append(f"    return ({', '.join(map(str, results))},)")
+        exec(compile("\n".join(lines), "<derivative of jitgrad>", "exec"), self.scope)
+        made: Callable[..., Any] = self.scope["run"]
+        return made
+
+
+STRAIGHT = 3
+"""The use at which a derivative is made: what runs once or twice would not pay for it."""
+_NEVER = -(1 << 60)  # a count of uses that does not get there
+
+
+def make(op: Any, attrs: dict[str, Any], kept: Kept) -> None:
+    """Gives `kept` its straight derivative, where there is one."""
+    kept.uses = _NEVER
+    plan, code = kept.plan, _Code()
+    many = (*plan.operand_types, plan.types)
+    if not plan.lasts or op.nout != 1 or any(t.device != "cpu" for t in many):
+        return
+    saves = op.saves
+    arguments = ["g"]
+    reads: list[int] = []
+    operands: list[Any] = []
+    for i, t in enumerate(plan.operand_types):
+        saved = kept.operands is not None and kept.operands[i]
+        if saved:
+            arguments.append(f"x{i}")
+            reads.append(i)
+        if saved or i in saves or EVERY in saves:
+            operands.append(_StandIn(code, f"x{i}" if saved else None, t))
+        else:
+            operands.append(t)
+    out: Any = plan.types
+    if kept.results:
+        arguments.append("out")
+    if kept.results or "out" in saves or "out0" in saves:
+        out = _StandIn(code, "out" if kept.results else None, plan.types)
+    g = _StandIn(code, "g", plan.types)
+    needs = [bool(kept.wanted >> i & 1) for i in range(len(operands))]
+    chosen = {"needs": needs} if op.chooses else {}
+    try:
+        found = op.vjp(g, out, *operands, **chosen, **attrs)
+    except Exception:  # the same error comes, with its line, where the vjp is run itself
+        return
+    if type(found) is not tuple or len(found) < len(operands):
+        return
+    names: list[str | None] = []
+    types: list[TensorType | None] = []
+    for want, x in zip(needs, found, strict=False):
+        if not want or x is None:
+            names.append(None)
+            types.append(None)
+        elif type(x) is _StandIn and x.name is not None:
+            names.append(x.name)
+            types.append(x._type)
+        else:
+            return
+    kept.run, kept.reads, kept.types = code.function(arguments, names), tuple(reads), tuple(types)
