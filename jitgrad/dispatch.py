@@ -85,12 +85,13 @@ class Plan:
         kernel: what runs on the operands' arrays; None: the record's reference, with attributes.
         keeps: for each set of operands that require grad (as bits), what is saved.
         fresh: the kernel is one of NumPy's ufuncs, whose result is an array of its own.
-        lasts: it is kept, for all applications with these types and attributes, which are no
-            float that is zero: 0.0 and -0.0 have one plan.
+        zeros: the attributes that are zero: 0.0 and -0.0 have one plan.
+        lasts: it is kept, and says all of such applications: there are no such zeros.
     """
 
     __slots__ = (
         "fresh", "keeps", "kernel", "lasts", "operand_types", "reads", "taped", "types",
+        "zeros",
     )  # fmt: skip
 
     def __init__(
@@ -101,6 +102,7 @@ class Plan:
         self.operand_types = operand_types
         self.taped = taped
         self.fresh = type(kernel) is np.ufunc and kernel.nout == 1
+        self.zeros: tuple[str, ...] = ()
         self.lasts = False
         self.keeps: dict[int, Kept] = {}
         self.reads: tuple[frozenset[Any], ...] | None = None
@@ -423,12 +425,13 @@ def _make_plan(key: Any, op: Any, operands: tuple[Any, ...], attrs: dict[str, An
         plain = partial(op.reference, **attrs) if kernel is None else kernel
         kernel = timing.timed(op, operand_types, many, attrs, plain)
     plan = Plan(types, operand_types, taped, kernel)
+    plan.zeros = tuple([k for k, v in attrs.items() if type(v) is float and v == 0.0])
     if static:
         if len(plans) >= _MAX_PLANS:
             plans.clear()
         with suppress(TypeError):  # an attribute that cannot be hashed: inferred every time
             plans[key] = plan
-            plan.lasts = not any(type(v) is float and v == 0.0 for v in attrs.values())
+            plan.lasts = not plan.zeros
     return plan
 
 
