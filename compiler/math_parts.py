@@ -82,8 +82,12 @@ def power_of_two(n: Expr) -> Expr:
 
 
 def scale(y: Expr, n: Expr) -> Expr:
-    """y * 2^n, for whole n up to twice the exponents of normal numbers."""
-    return make("ldexp", y, n)
+    """y * 2^n, for |y| up to 2 and whole n up to twice the exponents of normal numbers.
+
+    What is 0 anyhow is chosen, not computed: a product that underflows takes some Intel processors
+    a hundred cycles, and exp(-inf) is as common as masks are."""
+    none = n < (-150.5 if y.dtype is dtypes.float32 else -1075.5)
+    return select(none, 0.0, make("ldexp", y, select(none, 0.0, n)))
 
 
 def clip(x: Expr, low: float, high: float) -> Expr:
@@ -104,7 +108,8 @@ def sigmoid_of(x: Expr, e: Expr) -> Expr:
     lost = e - (whole - 1.0)
     y = select(x < 0.0, e, 1.0) / whole
     # What rounding 1 + e loses is up to an ulp of y; 1 / whole need not be good to correct it.
-    return fma(y * lost, fma(whole, 0.5, -1.457), y)
+    # The product with y is the fma's: by itself it would be below the normal numbers for small e.
+    return fma(y, lost * fma(whole, 0.5, -1.457), y)
 
 
 def rsqrt(x: Expr) -> Expr:
