@@ -2,7 +2,9 @@
 
 Owns `Epilogue.emit`: for one tile, rounds the accumulators to the result's dtype, evaluates the
 stores' expressions, and stores them. Vectors are used for as many columns as fill them, where every
-store, and every load that depends on the column, lies contiguous along it; else elements.
+store, and every load that depends on the column, lies contiguous along it; else elements. Index
+arithmetic (a causal mask compares row and column) is done once for a vector where it does not
+depend on the lane, else lane by lane.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from jitgrad.compiler.codegen.code import Int, storage_type
 from jitgrad.compiler.codegen.convert import cast
 from jitgrad.compiler.codegen.emit import Ops
 from jitgrad.compiler.codegen.frame import Frame
+from jitgrad.compiler.codegen.memory import iota
 from jitgrad.compiler.codegen.microkernel import Tile
 from jitgrad.compiler.codegen.positions import Positions
 from jitgrad.compiler.codegen.values import Reader, emit, from_storage, to_storage
@@ -70,6 +73,8 @@ class Epilogue:
                 if positions.stride not in (0, 1):
                     positions.stride = frame.unknown(positions.stride)
             self.places.append((access, rows, cols))
+        self.lane_axis: int | None = None
+        self.by_lane: set[Expr] = set()
         self.width = self._vector_width(self.values)
 
     def _vector_width(self, roots: Sequence[Expr]) -> int:
@@ -85,13 +90,31 @@ class Epilogue:
             if part.is_zero or part.is_unit:
                 continue
             width = math.gcd(width, part.run)
-        plain = _outside_loads(roots)
-        if any(e.dtype is INDEX for e in plain):
-            return 1
         first = self.places[: len(self.kernel.stores)]
         if any(p is not None and p[0].parts[2].is_zero for p in first):
             return 1
-        return width
+        return math.gcd(width, self._index_width(roots))
+
+    def _index_width(self, roots: Sequence[Expr]) -> int:
+        """The widest vector of columns that index arithmetic allows; finds `lane_axis`, which
+        counts its lanes, and `by_lane`, the index expressions that depend on it."""
+        plain = _outside_loads(roots)
+        if not any(e.dtype is INDEX for e in plain):
+            return self.tile.width
+        if any(e.op == "check" for e in plain):
+            return 1
+        longer = [a for a in self.groups[2] if self.extents[a] != 1]
+        self.lane_axis = longer[-1] if longer else None
+        self.by_lane = {
+            e
+            for e in plain
+            if e.dtype is INDEX
+            and any(x.op == "axis" and x.attr == self.lane_axis for x in postorder([e]))
+        }
+        if len(longer) < 2:
+            return self.tile.width
+        extent = self.extents[longer[-1]]
+        return extent if isinstance(extent, int) else 1
 
     # -- per block -----------------------------------------------------------------------------
     def set_block(
@@ -208,7 +231,15 @@ class _TileReader(Reader):
             return code.splat(value, self.width) if broadcast else value
         if e.op == "axis" and not self.known:
             self._axes()
-        return super().leaf(e)
+        if self.width == 1 or e.dtype is not INDEX:
+            return super().leaf(e)
+        if e not in ep.by_lane:
+            one = _TileReader(ep, self.value, self.row, self.col, 1)
+            return code.splat(emit([e], one)[0], self.width)
+        if e.op == "axis":
+            first = code.splat(code.value(self.axes[e.attr]), self.width)
+            return code.b.add(first, iota(self.width))
+        return None
 
     def _axes(self) -> None:
         ep, code = self.epilogue, self.code
