@@ -191,7 +191,7 @@ class BodyRecorder(Relay):
             if not isinstance(node, Node) or id(node) in seen or node.seq < self.first_node:
                 continue
             seen.add(id(node))
-            if type(node) not in _PLAIN_NODES or node.hooks:
+            if node.kind not in _PLAIN_NODES or node.hooks:
                 raise Untraceable(f"has a derivative of its own ({node.name()}) or a hook inside")
             stack.extend(node.edges)
 

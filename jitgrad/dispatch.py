@@ -714,7 +714,7 @@ def check_inplace(target: Tensor, value_requires_grad: bool = False) -> None:
 
 def _is_start(node: Node | None) -> bool:
     """Whether a tensor with this node is a leaf, or what func.grad gave a function as one."""
-    return node is None or type(node) is StartNode
+    return node is None or node.kind is StartNode
 
 
 def assign(target: Tensor, value: Tensor, non_blocking: bool = False) -> None:

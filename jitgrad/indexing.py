@@ -22,6 +22,7 @@ from jitgrad.functions.shape import broadcast_shapes_of
 from jitgrad.promotion import cast, constant
 from jitgrad.runtime import dtypes
 from jitgrad.sizes import infer
+from jitgrad.tape.names import called
 from jitgrad.tensor import Tensor
 
 
@@ -114,6 +115,10 @@ def _bound(value: Any, size: Any, default: Any) -> Any:
     return size if value > size else value
 
 
+_NAMES = {type(None): "UnsqueezeBackward0", slice: "SliceBackward0"}
+"""What the tape calls the node of a view, by the type of its last part."""
+
+
 def _view(x: Tensor, parts: Sequence[Any]) -> tuple[Tensor, list[Any]]:
     """Applies ints, slices and None. Returns the view, and for each of its dims the index tensor
     that is still to be applied there, or None."""
@@ -181,6 +186,9 @@ def _view(x: Tensor, parts: Sequence[Any]) -> tuple[Tensor, list[Any]]:
         x = apply(OPS["slice"], (x,), attrs)
     if reshaped or not sliced:
         x = apply(OPS["reshape"], (x,), {"shape": tuple(shape)})
+        if x._node is not None:
+            told = [p for p in parts if p != slice(None)] if reshaped else []
+            called(x, _NAMES.get(type(told[-1]) if told else slice, "SelectBackward0"))
     return x, advanced
 
 

@@ -36,6 +36,7 @@ from jitgrad.promotion import NUMBERS, constant
 from jitgrad.runtime.arguments import located
 from jitgrad.runtime.dtypes import Category
 from jitgrad.runtime.userline import LOCATED, add_line
+from jitgrad.tape.names import called
 from jitgrad.tensor import Tensor
 
 _tensor: Any = Tensor  # the class, to attach to
@@ -216,6 +217,10 @@ VIEWS_IN_PLACE = ("squeeze", "unsqueeze", "transpose", "t", "swapaxes", "swapdim
 _OPERANDS = (Tensor, *NUMBERS)
 
 
+_SWAPPED = {"sub": "RsubBackward1", "div": "MulBackward0"}
+"""What nodes of operators of a number and a tensor are called, where PyTorch has others."""
+
+
 def _operand(x: Any) -> Any:
     """What an operator takes beside a tensor: tensors, numbers, arrays; else NotImplemented."""
     if isinstance(x, _OPERANDS):
@@ -225,6 +230,7 @@ def _operand(x: Any) -> Any:
 
 def _operator(name: str, swap: bool = False) -> Callable[..., Any]:
     function = FUNCTIONS[name]
+    called_by = _SWAPPED.get(name)
 
     def forward(self: Tensor, other: Any) -> Any:
         if type(other) is not float and type(other) is not int:
@@ -239,7 +245,10 @@ def _operator(name: str, swap: bool = False) -> Callable[..., Any]:
         if type(other) is not float and type(other) is not int:
             other = _operand(other)
         try:
-            return other if other is NotImplemented else function(other, self)
+            if other is NotImplemented:
+                return other
+            made = function(other, self)
+            return made if called_by is None else called(made, called_by)
         except LOCATED as error:
             add_line(error)
             raise

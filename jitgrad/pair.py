@@ -358,7 +358,10 @@ def _saver(pair: Pair, v: Value) -> tuple[Any, str]:
             if "out" in n.op.saves or f"out{i}" in n.op.saves:
                 where = "its result"
         if where is not None:
-            face: Any = SimpleNamespace(op=n.op, line=n.line)
+            types = tuple([y.type for y in n.outputs])
+            face: Any = SimpleNamespace(
+                op=n.op, line=n.line, out_types=types[0] if n.op.nout == 1 else types
+            )
             face.name = partial(TapeNode.name, face)
             return face, where
     made = f"the result of {v.node.op.name} at {v.node.line}" if v.node is not None else v.name

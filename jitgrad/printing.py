@@ -187,7 +187,9 @@ def tensor_text(x: Tensor, prefix: str = "tensor(") -> str:
         suffixes.insert(0, f"device='{x._type.device}'")
     if x.requires_grad:
         node = x.grad_fn
-        suffixes.append("requires_grad=True" if node is None else f"grad_fn=<{node.name()}>")
+        suffixes.append(
+            "requires_grad=True" if node is None else f"grad_fn=<{type(node).__name__}>"
+        )
     return _with_suffixes(prefix + body, suffixes, len(prefix))
 
 

@@ -560,7 +560,7 @@ class Tensor(TensorMethods):
             self._view.refresh(self)
         if self._node is not None and state.recorder is not None:
             state.recorder.tape_read(self._node)
-        return self._node
+        return None if self._node is None else self._node.shown()
 
     @property
     def output_nr(self) -> int:

@@ -422,7 +422,7 @@ def _run_node(node: Node, grads: list[Tensor | None]) -> tuple[Any, ...]:
             changed = hook(tuple(grads))
             if changed is not None:
                 grads = list(changed) if isinstance(changed, tuple) else [changed]
-    if recorder is not None and type(node) is Node:
+    if recorder is not None and node.kind is Node:
         state.backward.node = node
     if anomaly:
         passed = _run_watched(node, grads)

@@ -103,6 +103,11 @@ class FunctionNode(Node):
     def name(self) -> str:
         return f"{self.function.__name__}Backward"
 
+    @property
+    def saved_tensors(self) -> tuple[Tensor | None, ...]:
+        """What forward saved by `ctx.save_for_backward`."""
+        return self.unpack_saved()
+
     def keep(self, outputs: Sequence[Any]) -> None:
         """Takes over what forward saved. Own outputs are kept without a cycle."""
         mine = {id(y): i for i, y in enumerate(outputs)}

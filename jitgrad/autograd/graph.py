@@ -8,7 +8,7 @@ from typing import Any
 
 from jitgrad.autograd.hooks import register_hook
 from jitgrad.state import state
-from jitgrad.tape.node import AccumulateGrad, GradientEdge, Node, RemovableHandle, edge_of
+from jitgrad.tape.node import GradientEdge, Handles, Node, RemovableHandle, edge_of, face
 from jitgrad.tensor import Tensor
 
 
@@ -81,7 +81,7 @@ def get_gradient_edge(tensor: Tensor) -> GradientEdge:
             "It is not possible to get the gradient edge for a Tensor that does not require "
             "gradients"
         )
-    return GradientEdge(AccumulateGrad(edge) if isinstance(edge, Tensor) else edge, slot)
+    return GradientEdge(face(edge), slot)
 
 
 def increment_version(tensor: Tensor | Sequence[Tensor]) -> None:
@@ -90,16 +90,6 @@ def increment_version(tensor: Tensor | Sequence[Tensor]) -> None:
         if state.recorder is not None:
             state.recorder.raw_read(x, "increment_version")
         x._storage.version += 1
-
-
-class _Handles(RemovableHandle):
-    def __init__(self, handles: Sequence[RemovableHandle]) -> None:
-        super().__init__({})
-        self._handles = handles
-
-    def remove(self) -> None:
-        for handle in self._handles:
-            handle.remove()
 
 
 def register_multi_grad_hook(
@@ -145,7 +135,7 @@ def register_multi_grad_hook(
         return hook
 
     chosen = [i for i, x in enumerate(xs) if mode == "all" or x.requires_grad]
-    return _Handles([register_hook(xs[i], hook_of(i)) for i in chosen])
+    return Handles([register_hook(xs[i], hook_of(i)) for i in chosen])
 
 
 __all__ = [

@@ -10,6 +10,7 @@ from jitgrad.functions import elementwise, linalg, reduce
 from jitgrad.functions.args import expect_dtype, expect_floating, expect_tensor
 from jitgrad.functions.shape import broadcast_shapes_of
 from jitgrad.promotion import promote_types
+from jitgrad.tape.names import called, naming
 from jitgrad.tensor import Tensor
 
 _MANY_ROWS = 25
@@ -21,7 +22,7 @@ def pairwise_distance(
 ) -> Tensor:
     """The p-norm of x1 - x2 + eps over the last dim; shapes broadcast."""
     expect_tensor("pairwise_distance", x1), expect_tensor("pairwise_distance", x2)
-    return reduce.vector_norm(x1 - x2 + eps, p, -1, keepdim)
+    return called(reduce.vector_norm(x1 - x2 + eps, p, -1, keepdim), "NormBackward1")
 
 
 def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
@@ -48,6 +49,7 @@ def _unit(x: Tensor, dim: int, eps: float) -> Tensor:
 
 
 @wide
+@naming("CdistBackward0")
 def cdist(
     x1: Tensor, x2: Tensor, p: float = 2.0,
     compute_mode: str = "use_mm_for_euclid_dist_if_necessary",

@@ -22,6 +22,7 @@ from jitgrad.promotion import (
 )
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import Category, DType
+from jitgrad.tape.names import called, naming
 from jitgrad.tape.pieces import in_pieces
 from jitgrad.tensor import Tensor
 
@@ -143,7 +144,7 @@ def sub(input: Any, other: Any, *older: Any, alpha: Any = 1) -> Tensor:
 
 def rsub(input: Any, other: Any, alpha: Any = 1) -> Tensor:
     """other - alpha * input."""
-    return sub(other, input, alpha=alpha)
+    return called(sub(other, input, alpha=alpha), "RsubBackward1")
 
 
 def mul(input: Any, other: Any) -> Tensor:
@@ -193,8 +194,9 @@ def pow(input: Any, exponent: Any) -> Tensor:
         if not isinstance(exponent, bool) and dtype.category >= Category.INT:
             special = _POWERS.get(float(exponent))
             if special is not None and (dtype.category >= Category.FLOAT or exponent in (1, 2, 3)):
-                return special(cast(input, dtype))
-    return elementwise(OPS["pow"], input, exponent)
+                return called(special(cast(input, dtype)), "PowBackward0")
+    kind = 0 if plain else 1 if isinstance(input, Tensor) else 2
+    return called(elementwise(OPS["pow"], input, exponent), f"PowBackward{kind}")
 
 
 _POWERS: dict[float, Callable[[Tensor], Tensor]] = {
@@ -257,7 +259,7 @@ def masked_fill(input: Tensor, mask: Tensor, value: Any) -> Tensor:
         raise RuntimeError(
             f"masked_fill only supports boolean masks, but got mask with dtype {mask.dtype}"
         )
-    return apply(_where, (mask, value, input), {})
+    return called(apply(_where, (mask, value, input), {}), "MaskedFillBackward0")
 
 
 def _fill_value(name: str, value: Any, dtype: DType) -> Tensor:
@@ -288,7 +290,8 @@ def clamp(input: Tensor, min: Any = None, max: Any = None) -> Tensor:
         out = _bound(out, to_operand(min, dtype), "ge")
     if max is not None:
         out = _bound(out, to_operand(max, dtype), "le")
-    return out
+    by_tensors = isinstance(min, Tensor) or isinstance(max, Tensor)
+    return called(out, "ClampBackward0" if by_tensors else "ClampBackward1")
 
 
 def _bound(x: Tensor, bound: Tensor, keep: str) -> Tensor:
@@ -304,24 +307,24 @@ def _bound(x: Tensor, bound: Tensor, keep: str) -> Tensor:
 
 def clamp_min(input: Tensor, min: Any) -> Tensor:
     """input, but at least `min`."""
-    return clamp(input, min=min)
+    return called(clamp(input, min=min), "ClampMinBackward0")
 
 
 def clamp_max(input: Tensor, max: Any) -> Tensor:
     """input, but at most `max`."""
-    return clamp(input, max=max)
+    return called(clamp(input, max=max), "ClampMaxBackward0")
 
 
 def square(input: Tensor) -> Tensor:
     """input * input."""
-    return pow(input, 2)
+    return called(pow(input, 2), "PowBackward0")
 
 
 def frac(input: Tensor) -> Tensor:
     """The fractional part: input - trunc(input)."""
     if input.dtype.category < Category.FLOAT:
         raise NotImplementedError(f"[frac] expected floating numbers; got {input._type}")
-    return sub(input, generated["trunc"](input))
+    return called(sub(input, generated["trunc"](input)), "FracBackward0")
 
 
 def signbit(input: Tensor) -> Tensor:
@@ -352,9 +355,10 @@ def logit(input: Tensor, eps: float | None = None) -> Tensor:
     inside = (x >= 0) & (x <= 1)
     value = generated["log"](x) - generated["log1p"](-x)  # at 0 and 1 its slope is infinite
     nothing = generated["sqrt"](where(inside, 1.0, x * (1 - x)))  # NaN, and so is its slope
-    return where(inside, value, nothing)
+    return called(where(inside, value, nothing), "LogitBackward0")
 
 
+@naming("LerpBackward0")
 def lerp(input: Tensor, end: Tensor, weight: Any) -> Tensor:
     """input + weight * (end - input), from the nearer end (exact at both)."""
     for name, x in (("end", end), ("weight", weight)):
@@ -381,6 +385,7 @@ def _expect_value(name: str, value: Any, dtype: DType) -> None:
         )
 
 
+@naming("AddcmulBackward0")
 def addcmul(input: Tensor, tensor1: Tensor, tensor2: Tensor, *older: Any, value: Any = 1) -> Tensor:
     """input + value * tensor1 * tensor2."""
     if older:
@@ -392,6 +397,7 @@ def addcmul(input: Tensor, tensor1: Tensor, tensor2: Tensor, *older: Any, value:
     return input + (product if _is_one(value) else value * product)
 
 
+@naming("AddcdivBackward0")
 def addcdiv(input: Tensor, tensor1: Tensor, tensor2: Tensor, *older: Any, value: Any = 1) -> Tensor:
     """input + value * tensor1 / tensor2."""
     if older:
@@ -413,6 +419,7 @@ def _is_one(value: Any) -> bool:
     return isinstance(value, (int, float)) and not is_lifted(value) and value == 1
 
 
+@naming("HypotBackward0")
 def hypot(input: Tensor, other: Any) -> Tensor:
     """sqrt(input**2 + other**2), without overflow in between."""
     expect_real("hypot", input, other)
@@ -430,6 +437,7 @@ def _expect_floats(name: str, input: Any, other: Any) -> DType:
     return dtype
 
 
+@naming("LogaddexpBackward0")
 def logaddexp(input: Tensor, other: Any) -> Tensor:
     """log(exp(input) + exp(other)), stable. Raises NotImplementedError for integers."""
     dtype = _expect_floats("logaddexp", input, other)
@@ -440,6 +448,7 @@ def logaddexp(input: Tensor, other: Any) -> Tensor:
     return generated["log"](total) + finite
 
 
+@naming("Logaddexp2Backward0")
 def logaddexp2(input: Tensor, other: Any) -> Tensor:
     """log2(2**input + 2**other), stable. Raises NotImplementedError for integers."""
     dtype = _expect_floats("logaddexp2", input, other)
@@ -456,7 +465,9 @@ def xlogy(input: Any, other: Any) -> Tensor:
     a, b = to_operand(input, dtype), to_operand(other, dtype)
     # Where 0 * log(b) is 0 anyway, the derivative by a is log(b). Adding 0 makes -0 a 0.
     zero = (a == 0) & ((b <= 0) | (b == math.inf))
-    return where(zero, 0.0, a * generated["log"](where(zero, 1.0, b)) + 0.0)
+    return called(
+        where(zero, 0.0, a * generated["log"](where(zero, 1.0, b)) + 0.0), "XlogyBackward0"
+    )
 
 
 def heaviside(input: Tensor, values: Tensor) -> Tensor:
@@ -471,6 +482,7 @@ def heaviside(input: Tensor, values: Tensor) -> Tensor:
     return apply(_where, (input == 0, cast(values, input.dtype), step), {})
 
 
+@naming("NanToNumBackward0")
 def nan_to_num(
     input: Tensor,
     nan: float | None = None,
@@ -519,12 +531,14 @@ def _number_wins(input: Tensor, other: Any, name: str) -> Tensor:
     return where(first | generated["isnan"](b), a, b)
 
 
+@naming("Deg2RadBackward0")
 def deg2rad(input: Tensor) -> Tensor:
     """Degrees to radians. Raises RuntimeError for complex numbers."""
     _real_only("deg2rad", input)
     return input * (math.pi / 180)
 
 
+@naming("Rad2DegBackward0")
 def rad2deg(input: Tensor) -> Tensor:
     """Radians to degrees. Raises RuntimeError for complex numbers."""
     _real_only("rad2deg", input)

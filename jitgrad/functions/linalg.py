@@ -13,6 +13,7 @@ from jitgrad.dispatch import apply
 from jitgrad.functions.args import expect_dtype, expect_expandable, expect_tensor, older_order
 from jitgrad.functions.complex_numbers import conj
 from jitgrad.promotion import cast
+from jitgrad.tape.names import called
 from jitgrad.tensor import Tensor
 
 
@@ -46,8 +47,10 @@ def matmul(input: Tensor, other: Tensor) -> Tensor:
     """
     _expect("matmul", input, other)
     a, b = input, other
-    if a.ndim >= 2 and b.ndim >= 2:
+    if a.ndim == 2 and b.ndim == 2:
         return _product(a, b)
+    if a.ndim >= 2 and b.ndim >= 2:
+        return called(_product(a, b), "UnsafeViewBackward0")
     if a.ndim == 0 or b.ndim == 0:
         raise RuntimeError(
             f"both arguments to matmul need to be at least 1D, but they are {a.ndim}D and {b.ndim}D"
@@ -61,7 +64,7 @@ def matmul(input: Tensor, other: Tensor) -> Tensor:
         )
     if a.ndim == 1:
         return _product(a.unsqueeze(0), b).squeeze(-2)
-    return _product(a, b.unsqueeze(1)).squeeze(-1)
+    return called(_product(a, b.unsqueeze(1)).squeeze(-1), "MvBackward0")
 
 
 def _ranks(name: str, a: Tensor, b: Tensor, ranks: tuple[int, int]) -> None:
@@ -95,7 +98,7 @@ def bmm(input: Tensor, mat2: Tensor) -> Tensor:
 def mv(input: Tensor, vec: Tensor) -> Tensor:
     """(M, K) by (K,)."""
     _ranks("mv", input, vec, (2, 1))
-    return matmul(input, vec)
+    return called(matmul(input, vec), "MvBackward0")
 
 
 def dot(input: Tensor, tensor: Tensor) -> Tensor:
@@ -106,7 +109,7 @@ def dot(input: Tensor, tensor: Tensor) -> Tensor:
             "inconsistent tensor size, expected tensor "
             f"{list(input.shape)} and src {list(tensor.shape)} to have the same number of elements"
         )
-    return _product(input.unsqueeze(0), tensor.unsqueeze(1)).reshape(())
+    return called(_product(input.unsqueeze(0), tensor.unsqueeze(1)).reshape(()), "DotBackward0")
 
 
 def vdot(input: Tensor, other: Tensor) -> Tensor:
@@ -171,14 +174,14 @@ def addmm(
     input: Tensor, mat1: Tensor, mat2: Tensor, *older: Any, beta: Any = 1, alpha: Any = 1
 ) -> Tensor:
     """beta * input + alpha * (mat1 @ mat2)."""
-    return _blend("addmm", mm, (input, mat1, mat2, *older), beta, alpha)
+    return called(_blend("addmm", mm, (input, mat1, mat2, *older), beta, alpha), "AddmmBackward0")
 
 
 def addmv(
     input: Tensor, mat: Tensor, vec: Tensor, *older: Any, beta: Any = 1, alpha: Any = 1
 ) -> Tensor:
     """beta * input + alpha * (mat @ vec)."""
-    return _blend("addmv", mv, (input, mat, vec, *older), beta, alpha)
+    return called(_blend("addmv", mv, (input, mat, vec, *older), beta, alpha), "AddmvBackward0")
 
 
 def addr(
@@ -193,7 +196,9 @@ def baddbmm(
     input: Tensor, batch1: Tensor, batch2: Tensor, *older: Any, beta: Any = 1, alpha: Any = 1
 ) -> Tensor:
     """beta * input + alpha * bmm(batch1, batch2)."""
-    return _blend("baddbmm", bmm, (input, batch1, batch2, *older), beta, alpha)
+    return called(
+        _blend("baddbmm", bmm, (input, batch1, batch2, *older), beta, alpha), "BaddbmmBackward0"
+    )
 
 
 @lower
@@ -201,7 +206,10 @@ def addbmm(
     input: Tensor, batch1: Tensor, batch2: Tensor, *older: Any, beta: Any = 1, alpha: Any = 1
 ) -> Tensor:
     """beta * input + alpha * the sum of bmm(batch1, batch2) over the batch."""
-    return _blend("addbmm", _bmm_total, (input, batch1, batch2, *older), beta, alpha)
+    return called(
+        _blend("addbmm", _bmm_total, (input, batch1, batch2, *older), beta, alpha),
+        "AddbmmBackward0",
+    )
 
 
 def _bmm_total(batch1: Tensor, batch2: Tensor) -> Tensor:
@@ -256,7 +264,7 @@ def cross(input: Tensor, other: Tensor, dim: int | None = None) -> Tensor:
         dim = next((k for k, size in enumerate(sizes) if size == 3), None)
         if dim is None:
             raise RuntimeError(f"[cross] expected a dim of size 3; got {input._type}; pass dim")
-    return vector_product(input, other, dim=dim)
+    return called(vector_product(input, other, dim=dim), "LinalgCrossBackward0")
 
 
 def vector_product(input: Tensor, other: Tensor, dim: int) -> Tensor:
@@ -283,7 +291,7 @@ def trace(input: Tensor) -> Tensor:
     """The sum of a matrix's diagonal."""
     if input.ndim != 2:
         raise RuntimeError(f"trace: expected a matrix, but got tensor with dim {input.ndim}")
-    return input.diagonal().sum()
+    return called(input.diagonal().sum(), "TraceBackward0")
 
 
 def chain_matmul(*matrices: Tensor) -> Tensor:

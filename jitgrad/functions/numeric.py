@@ -13,6 +13,7 @@ from jitgrad.functions.shape import slice_along, view_dtype
 from jitgrad.promotion import cast, constant, floating, result_type
 from jitgrad.return_types import TYPES
 from jitgrad.runtime import dtypes
+from jitgrad.tape.names import called, naming
 from jitgrad.tensor import Tensor
 
 
@@ -89,7 +90,7 @@ def isin(
 
 def dist(input: Tensor, other: Tensor, p: float = 2) -> Tensor:
     """The p-norm of input - other."""
-    return vector_norm(input - other, p)
+    return called(vector_norm(input - other, p), "DistBackward0")
 
 
 def renorm(input: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:
@@ -106,9 +107,10 @@ def renorm(input: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:
     others = [k for k in range(input.ndim) if k != axis]
     norms = vector_norm(input, p, others, True)
     factor = where(norms > maxnorm, maxnorm / (norms + 1e-7), 1.0)
-    return cast(input * factor, input.dtype)
+    return called(cast(input * factor, input.dtype), "RenormBackward0")
 
 
+@naming("LogcumsumexpBackward0")
 def logcumsumexp(input: Tensor, dim: int) -> Tensor:
     """log(cumsum(exp(x))) along dim, stable: pairs at distances 1, 2, 4, ... are joined.
 
@@ -270,11 +272,13 @@ def _one_sided(a: Tensor, b: Tensor, c: Tensor, h: Any, k: Any) -> Tensor:
 
 
 # -- running extremes ------------------------------------------------------------------------------
+@naming("CummaxBackward0")
 def cummax(input: Tensor, dim: int) -> Any:
     """(the greatest element so far along dim, the index of its last place). NaN wins."""
     return _running("cummax", input, dim)
 
 
+@naming("CumminBackward0")
 def cummin(input: Tensor, dim: int) -> Any:
     """(the least element so far along dim, the index of its last place). NaN wins."""
     return _running("cummin", input, dim)

@@ -19,6 +19,7 @@ from jitgrad.promotion import cast, floating
 from jitgrad.return_types import TYPES
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import Category, DType
+from jitgrad.tape.names import called, naming
 from jitgrad.tensor import Tensor
 
 
@@ -68,14 +69,17 @@ def mean(
     axes = all_axes("mean", input.ndim, dim)
     if input.dtype in (dtypes.float16, dtypes.bfloat16):  # one rounding, at the end
         wide = _reduce("sum", cast(input, dtypes.float32), axes, keepdim)
-        return cast(_over(wide, _count(input, axes)), input.dtype)
-    return _over(_reduce("sum", input, axes, keepdim), _count(input, axes))
+        out = cast(_over(wide, _count(input, axes)), input.dtype)
+    else:
+        out = _over(_reduce("sum", input, axes, keepdim), _count(input, axes))
+    return called(out, "MeanBackward0" if dim is None else "MeanBackward1")
 
 
 def _over(total: Tensor, count: Any) -> Tensor:
     return total / (count if isinstance(count, Sym) else operator.index(count))
 
 
+@naming("VarMeanBackward0")
 def var_mean(
     input: Tensor,
     dim: Any = None,
@@ -110,6 +114,7 @@ def _at_least_zero(count: Any, dtype: DType) -> Any:
     return builtins.max(float(count), 0.0)
 
 
+@naming("VarBackward0")
 def var(
     input: Tensor,
     dim: Any = None,
@@ -122,6 +127,7 @@ def var(
     return var_mean(input, dim, unbiased, keepdim, correction=correction)[0]
 
 
+@naming("StdMeanBackward0")
 def std_mean(
     input: Tensor,
     dim: Any = None,
@@ -144,7 +150,7 @@ def std(
     correction: Any = None,
 ) -> Tensor:
     """The standard deviation over `dim`. The gradient of equal numbers is 0."""
-    return _root(var(input, dim, unbiased, keepdim, correction=correction))
+    return called(_root(var(input, dim, unbiased, keepdim, correction=correction)), "StdBackward0")
 
 
 def amax(input: Tensor, dim: Any = (), keepdim: bool = False) -> Tensor:
@@ -166,6 +172,7 @@ def _filled(name: str, input: Tensor, dim: Any) -> tuple[int, ...]:
     return all_axes(name, input.ndim, dim)
 
 
+@naming("AminmaxBackward0")
 def aminmax(input: Tensor, *, dim: int | None = None, keepdim: bool = False) -> Any:
     """(min, max) over a dim, or of all."""
     return TYPES["aminmax"](amin(input, () if dim is None else dim, keepdim),
@@ -180,7 +187,8 @@ def _extreme(name: str, input: Tensor, dim: Any, keepdim: bool) -> Any:
                 f"{name}(): Expected reduction dim to be specified for input.numel() == 0; got "
                 f"{input._type}; pass dim"
             )
-        return _reduce(whole, input, tuple(range(input.ndim)), False)
+        out = _reduce(whole, input, tuple(range(input.ndim)), False)
+        return called(out, f"{name.capitalize()}Backward1")
     if isinstance(dim, Tensor):
         return input.maximum(dim) if name == "max" else input.minimum(dim)
     axis = one_axis(name, input.ndim, dim)
@@ -191,7 +199,7 @@ def _extreme(name: str, input: Tensor, dim: Any, keepdim: bool) -> Any:
     value = apply(OPS["gather"], (input, index), {"axis": axis})
     if not keepdim:
         value, index = value.squeeze(axis), index.squeeze(axis)
-    return TYPES[name](value, index)
+    return TYPES[name](called(value, f"{name.capitalize()}Backward0"), index)
 
 
 def max(input: Tensor, dim: Any = None, keepdim: bool = False, *, other: Any = None) -> Any:
@@ -255,7 +263,7 @@ def nansum(
         raise RuntimeError(f"nansum(): expected real numbers; got {input._type}")
     if input.dtype.category >= Category.FLOAT:
         input = input.masked_fill(input.isnan(), 0.0)
-    return sum(input, dim, keepdim, dtype=dtype)
+    return called(sum(input, dim, keepdim, dtype=dtype), "NansumBackward0")
 
 
 def nanmean(
@@ -349,6 +357,7 @@ def sorted_first(x: Tensor, axis: int, descending: bool, count: int) -> Any:
     return apply(OPS["sort"], (x,), attrs)
 
 
+@naming("TopkBackward0")
 def topk(input: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
     """The k largest (or smallest) elements along `dim`, in order, and their indices."""
     if input.dtype is dtypes.bool_:
@@ -365,6 +374,7 @@ def topk(input: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: boo
     return TYPES["topk"](*sorted_first(input, axis, largest, k))
 
 
+@naming("LinalgVectorNormBackward0")
 def vector_norm(
     input: Tensor,
     ord: Any = 2,

@@ -16,6 +16,7 @@ from jitgrad.functions.args import expect_dtype, expect_range, one_axis
 from jitgrad.promotion import cast, constant, elementwise, plain_number, result_type
 from jitgrad.runtime import dtypes
 from jitgrad.state import state
+from jitgrad.tape.names import called, naming
 from jitgrad.tensor import Tensor, wrap_array
 
 
@@ -101,6 +102,7 @@ def take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> Te
     return gather(input.expand(a), axis, indices.expand(b))
 
 
+@naming("TakeBackward0")
 def take(input: Tensor, index: Tensor) -> Tensor:
     """Elements of the flattened input, by int64 positions."""
     if index.dtype is not dtypes.int64:
@@ -175,6 +177,7 @@ def scatter_add(input: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
     return scatter_by("scatter_add", "scatter_add", input, dim, index, src)
 
 
+@naming("IndexSelectBackward0")
 def index_select(input: Tensor, dim: int, index: Tensor) -> Tensor:
     """The slices of input along dim that the 1-d index names."""
     axis = one_axis("index_select", input.ndim, dim)
@@ -214,7 +217,7 @@ def index_add(input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: 
     axis = one_axis("index_add_", input.ndim, dim)
     index = expect_slices("index_add_", input, axis, index, source)
     values = source if alpha == 1 else source * alpha
-    return _put_along("index_add", input, dim, index, values, True)
+    return called(_put_along("index_add", input, dim, index, values, True), "IndexAddBackward0")
 
 
 @widest
@@ -237,7 +240,7 @@ def index_copy(input: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor
         raise IndexError(
             f"index_copy_(): expected source of input's rank; got {source._type} for {input._type}"
         )
-    return _put_along("index_copy", input, dim, index, source, False)
+    return called(_put_along("index_copy", input, dim, index, source, False), "IndexCopyBackward0")
 
 
 def index_fill(input: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
@@ -258,7 +261,10 @@ def index_fill(input: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
     if shape:
         shape[axis] = index.numel()
     fill = cast(value, input.dtype) if isinstance(value, Tensor) else constant(value, input.dtype)
-    return _put_along("index_fill", input, dim, index, fill.expand(tuple(shape)), False)
+    return called(
+        _put_along("index_fill", input, dim, index, fill.expand(tuple(shape)), False),
+        "IndexFillBackward0",
+    )
 
 
 def nonzero(input: Tensor, *, as_tuple: bool = False) -> Any:
@@ -298,6 +304,7 @@ def argwhere(input: Tensor) -> Tensor:
     return nonzero(input)
 
 
+@naming("MaskedSelectBackward0")
 def masked_select(input: Tensor, mask: Tensor) -> Tensor:
     """The elements where the mask holds, in a vector. Under jit their number is a value that Python
     looks at."""

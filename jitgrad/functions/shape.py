@@ -26,6 +26,7 @@ from jitgrad.promotion import cast, constant, result_type
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import DType
 from jitgrad.sizes import to_hints
+from jitgrad.tape.names import called, naming
 from jitgrad.tensor import Size, Tensor, root_of
 
 
@@ -115,6 +116,7 @@ def permute(input: Tensor, *positional: Any, dims: Any = None) -> Tensor:
     return apply(OPS["permute"], (input,), {"axes": axes})
 
 
+@naming("TransposeBackward0")
 def transpose(input: Tensor, dim0: int, dim1: int) -> Tensor:
     """Two dims exchanged; a view."""
     rank = input.ndim
@@ -131,6 +133,7 @@ def swapaxes(input: Tensor, axis0: int, axis1: int) -> Tensor:
     return transpose(input, axis0, axis1)
 
 
+@naming("TBackward0")
 def t(input: Tensor) -> Tensor:
     """The transpose of a matrix; vectors as they are."""
     if input.ndim > 2:
@@ -267,14 +270,15 @@ def squeeze(input: Tensor, dim: Any = None, *more: int) -> Tensor:
         if len(drop) != len(dims):
             raise RuntimeError(f"[squeeze] dim appears multiple times in the list of dims: {dim}")
     kept = tuple(d for k, d in enumerate(shape) if k not in drop or isinstance(d, Sym) or d != 1)
-    return _restructure(input, kept)
+    kind = 0 if dim is None else 2 if isinstance(dim, (tuple, list)) else 1
+    return called(_restructure(input, kept), f"SqueezeBackward{kind}")
 
 
 def unsqueeze(input: Tensor, dim: int) -> Tensor:
     """With a new dim of size 1 at `dim`. A view."""
     axis = one_axis("unsqueeze", input.ndim + 1, dim)
     shape = input._type.shape
-    return _restructure(input, (*shape[:axis], 1, *shape[axis:]))
+    return called(_restructure(input, (*shape[:axis], 1, *shape[axis:])), "UnsqueezeBackward0")
 
 
 def expand(input: Tensor, *positional: Any, size: Any = None) -> Tensor:
@@ -401,7 +405,7 @@ def select(input: Tensor, dim: int, index: Any) -> Tensor:
         index = index + size
     part = slice_along(input, axis, index, index + 1)
     shape = part._type.shape
-    return _restructure(part, (*shape[:axis], *shape[axis + 1 :]))
+    return called(_restructure(part, (*shape[:axis], *shape[axis + 1 :])), "SelectBackward0")
 
 
 def unbind(input: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
@@ -409,7 +413,8 @@ def unbind(input: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
     axis = one_axis("unbind", input.ndim, dim)
     if not input.ndim:
         raise IndexError("Dimension specified as 0 but tensor has no dimensions")
-    return tuple(select(input, axis, i) for i in range(operator.index(input._type.shape[axis])))
+    count = operator.index(input._type.shape[axis])
+    return tuple([called(select(input, axis, i), "UnbindBackward0") for i in range(count)])
 
 
 def split(
@@ -436,8 +441,10 @@ def split(
             raise RuntimeError(f"split expects split_size be positive, but got split_size={size}")
         sizes = [min(size, total - s) for s in range(0, total, size or 1)] or [0]
     parts, start = [], 0
+    listed = isinstance(split_size_or_sections, (tuple, list))
+    name = "SplitWithSizesBackward0" if listed else "SplitBackward0"
     for size in sizes:
-        parts.append(slice_along(tensor, axis, start, start + size))
+        parts.append(called(slice_along(tensor, axis, start, start + size), name))
         start += size
     return tuple(parts)
 
@@ -592,7 +599,7 @@ def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
                 f"stack expects each tensor to be equal size, but got {list(first)} at entry 0 "
                 f"and {list(x._type.shape)} at entry {i}"
             )
-    return cat([unsqueeze(x, axis) for x in parts], axis)
+    return called(cat([unsqueeze(x, axis) for x in parts], axis), "StackBackward0")
 
 
 def atleast_1d(*tensors: Tensor) -> Any:
@@ -675,7 +682,7 @@ def repeat(input: Tensor, *positional: Any, repeats: Any = None) -> Tensor:
     out = expand(_restructure(input, tuple(apart)), tuple(wide))
     merged = tuple(c * d for c, d in zip(counts, shape, strict=True))
     copy: Tensor = clone(out)
-    return apply(OPS["reshape"], (copy,), {"shape": merged})
+    return called(apply(OPS["reshape"], (copy,), {"shape": merged}), "RepeatBackward0")
 
 
 def tile(input: Tensor, *positional: Any, dims: Any = None) -> Tensor:
@@ -684,6 +691,7 @@ def tile(input: Tensor, *positional: Any, dims: Any = None) -> Tensor:
     return repeat(input, (1,) * (input.ndim - len(counts)) + counts)
 
 
+@naming("RollBackward0")
 def roll(input: Tensor, shifts: Any, dims: Any = ()) -> Tensor:
     """Elements moved along dims (flattened where none are given); what falls off the end comes
     first."""
@@ -711,6 +719,7 @@ def roll(input: Tensor, shifts: Any, dims: Any = ()) -> Tensor:
     return input if moved else clone(input)
 
 
+@naming("Rot90Backward0")
 def rot90(input: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
     """Rotated by 90 degrees k times in the plane of two dims."""
     if len(dims) != 2:
@@ -769,12 +778,12 @@ def _triangle(name: str, input: Tensor, diagonal: int) -> Tensor:
 
 def tril(input: Tensor, diagonal: int = 0) -> Tensor:
     """The lower triangle of the last two dims; zeros above."""
-    return _triangle("tril", input, diagonal)
+    return called(_triangle("tril", input, diagonal), "TrilBackward0")
 
 
 def triu(input: Tensor, diagonal: int = 0) -> Tensor:
     """The upper triangle of the last two dims; zeros below."""
-    return _triangle("triu", input, diagonal)
+    return called(_triangle("triu", input, diagonal), "TriuBackward0")
 
 
 def diag_embed(input: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:

@@ -13,6 +13,7 @@ from jitgrad.compiler.ops.record import OPS
 from jitgrad.functions.elementwise import generated, where
 from jitgrad.promotion import cast, elementwise, expect_operands, floating, result_type, to_operand
 from jitgrad.runtime import dtypes
+from jitgrad.tape.names import called
 from jitgrad.tensor import Tensor
 
 
@@ -22,7 +23,7 @@ def _float(input: Tensor) -> Tensor:
 
 def digamma(input: Tensor) -> Tensor:
     """The derivative of lgamma. -inf at 0 (inf at -0.), NaN at the negative integers."""
-    return elementwise(OPS["polygamma"], input, n=0)
+    return called(elementwise(OPS["polygamma"], input, n=0), "DigammaBackward0")
 
 
 def polygamma(n: int, input: Tensor) -> Tensor:

@@ -31,10 +31,12 @@ from jitgrad.return_types import TYPES
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import Category
 from jitgrad.state import state
+from jitgrad.tape.names import naming
 from jitgrad.tensor import Tensor
 
 
 # -- order statistics ----------------------------------------------------------------------------
+@naming("KthvalueBackward0")
 def kthvalue(input: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Any:
     """The k-th smallest element (from 1) along `dim`, and its index."""
     if input.dtype is dtypes.bool_:
@@ -57,6 +59,7 @@ def _dropped(name: str, values: Tensor, indices: Tensor, axis: int, keepdim: boo
     return TYPES[name](values, indices)
 
 
+@naming("MedianBackward{by_dims}")
 def median(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
     """The lower median of all; over a dim: (values, indices). NaN wins."""
     return _median("median", input, dim, keepdim, False)

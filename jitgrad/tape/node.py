@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
 from itertools import count
 from types import CodeType
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from jitgrad.compiler.ops.record import MANY, OPS
 from jitgrad.compiler.types import TensorType
@@ -19,6 +20,7 @@ from jitgrad.pending import shown
 from jitgrad.runtime.userline import line_of, user_frame
 from jitgrad.state import bump_epoch, state
 from jitgrad.storage import Storage
+from jitgrad.tape.names import name_of
 from jitgrad.tensor import Tensor, _new, absent, wrap
 
 next_seq = count(1).__next__
@@ -49,12 +51,13 @@ class Node:
     """
 
     __slots__ = (
-        "__weakref__", "_code", "_lasti", "attrs", "edges", "hooks", "kept", "nout", "op",
+        "__weakref__", "_code", "_lasti", "attrs", "edges", "hooks", "kept", "label", "nout", "op",
         "operands", "out_types", "outs", "retains", "seq", "slots",
     )  # fmt: skip
 
     _code: CodeType | None
     _lasti: int
+    label: str  # set by composites alone (names.py)
     hooks: dict[int, dict[int, Callable[..., Any]]] | None
     retains: dict[int, weakref.ref[Tensor]] | None
     op: Any
@@ -97,8 +100,22 @@ class Node:
         return line_of(self._code, self._lasti)
 
     def name(self) -> str:
-        """PyTorch's kind of name: "MulBackward0"."""
-        return "".join(p.capitalize() for p in self.op.name.split("_")) + "Backward0"
+        """PyTorch's name: "MulBackward0"."""
+        label = getattr(self, "label", None)
+        return label or name_of(self.op, self.out_types)
+
+    @property
+    def kind(self) -> type[Node]:
+        """The class that the node was made of."""
+        cls = type(self)
+        return vars(cls).get("shown_as", cls)
+
+    def shown(self) -> Node:
+        """This node as users see it: of a class of its own name, as each of PyTorch's is."""
+        cls = type(self)
+        if self.kind is cls:
+            self.__class__ = _face(cls, self.name().rsplit("::", 1)[-1])
+        return self
 
     @property
     def next_functions(self) -> tuple[tuple[Any, int], ...]:
@@ -108,7 +125,7 @@ class Node:
                 if isinstance(e, Node):
                     state.recorder.tape_read(e)
         return tuple(
-            (AccumulateGrad(e) if isinstance(e, Tensor) else e, slot)
+            (None if e is None else face(e), slot)
             for e, slot in zip(self.edges, self.slots, strict=True)
         )
 
@@ -121,7 +138,7 @@ class Node:
         return add_hook(self, -2, fn)
 
     def __repr__(self) -> str:
-        return f"<{self.name()}>"
+        return f"<{type(self.shown()).__name__} object at {id(self):#x}>"
 
     # -- running ---------------------------------------------------------------------------------
     def run(self, grads: Gradients) -> Gradients:
@@ -393,6 +410,16 @@ class _Named:
         self.name = name
 
 
+@cache
+def _face(cls: type[Node], name: str) -> type[Node]:
+    return type(name, (cls,), {"__slots__": (), "shown_as": cls, "__module__": __name__})
+
+
+def face(edge: Node | Tensor) -> Any:
+    """A place of the tape as users see it: a node of its own class, or a leaf's AccumulateGrad."""
+    return AccumulateGrad(edge) if isinstance(edge, Tensor) else edge.shown()
+
+
 class IdentityNode(Node):
     """Passes its gradient on (a copy of a tensor into another; an alias of one)."""
 
@@ -445,25 +472,52 @@ class StartNode(Node):
 
 
 class AccumulateGrad:
-    """A leaf as its users' `next_functions` show it."""
+    """A leaf as its users' `next_functions` show it: one object for a leaf, while anybody has it.
 
-    __slots__ = ("variable",)
+    Attributes:
+        variable: the leaf.
+        metadata: a dict for the user's own notes.
+    """
+
+    __slots__ = ("__weakref__", "metadata", "variable")
+    _made: ClassVar[weakref.WeakValueDictionary[int, AccumulateGrad]] = (
+        weakref.WeakValueDictionary()
+    )
     next_functions: tuple[Any, ...] = ()
+    variable: Tensor
+    metadata: dict[str, Any]
 
-    def __init__(self, variable: Tensor) -> None:
-        self.variable = variable
+    def __new__(cls, variable: Tensor) -> AccumulateGrad:
+        made = cls._made.get(id(variable))  # which has the leaf, so no other has its number
+        if made is None:
+            made = cls._made[id(variable)] = super().__new__(cls)
+            made.variable, made.metadata = variable, {}
+        return made
 
     def name(self) -> str:
-        return "AccumulateGrad"
+        """PyTorch's name."""
+        return "torch::autograd::AccumulateGrad"
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, AccumulateGrad) and self.variable is other.variable
+    def register_prehook(self, fn: Callable[..., Any]) -> RemovableHandle:
+        """`fn(grad_outputs)` runs before the gradient is added to `.grad`; may return another
+        tuple of one."""
 
-    def __hash__(self) -> int:
-        return id(self.variable)
+        def hook(g: Tensor) -> Any:
+            changed = fn((g,))
+            return changed[0] if isinstance(changed, tuple) else changed
+
+        return self.variable.register_hook(hook)
+
+    def register_hook(self, fn: Callable[..., Any]) -> RemovableHandle:
+        """`fn(grad_inputs, grad_outputs)` runs after the gradient was added to `.grad`; there are
+        no grad_inputs."""
+        arrived: list[Tensor] = []
+        before = self.variable.register_hook(arrived.append)
+        after = self.variable.register_post_accumulate_grad_hook(lambda _: fn((), (arrived.pop(),)))
+        return Handles((before, after))
 
     def __repr__(self) -> str:
-        return "<AccumulateGrad>"
+        return f"<AccumulateGrad object at {id(self):#x}>"
 
 
 class GradientEdge(NamedTuple):
@@ -544,6 +598,18 @@ class RemovableHandle:
 
     def __exit__(self, *exc: object) -> None:
         self.remove()
+
+
+class Handles(RemovableHandle):
+    """Several handles as one."""
+
+    def __init__(self, handles: Sequence[RemovableHandle]) -> None:
+        super().__init__({})
+        self._handles = handles
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
 
 
 def add_hook(node: Node, slot: int, hook: Callable[..., Any]) -> RemovableHandle:

@@ -18,6 +18,7 @@ from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import Category, DType
 from jitgrad.runtime.userline import warn
 from jitgrad.state import state
+from jitgrad.tape.names import called, naming
 from jitgrad.tape.pieces import in_pieces
 from jitgrad.tensor import Tensor
 
@@ -125,7 +126,7 @@ def _hardswish(x: Tensor) -> Tensor:
 
 def hardswish(input: Tensor, inplace: bool = False) -> Tensor:
     """x * hardsigmoid(x) (Howard et al. 2019)."""
-    return applied(_hardswish, input, inplace)
+    return called(applied(_hardswish, input, inplace), "HardswishBackward0")
 
 
 @functools.partial(activation, integers=True)
@@ -169,13 +170,13 @@ def _elu(x: Tensor, alpha: float, scale: float) -> Tensor:
 
 def elu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
     """x where x > 0, else alpha * (exp(x) - 1) (Clevert, Unterthiner and Hochreiter 2016)."""
-    return applied(_elu, input, inplace, alpha, 1)
+    return called(applied(_elu, input, inplace, alpha, 1), "EluBackward0")
 
 
 def selu(input: Tensor, inplace: bool = False) -> Tensor:
     """scale * elu(x, alpha) with the constants of Klambauer et al. 2017."""
     alpha, scale = 1.6732632423543772848170429916717, 1.0507009873554804934193349852946
-    return applied(_elu, input, inplace, alpha, scale)
+    return called(applied(_elu, input, inplace, alpha, scale), "EluBackward0")
 
 
 @activation
@@ -190,10 +191,11 @@ def celu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
     """
     if alpha == 0:
         raise RuntimeError("[celu] expected alpha other than 0; got 0; a small alpha makes a relu")
-    return applied(_celu, input, inplace, alpha)
+    return called(applied(_celu, input, inplace, alpha), "CeluBackward0")
 
 
 @activation
+@naming("GeluBackward0")
 def gelu(input: Tensor, approximate: str = "none") -> Tensor:
     """x * Phi(x), Phi the normal distribution's; or its tanh form (Hendrycks and Gimpel 2016).
 
@@ -214,7 +216,7 @@ def _silu(x: Tensor) -> Tensor:
 
 def silu(input: Tensor, inplace: bool = False) -> Tensor:
     """x * sigmoid(x) (Elfwing, Uchibe and Doya 2018)."""
-    return applied(_silu, input, inplace)
+    return called(applied(_silu, input, inplace), "SiluBackward0")
 
 
 @activation
@@ -222,10 +224,11 @@ def softplus(input: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tenso
     """log(1 + exp(beta * x)) / beta; x itself where beta * x > threshold."""
     scaled = input * beta
     soft = ops.log1p(ops.exp(scaled.clamp(max=threshold))) / beta
-    return ops.where(scaled > threshold, input, soft)
+    return called(ops.where(scaled > threshold, input, soft), "SoftplusBackward0")
 
 
 @activation
+@naming("LogSigmoidBackward0")
 def logsigmoid(input: Tensor) -> Tensor:
     """log(sigmoid(x)) = min(x, 0) - log(1 + exp(-|x|))."""
     # Selects, not min and abs: their derivatives at 0 would not add up to 1/2.
@@ -241,7 +244,7 @@ def _mish(x: Tensor) -> Tensor:
 
 def mish(input: Tensor, inplace: bool = False) -> Tensor:
     """x * tanh(softplus(x)) (Misra 2019)."""
-    return applied(_mish, input, inplace)
+    return called(applied(_mish, input, inplace), "MishBackward0")
 
 
 @functools.partial(activation, integers=True)

@@ -20,6 +20,7 @@ from jitgrad.creation import tensor
 from jitgrad.nn.functional.args import expect_tensors
 from jitgrad.nn.functional.tables import Array, Table, resampled, table
 from jitgrad.runtime import dtypes
+from jitgrad.tape.names import called, naming
 from jitgrad.tensor import Tensor
 
 Size = int | None
@@ -156,12 +157,12 @@ def adaptive_avg_pool2d(input: Tensor, output_size: Sizes) -> Tensor:
     One int stands for both dims, None for the input's size. Raises RuntimeError for sizes that do
     not fit, NotImplementedError for dtypes that are not floating.
     """
-    return adaptive_avg_pool(2, input, output_size)
+    return called(adaptive_avg_pool(2, input, output_size), "AdaptiveAvgPool2DBackward0")
 
 
 def adaptive_avg_pool3d(input: Tensor, output_size: Sizes) -> Tensor:
     """Means of (N, C, D, H, W) or (C, D, H, W) over windows; see adaptive_avg_pool2d."""
-    return adaptive_avg_pool(3, input, output_size)
+    return called(adaptive_avg_pool(3, input, output_size), "AdaptiveAvgPool3DBackward0")
 
 
 def adaptive_max_pool1d(
@@ -171,6 +172,7 @@ def adaptive_max_pool1d(
     return adaptive_max_pool(1, input, output_size, return_indices)
 
 
+@naming("AdaptiveMaxPool2DBackward0")
 def adaptive_max_pool2d(input: Tensor, output_size: Sizes, return_indices: bool = False) -> Any:
     """Maxima of (N, C, H, W) or (C, H, W) over as many windows as output_size says.
 
@@ -180,6 +182,7 @@ def adaptive_max_pool2d(input: Tensor, output_size: Sizes, return_indices: bool 
     return adaptive_max_pool(2, input, output_size, return_indices)
 
 
+@naming("AdaptiveMaxPool3DBackward0")
 def adaptive_max_pool3d(input: Tensor, output_size: Sizes, return_indices: bool = False) -> Any:
     """Maxima of (N, C, D, H, W) or (C, D, H, W) over windows; see adaptive_max_pool2d."""
     return adaptive_max_pool(3, input, output_size, return_indices)

@@ -11,6 +11,7 @@ from jitgrad.casting import lower
 from jitgrad.compiler.ops import OPS
 from jitgrad.nn.functional.args import IntOrInts, expect_dtype, expect_tensors, per_dim
 from jitgrad.nn.functional.padding import pad
+from jitgrad.tape.names import called
 from jitgrad.tensor import Tensor
 
 
@@ -45,7 +46,7 @@ def convolution(
 def _finish(n: int, out: Tensor, bias: Tensor | None, unbatched: bool) -> Tensor:
     if bias is not None:
         out = out + bias.reshape((1, -1) + (1,) * n)
-    return out.squeeze(0) if unbatched else out
+    return out.squeeze(0) if unbatched else called(out, "ConvolutionBackward0")
 
 
 @lower

@@ -14,6 +14,7 @@ from jitgrad.creation import rand
 from jitgrad.nn.functional.args import expect_tensors, into
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.userline import warn
+from jitgrad.tape.names import naming
 from jitgrad.tensor import Tensor
 
 _SATURATION = 1.7580993408473766
@@ -64,6 +65,7 @@ def _channels(op: str, input: Tensor, batched: bool = True) -> list[int]:
     return [*input.shape[:lead], *[1] * (input.dim() - lead)]
 
 
+@naming("MulBackward0")
 def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
     """When training: zeroes elements with probability p, divides the others by 1 - p (Srivastava
     et al. 2014). Else the input."""

@@ -14,9 +14,11 @@ from jitgrad.functions.args import expect_range
 from jitgrad.functions.select import expect_positions, searchsorted
 from jitgrad.nn.functional.args import expect_dtype, expect_tensors
 from jitgrad.runtime import dtypes
+from jitgrad.tape.names import called, naming
 from jitgrad.tensor import Tensor
 
 
+@naming("EmbeddingBackward0")
 def embedding(
     input: Tensor,
     weight: Tensor,
@@ -135,7 +137,7 @@ def embedding_bag(
     else:
         bags = int(offsets.shape[0]) - include_last_offset
         out = _ragged_bags(rows, counted, offsets, bags, mode)
-    return out.to(weight.dtype)
+    return called(out.to(weight.dtype), "EmbeddingBagBackward0")
 
 
 def _expect_bags(

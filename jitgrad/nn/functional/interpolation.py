@@ -32,6 +32,7 @@ from jitgrad.nn.functional.tables import (
 )
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.userline import warn
+from jitgrad.tape.names import called
 from jitgrad.tensor import Tensor
 
 _RANKS = {
@@ -236,7 +237,8 @@ def interpolate(
     if input.shape[1] == 0:
         raise RuntimeError(f"[{op}] expected an input with channels; got {tuple(input.shape)}")
     if plain:
-        return _by_nearest(input, sizes, scales, mode == "nearest-exact")
+        out = _by_nearest(input, sizes, scales, mode == "nearest-exact")
+        return called(out, f"{_KINDS[mode]}{len(sizes)}DBackward0")
     whole = input.dtype is dtypes.uint8 and input.dim() == 4
     if not (input.is_floating_point() or whole):
         raise NotImplementedError(
@@ -258,7 +260,17 @@ def interpolate(
         else:
             made = (_cubic if mode == "bicubic" else _linear)(n, m, scale, align)
         x = _rounded(x, 2 + k, made) if whole else resampled(x, 2 + k, made)
-    return x.to(input.dtype) if x is not input else input.clone()
+    out = x.to(input.dtype) if x is not input else input.clone()
+    antialiased = "Aa" if antialias else ""
+    return called(out, f"{_KINDS[mode]}{len(sizes)}D{antialiased}Backward0")
+
+
+_KINDS = {
+    "nearest": "UpsampleNearest", "nearest-exact": "UpsampleNearestExact",
+    "linear": "UpsampleLinear", "bilinear": "UpsampleBilinear", "bicubic": "UpsampleBicubic",
+    "trilinear": "UpsampleTrilinear", "lanczos": "UpsampleLanczos",
+}  # fmt: skip
+"""What nodes of the tape are called, by mode."""
 
 
 # -- symbolic sizes --------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import jitgrad.functions as ops
 from jitgrad.casting import lower
 from jitgrad.functions.linalg import times_transposed
 from jitgrad.nn.functional.args import expect_dtype, expect_shape, expect_tensors
+from jitgrad.tape.names import called
 from jitgrad.tensor import Tensor
 
 
@@ -33,7 +34,10 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
                 f"{tuple(weight.shape)}; got {tuple(bias.shape)}"
             )
     out = times_transposed(input, weight) if len(form) == 2 else ops.matmul(input, weight)
-    return out if bias is None else out + bias
+    if bias is None:
+        return out
+    out = out + bias
+    return called(out, "AddmmBackward0") if len(sizes) == 2 else out
 
 
 def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

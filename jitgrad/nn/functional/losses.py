@@ -26,6 +26,7 @@ from jitgrad.nn.functional.reduction import (
 from jitgrad.promotion import constant, promote_types
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.userline import warn
+from jitgrad.tape.names import called, naming
 from jitgrad.tensor import Tensor
 
 
@@ -58,7 +59,9 @@ def mse_loss(
     reduction = legacy_reduction(size_average, reduce, reduction)
     expect_real("mse_loss", input, target)
     d = _difference("mse_loss", input, target)
-    return reduce_weighted("mse_loss", d * d, weight, reduction, input.shape)
+    return called(
+        reduce_weighted("mse_loss", d * d, weight, reduction, input.shape), "MseLossBackward0"
+    )
 
 
 @wide
@@ -76,6 +79,7 @@ def l1_loss(
 
 
 @wide
+@naming("SmoothL1LossBackward0")
 def smooth_l1_loss(
     input: Tensor, target: Tensor, size_average: bool | None = None, reduce: bool | None = None,
     reduction: str = "mean", beta: float = 1.0,
@@ -117,7 +121,7 @@ def huber_loss(
     if weight is not None:
         expect_weight("huber_loss", weight, input.shape)
         loss = loss * weight
-    return reduce_loss("huber_loss", loss, reduction)
+    return called(reduce_loss("huber_loss", loss, reduction), "HuberLossBackward0")
 
 
 # -- two classes, distributions --------------------------------------------------------------------
@@ -166,7 +170,7 @@ def binary_cross_entropy(
     parabola = ops.where(flat, parabola - parabola.detach(), 0.0)
     loss = parabola - ops.where(flat, clipped, curved)
     loss = loss if weight is None else (loss * weight).to(input.dtype)
-    return reduce_loss(op, loss, reduction)
+    return called(reduce_loss(op, loss, reduction), "BinaryCrossEntropyBackward0")
 
 
 def _expect_factor(op: str, input: Tensor, **factors: Tensor | None) -> None:
@@ -216,7 +220,7 @@ def binary_cross_entropy_with_logits(
         log_p = (1 + (pos_weight - 1) * target) * log_p
     loss = (1 - target) * input - log_p
     loss = (loss if weight is None else loss * weight).to(target.dtype)
-    return reduce_loss(op, loss, reduction)
+    return called(reduce_loss(op, loss, reduction), "BinaryCrossEntropyWithLogitsBackward0")
 
 
 @wide
@@ -395,6 +399,7 @@ def _mean_of_counted(
 
 
 @wide
+@naming("NllLossBackward0")
 def nll_loss(
     input: Tensor,
     target: Tensor,
@@ -421,6 +426,7 @@ def nll_loss(
 
 
 @wide
+@naming("NllLossBackward0")
 def cross_entropy(
     input: Tensor,
     target: Tensor,

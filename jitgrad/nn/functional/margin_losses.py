@@ -15,6 +15,7 @@ from jitgrad.nn.functional.args import expect_dtype, expect_floating, expect_sha
 from jitgrad.nn.functional.losses import expect_class_range
 from jitgrad.nn.functional.reduction import expect_reduction, legacy_reduction, reduce_loss
 from jitgrad.runtime import dtypes
+from jitgrad.tape.names import called
 from jitgrad.tensor import Tensor
 
 Distance = Callable[[Tensor, Tensor], Tensor]
@@ -33,7 +34,7 @@ def soft_margin_loss(
     if not input.is_floating_point():
         raise RuntimeError(f"[soft_margin_loss] expected a floating input; got {input._type}")
     loss = -logsigmoid(target * input).to(input.dtype)
-    return reduce_loss("soft_margin_loss", loss, reduction)
+    return called(reduce_loss("soft_margin_loss", loss, reduction), "SoftMarginLossBackward0")
 
 
 @wide
@@ -144,7 +145,10 @@ def multi_margin_loss(
     if weight is not None:
         terms = terms * weight.index_select(0, y.reshape(-1)).unsqueeze(-1)
     loss = terms.sum(1) / classes
-    return reduce_loss(op, loss if batch and target.dim() else loss.reshape(()), reduction)
+    return called(
+        reduce_loss(op, loss if batch and target.dim() else loss.reshape(()), reduction),
+        "MultiMarginLossBackward0",
+    )
 
 
 def _expect_long(op: str, target: Tensor) -> None:

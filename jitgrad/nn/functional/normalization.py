@@ -19,6 +19,7 @@ from jitgrad.nn.functional.args import (
 )
 from jitgrad.nn.functional.padding import pad
 from jitgrad.runtime import dtypes
+from jitgrad.tape.names import called, naming
 from jitgrad.tensor import Tensor
 
 
@@ -46,6 +47,7 @@ def _per_channel(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tenso
     return _affine(x, scale, shift)
 
 
+@naming("NativeBatchNormBackward0")
 def batch_norm(
     input: Tensor,
     running_mean: Tensor | None,
@@ -130,7 +132,10 @@ def layer_norm(
     expect_same_or_wide("layer_norm", input.dtype, weight=weight, bias=bias)
     dims = tuple(range(-len(shape), 0))
     _, centred, var = _centre(_wide(input), dims)
-    return _affine(centred * ops.rsqrt(var + eps), weight, bias).to(input.dtype)
+    return called(
+        _affine(centred * ops.rsqrt(var + eps), weight, bias).to(input.dtype),
+        "NativeLayerNormBackward0",
+    )
 
 
 def _expect_last_dims(
@@ -147,6 +152,7 @@ def _expect_last_dims(
     expect_shape(op, shape, **affine)
 
 
+@naming("NativeGroupNormBackward0")
 def group_norm(
     input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None,
     eps: float = 1e-5,

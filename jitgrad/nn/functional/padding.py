@@ -10,6 +10,7 @@ from jitgrad.casting import wide
 from jitgrad.functions.shape import cat
 from jitgrad.nn.functional.args import expect_tensors
 from jitgrad.runtime import dtypes
+from jitgrad.tape.names import called
 from jitgrad.tensor import Tensor
 
 _MODES = ("constant", "reflect", "replicate", "circular")
@@ -40,9 +41,12 @@ def pad(
             f"[pad] mode {mode!r} pads all dims but the first 1 or 2; got pad {tuple(amounts)} "
             f"for input {tuple(input.shape)}"
         )
-    if mode == "replicate" or (mode == "reflect" and len(amounts) <= 4):
-        return _in_float32(input, amounts, mode)
-    return _by_index(input, amounts, mode)
+    if mode == "circular":
+        return _by_index(input, amounts, mode)
+    in_float32 = mode == "replicate" or len(amounts) <= 4
+    out = (_in_float32 if in_float32 else _by_index)(input, amounts, mode)
+    kind = "Reflection" if mode == "reflect" else "Replication"
+    return called(out, f"{kind}Pad{len(amounts) // 2}DBackward0")
 
 
 def _by_index(input: Tensor, amounts: Sequence[int], mode: str) -> Tensor:

@@ -11,6 +11,7 @@ from jitgrad.creation import rand_like, zeros_like
 from jitgrad.nn.functional.activations import activation, applied, in_place, softmax
 from jitgrad.nn.functional.args import expect_dtype, expect_floating, expect_tensors
 from jitgrad.runtime import dtypes
+from jitgrad.tape.names import naming
 from jitgrad.tape.pieces import in_pieces
 from jitgrad.tensor import Tensor
 
@@ -37,6 +38,7 @@ def prelu(input: Tensor, weight: Tensor) -> Tensor:
     return in_pieces(ops.where(input > 0, input, weight * input), input, "prelu")
 
 
+@naming("GluBackward0")
 def glu(input: Tensor, dim: int = -1) -> Tensor:
     """a * sigmoid(b), a and b the halves of input along dim (Dauphin et al. 2017).
 
@@ -63,6 +65,7 @@ def _sloped(x: Tensor, slope: Tensor | float) -> Tensor:
     return ops.where(x > 0, x, x * slope)
 
 
+@naming("RreluWithNoiseBackward0")
 def rrelu(
     input: Tensor, lower: float = 1.0 / 8, upper: float = 1.0 / 3, training: bool = False,
     inplace: bool = False,

@@ -8,6 +8,7 @@ import numpy as np
 
 from jitgrad.nn.functional.args import IntOrInts, expect_tensors, per_dim
 from jitgrad.nn.functional.tables import Table, picked, spread, table
+from jitgrad.tape.names import called, naming
 from jitgrad.tensor import Tensor
 
 
@@ -25,7 +26,9 @@ def pixel_shuffle(input: Tensor, upscale_factor: int) -> Tensor:
     n = len(lead)
     x = input.reshape((*lead, channels // (r * r), r, r, height, width))
     x = x.permute((*range(n), n, n + 3, n + 1, n + 4, n + 2))
-    return x.reshape((*lead, channels // (r * r), height * r, width * r))
+    return called(
+        x.reshape((*lead, channels // (r * r), height * r, width * r)), "PixelShuffleBackward0"
+    )
 
 
 def pixel_unshuffle(input: Tensor, downscale_factor: int) -> Tensor:
@@ -43,7 +46,9 @@ def pixel_unshuffle(input: Tensor, downscale_factor: int) -> Tensor:
     n = len(lead)
     x = input.reshape((*lead, channels, height // r, r, width // r, r))
     x = x.permute((*range(n), n, n + 2, n + 4, n + 1, n + 3))
-    return x.reshape((*lead, channels * r * r, height // r, width // r))
+    return called(
+        x.reshape((*lead, channels * r * r, height // r, width // r)), "PixelUnshuffleBackward0"
+    )
 
 
 def _check_shuffle(op: str, input: Tensor, r: int) -> None:
@@ -121,6 +126,7 @@ def _windows(n: int, count: int, kernel: int, dilation: int, padding: int, strid
     return table(n, np.where((places >= 0) & (places < n), places, -1))
 
 
+@naming("Im2ColBackward0")
 def unfold(
     input: Tensor, kernel_size: IntOrInts, dilation: IntOrInts = 1, padding: IntOrInts = 0,
     stride: IntOrInts = 1,
@@ -147,6 +153,7 @@ def unfold(
     return out if input.dim() == 4 else out.squeeze(0)
 
 
+@naming("Col2ImBackward0")
 def fold(
     input: Tensor, output_size: IntOrInts, kernel_size: IntOrInts, dilation: IntOrInts = 1,
     padding: IntOrInts = 0, stride: IntOrInts = 1,

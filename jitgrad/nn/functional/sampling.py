@@ -18,6 +18,7 @@ from jitgrad.creation import tensor
 from jitgrad.nn.functional.args import expect_dtype, expect_tensors
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.userline import warn
+from jitgrad.tape.names import called
 from jitgrad.tensor import Tensor
 
 _MODES = ("bilinear", "nearest", "bicubic")
@@ -77,7 +78,9 @@ def grid_sample(
     out = _weighted(x, dims, spatial)
     if mode == "nearest":  # the grid's gradient is zero, not missing
         out = out + sum(_nothing_of(p) for p in places).unsqueeze(1)  # type: ignore[union-attr]
-    return out.reshape((*input.shape[:2], *grid.shape[1:-1])).to(input.dtype)
+    return called(
+        out.reshape((*input.shape[:2], *grid.shape[1:-1])).to(input.dtype), "GridSampler2DBackward0"
+    )
 
 
 def grid_sampler(
