@@ -163,6 +163,9 @@ from jitgrad.recompiles import RecompileError as RecompileError
 from jitgrad.runtime.dtypes import DType as DType
 from jitgrad.runtime.dtypes import DType as DType
 from jitgrad.runtime.errors import OutOfMemoryError as OutOfMemoryError
+from jitgrad.runtime.formats import layout as layout
+from jitgrad.runtime.formats import memory_format as memory_format
+from jitgrad.runtime.formats import qscheme as qscheme
 from jitgrad.settings import AcceleratorError as AcceleratorError
 from jitgrad.sizes import SymInt as SymInt
 from jitgrad.storage import Storage as Storage
@@ -189,12 +192,12 @@ bfloat16: DType
 bool: DType
 cdouble: DType
 cfloat: DType
-channels_last: builtins.str
-channels_last_3d: builtins.str
+channels_last: memory_format
+channels_last_3d: memory_format
 complex128: DType
 complex32: DType
 complex64: DType
-contiguous_format: builtins.str
+contiguous_format: memory_format
 default_generator: Any
 double: DType
 dtype = DType
@@ -219,22 +222,31 @@ int16: DType
 int32: DType
 int64: DType
 int8: DType
+jagged: layout
 class _Jit:
     def __getattr__(self, name: builtins.str) -> Any: ...
     def __call__(self, function: Any = ..., *, fallback: builtins.str | None = ..., pure: builtins.bool = ..., check: builtins.bool = ..., segments: builtins.bool | None = ..., name: builtins.str | None = ..., static_argnums: builtins.int | Iterable[builtins.int] | None = ..., static_argnames: builtins.str | Iterable[builtins.str] | None = ..., dynamic: builtins.bool | None = ..., dynamic_shapes: Any = ..., memory_limit: builtins.int | None = ..., cuda_graphs: builtins.bool = ...) -> Any: ...
 jit: _Jit
-layout: builtins.type[Any]
 long: DType
-memory_format: builtins.type[Any]
 nan: builtins.float
 newaxis: Any
+per_channel_affine: qscheme
+per_channel_affine_float_qparams: qscheme
+per_channel_symmetric: qscheme
+per_tensor_affine: qscheme
+per_tensor_symmetric: qscheme
 pi: builtins.float
-preserve_format: builtins.str
+preserve_format: memory_format
 qint32: DType
 qint8: DType
 quint8: DType
 short: DType
-strided: builtins.str
+sparse_bsc: layout
+sparse_bsr: layout
+sparse_coo: layout
+sparse_csc: layout
+sparse_csr: layout
+strided: layout
 uint16: DType
 uint32: DType
 uint64: DType

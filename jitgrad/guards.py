@@ -26,13 +26,14 @@ from jitgrad.effects import (
 )
 from jitgrad.facts import FACTS, tensor_facts
 from jitgrad.hostscalar import HostScalar, Truth
+from jitgrad.runtime import formats
 from jitgrad.runtime.dtypes import DType
 from jitgrad.sizes import is_size
 from jitgrad.storage import Storage
 from jitgrad.tensor import Tensor
 
 SCALARS = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), slice, range, DType,
-           device, Enum, np.generic, np.dtype)  # fmt: skip
+           *formats.TYPES, device, Enum, np.generic, np.dtype)  # fmt: skip
 CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 _BY_VALUE = ("value", "int", "float", "lifted", "attributes")
 _READ = ("int", "float", "lifted")  # by replay, at each call

@@ -111,6 +111,27 @@ from jitgrad.runtime.dtypes import (
     uint64,
 )
 from jitgrad.runtime.dtypes import bool_ as bool
+from jitgrad.runtime.formats import (
+    channels_last,
+    channels_last_3d,
+    contiguous_format,
+    jagged,
+    layout,
+    memory_format,
+    per_channel_affine,
+    per_channel_affine_float_qparams,
+    per_channel_symmetric,
+    per_tensor_affine,
+    per_tensor_symmetric,
+    preserve_format,
+    qscheme,
+    sparse_bsc,
+    sparse_bsr,
+    sparse_coo,
+    sparse_csc,
+    sparse_csr,
+    strided,
+)
 from jitgrad.state import get_default_dtype, set_default_dtype
 from jitgrad.tensor import Size, Tensor
 from jitgrad.version import __version__ as __version__
@@ -151,12 +172,7 @@ cfloat, cdouble = complex64, complex128
 float = float32
 int = int32
 pi, e, inf, nan = math.pi, math.e, math.inf, math.nan
-strided = "strided"
-layout = memory_format = str
 newaxis = None
-contiguous_format, preserve_format, channels_last, channels_last_3d = (
-    "contiguous_format", "preserve_format", "channels_last", "channels_last_3d",
-)  # fmt: skip
 
 
 def is_tensor(obj: Any) -> Any:
@@ -353,8 +369,12 @@ _collector.resume()
 __all__ = [
     "DType", "Generator", "Size", "Tensor", "arange", "as_tensor", "asarray", "atleast_1d",
     "atleast_2d", "atleast_3d", "autograd", "bernoulli", "bfloat16", "bool", "broadcast_shapes",
-    "broadcast_tensors", "can_cast", "cat", "chain_matmul", "column_stack", "complex128",
-    "complex32",
+    "broadcast_tensors", "can_cast", "cat", "channels_last", "channels_last_3d",
+    "contiguous_format", "jagged", "layout", "memory_format", "per_channel_affine",
+    "per_channel_affine_float_qparams", "per_channel_symmetric", "per_tensor_affine",
+    "per_tensor_symmetric", "preserve_format", "qscheme", "sparse_bsc", "sparse_bsr",
+    "sparse_coo", "sparse_csc", "sparse_csr", "strided", "chain_matmul", "column_stack",
+    "complex128", "complex32",
     "complex64", "default_generator", "device", "double", "dstack", "dtype", "e", "einsum",
     "empty", "empty_like", "empty_strided", "enable_grad", "eye", "finfo", "float",
     "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu",

@@ -23,7 +23,7 @@ from jitgrad.device import CPU, device
 from jitgrad.layouts import is_dense, layout_of
 from jitgrad.outside import export
 from jitgrad.pending import fetch, waits
-from jitgrad.runtime import dtypes, overriding
+from jitgrad.runtime import dtypes, formats, overriding
 from jitgrad.runtime.dtypes import DType
 from jitgrad.state import bump_epoch, state
 from jitgrad.storage import LevelStorage, Storage, TypedStorage
@@ -228,8 +228,9 @@ class Tensor(TensorMethods):
         return self.numel() * self._type.dtype.itemsize
 
     @property
-    def layout(self) -> str:
-        return "strided"
+    def layout(self) -> formats.layout:
+        """`strided`, as of every tensor."""
+        return formats.strided
 
     @property
     def is_cuda(self) -> bool:

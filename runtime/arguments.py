@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jitgrad.runtime.dtypes import of_python
+from jitgrad.runtime.formats import expect_strided
 from jitgrad.runtime.overriding import is_wrapper, recover
 from jitgrad.runtime.userline import LOCATED, add_line
 
@@ -49,9 +50,12 @@ _flags: dict[Any, tuple[tuple[int, ...], frozenset[str]]] = {}
 def expect_flags(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Raises TypeError for an argument that is annotated as a bool and is no bool or number. (What
     else is of a wrong type fails where it is used; a string is as good as True.)
-    A `dtype` in kwargs that is a type of Python's numbers becomes what it stands for."""
+    A `dtype` in kwargs that is a type of Python's numbers becomes what it stands for; a `layout`
+    must be the one that tensors have."""
     if type(kwargs.get("dtype")) is type:
         kwargs["dtype"] = of_python(kwargs["dtype"])
+    if "layout" in kwargs:
+        expect_strided(function.__name__, kwargs["layout"])
     found = _flags.get(function)
     if found is None:
         found = _flags[function] = _flags_of(function)

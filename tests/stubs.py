@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any
 
 import jitgrad
+from jitgrad.runtime import formats
 from jitgrad.runtime.dtypes import DType
 from jitgrad.tensor import Tensor
 
@@ -196,6 +197,8 @@ def namespace() -> str:
                 imports.append(f"from jitgrad import {name} as {name}")
         elif isinstance(value, DType):
             values.append(f"{name}: DType")
+        elif isinstance(value, formats.TYPES):
+            values.append(f"{name}: {type(value).__name__}")
         elif isinstance(value, type):
             home = value.__module__
             if getattr(sys.modules.get(home), value.__qualname__, None) is value and (

@@ -11,6 +11,7 @@ from typing import Any
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.compiler.symbolic import Sym
 from jitgrad.dispatch import apply
+from jitgrad.runtime import formats
 from jitgrad.runtime.arguments import CAUGHT, complete, expect_flags, locates
 from jitgrad.runtime.dtypes import DType
 from jitgrad.runtime.overriding import recover
@@ -156,10 +157,16 @@ def expect_shape(op: str, shape: Sequence[int], **tensors: Tensor | None) -> Non
 def expect_rank_of(memory_format: Any, rank: int) -> None:
     """Raises RuntimeError for a memory format that tensors of this rank cannot have. There is one
     layout, so it changes nothing."""
-    needed = {"channels_last": 4, "channels_last_3d": 5}.get(memory_format, rank)
+    if not isinstance(memory_format, formats.memory_format):
+        raise TypeError(
+            "argument 'memory_format' must be torch.memory_format, not "
+            f"{type(memory_format).__name__}"
+        )
+    needed = {formats.channels_last: 4, formats.channels_last_3d: 5}.get(memory_format, rank)
     if needed != rank:
         raise RuntimeError(
-            f"required rank {needed} tensor to use {memory_format} format; got one of {rank} dims"
+            f"required rank {needed} tensor to use {memory_format.name} format; got one of {rank} "
+            "dims"
         )
 
 

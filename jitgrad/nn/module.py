@@ -388,8 +388,12 @@ class Module(Stateful):
         if dtype is not None and not (dtype.is_floating_point or dtype.is_complex):
             raise TypeError(f"[Module.to] expected a floating dtype; got {dtype}")
 
+        memory_format = kwargs.pop("memory_format", None)
+        given = {"memory_format": memory_format}
+
         def convert(t: Tensor) -> Tensor:
-            converted: Tensor = t.to(*args, **kwargs)
+            of_this = {} if memory_format is None or t.ndim not in (4, 5) else given
+            converted: Tensor = t.to(*args, **kwargs, **of_this)
             return converted if t.is_floating_point() or dtype is None else t
 
         return self._apply(convert)

@@ -20,7 +20,7 @@ from jitgrad.device import device
 from jitgrad.hostscalar import HostScalar
 from jitgrad.nn.parameter import Buffer, Parameter
 from jitgrad.nn.state_dict import StateDict
-from jitgrad.runtime import dtypes
+from jitgrad.runtime import dtypes, formats
 from jitgrad.runtime.dtypes import DType
 from jitgrad.serialization.memory import Memory
 from jitgrad.serialization.safe import read_safetensors, safetensors_bytes
@@ -96,6 +96,8 @@ class _Writer:
     def _atom(self, x: Any, path: str) -> Any:
         if isinstance(x, DType):
             return {"dtype": x.name}
+        if isinstance(x, formats.TYPES):
+            return {"format": x.name}
         if isinstance(x, device):
             return {"device": str.__str__(x)}
         if isinstance(x, (bytes, bytearray)):
@@ -262,6 +264,7 @@ class _Reader:
 
 _ATOMS: dict[str, Callable[[Any], Any]] = {
     "dtype": dtypes.BY_NAME.__getitem__,
+    "format": formats.BY_NAME.__getitem__,
     "device": device,
     "bytes": base64.b64decode,
     "bytearray": lambda text: bytearray(base64.b64decode(text)),

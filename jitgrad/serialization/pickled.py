@@ -20,7 +20,7 @@ import numpy as np
 
 from jitgrad.device import device
 from jitgrad.nn.parameter import Parameter
-from jitgrad.runtime import dtypes
+from jitgrad.runtime import dtypes, formats
 from jitgrad.runtime.dtypes import DType
 from jitgrad.serialization.memory import Memory
 from jitgrad.tensor import Size, Tensor
@@ -166,7 +166,8 @@ _CONTAINERS: dict[str, Any] = {
     "builtins.float": float, "builtins.str": str, "builtins.bool": bool,
     "torch.Size": Size,
     "torch.Tensor": "tensor", "torch.nn.parameter.Parameter": "tensor",
-    "torch.serialization._get_layout": lambda name: "strided",
+    "torch.serialization._get_layout": lambda name: formats.BY_NAME[name.removeprefix("torch.")],
+    **{f"torch.{name}": value for name, value in formats.BY_NAME.items()},
     "_codecs.encode": _encode,
 }  # fmt: skip
 for _core in ("numpy.core.multiarray", "numpy._core.multiarray"):

@@ -175,17 +175,21 @@ class DataLoader(Generic[T]):
     def _index_sampler(self) -> Any:
         return self.batch_sampler if self._auto_collation else self.sampler
 
-    def _get_iterator(self) -> _Iterator:
-        return _WorkersIterator(self) if self.num_workers else _OwnIterator(self)
+    def _get_iterator(self) -> _BaseDataLoaderIter:
+        return (
+            _MultiProcessingDataLoaderIter(self)
+            if self.num_workers
+            else _SingleProcessDataLoaderIter(self)
+        )
 
-    def __iter__(self) -> _Iterator:
+    def __iter__(self) -> _BaseDataLoaderIter:
         if not (self.persistent_workers and self.num_workers):
             return self._get_iterator()
         if self._iterator is None or not self._iterator.alive:
             self._iterator = self._get_iterator()
         else:
             self._iterator.restart(self)
-        iterator: _Iterator = self._iterator
+        iterator: _BaseDataLoaderIter = self._iterator
         return iterator
 
     def __len__(self) -> int:
@@ -249,7 +253,7 @@ def _check_orders(
         )
 
 
-class _Iterator:
+class _BaseDataLoaderIter:
     """One pass over a loader."""
 
     alive = True
@@ -269,7 +273,7 @@ class _Iterator:
         # Drawn with workers or without, so that both leave the generator alike.
         self._base_seed = int(randint(0, 2**63 - 1, (), generator=loader.generator))
 
-    def __iter__(self) -> _Iterator:
+    def __iter__(self) -> _BaseDataLoaderIter:
         return self
 
     def __len__(self) -> int:
@@ -303,7 +307,7 @@ def _fetcher(loader: DataLoader[Any]) -> tuple[Callable[..., Any], tuple[Any, ..
     return kind, (loader._auto_collation, loader.collate_fn, loader.drop_last)
 
 
-class _OwnIterator(_Iterator):
+class _SingleProcessDataLoaderIter(_BaseDataLoaderIter):
     """Batches made in this process."""
 
     def __init__(self, loader: DataLoader[Any]) -> None:
@@ -320,7 +324,7 @@ class _OwnIterator(_Iterator):
         return self._fetch(next(self._indices))
 
 
-class _WorkersIterator(_Iterator):
+class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter):
     """Batches made by workers.
 
     Tasks are numbered in the sampler's order and given to workers in turn, `ahead` at most that are
