@@ -53,7 +53,7 @@ def test_contractions_of_one_tile_share_their_routines(emitted: list[str]) -> No
     assert len(routines) == len(set(routines)), "each is compiled once"
     blocks = [x for x in emitted if x.endswith("_blocks")]
     assert len(blocks) == 3
-    assert len(routines) == 5, "a micro-kernel, packings of both sides, prefetching, an epilogue"
+    assert len(routines) == 4, "a micro-kernel, packings of both sides, an epilogue"
 
 
 def test_drivers_are_not_optimised_and_compute_the_same(monkeypatch: Any) -> None:

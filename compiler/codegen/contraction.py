@@ -26,7 +26,7 @@ from jitgrad.compiler.codegen.emit import Ops
 from jitgrad.compiler.codegen.epilogue import Epilogue
 from jitgrad.compiler.codegen.frame import Frame, link
 from jitgrad.compiler.codegen.kernelcode import Generated
-from jitgrad.compiler.codegen.microkernel import LANES, prefetch
+from jitgrad.compiler.codegen.microkernel import LANES
 from jitgrad.compiler.codegen.outline import Uses
 from jitgrad.compiler.codegen.packing import Source, edge_panel, pack
 from jitgrad.compiler.codegen.packing_groups import pack_groups
@@ -315,9 +315,21 @@ class _Engine:
                     b_base, b_stride = self._ready(frame, "b", number, col, K, start)
                 first = code.equal(q, first_block)
                 last = code.equal(q, last_block)
-                row_panels = code.ceildiv(rows, tile.mr)
-                panel_bytes = code.mul(depth, self.copies * tile.nr * self.packed["b"].itemsize)
-                share = code.mul(code.ceildiv(code.div(panel_bytes, row_panels), 64), 64)
+                row_panels, col_panels = code.ceildiv(rows, tile.mr), code.ceildiv(cols, tile.nr)
+                # Of the next panel of B each of the row panels asks for a share.
+                step_bytes = self.step * self.copies * tile.nr * self.packed["b"].itemsize
+                pace: Int = 0
+                if source_b is None:
+                    pace = code.value(
+                        code.div(code.add(code.sub(row_panels, 1), step_bytes), row_panels)
+                    )
+                    share = code.mul(pace, steps)
+                    width = self.copies * tile.nr
+                    ends = code.sub(code.mul(col_panels, b_stride), code.mul(start, width))
+                    below = code.mul(padded, tile.nr)
+                    next_block = code.at(
+                        b_base, code.b.select(last, code.value(ends), code.value(below)), of_b
+                    )
                 if row_kernel is not None:
                     assert source_b is not None
                     whole = code.mul(code.div(cols, tile.nr), tile.nr)
@@ -346,12 +358,21 @@ class _Engine:
                         assert column_signs is not None
                         code.b.call(signs, [steps, b_panel, column_signs])
                         last_arguments = [column_signs]
+                    ahead = b_panel
+                    if source_b is None:
+                        following = code.beyond(b_panel, b_stride, of_b)
+                        ends_here = code.equal(code.add(j, 1), col_panels)
+                        ahead = code.b.select(ends_here, next_block, following)
                     with code.loop(0, row_panels) as i:
-                        if source_b is None and p.lanes == 1:
-                            self._prefetch_panel(frame, b_panel, b_stride, i, panel_bytes, share)
+                        place = (
+                            code.beyond(ahead, code.mul(i, share)) if source_b is None else ahead
+                        )
                         where = code.mul(code.add(code.mul(slot, row_panels), i), size_of_tile)
                         result = code.at(home, where if keep or wide else 0, self.element)
-                        rest = [b_panel, code.value(b_step), result, first, *last_arguments]
+                        rest = [
+                            b_panel, code.value(b_step), result, first, place, code.value(pace),
+                            *last_arguments,
+                        ]  # fmt: skip
                         if row_kernel is not None:  # the last panel is left, if it is not whole
                             assert source_b is not None
                             left = code.sub(cols, col)
@@ -377,7 +398,6 @@ class _Engine:
                                 self._finish_tile(epilogue, result, i, rows, j, cols)
 
                 strip = p.strip // tile.nr if wide else 1
-                col_panels = code.ceildiv(cols, tile.nr)
                 with code.loop(0, col_panels, strip) as start:
                     stop = code.min(code.add(start, strip), col_panels)
                     with code.loop(start, stop) as j:
@@ -432,17 +452,6 @@ class _Engine:
         rest = code.sub(count, whole)
         with source.frame.often(), code.b.if_then(code.less(0, rest)):
             edge_panel(source, panel, whole, rest, width, depth)
-
-    def _prefetch_panel(
-        self, frame: Frame, panel: ir.Value, stride: Int, i: Int, total: Int, share: Int
-    ) -> None:
-        """The i-th share of the `total` bytes of the next panel of B, from memory or L3 into L2."""
-        code = frame.code
-        start = code.mul(i, share)
-        following = code.beyond(panel, code.mul(stride, self.packed["b"].itemsize))
-        stop = code.min(total, code.add(start, share))
-        with frame.often(), code.loop(start, stop, 64) as line:
-            prefetch(code, code.beyond(following, line), write=False, locality=2)
 
     def _finish_tile(
         self, epilogue: Epilogue, result: ir.Value, i: Int, rows: Int, j: Int, cols: Int

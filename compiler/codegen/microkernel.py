@@ -2,13 +2,15 @@
 
 Owns the table of tile sizes (from the number of vector registers) and `emit_micro`, which emits
 
-    void micro(i64 kb, ptr a, ptr b, i64 b_step, ptr c, i1 first)
+    void micro(i64 kb, ptr a, ptr b, i64 b_step, ptr c, i1 first, ptr ahead, i64 pace)
 
 c[mr][nr] (dense, accumulator dtype) = or += the product of a packed panel of A ([kb][mr]) with kb
 rows of nr columns of B, b_step elements apart (nr for a packed panel). Every element of the
 product is summed in the order of k, from zero, by fused multiply-adds where the target has them;
-so its bits do not depend on the tile. Where there is one row, there are LANES such sums of each
-element, and `emit_row` and `emit_columns` are the forms for a matrix in place.
+so its bits do not depend on the tile. Meanwhile it asks for memory that is needed next, `pace`
+bytes from `ahead` on with each step of k: a line now and then, since a burst of requests would wait
+for those before it. Where there is one row, there are LANES such sums of each element, and
+`emit_row` and `emit_columns` are the forms for a matrix in place.
 
 Design: Van Zee and van de Geijn, "BLIS: A Framework for Rapidly Instantiating BLAS
 Functionality", ACM TOMS 41(3), 2015. The tile fills the registers but for those that hold a row
@@ -70,11 +72,12 @@ def vector_registers(target: Target) -> int:
 # of B and one of A fit. The ones with few rows serve products with few rows.
 _TILES = {
     16: ((6, 2), (4, 3), (5, 2), (3, 4), (2, 5), (1, 8)),
-    32: ((14, 2), (8, 3), (12, 2), (6, 4), (5, 4), (4, 6), (3, 8), (2, 8), (1, 12)),
+    32: ((14, 2), (13, 2), (8, 3), (12, 2), (6, 4), (5, 4), (4, 6), (3, 8), (2, 8), (1, 12)),
 }
 # With AVX-512 an element of A is an operand in memory, so one vector of B is enough, where there is
-# one multiply-add a cycle; where there are two, loads are what it waits for.
+# one multiply-add a cycle; where there are two, loads are what it waits for: 17 of 16 products.
 NARROW = (16, 1)
+MICRO = (I64, PTR, PTR, I64, PTR, I1, PTR, I64)  # the parameters of a micro-kernel
 _ONE_FMA = "znver4"
 # Part of the peak that a tile reaches, roughly: loads and latency cost the small ones.
 _WORTH = {(4, 3): 0.97, (5, 2): 0.93, (3, 4): 0.95, (2, 5): 0.85, (1, 8): 0.5}
@@ -102,6 +105,8 @@ def choose_tile(
         tile = Tile(mr, nv, width)
         padded = -(-max(rows, 1) // mr) * mr * (-(-max(cols, 1) // tile.nr) * tile.nr)
         cost = padded / _WORTH.get((mr, nv), 1.0 if mr > 3 else 0.9)
+        if (mr, nv) == NARROW and target.cpu != _ONE_FMA:
+            cost *= 17 / 16
         if best is None or cost < best_cost * 0.97:
             best, best_cost = tile, cost
     assert best is not None
@@ -113,6 +118,14 @@ def multiply_add(ops: Ops, acc: DType, x: ir.Value, y: ir.Value, z: ir.Value) ->
     if is_float(acc) and ops.target.has_fma:
         return ops.intrinsic("fma", [x, y, z])
     return ops.arithmetic("add", acc, [ops.arithmetic("mul", acc, [x, y]), z])
+
+
+def ask_ahead(code: Code, place: ir.Value, apart: ir.Value, count: int) -> ir.Value:
+    """Asks for `count` lines of memory so far apart, into L2; the address after them."""
+    for _ in range(count):
+        prefetch(code, place, write=False, locality=2)
+        place = code.beyond(place, apart)
+    return place
 
 
 def prefetch(code: Code, address: ir.Value, write: bool, locality: int) -> None:
@@ -154,12 +167,12 @@ def emit_micro(
     element = storage_type(acc)
     vector = ir.VectorType(element, tile.width) if tile.width > 1 else element
     flips = dot is not None and dot.dot.flips
-    params = [I64, PTR, PTR, I64, PTR, I1, *([PTR] if flips else [])]
+    params = [*MICRO, *([PTR] if flips else [])]
     function = ir.Function(module, ir.FunctionType(VOID, params), name)
     function.linkage = "internal"
     function.attributes.add("noinline")
     function.attributes.add("nounwind")
-    kb, a, b_ptr, b_step, c, first = function.args[:6]
+    kb, a, b_ptr, b_step, c, first, ahead, pace = function.args[: len(MICRO)]
     for k in (1, 2, 4):
         function.args[k].add_attribute("noalias")
     b = ir.IRBuilder(function.append_basic_block("entry"))
@@ -202,6 +215,10 @@ def emit_micro(
         phis = [b.phi(vector) for _ in sums]
         for phi, s in zip(phis, sums, strict=True):
             phi.add_incoming(s, before)
+        if unroll == _UNROLL:
+            place = b.phi(PTR)
+            place.add_incoming(ahead, before)
+            place.add_incoming(ask_ahead(code, place, apart, tile.nv), b.block)
         current: list[ir.Value] = list(phis)
         for u in range(unroll):
             ku = code.add(k, u)
@@ -231,10 +248,11 @@ def emit_micro(
     every = count  # the sums of a lane
     start = [zero] * every
     if flips:
-        signs = [code.load(function.args[6], v * tile.width, element, tile.width)
+        signs = [code.load(function.args[len(MICRO)], v * tile.width, element, tile.width)
                  for v in range(tile.nv)]  # fmt: skip
         start = [signs[j % tile.nv] for j in range(every)]
     unroll = _UNROLL if lanes == 1 else lanes
+    apart = code.value(code.div(code.mul(pace, _UNROLL), tile.nv))
     whole = code.value(code.sub(kb, code.rem(kb, unroll)))
     sums = k_loop(code.value(0), whole, unroll, start + [zero] * (every * (lanes - 1)))
     if lanes == 1:

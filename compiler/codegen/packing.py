@@ -268,14 +268,18 @@ def _copy(
 
 
 def _transpose(source: Source, panel: ir.Value, x: Int, width: int, depth: Int, block: int) -> None:
-    """Blocks of up to `block` entries of x by `block` neighbours along k, through registers."""
+    """Blocks of up to `block` entries of x by `block` neighbours along k, through registers. What
+    whole blocks leave goes with some of the last one again."""
     code = source.frame.code
     whole = width - width % block
     if whole:
         with code.loop(0, whole, block) as first:
             _transpose_rows(source, panel, x, width, depth, block, first, block)
-    done = whole
-    for piece in in_powers(width - whole, block):
+        if width > whole:
+            _transpose_rows(source, panel, x, width, depth, block, width - block, block)
+        return
+    done = 0
+    for piece in in_powers(width, block):
         _transpose_rows(source, panel, x, width, depth, block, done, piece)
         done += piece
 

@@ -2,7 +2,7 @@
 
 Owns the blocks of results that it makes and `emit_tile_micro`, which emits
 
-    void micro(i64 kb, ptr a, ptr b, i64 b_step, ptr c, i1 first)
+    void micro(i64 kb, ptr a, ptr b, i64 b_step, ptr c, i1 first, ptr ahead, i64 pace)
 
 as `emit_micro` does, for panels of `packing_tiles.py`: kb counts tiles along k, and b_step is not
 used. Blocks of k follow each other in one sum: c is where the tiles of results begin, unless they
@@ -15,16 +15,17 @@ from __future__ import annotations
 
 import llvmlite.ir as ir
 
-from jitgrad.compiler.codegen.code import I1, I32, I64, PTR, VOID, Code, Int
+from jitgrad.compiler.codegen.code import I32, VOID, Code, Int
 from jitgrad.compiler.codegen.convert import splat
 from jitgrad.compiler.codegen.dot import TILE, Dot
-from jitgrad.compiler.codegen.microkernel import Tile
+from jitgrad.compiler.codegen.microkernel import MICRO, Tile, ask_ahead
 from jitgrad.compiler.codegen.target import Target
 from jitgrad.compiler.codegen.tile_unit import TILES, WORDS, tile_unit
 
 # (row tiles, column tiles) of a block of results, each with its own tile, and one for each row and
 # column tile of the operands.
 _SQUARE, _FLAT, _TALL = (2, 2), (1, 3), (3, 1)
+_AHEAD = 8  # lines of memory that a step along k asks for
 _F32 = ir.FloatType()
 
 
@@ -38,13 +39,12 @@ def emit_tile_micro(
     module: ir.Module, name: str, tile: Tile, dot: Dot, target: Target
 ) -> ir.Function:
     """The micro-kernel as a function of `module`."""
-    kind = ir.FunctionType(VOID, [I64, PTR, PTR, I64, PTR, I1])
-    function = ir.Function(module, kind, name)
+    function = ir.Function(module, ir.FunctionType(VOID, MICRO), name)
     function.attributes.add("noinline")
     function.attributes.add("nounwind")
     code = Code(ir.IRBuilder(function.append_basic_block("entry")))
-    micro = _Micro(code, tile, dot, target)
-    kb, a, b, _, c, first = function.args
+    kb, a, b, _, c, first, ahead, pace = function.args
+    micro = _Micro(code, tile, dot, target, ahead, pace)
     if dot.parts < 2:
         micro.into(kb, a, b, c, first)
     else:
@@ -61,8 +61,11 @@ def _infinite() -> ir.Constant:
 class _Micro:
     """Tiles 0.. are results, row by row; then those of A, then those of B."""
 
-    def __init__(self, code: Code, tile: Tile, dot: Dot, target: Target) -> None:
+    def __init__(
+        self, code: Code, tile: Tile, dot: Dot, target: Target, ahead: ir.Value, pace: ir.Value
+    ) -> None:
         self.code, self.tile, self.dot = code, tile, dot
+        self.ahead, self.pace = ahead, pace
         self.unit = tile_unit(target)
         self.high, self.wide = tile.mr // TILE, tile.nv
         self.sums = [(i, j) for i in range(self.high) for j in range(self.wide)]
@@ -79,6 +82,7 @@ class _Micro:
             with goes_on:
                 self._results(c, self.unit.load)
         with code.loop(0, kb) as k:
+            self._ask(k)
             self._load("a", a, k, 0)
             self._load("b", b, k, 0)
             self._multiply()
@@ -94,6 +98,7 @@ class _Micro:
         home = code.b.select(first, c, found)
         self._zero()
         with code.loop(0, kb) as k:
+            self._ask(k)
             self._load("a", a, k, 1)
             self._load("b", b, k, 0)
             self._multiply()
@@ -117,6 +122,12 @@ class _Micro:
         with code.b.if_then(code.b.not_(first)), code.loop(0, size, TILE) as at:
             total = code.b.fadd(code.load(c, at, _F32, TILE), code.load(found, at, _F32, TILE))
             code.store(total, c, at, _F32)
+
+    def _ask(self, k: Int) -> None:
+        """Asks for what is needed next, as much of it as step k has to."""
+        code = self.code
+        place = code.beyond(self.ahead, code.mul(k, self.pace))
+        ask_ahead(code, place, code.value(code.div(self.pace, _AHEAD)), _AHEAD)
 
     def _sizes(self, memory: ir.Value, at: Int) -> ir.Value:
         """The bits of TILE results without their signs, doubled."""

@@ -236,20 +236,34 @@ class _Generator:
     ) -> None:  # fmt: skip
         """The 36 products, [36][column panels][row panels][mr][nr]."""
         code, mr, nr = frame.code, self.tile.mr, self.tile.nr
+        # Of the next panel of filters each of the column panels asks for a share.
+        pace = code.value(code.div(code.add(code.sub(used, 1), mr * F32.itemsize), used))
         with code.loop(0, POINTS) as point, code.loop(0, panels) as i, code.loop(0, used) as j:
             u = code.mul(code.add(panel, i), self.C * mr)
             u = code.add(u, code.mul(point, self.filter_step))
             v = code.add(code.mul(j, self.C * nr), code.mul(point, self.input_step))
             to = code.mul(code.add(code.mul(j, self.part_panels), i), mr * nr)
             to = code.add(to, code.mul(point, self.product_step))
+            following = code.beyond(filters, code.add(u, self.C * mr), self.element)
+            next_point = code.add(code.mul(panel, self.C * mr), self.filter_step)
+            next_point = code.add(next_point, code.mul(point, self.filter_step))
+            ends_here = code.equal(code.add(i, 1), panels)
+            following = code.b.select(
+                ends_here, code.beyond(filters, next_point, self.element), following
+            )
             for start in range(0, self.C, DEPTH):
+                depth = min(DEPTH, self.C - start)
+                share = code.mul(code.mul(pace, depth), j)
+                place = code.beyond(following, code.add(share, start * mr * F32.itemsize))
                 arguments = [
-                    code.value(min(DEPTH, self.C - start)),
+                    code.value(depth),
                     code.at(filters, code.add(u, start * mr), self.element),
                     code.at(inputs, code.add(v, start * nr), self.element),
                     code.value(nr),
                     code.at(products, to, self.element),
                     ir.Constant(I1, int(start == 0)),
+                    place,
+                    pace,
                 ]
                 code.b.call(micro, arguments)
 
