@@ -567,7 +567,7 @@ def put_on_tape(
     kept = plan.keeps.get(wanted)
     if kept is None:
         kept = plan.keeps_for(wanted, op, attrs)
-    node.kept = kept
+    node.known = kept
     keeps, keep_out = kept.operands, kept.results
     if keeps is None:
         node.operands = plan.operand_types

@@ -37,6 +37,11 @@ MUCH = 2**26
 """The work from which on a kernel of an op that is slow (`Op.slow`) pays in a function that is
 being recorded: what the reference needs longer in two recordings is what compiling takes."""
 
+DRAWS = 256
+"""So many times NumPy draws few numbers of one shape, which takes it 0.1 ms, too, before a kernel
+is compiled: they are drawn at each step (dropout) or, where weights are made, once. Random records
+are made of exact operations only, so a kernel's bits are the reference's."""
+
 Array = np.ndarray[Any, Any]
 Function = Callable[..., Any]
 
@@ -51,10 +56,11 @@ def kernel_of(
         return None
     if any(t.dtype.is_complex for t in (*types, *outs)) or any(t.numel == 0 for t in outs):
         return None
-    if op.work(types, outs, attrs) < WORTH:
-        return None
+    much = op.work(types, outs, attrs) >= WORTH
     if op.random:
-        return _Draw(op, types, outs, attrs, plain)
+        return _Draw(op, types, outs, attrs, plain, 0 if much else DRAWS)
+    if not much:
+        return None
     if isinstance(op, Elementwise):
         return _EachElement(op, types, outs, attrs, plain)
     return _OneOp(op, types, outs, attrs, plain)
@@ -227,9 +233,10 @@ class _Draw(_OneOp):
 
     def __init__(
         self, op: Any, types: Sequence[TensorType], outs: Sequence[TensorType],
-        attrs: dict[str, Any], plain: Function,
+        attrs: dict[str, Any], plain: Function, before: int,
     ) -> None:  # fmt: skip
         super().__init__(op, types, outs, attrs, plain)
+        self.before = before  # draws by NumPy that come first
         ((self.shape, dtype),) = self.outs
         self.count = math.prod(self.shape)
         step = 1 << max(self.count.bit_length() - 4, 0)
@@ -238,6 +245,9 @@ class _Draw(_OneOp):
         self.outs = [((more,), dtype)]
 
     def __call__(self, *arrays: Array) -> Any:
+        if self.before > 0:
+            self.before -= 1
+            return self.plain(*arrays)
         found = super().__call__(*arrays)
         if found.shape == self.shape:  # by `plain`, say
             return found

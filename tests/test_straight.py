@@ -1,4 +1,5 @@
-"""Derivatives as straight code (autograd/straight.py): the bits of the vjp, and when it is run."""
+"""Straight code: derivatives (autograd/straight.py) and updates (optim/straight.py) have the bits
+of the vjp and the rule; fused records (fused.py) those of their parts."""
 
 from __future__ import annotations
 
@@ -7,9 +8,11 @@ import pytest
 
 import jitgrad as jg
 import jitgrad.nn.functional as F
-from jitgrad import dispatch
+from jitgrad import dispatch, fused
 from jitgrad.autograd import bare, straight
 from jitgrad.compiler.ops.record import OPS
+from jitgrad.optim.optimizer import Optimizer, _updates
+from jitgrad.optim.straight import Update
 
 
 def gradients(function, arrays, hooked):
@@ -74,8 +77,198 @@ def test_same_bits(name):
             np.testing.assert_array_equal(a, b)
 
 
+# -- fused records ---------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", ["linear", "linear of rows", "cross_entropy", "nll_loss"])
+def test_fused_records_have_the_bits_of_their_parts(name, monkeypatch):
+    function, arrays = {
+        "linear": (F.linear, [uniform(2, 4, 5), uniform(3, 5), uniform(3)]),
+        "linear of rows": (F.linear, [uniform(4, 5), uniform(3, 5), uniform(1)]),
+        "cross_entropy": (F.cross_entropy, [uniform(2, 5, 2), np.array([[1, 2], [-100, 0]])]),
+        "nll_loss": (F.nll_loss, [uniform(5), np.array(2)]),
+    }[name]  # fmt: skip
+    leaves = [jg.tensor(a, requires_grad=a.dtype == np.float32) for a in arrays]
+    assert isinstance(function(*leaves).grad_fn.op, fused.Fused)
+    got = [gradients(function, arrays, hooked=False) for _ in range(straight.STRAIGHT + 1)]
+    got += [gradients(function, arrays, hooked=True)]
+    value = function(*leaves).detach().numpy()
+    monkeypatch.setattr(fused, "apply", lambda record, xs, attrs: record.compose(*xs, **attrs))
+    wanted = gradients(function, arrays, hooked=False)
+    np.testing.assert_array_equal(value, function(*leaves).detach().numpy())
+    for grads in got:
+        for a, b in zip(wanted, grads, strict=True):
+            assert (a is None) == (b is None)
+            np.testing.assert_array_equal(a, b)
+
+
+def test_fused_records_differentiate_twice():
+    x = jg.tensor(uniform(4, 5, dtype=np.float64), requires_grad=True)
+    w = jg.tensor(uniform(3, 5, dtype=np.float64), requires_grad=True)
+    b = jg.zeros(3, dtype=jg.float64, requires_grad=True)
+    y = jg.tensor([0, 2, -100, 1])
+    assert jg.autograd.gradgradcheck(lambda *p: F.linear(*p).tanh(), (x, w, b))
+    assert jg.autograd.gradgradcheck(lambda x: F.cross_entropy(x, y), (x,))
+    assert jg.autograd.gradgradcheck(lambda x: F.nll_loss(x, y), (x,))
+
+
+def test_a_fused_record_of_complex_numbers():
+    def grads():
+        x = jg.tensor([[1 + 2j, 3 - 1j]], requires_grad=True)
+        w = jg.tensor([[2 - 1j, 1j], [0.5, 1 + 1j]], requires_grad=True)
+        b = jg.tensor([1j, 2.0 + 0j], requires_grad=True)
+        F.linear(x, w, b).abs().sum().backward()
+        return [p.grad.tolist() for p in (x, w, b)]
+
+    got = grads()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fused, "apply", lambda record, xs, attrs: record.compose(*xs, **attrs))
+        assert grads() == got
+
+
+def test_fused_records_save_what_gradients_read():
+    x, w, b = jg.ones(2, 3), jg.ones(4, 3, requires_grad=True), jg.zeros(4, requires_grad=True)
+    assert [n for n, _ in F.linear(x, w, b).grad_fn.saved] == ["operand 0"]
+    assert [n for n, _ in F.linear(x, w.detach(), b).grad_fn.saved] == []
+    y = F.linear(x, w, b).sum()
+    x.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation: operand 0"):
+        y.backward()
+
+
+def test_no_graph_holds_a_fused_record():
+    x, w, b = jg.ones(2, 3), jg.ones(4, 3, requires_grad=True), jg.zeros(4, requires_grad=True)
+
+    @jg.jit(fallback="error")
+    def f(x, w, b):
+        return F.cross_entropy(F.linear(x, w, b), jg.tensor([0, 1]))
+
+    f(x, w, b)
+    (found,) = f.specialisations
+    names = {n.op.name for n in found.trace.graph.nodes}
+    assert {"matmul", "add", "select_at"} <= names
+    assert not names & {"addmm", "nll_loss"}
+    assert jg.vmap(lambda x: F.linear(x, w, b))(jg.ones(5, 2, 3)).shape == (5, 2, 4)
+
+
+# -- optimizers ------------------------------------------------------------------------------------
+RULES = {
+    "SGD": lambda p: jg.optim.SGD(p, lr=0.1),
+    "momentum": lambda p: jg.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01, nesterov=True),
+    "dampening": lambda p: jg.optim.SGD(p, lr=0.1, momentum=0.9, dampening=0.2, maximize=False),
+    "Adam": lambda p: jg.optim.Adam(p),
+    "amsgrad": lambda p: jg.optim.Adam(p, amsgrad=True, weight_decay=0.1),
+    "AdamW": lambda p: jg.optim.AdamW(p),
+    "RMSprop": lambda p: jg.optim.RMSprop(p, momentum=0.9, centered=True),
+    "Adagrad": lambda p: jg.optim.Adagrad(p, lr_decay=0.01),
+    "Adadelta": lambda p: jg.optim.Adadelta(p),
+    "Adamax": lambda p: jg.optim.Adamax(p),
+    "NAdam": lambda p: jg.optim.NAdam(p),
+    "RAdam": lambda p: jg.optim.RAdam(p),
+    "ASGD": lambda p: jg.optim.ASGD(p),
+}
+
+
+def train(rule, steps=14, dtype=jg.float32):
+    """Parameters and state after steps with a schedule that ends at 0."""
+    params = [jg.tensor(uniform(3, 4, seed=i), dtype=dtype, requires_grad=True) for i in range(3)]
+    params.append(jg.tensor(0.5, dtype=dtype, requires_grad=True))
+    optimizer = RULES[rule](params)
+    for i in range(steps):
+        optimizer.param_groups[0]["lr"] = 0.1 * max(0, 10 - i) / 10
+        optimizer.zero_grad()
+        terms = [(p * (k + 1)).sin() * p[..., :1] for k, p in enumerate(params[:3])]
+        sum([t.sum() for t in terms], params[3] ** 2).backward()
+        optimizer.step()
+    state = [x for p in params for x in optimizer.state[p].values() if x is not None]
+    return optimizer, [x.detach().numpy().copy() for x in (*params, *state)], params
+
+
+@pytest.mark.parametrize("dtype", [jg.float32, jg.float64])
+@pytest.mark.parametrize("rule", RULES)
+def test_updates_have_the_bits_of_the_rule(rule, dtype, monkeypatch):
+    optimizer, got, _ = train(rule, dtype=dtype)
+    made = [u for table in _updates[optimizer].values() for u in table.values()]
+    assert made
+    assert all(isinstance(u, Update) for u in made)
+    monkeypatch.setattr(Optimizer, "_known_updates", lambda self: None)
+    _, wanted, _ = train(rule, dtype=dtype)
+    for a, b in zip(wanted, got, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_schedule_makes_no_new_update():
+    optimizer, _, _ = train("momentum")
+    (table,) = _updates[optimizer].values()
+    assert len(table) == 2  # of matrices, and of the 0-d parameter
+
+
+def test_what_was_asked_of_a_number_is_asked_again():
+    """Weight decay that becomes 0, and no more."""
+
+    def run():
+        p = jg.ones(3, requires_grad=True)
+        optimizer = jg.optim.SGD([p], lr=0.1, weight_decay=0.5, momentum=0.9)
+        seen = []
+        for decay in (0.5, 0.5, 0.5, 0.5, 0.5, 0.0, 0.0, 0.25, 0.5):
+            optimizer.param_groups[0]["weight_decay"] = decay
+            p.grad = jg.full((3,), 0.25)
+            optimizer.step()
+            seen.append(p.tolist())
+        return seen
+
+    got = run()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Optimizer, "_known_updates", lambda self: None)
+        assert run() == got
+
+
+def test_updates_count_as_writes():
+    optimizer, _, params = train("Adam")
+    p = params[0]
+    before = p._version
+    y = (p * p).sum()
+    optimizer.step()
+    assert p._version == before + 1
+    with pytest.raises(RuntimeError, match="modified by an inplace operation") as caught:
+        y.backward()
+    assert f"at {__file__}" in str(caught.value)
+
+
+def test_parameters_that_share_memory_or_are_views_keep_the_rule():
+    def run():
+        base = jg.arange(12.0).reshape(3, 4)
+        a = base[:2].detach().requires_grad_()
+        b = base[1:].detach().T.requires_grad_()
+        optimizer = jg.optim.SGD([a, b], lr=0.1, momentum=0.5)
+        for _ in range(6):
+            a.grad, b.grad = a.detach() * 0.5, b.detach() * 0.25
+            optimizer.step()
+        return base.tolist()
+
+    got = run()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Optimizer, "_known_updates", lambda self: None)
+        assert run() == got
+
+
+def test_a_rule_of_the_users_runs_at_each_step():
+    class Counting(jg.optim.SGD):
+        calls = 0
+
+        def update(self, p, grad, state, h):
+            self.calls += 1
+            super().update(p, grad, state, h)
+
+    p = jg.ones(3, requires_grad=True)
+    optimizer = Counting([p], lr=0.1)
+    for _ in range(6):
+        p.grad = jg.ones(3)
+        optimizer.step()
+    assert optimizer.calls == 6
+
+
+# -- when it is run --------------------------------------------------------------------------------
 def kept_of(y):
-    return y.grad_fn.kept
+    return y.grad_fn.known
 
 
 def test_made_at_the_third_use():

@@ -432,7 +432,7 @@ def elementwise_float(f: Callable[[float], float]) -> Callable[[np.ndarray], np.
 
 class Erf(Unary):
     name, node, onnx_op = "erf", "erf", "Erf"
-    effort = 16
+    effort = 128
     saves = (0,)
     numpy = elementwise_float(math.erf)
 
@@ -444,7 +444,7 @@ class Erfc(Unary):
     """1 - erf(x). ONNX has no erfc: exported as that difference, absolute error 1 ulp of 1."""
 
     name, node = "erfc", "erfc"
-    effort = 16
+    effort = 128
     saves = (0,)
     numpy = elementwise_float(math.erfc)
 

@@ -191,7 +191,7 @@ def run(node: Node, grads: list[Any]) -> Any:
     saved = node.operands
     if saved is None or node.outs is None:
         raise RuntimeError(RETAIN_ERROR + f" (node {node.name()}, made at {node.line})")
-    kept = node.kept
+    kept = node.known
     if kept is not None and dispatch.timing is None:  # else kernels of this time's plans run
         if kept.run is not None:
             passed = _run_straight(node, kept, grads[0]._data)

@@ -292,7 +292,7 @@ def _run(
             if grads[0] is not None or any(g is not None for g in grads):
                 hooked = watched or node.hooks
                 passed = None
-                simple = plain and type(node) is Node and not hooked
+                simple = plain and (type(node) is Node or node.kind is Node) and not hooked
                 if simple and (type(grads[0]) is bare.Bare and len(grads) == 1 or _to_bare(grads)):
                     passed = bare.run(node, grads)
                 if passed is None:

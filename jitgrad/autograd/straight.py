@@ -5,7 +5,8 @@ gradients it applies the same ones each time, so it is run once on stand-ins tha
 becomes a function that calls their kernels one after another. Kernels are dispatch's, and so are
 the bits: those of the vjp on tensors.
 
-Owns the stand-ins and the making of functions. Who runs them, and when, is bare.py's.
+Owns the stand-ins and the making of functions. Who runs them, and when, is bare.py's. Updates of
+parameters become such code, too (optim/straight.py).
 """
 
 from __future__ import annotations
@@ -49,32 +50,22 @@ class Typed:
         return where if type(where) is device else device(where)
 
 
-class _NotStraight(Exception):
-    """What a vjp applies is not known from types alone."""
+class NotStraight(Exception):
+    """What is applied does not follow from types alone."""
 
 
-class _StandIn(Typed):
-    """An operand of a vjp that is run for its steps: `name` is its variable, None of what is not
-    saved, or computed from that."""
+class Code:
+    """Steps over arrays that become a function.
 
-    __slots__ = ("code", "name")
-
-    def __init__(self, code: _Code, name: str | None, type_: TensorType) -> None:
-        self._type, self.code, self.name = type_, code, name
-
-    def _bind(self, op: Any, operands: tuple[Any, ...], attrs: dict[str, Any]) -> Any:
-        return self.code.apply(op, operands, attrs)
-
-    def _constant(self, value: Any, dtype: DType) -> _StandIn:
-        return self.code.constant(value, dtype)
-
-
-class _Code:
-    """The steps of one run: (variables set, the call, variables read)."""
+    A step is (variables set, the call, variables read, whether it writes to an argument).
+    """
 
     def __init__(self) -> None:
-        self.steps: list[tuple[tuple[str, ...], str, tuple[str, ...]]] = []
-        self.scope: dict[str, Any] = {"asarray": np.asarray}
+        self.steps: list[tuple[tuple[str, ...], str, tuple[str, ...], bool]] = []
+        self.scope: dict[str, Any] = {"asarray": np.asarray, "copyto": np.copyto}
+        self._fresh: dict[str, int] = {}  # variables that one of NumPy's ufuncs makes: the step
+        self._stored: dict[str, set[str]] = {}  # what was written to: variables that are it now
+        self._stale: set[str] = set()  # variables that were it before
 
     def name(self, value: Any) -> str:
         """A name for a value that the function has from the start."""
@@ -82,51 +73,92 @@ class _Code:
         self.scope[name] = value
         return name
 
-    def constant(self, value: Any, dtype: DType) -> _StandIn:
-        found = constant(value, dtype)
-        return _StandIn(self, self.name(found._data), found._type)
+    def add(
+        self, op: Any, attrs: dict[str, Any], plan: Any, names: tuple[str, ...]
+    ) -> tuple[str, ...]:
+        """A step that applies a record; the names of its results."""
+        self._expect_whole(names)
+        count = 1 if op.nout == 1 else len(plan.types)
+        first = len(self.steps)
+        targets = tuple([f"v{first}_{k}" for k in range(count)])
+        kernel = plan.kernel
+        if kernel is None:
+            kernel = partial(op.reference, **attrs) if attrs else op.reference
+        call = f"{self.name(kernel)}({', '.join(names)})"
+        if plan.fresh:
+            self._fresh[targets[0]] = first
+        if op.nout == 1 and not plan.types.shape:  # maybe a NumPy scalar
+            call = f"asarray({call})"
+        self.steps.append((targets, call, names, False))
+        return targets
 
-    def apply(self, op: Any, operands: tuple[Any, ...], attrs: dict[str, Any]) -> Any:
+    def write(self, target: str, value: str) -> None:
+        """A step that writes a variable to an argument; from here on, reading either gives it."""
+        self._expect_whole((value,))
+        last = len(self.steps) - 1
+        if self._fresh.get(value) == last:  # made there in the first place
+            targets, call, names, _ = self.steps[last]
+            call = call.removeprefix("asarray(").rstrip(")") + f", out={target})"
+            self.steps[last] = (targets, call, names, True)
+            stored = {value}
+        else:
+            self.steps.append(((), f"copyto({target}, {value})", (value,), True))
+            stored = set()
+        for old in self._stored.get(target, ()):  # they would show what is written now
+            self._stale.add(old)
+        self._stored[target] = stored
+
+    def _expect_whole(self, names: tuple[str, ...]) -> None:
+        if not self._stale.isdisjoint(names):
+            raise NotStraight
+
+    def function(self, arguments: list[str], results: list[str | None]) -> Callable[..., Any]:
+        """run(*arguments) -> the tuple of results, without the steps that nothing needs."""
+        needed = {name for name in results if name is not None}
+        lines: list[str] = []
+        for targets, call, names, writes in reversed(self.steps):
+            if writes or not needed.isdisjoint(targets):
+                needed.update(names)
+                ends = "," * (len(targets) > 1)
+                lines.append(f"    {', '.join(targets)}{ends}{' = ' * bool(targets)}{call}")
+        lines.append(f"def run({', '.join(arguments)}):")
+        lines.reverse()
+        lines.append(f"    return ({', '.join(map(str, results))}{',' * bool(results)})")
+        exec(compile("\n".join(lines), "<straight code of jitgrad>", "exec"), self.scope)
+        made: Callable[..., Any] = self.scope["run"]
+        return made
+
+
+class StandIn(Typed):
+    """An operand of a vjp that is run for its steps: `name` is its variable, None of what is not
+    saved, or computed from that."""
+
+    __slots__ = ("code", "name")
+
+    def __init__(self, code: Code, name: str | None, type_: TensorType) -> None:
+        self._type, self.code, self.name = type_, code, name
+
+    def _constant(self, value: Any, dtype: DType) -> StandIn:
+        found = constant(value, dtype)
+        return StandIn(self.code, self.code.name(found._data), found._type)
+
+    def _bind(self, op: Any, operands: tuple[Any, ...], attrs: dict[str, Any]) -> Any:
         """Notes an application; gives stand-ins for its results."""
-        like = next((x for x in operands if isinstance(x, _StandIn)), None)
+        dtype = next((x.dtype for x in operands if isinstance(x, StandIn)), None)
         whole = [
-            x if like is None or isinstance(x, _StandIn) else self.constant(x, like.dtype)
+            x if dtype is None or isinstance(x, StandIn) else self._constant(x, dtype)
             for x in operands
         ]
         plan = plan_of(op, tuple(whole), attrs)
         if op.random or not plan.lasts:
-            raise _NotStraight
+            raise NotStraight
         types = plan.types if op.nout != 1 else (plan.types,)
-        names = [x.name for x in whole]
-        if any(name is None for name in names):
-            made = tuple([_StandIn(self, None, t) for t in types])
-        else:
-            first = len(self.steps)
-            targets = tuple([f"v{first}_{k}" for k in range(len(types))])
-            kernel = plan.kernel
-            if kernel is None:
-                kernel = partial(op.reference, **attrs) if attrs else op.reference
-            call = f"{self.name(kernel)}({', '.join(names)})"
-            if op.nout == 1 and not types[0].shape:  # maybe a NumPy scalar
-                call = f"asarray({call})"
-            self.steps.append((targets, call, tuple(names)))
-            made = tuple([_StandIn(self, n, t) for n, t in zip(targets, types, strict=True)])
+        names = tuple([x.name for x in whole])
+        targets: tuple[str | None, ...] = (None,) * len(types)
+        if None not in names:
+            targets = self.code.add(op, attrs, plan, names)
+        made = tuple([StandIn(self.code, n, t) for n, t in zip(targets, types, strict=True)])
         return made if op.nout != 1 else made[0]
-
-    def function(self, arguments: list[str], results: list[str | None]) -> Callable[..., Any]:
-        """run(*arguments) -> the tuple of results, without the steps that none of them needs."""
-        needed = {name for name in results if name is not None}
-        lines: list[str] = []
-        for targets, call, names in reversed(self.steps):
-            if not needed.isdisjoint(targets):
-                needed.update(names)
-                lines.append(f"    {', '.join(targets)}{',' * (len(targets) > 1)} = {call}")
-        lines.append(f"def run({', '.join(arguments)}):")
-        lines.reverse()
-        lines.append(f"    return ({', '.join(map(str, results))},)")
-        exec(compile("\n".join(lines), "<derivative of jitgrad>", "exec"), self.scope)
-        made: Callable[..., Any] = self.scope["run"]
-        return made
 
 
 STRAIGHT = 3
@@ -137,7 +169,7 @@ _NEVER = -(1 << 60)  # a count of uses that does not get there
 def make(op: Any, attrs: dict[str, Any], kept: Kept) -> None:
     """Gives `kept` its straight derivative, where there is one."""
     kept.uses = _NEVER
-    plan, code = kept.plan, _Code()
+    plan, code = kept.plan, Code()
     many = (*plan.operand_types, plan.types)
     if not plan.lasts or op.nout != 1 or any(t.device != "cpu" for t in many):
         return
@@ -151,15 +183,15 @@ def make(op: Any, attrs: dict[str, Any], kept: Kept) -> None:
             arguments.append(f"x{i}")
             reads.append(i)
         if saved or i in saves or EVERY in saves:
-            operands.append(_StandIn(code, f"x{i}" if saved else None, t))
+            operands.append(StandIn(code, f"x{i}" if saved else None, t))
         else:
             operands.append(t)
     out: Any = plan.types
     if kept.results:
         arguments.append("out")
     if kept.results or "out" in saves or "out0" in saves:
-        out = _StandIn(code, "out" if kept.results else None, plan.types)
-    g = _StandIn(code, "g", plan.types)
+        out = StandIn(code, "out" if kept.results else None, plan.types)
+    g = StandIn(code, "g", plan.types)
     needs = [bool(kept.wanted >> i & 1) for i in range(len(operands))]
     chosen = {"needs": needs} if op.chooses else {}
     try:
@@ -174,7 +206,7 @@ def make(op: Any, attrs: dict[str, Any], kept: Kept) -> None:
         if not want or x is None:
             names.append(None)
             types.append(None)
-        elif type(x) is _StandIn and x.name is not None:
+        elif type(x) is StandIn and x.name is not None:
             names.append(x.name)
             types.append(x._type)
         else:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Self
 
+from jitgrad import dispatch
 from jitgrad.autograd.modes import enable_grad, set_grad_enabled
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.creation import zeros, zeros_like
@@ -23,6 +24,7 @@ from jitgrad.functions.complex_numbers import view_as_real
 from jitgrad.nn.module import clear_grad
 from jitgrad.optim.group import Group
 from jitgrad.optim.state_dict import StateDict
+from jitgrad.optim.straight import Updates, numbers_only
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.userline import warn
 from jitgrad.state import defaults as modes
@@ -51,6 +53,9 @@ _post_hooks: OrderedDict[int, Callable[..., Any]] = OrderedDict()
 _steps: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
 """How often step ran in Python, for a warning of schedulers. No attribute of the optimizer: what a
 recorded step changes of those would be seen as an effect."""
+
+_updates: weakref.WeakKeyDictionary[Optimizer, dict[Any, Any]] = weakref.WeakKeyDictionary()
+"""Updates as straight code, as `_steps` no attribute."""
 
 
 def register_optimizer_step_pre_hook(hook: Callable[..., Any]) -> RemovableHandle:
@@ -115,9 +120,11 @@ class Optimizer(StateDict):
 
     by_element = True
     _skip: Tensor | None
+    _own = False  # one of jitgrad's own classes
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        cls._own = cls.__module__.startswith(__package__ + ".")
         step = vars(cls).get("step")
         if step is not None and not getattr(step, "hooked", False):
             cls.step = _with_hooks(step)  # type: ignore[method-assign]
@@ -245,13 +252,20 @@ class Optimizer(StateDict):
             if closure is not None:
                 with enable_grad():
                     loss = closure()
+            known = self._known_updates()
             for group, h in self.hyper():
                 stateful, maximize = self.has_state(h), group.get("maximize")
+                updates = None
+                if known is not None and not maximize and numbers_only(h):
+                    updates = Updates(known, h, self.update)
                 for p in group["params"]:
                     grad = p.grad
                     if grad is None:
                         continue
                     state = self.state[p] if stateful else {}
+                    if updates is not None and bool(state) is stateful:
+                        if updates.run(p, grad, state):
+                            continue
                     if p._type.dtype.is_complex:
                         p, grad = parts_of(p), parts_of(grad)
                     if not state:
@@ -263,6 +277,20 @@ class Optimizer(StateDict):
                     else:
                         self._update_unless(self._skip, p, grad, state, h)
         return loss
+
+    def _known_updates(self) -> dict[Any, Any] | None:
+        """What is known of updates as straight code; None where none may run."""
+        modes = thread.__dict__
+        if (
+            modes["recorder"] is not None or modes["watcher"] is not None or modes["levels"]
+            or modes["abstract"] or modes["grad_enabled"] or self._skip is not None
+            or dispatch.timing is not None or not type(self)._own
+        ):  # fmt: skip
+            return None
+        found = _updates.get(self)
+        if found is None:
+            found = _updates[self] = {}
+        return found
 
     step.masks = True  # type: ignore[attr-defined]
 

@@ -45,13 +45,13 @@ class Node:
         slots: for each operand, which output of its node it is.
         nout, out_types: number and type(s) of the outputs.
         seq: creation number.
-        kept: what dispatch knows of such applications (dispatch.Kept), None of other nodes.
+        known: what dispatch knows of such applications (dispatch.Kept), None of other nodes.
 
     Subclasses (autograd.Function, compiled backward) override `run` and `release`.
     """
 
     __slots__ = (
-        "__weakref__", "_code", "_lasti", "attrs", "edges", "hooks", "kept", "label", "nout", "op",
+        "__weakref__", "_code", "_lasti", "attrs", "edges", "hooks", "known", "label", "nout", "op",
         "operands", "out_types", "outs", "retains", "seq", "slots",
     )  # fmt: skip
 
@@ -67,7 +67,7 @@ class Node:
     operands: tuple[Any, ...] | None
     outs: tuple[Any, ...] | None
     out_types: Any
-    kept: Any
+    known: Any
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Node:
         self.seq = next_seq()
         self.operands = ()
         self.outs = ()
-        self.kept = None
+        self.known = None
         self.hooks = None
         self.retains = None
         frame = user_frame(2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import jitgrad.functions as ops
+from jitgrad import fused
 from jitgrad.casting import lower
 from jitgrad.functions.linalg import times_transposed
 from jitgrad.nn.functional.args import expect_dtype, expect_shape, expect_tensors
@@ -33,6 +34,9 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
                 f"[linear] expected bias of shape {tuple(weight.shape[:-1])} for weight "
                 f"{tuple(weight.shape)}; got {tuple(bias.shape)}"
             )
+    if bias is not None and len(form) == 2 and len(sizes) > 1:
+        made: Tensor = fused.apply(fused.addmm, (input, weight, bias), {})
+        return called(made, "AddmmBackward0" if len(sizes) == 2 else "ViewBackward0")
     out = times_transposed(input, weight) if len(form) == 2 else ops.matmul(input, weight)
     if bias is None:
         return out

@@ -10,6 +10,7 @@ import math
 from typing import Any
 
 import jitgrad.functions as ops
+from jitgrad import fused
 from jitgrad.casting import wide
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.creation import ones_like
@@ -363,12 +364,24 @@ def _at_class(
     op: str, x: Tensor, target: Tensor, ignore_index: int, dim: int, negate: bool = False
 ) -> Tensor:
     """x (or 0 - x) at the target's class along dim; 0 where that is ignore_index."""
+    attrs = _class_attrs(op, dim, ignore_index)
+    return apply(OPS["select_at"], (x, target), {**attrs, "negate": negate})
+
+
+def _class_attrs(op: str, dim: int, ignore_index: int) -> dict[str, Any]:
+    """Attributes of records that read scores at a target's class."""
     text = (
         f"[{op}] Target {{value}} is out of bounds: expected classes from 0 to {{last}}, or "
         f"ignore_index {ignore_index}"
     )
-    attrs = {"axis": dim, "ignore": int(ignore_index), "text": text, "negate": negate}
-    return apply(OPS["select_at"], (x, target), attrs)
+    return {"axis": dim, "ignore": int(ignore_index), "text": text}
+
+
+def _mean_at_class(op: str, log_p: Tensor, target: Tensor, ignore_index: int, dim: int) -> Tensor:
+    """The mean of -log_p[target] over the targets that are not ignored."""
+    attrs = _class_attrs(op, dim, ignore_index)
+    made: Tensor = fused.apply(fused.nll_loss, (log_p, target), attrs)
+    return made
 
 
 def _picked(
@@ -419,6 +432,8 @@ def nll_loss(
     reduction = legacy_reduction(size_average, reduce, reduction)
     dim = _class_dim("nll_loss", input, target, weight)
     target = _classes("nll_loss", input, target)
+    if weight is None and reduction == "mean":
+        return _mean_at_class("nll_loss", input, target, ignore_index, dim)
     loss, counted = _picked("nll_loss", input, target, weight, ignore_index, dim)
     if reduction == "mean":
         return _mean_of_counted(loss, counted, target, ignore_index)
@@ -472,6 +487,8 @@ def cross_entropy(
         loss = -(terms if by_class is None else terms * by_class).sum(dim)
         return reduce_loss(op, loss, reduction)
     target = _classes(op, input, target)
+    if weight is None and reduction == "mean" and not label_smoothing:
+        return _mean_at_class(op, log_p, target, ignore_index, dim)
     loss, counted = _picked(op, log_p, target, weight, ignore_index, dim)
     if label_smoothing:
         smooth = -(log_p if by_class is None else log_p * by_class).sum(dim)
