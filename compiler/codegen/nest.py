@@ -185,7 +185,7 @@ class Nest:
         self._buffer_memory: dict[tuple[Array, int], ir.Value] = {}
         outer = program.outer
         size = program.cost()
-        unroll = 4 if size <= 16 else 2 if size <= 60 else 1
+        unroll = 4 if size <= 16 else 2 if size <= 240 else 1
         if any(s.space.axes for s in program.steps):
             unroll = 4 if size <= 60 else 2
         unroll = max(
