@@ -41,6 +41,14 @@ def i64(x: int) -> ir.Constant:
     return ir.Constant(I64, x)
 
 
+def prefetch(b: ir.IRBuilder, address: ir.Value, write: bool, locality: int) -> None:
+    """Asks for a line of memory that will be needed soon; locality 3 is L1, 2 is L2."""
+    kind = ir.FunctionType(VOID, [PTR, I32, I32, I32])
+    name = "llvm.prefetch.p0"
+    function = b.module.globals.get(name) or ir.Function(b.module, kind, name)
+    b.call(function, [address, *(ir.Constant(I32, k) for k in (int(write), locality, 1))])
+
+
 def vector_of(element: ir.Type, width: int) -> ir.Type:
     return element if width == 1 else ir.VectorType(element, width)
 

@@ -34,6 +34,7 @@ from jitgrad.compiler.codegen.code import (
     Int,
     integers,
     is_float,
+    prefetch,
     size_of,
     storage_type,
 )
@@ -123,19 +124,9 @@ def multiply_add(ops: Ops, acc: DType, x: ir.Value, y: ir.Value, z: ir.Value) ->
 def ask_ahead(code: Code, place: ir.Value, apart: ir.Value, count: int) -> ir.Value:
     """Asks for `count` lines of memory so far apart, into L2; the address after them."""
     for _ in range(count):
-        prefetch(code, place, write=False, locality=2)
+        prefetch(code.b, place, write=False, locality=2)
         place = code.beyond(place, apart)
     return place
-
-
-def prefetch(code: Code, address: ir.Value, write: bool, locality: int) -> None:
-    """Asks for a line of memory that will be needed soon; locality 3 is L1, 2 is L2."""
-    module = code.b.module
-    kind = ir.FunctionType(VOID, [PTR, I32, I32, I32])
-    name = "llvm.prefetch.p0"
-    function = module.globals.get(name) or ir.Function(module, kind, name)
-    flags = [ir.Constant(I32, k) for k in (int(write), locality, 1)]
-    code.b.call(function, [address, *flags])
 
 
 def joined(ops: Ops, acc: DType, lanes: list[ir.Value]) -> ir.Value:
@@ -244,7 +235,7 @@ def emit_micro(
         return merged
 
     for line in range(0, count * tile.width * nbytes, 64):
-        prefetch(code, code.at(c, line), write=True, locality=3)
+        prefetch(code.b, code.at(c, line), write=True, locality=3)
     every = count  # the sums of a lane
     start = [zero] * every
     if flips:

@@ -20,6 +20,7 @@ from jitgrad.compiler.codegen.accumulate import COLUMN_BLOCK, LANE_BLOCK, Accumu
 from jitgrad.compiler.codegen.code import I64, i64
 from jitgrad.compiler.codegen.function import Function
 from jitgrad.compiler.codegen.memory import broadcast, iota
+from jitgrad.compiler.codegen.next_row import NextRow, last_pass
 from jitgrad.compiler.codegen.program import Program, Step
 from jitgrad.compiler.codegen.schedule import Space, coefficient, walk
 from jitgrad.compiler.codegen.scope import Scope
@@ -444,6 +445,8 @@ class Nest:
         self._buffer_memory = {}
         self._most_lanes = 1
         self.bind_buffers(top, 1)
+        self._next_row = NextRow.of(self.program, fn)
+        self._last_pass = last_pass(self.program)
         with top.loop(fn.begin, fn.end, 1) as (point, r):
             self.unflatten(point, r, self.program.outer)
             for step in self.program.steps:
@@ -456,6 +459,11 @@ class Nest:
                     self.inner_lanes(child, step)
                 for reduce in step.reduces:
                     point.bind_local(reduce.array, child.locals[reduce.array])
+
+    def ask_ahead(self, scope: Scope, step: Step, i: ir.Value) -> None:
+        """In the last pass over a row: asks for the next row's elements from i on."""
+        if self._next_row is not None and step is self._last_pass and scope.mask is None:
+            self._next_row.ask(scope, i)
 
     def _wide(self, step: Step) -> int:
         size = step.cost()
@@ -473,6 +481,7 @@ class Nest:
         exact = rows.static_count is not None and rows.static_count % max(wide, 1) == 0
 
         def body(s: Scope, i: ir.Value) -> None:
+            self.ask_ahead(s, step, i)
             self.stores(s, step)
 
         with scope.loop(i64(0), rows.rows, 1) as (row, r):
@@ -529,6 +538,7 @@ class Nest:
 
         def values(s: Scope, i: ir.Value, row: ir.Value) -> list[list[ir.Value]]:
             news = []
+            self.ask_ahead(s, step, i)
             for a, reduce in zip(accs, step.reduces, strict=True):
                 value = s.vector(reduce.value)
                 b = s.at_end()

@@ -17,10 +17,9 @@ from collections.abc import Mapping, Sequence
 import llvmlite.ir as ir
 
 from jitgrad.compiler.codegen.access import operand_access
-from jitgrad.compiler.codegen.code import Int, size_of, storage_type
+from jitgrad.compiler.codegen.code import Int, prefetch, size_of, storage_type
 from jitgrad.compiler.codegen.emit import Ops
 from jitgrad.compiler.codegen.frame import Frame
-from jitgrad.compiler.codegen.microkernel import prefetch
 from jitgrad.compiler.codegen.positions import Positions
 from jitgrad.compiler.codegen.values import Reader, emit, from_storage
 from jitgrad.compiler.loops import Expr
@@ -303,7 +302,7 @@ def _transpose_rows(
             ahead = code.add(code.add(o, source.k.at(start)), depth)
             ahead = code.add(source.batch_offset, ahead)
             address = code.beyond(source.base(), ahead, source.element)
-            prefetch(code, address, write=False, locality=2)
+            prefetch(code.b, address, write=False, locality=2)
         with code.loop(start, code.min(whole, code.add(start, line)), block) as k:
             k_offset = source.k.at(k)
             vectors = [source.read(code.add(o, k_offset), block) for o in offsets]
