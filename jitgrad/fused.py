@@ -9,12 +9,14 @@ is theirs, in the order in which the tape would run them: the bits are those of 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from jitgrad import dispatch
 from jitgrad.autograd.straight import Code, StandIn, Typed
 from jitgrad.compiler.ops.record import Op, apply_like, op
+from jitgrad.compiler.symbolic import prod
 from jitgrad.compiler.types import TensorType
 from jitgrad.dispatch import plan_of
 from jitgrad.runtime.dtypes import Category, DType
@@ -58,10 +60,15 @@ class _Value(Typed):
 
 
 class Fused(Op):
-    """Base of fused records, of one result. A subclass gives `name` and `compose`."""
+    """Base of fused records, of one result. A subclass gives `name` and `compose`.
+
+    most: the derivative computes values of the forward pass again, which pays up to so many
+    elements of the first operand. None: it computes none that are worth keeping.
+    """
 
     chooses = True
     saves = (EVERY,)
+    most: int | None = None
     compose: ClassVar[Callable[..., Any]]
 
     def __init__(self) -> None:
@@ -133,8 +140,12 @@ def apply(record: Fused, operands: tuple[Tensor, ...], attrs: dict[str, Any]) ->
             if x._data is None or x._type.device != "cpu":
                 break
         else:
-            return dispatch.apply(record, operands, attrs)
+            if record.most is None or operands[0]._type.numel <= record.most:
+                return dispatch.apply(record, operands, attrs)
     return record.compose(*operands, **attrs)
+
+
+_FEW = 1 << 14
 
 
 # -- the records -----------------------------------------------------------------------------------
@@ -163,5 +174,48 @@ class NllLoss(Fused):
         return op.div(op.sum(loss, axes=axes, keepdim=False), number)
 
 
-addmm, nll_loss = Addmm(), NllLoss()
+class Dropout(Fused):
+    """dropout(keep, x; scale): x * scale where the bool keep holds, else 0."""
+
+    name = "dropout"
+
+    def compose(self, keep: Any, x: Any, *, scale: float) -> Any:  # type: ignore[override]
+        number = x._constant
+        return op.where(keep, op.mul(x, number(scale, x.dtype)), number(0.0, x.dtype))
+
+
+class Gelu(Fused):
+    """gelu(x): x * Phi(x), Phi the normal distribution's."""
+
+    name = "gelu"
+    most = _FEW
+
+    def compose(self, x: Any) -> Any:  # type: ignore[override]
+        number = x._constant
+        inner = op.erf(op.mul(x, number(math.sqrt(0.5), x.dtype)))
+        half = op.mul(x, number(0.5, x.dtype))
+        return op.mul(half, op.add(number(1.0, x.dtype), inner))
+
+
+class Normalise(Fused):
+    """normalise(x, *affine; axes, eps): x less its mean over axes, by the root of its variance plus
+    eps; affine: what it is multiplied by, and what is added."""
+
+    name = "normalise"
+    most = _FEW
+
+    def compose(  # type: ignore[override]
+        self, x: Any, *affine: Any, axes: tuple[int, ...], eps: float
+    ) -> Any:
+        count = x._constant(prod([x._type.shape[k] for k in axes]), x.dtype)
+        centred = op.sub(x, op.div(op.sum(x, axes=axes, keepdim=True), count))
+        squares = op.sum(op.mul(centred, centred), axes=axes, keepdim=True)
+        var = op.div(squares, count)
+        out = op.mul(centred, op.rsqrt(op.add(var, x._constant(eps, x.dtype))))
+        for record, y in zip((op.mul, op.add), affine, strict=False):
+            out = record(out, y)
+        return out
+
+
+addmm, nll_loss, dropout, gelu, normalise = Addmm(), NllLoss(), Dropout(), Gelu(), Normalise()
 """Made once: plans are found by them."""

@@ -78,13 +78,22 @@ def test_same_bits(name):
 
 
 # -- fused records ---------------------------------------------------------------------------------
-@pytest.mark.parametrize("name", ["linear", "linear of rows", "cross_entropy", "nll_loss"])
+@pytest.mark.parametrize(
+    "name",
+    ["linear", "linear of rows", "cross_entropy", "nll_loss", "gelu", "layer_norm", "plain norm"],
+)
 def test_fused_records_have_the_bits_of_their_parts(name, monkeypatch):
     function, arrays = {
         "linear": (F.linear, [uniform(2, 4, 5), uniform(3, 5), uniform(3)]),
         "linear of rows": (F.linear, [uniform(4, 5), uniform(3, 5), uniform(1)]),
         "cross_entropy": (F.cross_entropy, [uniform(2, 5, 2), np.array([[1, 2], [-100, 0]])]),
         "nll_loss": (F.nll_loss, [uniform(5), np.array(2)]),
+        "gelu": (F.gelu, [uniform(4, 5)]),
+        "layer_norm": (
+            lambda x, w, b: F.layer_norm(x, (3, 5), w, b),
+            [uniform(4, 3, 5), uniform(3, 5), uniform(3, 5, seed=1)],
+        ),
+        "plain norm": (lambda x: F.layer_norm(x, (5,)), [uniform(4, 5)]),
     }[name]  # fmt: skip
     leaves = [jg.tensor(a, requires_grad=a.dtype == np.float32) for a in arrays]
     assert isinstance(function(*leaves).grad_fn.op, fused.Fused)
@@ -108,6 +117,29 @@ def test_fused_records_differentiate_twice():
     assert jg.autograd.gradgradcheck(lambda *p: F.linear(*p).tanh(), (x, w, b))
     assert jg.autograd.gradgradcheck(lambda x: F.cross_entropy(x, y), (x,))
     assert jg.autograd.gradgradcheck(lambda x: F.nll_loss(x, y), (x,))
+    assert jg.autograd.gradgradcheck(lambda x, w: F.gelu(F.layer_norm(x, (5,), w[0])), (x, w))
+
+
+def test_a_fused_record_drops_what_its_parts_drop():
+    x = jg.tensor(uniform(40, 40), requires_grad=True)
+    for _ in range(straight.STRAIGHT + 1):
+        x.grad = None
+        y = F.dropout(x, 0.25)
+        assert isinstance(y.grad_fn.op, fused.Fused)
+        y.sum().backward()
+        held = y.detach() != 0
+        assert 0.6 < held.float().mean().item() < 0.9
+        np.testing.assert_array_equal(
+            x.grad.numpy(), np.where(held.numpy(), np.float32(1 / 0.75), 0)
+        )
+        np.testing.assert_array_equal(y.detach(), x.detach() * x.grad)
+
+
+def test_large_operands_of_what_computes_again_are_composed():
+    few, many = jg.ones(128, 128, requires_grad=True), jg.ones(129, 128, requires_grad=True)
+    assert isinstance(F.layer_norm(few, (128,)).grad_fn.op, fused.Fused)
+    assert not isinstance(F.layer_norm(many, (128,)).grad_fn.op, fused.Fused)
+    assert F.layer_norm(many, (128,)).grad_fn.name() == "NativeLayerNormBackward0"
 
 
 def test_a_fused_record_of_complex_numbers():

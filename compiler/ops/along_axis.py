@@ -321,8 +321,14 @@ def along(index: np.ndarray, at: int) -> tuple[np.ndarray, ...]:
 def position_grids(index: np.ndarray, at: int) -> tuple[np.ndarray, ...]:
     """The NumPy key of one element of each row: dim `at`, which index lacks, put between its
     dims."""
-    grids = _grids(index.shape)
-    return (*grids[:at], index, *grids[at:])
+    before, after = grids_around(index.shape, at)
+    return (*before, index, *after)
+
+
+def grids_around(shape: Ints, at: int) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
+    """What stands before and after such an index of this shape in the key."""
+    grids = _grids(tuple(shape))
+    return grids[:at], grids[at:]
 
 
 @lru_cache(256)

@@ -5,6 +5,7 @@ float16 and bfloat16 accumulate in float32; integers in their own dtype, with wr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -107,8 +108,10 @@ class Matmul(Bilinear):
         acc = compute_dtype(a.dtype)
         x = a.swapaxes(-1, -2) if transpose_a else a
         y = b.swapaxes(-1, -2) if transpose_b else b
-        out = np.matmul(x.astype(acc, copy=False), y.astype(acc, copy=False))
-        return out.astype(a.dtype, copy=False)
+        x, y = x.astype(acc, copy=False), y.astype(acc, copy=False)
+        if x.ndim > 2 and y.ndim == 2 and not transpose_a:
+            return _rows_times(x, y).astype(a.dtype, copy=False)
+        return np.matmul(x, y).astype(a.dtype, copy=False)
 
     def kernel(
         self, types: Sequence[TensorType], attrs: dict[str, Any]
@@ -117,6 +120,8 @@ class Matmul(Bilinear):
         if not direct_reference(self, Matmul) or is_half(a.dtype):
             return None
         left, right = attrs.get("transpose_a", False), attrs.get("transpose_b", False)
+        if a.ndim > 2 and b.ndim == 2 and not left:
+            return _rows_times_turned if right else _rows_times
         if not (left or right):
             return np.matmul
         if a.ndim == b.ndim == 2:
@@ -301,6 +306,19 @@ def _right_turned(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 def _both_turned(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.matmul(a.T, b.T)
+
+
+def _rows_times(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """a (..., K) times b (K, N): one product of all rows, not one for each matrix of a."""
+    rows, n = a.shape[:-1], b.shape[1]
+    out = np.empty((*rows, n), a.dtype)
+    count = math.prod(rows)
+    np.matmul(a.reshape(count, a.shape[-1]), b, out.reshape(count, n))
+    return out
+
+
+def _rows_times_turned(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return _rows_times(a, b.T)
 
 
 def _swapped(pair: Sequence[Any], swap: bool) -> tuple[Any, Any]:

@@ -196,8 +196,10 @@ class _Accumulated(Reduce):
         if not direct_reference(self, _Accumulated) or is_half(out) or out is dtypes.bool_:
             return None
         reduce, axes, keep = self.ufunc.reduce, attrs["axes"], attrs.get("keepdim", False)
+        if dtype.category < dtypes.Category.FLOAT and dtype is not out:
+            return lambda x: reduce(x.astype(out.np), axes, out.np, None, keep)
         if dtype is not out:
-            return lambda x: reduce(cast_array(x, out), axes, out.np, None, keep)
+            return None
         return lambda x: reduce(x, axes, out.np, None, keep)
 
     def lower(self, b: Builder, *operands: Array, **attrs: Any) -> Array:

@@ -20,7 +20,7 @@ from jitgrad.compiler.loops import (
     load,
     select,
 )
-from jitgrad.compiler.ops.along_axis import in_dim, position_grids
+from jitgrad.compiler.ops.along_axis import grids_around, in_dim, position_grids
 from jitgrad.compiler.ops.examples import integers, strided, uniform
 from jitgrad.compiler.ops.movement import align_batch
 from jitgrad.compiler.ops.placing import expect_positions, out_of_bounds
@@ -102,10 +102,12 @@ class SelectAt(Op):
         size, zero = types[0].shape[k], np.zeros((), types[0].dtype.np)
         if not direct_reference(self, SelectAt) or not _plain(types, size, ignore):
             return None
+        before, after = grids_around(types[1].shape, k)
+        largest = np.maximum.reduce
 
         def run(x: np.ndarray, index: np.ndarray) -> Any:
-            if index.view(np.uint64).max() < size:  # all in range, and none is ignored
-                found = x[position_grids(index, k)]
+            if largest(index.view(np.uint64), None) < size:  # all in range, and none is ignored
+                found = x[(*before, index, *after)]
                 return np.subtract(zero, found) if negate else found
             return self.reference(x, index, **attrs)
 
@@ -226,12 +228,14 @@ class PlaceAt(Op):
             return None
         shape, dtype = (*g.shape[:k], size, *g.shape[k:]), g.dtype.np
         zero = np.zeros((), dtype)
+        before, after = grids_around(types[1].shape, k)
+        largest = np.maximum.reduce
 
         def run(g: np.ndarray, index: np.ndarray) -> Any:
-            if index.view(np.uint64).max() >= size:
+            if largest(index.view(np.uint64), None) >= size:
                 return self.reference(g, index, **attrs)
             out = np.zeros(shape, dtype)
-            out[position_grids(index, k)] = np.subtract(zero, g) if negate else g
+            out[(*before, index, *after)] = np.subtract(zero, g) if negate else g
             return out
 
         return run

@@ -161,7 +161,8 @@ class _Softmax(Op):
     def work(
         self, types: Sequence[TensorType], outs: Sequence[TensorType], attrs: dict[str, Any]
     ) -> Any:
-        return 8 * types[0].numel
+        rows = types[0].numel // max(types[0].shape[attrs["axis"]], 1)
+        return 8 * types[0].numel + 300 * rows  # NumPy's reductions take 0.1 ms for 1,000 rows
 
     def reference(self, x: np.ndarray, axis: int) -> np.ndarray:
         if x.size == 0:

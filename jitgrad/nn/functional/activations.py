@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jitgrad.functions as ops
+from jitgrad import fused
 from jitgrad.autograd.modes import is_grad_enabled
 from jitgrad.nn.functional.args import expect_tensors
 from jitgrad.runtime import dtypes
@@ -202,7 +203,8 @@ def gelu(input: Tensor, approximate: str = "none") -> Tensor:
     Raises RuntimeError unless approximate is 'none' or 'tanh'.
     """
     if approximate == "none":
-        return input * 0.5 * (1.0 + ops.erf(input * math.sqrt(0.5)))
+        made: Tensor = fused.apply(fused.gelu, (input,), {})
+        return made
     if approximate == "tanh":
         inner = math.sqrt(2.0 / math.pi) * (input + 0.044715 * input * input * input)
         return input * 0.5 * (1.0 + ops.tanh(inner))

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 
 import jitgrad.functions as ops
+from jitgrad import fused
 from jitgrad.creation import rand
 from jitgrad.nn.functional.args import expect_tensors, into
 from jitgrad.runtime import dtypes
@@ -51,7 +52,8 @@ def _dropped(
             "input.float()"
         )
     keep = kept(input, p, shape)
-    return into(input, ops.where(keep, input * (1.0 / (1.0 - p)), 0.0), inplace)
+    scaled: Tensor = fused.apply(fused.dropout, (keep, input), {"scale": 1.0 / (1.0 - p)})
+    return into(input, scaled, inplace)
 
 
 def _channels(op: str, input: Tensor, batched: bool = True) -> list[int]:

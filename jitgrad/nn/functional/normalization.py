@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 
 import jitgrad.functions as ops
+from jitgrad import fused
 from jitgrad.autograd.modes import no_grad
 from jitgrad.info import finfo
 from jitgrad.nn.functional.args import (
@@ -130,12 +131,14 @@ def layer_norm(
     shape = tuple(normalized_shape)
     _expect_last_dims("layer_norm", input, shape, weight=weight, bias=bias)
     expect_same_or_wide("layer_norm", input.dtype, weight=weight, bias=bias)
-    dims = tuple(range(-len(shape), 0))
-    _, centred, var = _centre(_wide(input), dims)
-    return called(
-        _affine(centred * ops.rsqrt(var + eps), weight, bias).to(input.dtype),
-        "NativeLayerNormBackward0",
-    )
+    x, rank = _wide(input), input.dim()
+    attrs = {"axes": tuple(range(rank - len(shape), rank)), "eps": eps}
+    affine = () if weight is None else (weight,) if bias is None else (weight, bias)
+    parts: tuple[Tensor, ...] = tuple([p.to(x.dtype) for p in affine])
+    out: Tensor = fused.apply(fused.normalise, (x, *parts), attrs)
+    if weight is None and bias is not None:
+        out = out + bias
+    return called(out.to(input.dtype), "NativeLayerNormBackward0")
 
 
 def _expect_last_dims(
