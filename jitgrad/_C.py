@@ -10,13 +10,16 @@ from __future__ import annotations
 from typing import Any
 
 from jitgrad import accelerator
+from jitgrad.conversions import parse_to
 from jitgrad.device import device
 from jitgrad.fx import Node as Node
 from jitgrad.fx import Proxy
-from jitgrad.missing import missing
+from jitgrad.missing import missing, names_module
 from jitgrad.random import Generator as Generator
 from jitgrad.runtime.overriding import PLAIN, Disabled, enabled
+from jitgrad.serialization.reader import PyTorchFileReader as PyTorchFileReader
 from jitgrad.state import state
+from jitgrad.tensor import Tensor
 
 DisableTorchFunctionSubclass = DisableTorchFunction = Disabled
 
@@ -35,6 +38,20 @@ PLAIN.add(_disabled_torch_function_impl)
 def _is_torch_function_enabled() -> bool:
     """Whether classes may override functions here."""
     return enabled()
+
+
+_TensorMeta = type(Tensor)
+
+
+def _parse_to(*args: Any, **kwargs: Any) -> tuple[Any, Any, bool, Any]:
+    """(device, dtype, non_blocking, memory_format), of the arguments of `to`."""
+    asked = parse_to(args, kwargs)
+    where = asked.device
+    where = where if where is None or isinstance(where, device) else device(where)
+    return where, asked.dtype, asked.non_blocking, asked.memory_format
+
+
+_nn = names_module(f"{__name__}._nn", {"_parse_to": _parse_to}, "Names of torch._C._nn.")
 
 
 class Graph(Proxy):

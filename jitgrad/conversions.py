@@ -6,7 +6,7 @@ Owns `to`, `type`, `new_*`, and the constructors FloatTensor, LongTensor, ... an
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -41,13 +41,24 @@ CONVERSIONS = {
 }  # fmt: skip
 
 
-def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """To a dtype and/or device: x.to(dtype), x.to(device), x.to(device, dtype), x.to(other), each
-    with non_blocking and copy after. Itself if nothing changes (a copy with copy=True)."""
+class To(NamedTuple):
+    """What the arguments of `to` ask for; None where they say nothing of it."""
+
+    device: Any
+    dtype: DType | None
+    non_blocking: bool
+    copy: bool
+    memory_format: Any
+
+
+def parse_to(args: tuple[Any, ...], kwargs: dict[str, Any]) -> To:
+    """The arguments of x.to. Raises TypeError for what is none of them."""
     dtype, copy = kwargs.get("dtype"), kwargs.get("copy", False)
     target: Any = None
     if kwargs:
-        _expect_options(self, kwargs)
+        if not _OPTIONS.issuperset(kwargs):
+            unknown = ", ".join(sorted(set(kwargs) - _OPTIONS))
+            raise TypeError(f"to(): got an unexpected keyword argument: {unknown}")
         dtype = dtypes.of_python(dtype)
     if dtype is not None and not isinstance(dtype, DType):
         raise TypeError(f"to(): expected a dtype as dtype; got {type(dtype).__name__}")
@@ -72,6 +83,15 @@ def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     if len(flags) > 1:
         copy = flags[1]
     non_blocking = flags[0] if flags else bool(kwargs.get("non_blocking", False))
+    return To(target, dtype, non_blocking, copy, kwargs.get("memory_format"))
+
+
+def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """To a dtype and/or device: x.to(dtype), x.to(device), x.to(device, dtype), x.to(other), each
+    with non_blocking and copy after. Itself if nothing changes (a copy with copy=True)."""
+    target, dtype, non_blocking, copy, memory_format = parse_to(args, kwargs)
+    if memory_format is not None:
+        expect_rank_of(memory_format, self.ndim)
     x = self
     if target is not None:
         x = creation.placed(x, target, non_blocking)
@@ -81,14 +101,6 @@ def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 
 _OPTIONS = {"dtype", "device", "non_blocking", "copy", "memory_format", "tensor"}
-
-
-def _expect_options(self: Tensor, given: dict[str, Any]) -> None:
-    if not _OPTIONS.issuperset(given):
-        unknown = ", ".join(sorted(set(given) - _OPTIONS))
-        raise TypeError(f"to(): got an unexpected keyword argument: {unknown}")
-    if given.get("memory_format") is not None:
-        expect_rank_of(given["memory_format"], self.ndim)
 
 
 def type_(self: Tensor, dtype: Any = None, non_blocking: bool = False) -> Any:

@@ -329,6 +329,8 @@ _LAZY = {  # name -> (module, name in it)
     "RecompileError": ("recompiles", "RecompileError"),
     "doctor": ("doctoring", "doctor"),
     "load": ("serialization", "load"),
+    "ScriptModule": ("jit", "ScriptModule"),
+    "PyTorchFileReader": ("serialization.reader", "PyTorchFileReader"),
     "to_dlpack": ("utils.dlpack", "to_dlpack"),
     "load_exported": ("exported", "load_exported"),
     "load_safetensors": ("serialization", "load_safetensors"),

@@ -335,4 +335,9 @@ def supported_activities() -> frozenset[ProfilerActivity]:
     return frozenset([ProfilerActivity.CPU])
 
 
+def kineto_available() -> bool:
+    """False: PyTorch's tracer of devices is not there."""
+    return False
+
+
 __getattr__ = missing(__name__)

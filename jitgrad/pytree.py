@@ -79,6 +79,7 @@ class Structure:
 
 LEAF = Structure(None, None, ())
 _DICTS = (dict, OrderedDict, defaultdict)
+BUILT_IN = (tuple, list, *_DICTS)
 
 
 def is_named_tuple(x: Any) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 from jitgrad._dynamo import config as config
 from jitgrad._dynamo import eval_frame as eval_frame
 from jitgrad._dynamo import utils as utils
+from jitgrad._dynamo.eval_frame import OptimizedModule as OptimizedModule
 from jitgrad.compiling import allow_in_graph as allow_in_graph
 from jitgrad.compiling import assume_constant_result as assume_constant_result
 from jitgrad.compiling import disable as disable

@@ -38,6 +38,24 @@ class profile(_profile):
         return self.events().table(sort_by, row_limit, **options)
 
 
+class emit_nvtx:
+    """A context in which ops would mark ranges for NVIDIA's profilers. There are no such marks:
+    entering it raises RuntimeError, unless enabled=False, which does nothing."""
+
+    def __init__(self, enabled: bool = True, record_shapes: bool = False) -> None:
+        self.enabled, self.record_shapes = enabled, record_shapes
+
+    def __enter__(self) -> emit_nvtx:
+        if self.enabled:
+            raise RuntimeError(
+                "[emit_nvtx] NVTX functions not installed: ops do not mark ranges; use "
+                "jitgrad.profiler.profile()"
+            )
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+
+
 __getattr__ = missing(__name__)
 
-__all__ = ["EventList", "FunctionEvent", "profile", "record_function"]
+__all__ = ["EventList", "FunctionEvent", "emit_nvtx", "profile", "record_function"]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from jitgrad.autograd.modes import no_grad
+from jitgrad.conversions import parse_to
 from jitgrad.creation import empty_like
 from jitgrad.jit import compile
 from jitgrad.nn.global_hooks import EVERYWHERE, registered
@@ -18,7 +19,7 @@ from jitgrad.nn.hooks import HOOK_DICTS
 from jitgrad.nn.parameter import Buffer, Parameter, is_lazy
 from jitgrad.nn.slots import Slots
 from jitgrad.nn.state_dict import Stateful
-from jitgrad.runtime.dtypes import DType, of_python
+from jitgrad.runtime.dtypes import DType
 from jitgrad.runtime.userline import LOCATED, add_line
 from jitgrad.state import bump_epoch, state
 from jitgrad.tensor import Tensor
@@ -379,22 +380,17 @@ class Module(Stateful):
 
         Only floating tensors change dtype. In place; returns the module.
         """
-        dtype = of_python(kwargs.get("dtype"))
-        for a in args:
-            if isinstance(of_python(a), DType):
-                dtype = of_python(a)
-            elif isinstance(a, Tensor):
-                dtype = a.dtype
+        device, dtype, non_blocking, _, memory_format = parse_to(args, kwargs)
         if dtype is not None and not (dtype.is_floating_point or dtype.is_complex):
             raise TypeError(f"[Module.to] expected a floating dtype; got {dtype}")
-
-        memory_format = kwargs.pop("memory_format", None)
         given = {"memory_format": memory_format}
 
         def convert(t: Tensor) -> Tensor:
-            of_this = {} if memory_format is None or t.ndim not in (4, 5) else given
-            converted: Tensor = t.to(*args, **kwargs, **of_this)
-            return converted if t.is_floating_point() or dtype is None else t
+            converted: Tensor = t.to(
+                device, dtype if t.is_floating_point() else None, non_blocking,
+                **(given if memory_format is not None and t.ndim in (4, 5) else {}),
+            )  # fmt: skip
+            return converted
 
         return self._apply(convert)
 

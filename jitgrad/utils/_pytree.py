@@ -7,7 +7,7 @@ Dataclasses are leaves here, as in PyTorch, unless they are registered.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jitgrad import pytree
@@ -179,5 +179,49 @@ def _dict_unflatten(values: Any, context: list[Any]) -> dict[Any, Any]:
 
 
 _register_pytree_node = register_pytree_node
+
+
+class NodeDef(NamedTuple):
+    """How nodes of a type are taken apart and put together again."""
+
+    type: type[Any]
+    flatten_fn: Callable[[Any], tuple[list[Any], Any]]
+    unflatten_fn: Callable[[Any, Any], Any]
+
+
+def _get_node_type(tree: Any) -> type[Any]:
+    """The key of a tree's root in SUPPORTED_NODES, if it is no leaf."""
+    return type(tree)
+
+
+class _SupportedNodes(Mapping[type[Any], NodeDef]):
+    """The types of inner nodes: built in, registered, and all named tuples (of these, the
+    iteration gives none: they are known when they are met)."""
+
+    def __getitem__(self, kind: type[Any]) -> NodeDef:
+        if not (
+            kind in pytree.BUILT_IN
+            or kind in pytree.registered()
+            or (isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields"))
+        ):
+            raise KeyError(kind)
+
+        def flatten(x: Any) -> tuple[list[Any], Any]:
+            found = pytree.children_of(x)
+            assert found is not None
+            return list(found[0]), found[1]
+
+        return NodeDef(
+            kind, flatten, lambda children, context: pytree.rebuild(kind, context, list(children))
+        )
+
+    def __iter__(self) -> Iterator[type[Any]]:
+        return iter((*pytree.BUILT_IN, *pytree.registered()))
+
+    def __len__(self) -> int:
+        return len(pytree.BUILT_IN) + len(pytree.registered())
+
+
+SUPPORTED_NODES = _SupportedNodes()
 
 __getattr__ = missing(__name__)

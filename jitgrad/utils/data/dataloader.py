@@ -355,6 +355,10 @@ class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter):
     def alive(self) -> bool:  # type: ignore[override]
         return bool(self._workers.shut_down.alive)
 
+    def _shutdown_workers(self) -> None:
+        """Ends the workers, by PyTorch's name."""
+        self._workers.shut_down()
+
     def restart(self, loader: DataLoader[Any]) -> None:
         """The next epoch of workers that persist."""
         self._indices = iter(self._loader_sampler)
