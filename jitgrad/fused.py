@@ -63,7 +63,7 @@ class Fused(Op):
     """Base of fused records, of one result. A subclass gives `name` and `compose`.
 
     most: the derivative computes values of the forward pass again, which pays up to so many
-    elements of the first operand. None: it computes none that are worth keeping.
+    elements of an operand. None: it computes none that are worth keeping.
     """
 
     chooses = True
@@ -125,23 +125,30 @@ class Fused(Op):
         return tuple([None if x is None else x.found() for x in found])
 
 
-def apply(record: Fused, operands: tuple[Tensor, ...], attrs: dict[str, Any]) -> Any:
-    """The record applied to tensors; its composition where somebody may tell the difference."""
+def fits(record: Fused, operands: Sequence[Tensor]) -> bool:
+    """Whether the record is applied as itself to these."""
     modes = state.__dict__
     if (
-        modes["recorder"] is None
-        and modes["watcher"] is None
-        and not modes["abstract"]
-        and not modes["levels"]
-        and not modes["saved_hooks"]
-        and dispatch.timing is None
+        modes["recorder"] is not None
+        or modes["watcher"] is not None
+        or modes["abstract"]
+        or modes["levels"]
+        or modes["saved_hooks"]
+        or dispatch.timing is not None
     ):
-        for x in operands:
-            if x._data is None or x._type.device != "cpu":
-                break
-        else:
-            if record.most is None or operands[0]._type.numel <= record.most:
-                return dispatch.apply(record, operands, attrs)
+        return False
+    for x in operands:
+        if x._data is None or x._type.device != "cpu":
+            return False
+        if record.most is not None and x._data.size > record.most:
+            return False
+    return True
+
+
+def apply(record: Fused, operands: tuple[Tensor, ...], attrs: dict[str, Any]) -> Any:
+    """The record applied to tensors; its composition where somebody may tell the difference."""
+    if fits(record, operands):
+        return dispatch.apply(record, operands, attrs)
     return record.compose(*operands, **attrs)
 
 
@@ -197,25 +204,54 @@ class Gelu(Fused):
         return op.mul(half, op.add(number(1.0, x.dtype), inner))
 
 
+def _centred(x: Any, axes: tuple[int, ...]) -> tuple[Any, Any, Any]:
+    """(mean over axes, x less it, variance), with dims of 1."""
+    count = x._constant(prod([x._type.shape[k] for k in axes]), x.dtype)
+    mean = op.div(op.sum(x, axes=axes, keepdim=True), count)
+    centred = op.sub(x, mean)
+    squares = op.sum(op.mul(centred, centred), axes=axes, keepdim=True)
+    return mean, centred, op.div(squares, count)
+
+
 class Normalise(Fused):
-    """normalise(x, *affine; axes, eps): x less its mean over axes, by the root of its variance plus
-    eps; affine: what it is multiplied by, and what is added."""
+    """normalise(x, *affine; axes, eps, shape=None): x less its mean over axes, by the root of its
+    variance plus eps; affine: what it is multiplied by, and what is added, in this shape."""
 
     name = "normalise"
     most = _FEW
 
     def compose(  # type: ignore[override]
-        self, x: Any, *affine: Any, axes: tuple[int, ...], eps: float
-    ) -> Any:
-        count = x._constant(prod([x._type.shape[k] for k in axes]), x.dtype)
-        centred = op.sub(x, op.div(op.sum(x, axes=axes, keepdim=True), count))
-        squares = op.sum(op.mul(centred, centred), axes=axes, keepdim=True)
-        var = op.div(squares, count)
+        self, x: Any, *affine: Any, axes: tuple[int, ...], eps: float,
+        shape: tuple[int, ...] | None = None,
+    ) -> Any:  # fmt: skip
+        _, centred, var = _centred(x, axes)
         out = op.mul(centred, op.rsqrt(op.add(var, x._constant(eps, x.dtype))))
         for record, y in zip((op.mul, op.add), affine, strict=False):
-            out = record(out, y)
+            out = record(out, y if shape is None else op.reshape(y, shape=shape))
         return out
 
 
-addmm, nll_loss, dropout, gelu, normalise = Addmm(), NllLoss(), Dropout(), Gelu(), Normalise()
+class Moved(Fused):
+    """moved(old, x; axes, momentum, unbias=None): running statistics (C), moved towards the mean of
+    x over axes or, with `unbias`, its variance times that: (1 - momentum) * old + momentum * new.
+    """
+
+    name = "moved"
+    most = _FEW
+
+    def compose(  # type: ignore[override]
+        self, old: Any, x: Any, *, axes: tuple[int, ...], momentum: float,
+        unbias: float | None = None,
+    ) -> Any:  # fmt: skip
+        number = x._constant
+        mean, _, var = _centred(x, axes)
+        new = op.reshape(mean if unbias is None else var, shape=old.shape)
+        if unbias is not None:
+            new = op.mul(new, number(unbias, x.dtype))
+        kept = op.mul(old, number(1 - momentum, x.dtype))
+        return op.add(kept, op.mul(new, number(momentum, x.dtype)))
+
+
+addmm, nll_loss, dropout, gelu = Addmm(), NllLoss(), Dropout(), Gelu()
+normalise, moved = Normalise(), Moved()
 """Made once: plans are found by them."""

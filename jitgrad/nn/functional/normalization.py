@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jitgrad.functions as ops
 from jitgrad import fused
@@ -19,13 +20,14 @@ from jitgrad.nn.functional.args import (
     expect_tensors,
 )
 from jitgrad.nn.functional.padding import pad
+from jitgrad.promotion import cast
 from jitgrad.runtime import dtypes
 from jitgrad.tape.names import called, naming
 from jitgrad.tensor import Tensor
 
 
 def _wide(x: Tensor) -> Tensor:
-    return x.to(dtypes.float32) if x.dtype.itemsize == 2 else x
+    return cast(x, dtypes.float32) if x._type.dtype.itemsize == 2 else x
 
 
 def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
@@ -79,7 +81,7 @@ def batch_norm(
         weight=weight, bias=bias,
     )  # fmt: skip
     dims = (0, *range(2, input.dim()))
-    shape = (1, -1) + (1,) * (input.dim() - 2)
+    shape = (1, input.shape[1]) + (1,) * (input.dim() - 2)
     x = _wide(input)
     expect_same_or_wide(
         "batch_norm", input.dtype, weight=weight, bias=bias, running_mean=running_mean,
@@ -98,6 +100,20 @@ def batch_norm(
                 "[batch_norm] expected more than 1 value per channel when training; got input "
                 f"{tuple(input.shape)}"
             )
+        given = [p for p in (x, running_mean, running_var, weight, bias) if p is not None]
+        if (
+            fused.fits(fused.normalise, given)
+            and type(momentum) is float
+            and count > 0
+            and all(p._type.dtype is x._type.dtype for p in given)
+        ):
+            if running_mean is not None and running_var is not None:
+                moves: dict[str, Any] = {"axes": dims, "momentum": momentum}
+                unbias = {"unbias": count / (count - 1)}
+                with no_grad():
+                    running_mean.copy_(fused.apply(fused.moved, (running_mean, x), moves))
+                    running_var.copy_(fused.apply(fused.moved, (running_var, x), moves | unbias))
+            return cast(_normalised(x, dims, weight, bias, eps, shape), input._type.dtype)
         mean, centred, var = _centre(x, dims)
         if running_mean is not None and running_var is not None and count > 0:
             with no_grad():
@@ -131,14 +147,24 @@ def layer_norm(
     shape = tuple(normalized_shape)
     _expect_last_dims("layer_norm", input, shape, weight=weight, bias=bias)
     expect_same_or_wide("layer_norm", input.dtype, weight=weight, bias=bias)
-    x, rank = _wide(input), input.dim()
-    attrs = {"axes": tuple(range(rank - len(shape), rank)), "eps": eps}
+    rank = input.dim()
+    axes = tuple(range(rank - len(shape), rank))
+    out = _normalised(_wide(input), axes, weight, bias, eps)
+    return called(cast(out, input._type.dtype), "NativeLayerNormBackward0")
+
+
+def _normalised(
+    x: Tensor, axes: tuple[int, ...], weight: Tensor | None, bias: Tensor | None, eps: float,
+    shape: tuple[int, ...] | None = None,
+) -> Tensor:  # fmt: skip
+    """(x - mean) / sqrt(var + eps) over axes, times weight, plus bias, which are of `shape`."""
     affine = () if weight is None else (weight,) if bias is None else (weight, bias)
-    parts: tuple[Tensor, ...] = tuple([p.to(x.dtype) for p in affine])
+    attrs = {"axes": axes, "eps": eps} | ({} if shape is None else {"shape": shape})
+    parts: tuple[Tensor, ...] = tuple([cast(p, x._type.dtype) for p in affine])
     out: Tensor = fused.apply(fused.normalise, (x, *parts), attrs)
     if weight is None and bias is not None:
-        out = out + bias
-    return called(out.to(input.dtype), "NativeLayerNormBackward0")
+        out = out + (bias if shape is None else bias.reshape(shape))
+    return out
 
 
 def _expect_last_dims(
