@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
 from test_tiles import TARGETS, run
 
 import jitgrad as jg
+import jitgrad.nn.functional as F
 from jitgrad.compiler.codegen.pieces import _changes, pieces
 from jitgrad.compiler.codegen.program import prepare
 from jitgrad.compiler.codegen.target import Target
@@ -25,6 +27,7 @@ from jitgrad.compiler.loops import (
     axis,
     const,
     load,
+    loads,
     make,
     select,
 )
@@ -33,9 +36,12 @@ from jitgrad.runtime import dtypes
 
 def test_where_comparisons_change() -> None:
     n = 12
-    for a, b, op in itertools.product((-3, -2, -1, 1, 2, 3), range(-20, 21), ("lt", "le")):
+    for a, b, op in itertools.product(
+        (-3, -2, -1, 1, 2, 3), range(-20, 21), ("lt", "le", "eq", "ne")
+    ):
         e = make(op, axis(0) * a, const(b, INDEX))
-        holds = [a * x < b if op == "lt" else a * x <= b for x in range(n)]
+        compared = {"lt": int.__lt__, "le": int.__le__, "eq": int.__eq__, "ne": int.__ne__}[op]
+        holds = [compared(a * x, b) for x in range(n)]
         want = [x for x in range(1, n) if holds[x] != holds[x - 1]]
         assert _changes(Simplifier({0: n}), e, {0: n}).get(0, []) == want
 
@@ -43,7 +49,8 @@ def test_where_comparisons_change() -> None:
 def count(shape: tuple[int, ...], value: Expr) -> int:
     out = Array("out", shape, value.dtype)
     index = tuple(axis(k) for k in range(len(shape)))
-    return len(pieces(prepare(LoopKernel(shape, [Stage((), (Store(out, index, value),))]))))
+    kernel = LoopKernel(shape, [Stage((), (Store(out, index, value),))])
+    return sum(len(p.row_parts) or 1 for p in pieces(prepare(kernel)))
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.cpu)
@@ -70,7 +77,7 @@ def test_what_is_not_cut() -> None:
     x = Array("x", (300, 300), dtypes.float32)
     small = Array("x", (30, 30), dtypes.float32)
     here = (axis(0), axis(1))
-    first = make("lt", axis(1), const(100, INDEX))
+    first = make("lt", axis(1), const(200, INDEX))
     assert count((300, 300), select(first, load(x, here), const(0.0, dtypes.float32))) == 1
     few = make("lt", axis(1), const(10, INDEX))
     assert count((30, 30), select(few, load(small, here), load(small, here[::-1]))) == 1
@@ -90,3 +97,73 @@ def test_public_functions() -> None:
         compiled = jg.jit(f, fallback="error")
         compiled()
         assert np.array_equal(compiled().numpy(), f().numpy())
+
+
+_MODES: dict[str, Any] = {"reflect": "reflect", "replicate": "edge", "circular": "wrap"}
+
+
+def test_choices_of_rows_are_one_read() -> None:
+    x = Array("x", (300, 300), dtypes.float32)
+    here = (axis(0), axis(1))
+    mirrored = (const(299, INDEX) - axis(0), axis(1))
+    value = select(make("lt", axis(0), const(100, INDEX)), load(x, here), load(x, mirrored))
+    out = Array("out", (300, 300), dtypes.float32)
+    program = prepare(LoopKernel((300, 300), [Stage((), (Store(out, here, value),))]))
+    (piece,) = pieces(program)
+    assert len(loads(piece.exprs())) == 1
+    # a row that is read backwards is no choice of a place
+    turned = (axis(0), const(299, INDEX) - axis(1))
+    value = select(make("lt", axis(0), const(100, INDEX)), load(x, here), load(x, turned))
+    assert count((300, 300), value) == 2
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 41, 62), (16, 7, 11, 19), (2, 3, 130, 33)])
+@pytest.mark.parametrize(
+    ("mode", "amounts"),
+    [
+        ("reflect", (3, 3, 3, 3)),
+        ("reflect", (7, 0, 2, 9)),
+        ("replicate", (1, 4, 0, 2)),
+        ("replicate", (20, 20, 1, 1)),
+        ("circular", (1, 1, 1, 1)),
+        ("circular", (5, 18, 8, 3)),
+        ("circular", (-2, 3, 1, -3)),
+    ],
+)
+def test_padding_with_own_elements(
+    shape: tuple[int, ...], mode: str, amounts: tuple[int, ...]
+) -> None:
+    rng = np.random.default_rng(0)
+    data = rng.standard_normal(shape).astype(np.float32)
+    data.reshape(-1)[::37] = np.nan
+    x = jg.from_numpy(data)
+    widths = [(0, 0), (0, 0), amounts[2:], amounts[:2]]
+    kept = tuple(slice(max(0, -a), n - max(0, -b)) for n, (a, b) in zip(shape, widths, strict=True))
+    grown = [(max(0, a), max(0, b)) for a, b in widths]
+    want = np.pad(data[kept], grown, mode=_MODES[mode])
+    compiled = jg.jit(lambda x: F.pad(x, amounts, mode=mode), fallback="error")
+    for f in (lambda x: F.pad(x, amounts, mode=mode), compiled, compiled):
+        assert np.array_equal(f(x).numpy(), want, equal_nan=True)
+    assert np.array_equal(compiled(x[1:]).numpy(), want[1:], equal_nan=True)
+    assert np.array_equal(compiled(x[2:]).numpy(), want[2:], equal_nan=True)  # a symbolic dim
+
+
+@pytest.mark.parametrize("mode", ["reflect", "replicate", "circular"])
+def test_gradients_of_padding_with_own_elements(mode: str) -> None:
+    rng = np.random.default_rng(0)
+    x = jg.from_numpy(rng.standard_normal((4, 6, 40, 50))).requires_grad_()
+    g = jg.from_numpy(rng.standard_normal((4, 6, 45, 53)))
+
+    def grad(x: jg.Tensor) -> jg.Tensor:
+        return jg.autograd.grad(F.pad(x, (1, 2, 3, 2), mode=mode), x, g)[0]
+
+    numbers = np.arange(x.numel()).reshape(x.shape)
+    places = np.pad(numbers, [(0, 0), (0, 0), (3, 2), (1, 2)], mode=_MODES[mode])
+    want = np.zeros(x.numel())
+    np.add.at(want, places.reshape(-1), g.numpy().reshape(-1))
+    compiled = jg.jit(grad, fallback="error")
+    compiled(x)
+    for f in (grad, compiled):
+        np.testing.assert_allclose(f(x).numpy().reshape(-1), want, rtol=1e-12, atol=1e-12)
+    kernels = compiled.specialisations[0].compiled.report.kernels
+    assert kernels <= (6 if mode == "replicate" else 2)

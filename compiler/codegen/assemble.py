@@ -41,7 +41,7 @@ def assemble(parts: list[Part], target: Target, workspace: list[Array]) -> Gener
         fn = Function(module, f"kernel_{n}", target, program.operands, program.dims)
         for step in program.steps:
             fn.stored.update(s.array for s in step.stores if s.array in program.operands.number)
-        fn.find_rare(program.exprs())
+        fn.find_rare(program.emitted())
         part.emit(program, fn)
         fn.finish()
         scratch = max(scratch, fn.scratch_bytes)

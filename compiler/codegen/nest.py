@@ -21,7 +21,7 @@ from jitgrad.compiler.codegen.code import I64, i64
 from jitgrad.compiler.codegen.function import Function
 from jitgrad.compiler.codegen.memory import broadcast, iota
 from jitgrad.compiler.codegen.next_row import NextRow, last_pass
-from jitgrad.compiler.codegen.program import Program, Step
+from jitgrad.compiler.codegen.program import Program, RowPart, Step
 from jitgrad.compiler.codegen.schedule import Space, coefficient, walk
 from jitgrad.compiler.codegen.scope import Scope
 from jitgrad.compiler.codegen.short_rows import emit_short_rows, rows_at_once
@@ -204,10 +204,7 @@ class Nest:
             self.bind_buffers(scope, scope.width)
             self.outer_steps(scope)
 
-        if isinstance(outer.extents[-1], int) and outer.extents[-1] < wide:
-            wide = self.width if outer.extents[-1] >= self.width else 1
-            if outer.extents[-1] in (2, 4, 8) and wide == 1:  # a row is one step
-                wide = min(outer.extents[-1], self.width)
+        whole, wide = wide, self._within(wide, outer.extents[-1])
         if len(outer.axes) == 1:
             self.sweep(top, v, fn.begin, fn.end, wide, body, aligned=program.aligned)
             return
@@ -221,9 +218,35 @@ class Nest:
             room = b.add(start, b.sub(fn.end, at))
             stop = b.select(b.icmp_signed("<", room, length), room, length)
             self.unflatten(row, number, lead)
-            self.sweep(row, v, start, stop, wide, body, aligned=program.aligned)
+            if program.row_parts:
+                self.row_parts(row, v, start, stop, whole)
+            else:
+                self.sweep(row, v, start, stop, wide, body, aligned=program.aligned)
             b = row.at_end()
             b.store(b.add(at, b.sub(stop, start)), position)
+
+    def _within(self, wide: int, length: Dim) -> int:
+        """The steps of `wide` points that a row of this length can take."""
+        if not isinstance(length, int) or length >= wide:
+            return wide
+        if length in (2, 4, 8) and length < self.width:  # a row is one step
+            return length
+        return self.width if length >= self.width else 1
+
+    def row_parts(self, row: Scope, v: int, start: ir.Value, stop: ir.Value, wide: int) -> None:
+        """The points [start, stop) of a row, part after part."""
+        for part in self.program.row_parts:
+            low, length = i64(part.start), part.stop - part.start
+            b = row.at_end()
+            begin, end = b.sub(start, low), b.sub(stop, low)
+            begin = b.select(b.icmp_signed("<", begin, i64(0)), i64(0), begin)
+            end = b.select(b.icmp_signed("<", end, i64(length)), end, i64(length))
+
+            def body(scope: Scope, i: ir.Value, part: RowPart = part) -> None:
+                for step in part.steps:
+                    self.stores(scope.child(), step)
+
+            self.sweep(row.child(), v, begin, end, self._within(wide, length), body)
 
     def outer_steps(self, scope: Scope) -> None:
         for step in self.program.steps:

@@ -1,8 +1,11 @@
-"""Pointwise kernels that read here up to some index and there beyond it (cat, roll), by pieces.
+"""Pointwise kernels that read here up to some index and there beyond it (cat, roll, padding by
+reflection), by pieces.
 
-Owns when, and the pieces: the kernel's space is cut where such a condition changes, and each piece
-is a launch in which the condition is known. So no point reads both sides to choose one. Each point
-is computed as without pieces.
+Owns when, and the pieces. What rows choose between elements of one array becomes one read, at a
+place that is chosen once a row. The last axis is cut where a condition changes: a row goes part
+after part (`nest.py`), in each of which the condition is known. Where other axes choose between
+arrays, the kernel's space is cut, and each piece is a launch. So no point reads both sides to
+choose one. Each point is computed as without pieces.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import itertools
 from dataclasses import replace
 
 from jitgrad.compiler import loops
-from jitgrad.compiler.codegen.program import Program
+from jitgrad.compiler.codegen.program import Program, RowPart, Step
 from jitgrad.compiler.codegen.schedule import Space, coefficient, constant_of
 from jitgrad.compiler.index import Simplifier
 from jitgrad.compiler.loops import (
@@ -22,14 +25,22 @@ from jitgrad.compiler.loops import (
     postorder,
     rewrite,
 )
-from jitgrad.compiler.symbolic import hint, is_static
+from jitgrad.compiler.symbolic import Dim, hint, is_static
 
 _LEAST_POINTS = 1 << 14  # smaller kernels are not worth more launches
 _MOST_PIECES = 4
+_MOST_PARTS = 8  # of a row
+_SCATTERED = 8  # reads of neighbours that one of elements here and there costs
 
 
 def pieces(program: Program) -> list[Program]:
     """The programs of the pieces; the program alone where it is not cut."""
+    if not _may_be_cut(program):
+        return [program]
+    program = _one_read(program)
+    parts = _parts(program)
+    if parts:
+        return [replace(program, row_parts=parts)]
     cuts = _cuts(program)
     if not cuts:
         return [program]
@@ -38,11 +49,91 @@ def pieces(program: Program) -> list[Program]:
     return [_piece(program, corner) for corner in corners]
 
 
+def _may_be_cut(program: Program) -> bool:
+    """Whether it is pointwise and large."""
+    outer = program.outer
+    if len(program.steps) != 1 or program.buffers or program.scalar:
+        return False
+    (step,) = program.steps
+    if step.space.axes or step.reduces or any(t.combine for t in step.stores):
+        return False
+    return bool(outer.axes) and hint(outer.total) >= _LEAST_POINTS
+
+
+# -- rows that read elsewhere ----------------------------------------------------------------------
+def _one_read(program: Program) -> Program:
+    """The program where a choice between two elements of one array, made by all of a row alike, is
+    a choice of the place that is read."""
+    (step,) = program.steps
+    last = axis(program.outer.axes[-1])
+    s = Simplifier(dict(zip(program.outer.axes, program.outer.extents, strict=True)))
+
+    def leaf(e: Expr) -> Expr | None:
+        if e.op != "select" or e.attr == "rare" or e.args[0].axes & 1 << last.attr:
+            return None
+        c, a, b = e.args
+        if a.op != "load" or b.op != "load" or a.attr is not b.attr or not a.args:
+            return None
+        if a.attr not in program.operands.number or loops.loads([c]):
+            return None
+        first, second = (s.poly(s.simplify(x.args[0])) for x in (a, b))
+        common = {m: n for m, n in first.items() if second.get(m) == n}
+        if coefficient(first, last) != coefficient(second, last):
+            return None
+        rest = [s.expr({m: n for m, n in p.items() if m not in common}) for p in (first, second)]
+        if any(x.axes & 1 << last.attr for x in rest):
+            return None
+        return loops.load(a.attr, (s.expr(common) + loops.select(c, *rest),))
+
+    stores = [replace(t, value=rewrite(t.value, leaf)) for t in step.stores]
+    return replace(program, steps=[replace(step, stores=stores)])
+
+
+# -- parts of rows ---------------------------------------------------------------------------------
+def _parts(program: Program) -> list[RowPart]:
+    """The parts of a row, where reads are less work in the longest of them; else []."""
+    outer = program.outer
+    last, length = outer.axes[-1], outer.extents[-1]
+    if len(outer.axes) < 2 or program.aligned != 1 or not isinstance(length, int):
+        return []
+    extents = dict(zip(outer.axes, outer.extents, strict=True))
+    s = Simplifier(extents)
+    at: set[int] = set()
+    for e in postorder(program.exprs()):
+        if e.op == "select" and e.attr != "rare":
+            for c in _conditions(e.args[0]):
+                at.update(_changes(s, c, {last: length}).get(last, ()))
+    if not 0 < len(at) < _MOST_PARTS:
+        return []
+    whole = [(0, d) for d in outer.extents[:-1]]
+    parts = []
+    for side in itertools.pairwise([0, *sorted(at), length]):
+        piece = _one_read(_piece(program, (*whole, side)))
+        parts.append(RowPart(*side, piece.steps))
+    longest = max(parts, key=lambda p: p.stop - p.start)
+    less = _reading(program, longest.steps, last) < _reading(program, program.steps, last)
+    return parts if less else []
+
+
+def _reading(program: Program, steps: list[Step], last: int) -> int:
+    """The work of reading for neighbours along the last axis: one for each read of neighbours, more
+    for those of elements here and there."""
+    s = Simplifier({})
+    work = 0
+    for e in loops.loads([e for t in steps for e in t.roots()]):
+        if e.attr in program.operands.number and e.args:
+            poly = s.poly(s.simplify(e.args[0]))
+            plain = all(a.op == "axis" or not a.axes >> last & 1 for m in poly for a in m)
+            work += 1 if plain else _SCATTERED
+    return work
+
+
+# -- pieces of the space ---------------------------------------------------------------------------
 def _extents(program: Program) -> dict[int, int]:
     return {k: hint(d) for k, d in zip(program.outer.axes, program.outer.extents, strict=True)}
 
 
-def _piece(program: Program, corner: tuple[tuple[int, int], ...]) -> Program:
+def _piece(program: Program, corner: tuple[tuple[int, Dim], ...]) -> Program:
     """The program of the points from `start` up to `stop` of each axis."""
     axes = program.outer.axes
     sizes = [stop - start for start, stop in corner]
@@ -61,14 +152,9 @@ def _piece(program: Program, corner: tuple[tuple[int, int], ...]) -> Program:
 
 def _cuts(program: Program) -> dict[int, set[int]]:
     """For each axis the indices at which a piece begins; empty where none are worth it."""
-    outer = program.outer
-    if len(program.steps) != 1 or program.buffers or program.scalar:
+    if not is_static(program.outer.extents):
         return {}
     (step,) = program.steps
-    if step.space.axes or step.reduces or any(t.combine for t in step.stores):
-        return {}
-    if not is_static(outer.extents) or hint(outer.total) < _LEAST_POINTS:
-        return {}
     s, extents = Simplifier(_extents(program)), _extents(program)
     cuts: dict[int, set[int]] = {}
     for e in postorder(step.roots()):
@@ -95,8 +181,6 @@ def _conditions(e: Expr) -> list[Expr]:
 
 def _changes(s: Simplifier, c: Expr, extents: dict[int, int]) -> dict[int, list[int]]:
     """Where a comparison of one axis with a constant becomes true or false."""
-    if c.op not in ("lt", "le"):
-        return {}
     a, b = (s.poly(x) for x in c.args)
     gap = {m: a.get(m, 0) - b.get(m, 0) for m in {*a, *b}}
     names = {x for m, n in gap.items() if n for x in m}
@@ -106,6 +190,11 @@ def _changes(s: Simplifier, c: Expr, extents: dict[int, int]) -> dict[int, list[
     slope = constant_of(coefficient(gap, name)) if name.op == "axis" else None
     if not slope or any(len(m) > 1 for m in gap) or name.attr not in extents:
         return {}
-    rest = gap.get((), 0) - (c.op == "le")  # slope x + rest < 0
-    at = -(rest // slope) if slope > 0 else rest // -slope + 1
-    return {name.attr: [at]} if 0 < at < extents[name.attr] else {}
+    rest = gap.get((), 0)
+    if c.op in ("lt", "le"):
+        rest -= c.op == "le"  # slope x + rest < 0
+        found = [-(rest // slope) if slope > 0 else rest // -slope + 1]
+    else:
+        found = [] if rest % slope else [-rest // slope, -rest // slope + 1]
+    inside = [at for at in found if 0 < at < extents[name.attr]]
+    return {name.attr: inside} if inside else {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from jitgrad.compiler import kernels, loops
 from jitgrad.compiler.codegen.schedule import (
@@ -66,6 +66,16 @@ class Step:
 
 
 @dataclass
+class RowPart:
+    """The points [start, stop) of the last outer axis, and what they compute: the steps' axis is
+    counted from `start`."""
+
+    start: int
+    stop: int
+    steps: list[Step]
+
+
+@dataclass
 class Program:
     """A kernel ready to be emitted.
 
@@ -74,7 +84,8 @@ class Program:
     launches, the outer axis that numbers the blocks of the (only) reduction. scalar: no lanes.
     unit: where not 0, one outer point after the other with lanes along each stage's last axis, and
     blocks of work are multiples of so many points. aligned: where not 1, so many neighbours along
-    the last outer axis have values in common, and rows and blocks are multiples of it.
+    the last outer axis have values in common, and rows and blocks are multiples of it. row_parts:
+    where there are some, what the points of each part of a row compute, as `steps` says of all.
     """
 
     outer: Space
@@ -88,9 +99,15 @@ class Program:
     scalar: bool = False
     unit: int = 0
     aligned: int = 1
+    row_parts: list[RowPart] = field(default_factory=list)
 
     def exprs(self) -> list[Expr]:
         return [e for s in self.steps for e in s.roots()]
+
+    def emitted(self) -> list[Expr]:
+        """The expressions that code is made for."""
+        parts = [e for p in self.row_parts for s in p.steps for e in s.roots()]
+        return parts or self.exprs()
 
     def cost(self) -> int:
         return _operations(self.exprs())

@@ -57,6 +57,7 @@ _LATE = {
     "solving": "solve inverse det cofactor slogdet lu permutation",
     "spectral": "qr qr_r geqrf svd svdvals pseudoinverse eigh eigvalsh eig matrix_exp",
     "sampling": "standard_gamma poisson binomial von_mises",
+    "stretches": "take_stretches add_stretches",
     "windows": "unfold fold",
     "scatter_reduce": "scatter_amax scatter_amin scatter_prod",
 }

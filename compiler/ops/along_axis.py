@@ -149,6 +149,11 @@ class Scatter(Along):
     saves: tuple[int | str, ...] = (1,)
     combine = "set"
 
+    def work(
+        self, types: Sequence[TensorType], outs: Sequence[TensorType], attrs: dict[str, Any]
+    ) -> Any:
+        return 8 * types[1].numel
+
     def infer(
         self, base: TensorType, index: TensorType, src: TensorType, *, axis: int
     ) -> TensorType:

@@ -113,6 +113,11 @@ class Index(AdvancedIndexing):
     name = "index"
     saves = tuple(range(1, _MAX_DIMS))
 
+    def work(
+        self, types: Sequence[TensorType], outs: Sequence[TensorType], attrs: dict[str, Any]
+    ) -> Any:
+        return 4 * outs[0].numel
+
     def infer(self, x: TensorType, *index: TensorType, dims: Ints) -> TensorType:
         return x.with_shape(self.check(x, index, dims))
 

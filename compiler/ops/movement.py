@@ -361,6 +361,11 @@ class Flip(Op):
 
     name = "flip"
 
+    def work(
+        self, types: Sequence[TensorType], outs: Sequence[TensorType], attrs: dict[str, Any]
+    ) -> Any:
+        return 2 * types[0].numel if types[0].ndim - 1 in attrs["axes"] else 0
+
     def infer(self, x: TensorType, *, axes: tuple[int, ...]) -> TensorType:
         self.expect(
             all(0 <= k < x.ndim for k in axes) and len(set(axes)) == len(axes),

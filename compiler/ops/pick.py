@@ -1,8 +1,8 @@
-"""The record `pick`: a gather along one axis by a table whose inverse is known.
+"""The records `pick` and `resample`: reads along one axis by a table whose inverse is known.
 
-What resampling, padding with the input's own elements and adaptive pooling read with. Their tables
-are constants made from shapes, so the inverse is made with them, and the derivative is a gather
-and a sum instead of a scatter: it runs in parallel, and its additions have one order.
+What interpolation and adaptive pooling read with. Their tables are constants made from shapes, so
+the inverse is made with them, and the derivative is a gather and a sum instead of a scatter: it
+runs in parallel, and its additions have one order.
 """
 
 from __future__ import annotations
@@ -22,9 +22,12 @@ from jitgrad.compiler.loops import (
     make,
     select,
 )
+from jitgrad.compiler.loops import (
+    axis as number,
+)
 from jitgrad.compiler.ops.examples import integers, strided, uniform
 from jitgrad.compiler.ops.record import OnnxContext, Op, Sample, op, same_shape
-from jitgrad.compiler.ops.regions import is_empty
+from jitgrad.compiler.ops.regions import accumulator, is_empty, rounded
 from jitgrad.compiler.symbolic import Dim
 from jitgrad.compiler.types import TensorType
 from jitgrad.runtime import dtypes
@@ -41,6 +44,11 @@ class Pick(Op):
 
     name = "pick"
     saves = (2, 3)
+
+    def work(
+        self, types: Sequence[TensorType], outs: Sequence[TensorType], attrs: dict[str, Any]
+    ) -> Any:
+        return 4 * outs[0].numel
 
     def infer(
         self, x: TensorType, rows: TensorType, inverse: TensorType, index: TensorType, *, axis: int
@@ -80,16 +88,7 @@ class Pick(Op):
         return None if tangents[0] is None else op.pick(tangents[0], *tables, axis=axis)
 
     def batch(self, operands: Sequence[Any], batched: Sequence[bool], *, axis: int) -> Any:
-        x, *tables = operands
-        if batched[0] and not any(batched[1:]):
-            return op.pick(x, *tables, axis=axis + 1)
-        size = next(t.shape[0] for t, is_b in zip(operands, batched, strict=True) if is_b)
-        parts = []
-        for i in range(int(size)):
-            given = (_row(t, i) if b else t for t, b in zip(operands, batched, strict=True))
-            part = op.pick(*given, axis=axis)
-            parts.append(op.reshape(part, shape=(1, *part.shape)))
-        return op.concatenate(*parts, axis=0)
+        return _batched(op.pick, operands, batched, axis)
 
     def lower(
         self, b: Builder, x: Array, rows: Array, inverse: Array, index: Array, *, axis: int
@@ -131,6 +130,129 @@ class Pick(Op):
         yield Sample((x, none, inverse * 0 - 1, none), {"axis": 1}, "no reads")
 
 
+class Resample(Op):
+    """resample(x, rows, weights, back, back_weights; axis): weighted sums along a dim of x.
+
+    rows and weights (k, m): element i of the result is the sum of weights[j, i] * x[rows[j, i]],
+    in the order of j; rows is int64, -1 stands for nothing, and the weights are constants of x's
+    dtype. back and back_weights (r, n) say the same of the derivative: which elements of the
+    result read element i of x, and with what weights.
+    """
+
+    name = "resample"
+    saves = (1, 2, 3, 4)
+
+    def work(
+        self, types: Sequence[TensorType], outs: Sequence[TensorType], attrs: dict[str, Any]
+    ) -> Any:
+        return 6 * types[1].shape[0] * outs[0].numel
+
+    def infer(
+        self, x: TensorType, rows: TensorType, weights: TensorType, back: TensorType,
+        back_weights: TensorType, *, axis: int,
+    ) -> TensorType:  # fmt: skip
+        self.same_device((x, rows, weights, back, back_weights))
+        self.expect(0 <= axis < x.ndim, f"expected an axis of {x}; got {axis}", IndexError)
+        self.expect(
+            all(t.ndim == 2 for t in (rows, back))
+            and rows.dtype is back.dtype is dtypes.int64
+            and weights.dtype is back_weights.dtype is x.dtype
+            and same_shape(rows.shape, weights.shape)
+            and same_shape(back.shape, back_weights.shape)
+            and back.shape[1] == x.shape[axis],
+            f"expected int64 tables (k, m) and (r, n) for n elements along axis {axis}, and as "
+            f"many weights; got {x}, {rows}, {weights}, {back} and {back_weights}",
+        )
+        return x.with_shape((*x.shape[:axis], rows.shape[1], *x.shape[axis + 1 :]))
+
+    def reference(
+        self, x: np.ndarray, rows: np.ndarray, weights: np.ndarray, back: np.ndarray,
+        back_weights: np.ndarray, *, axis: int,
+    ) -> np.ndarray:  # fmt: skip
+        out = np.zeros((*x.shape[:axis], rows.shape[1], *x.shape[axis + 1 :]), x.dtype)
+        if not x.shape[axis]:
+            return out
+        tail = (1,) * (x.ndim - axis - 1)
+        for row, weight in zip(rows, weights, strict=True):
+            part = np.take(x, np.maximum(row, 0), axis) * weight.reshape(-1, *tail)
+            out += np.where((row >= 0).reshape(-1, *tail), part, np.zeros((), x.dtype))
+        return out
+
+    def vjp(self, g: Any, out: Any, x: Any, *tables: Any, axis: int) -> tuple[Any, ...]:
+        rows, weights, back, back_weights = tables
+        gx = op.resample(g, back, back_weights, rows, weights, axis=axis)
+        return gx, None, None, None, None
+
+    def jvp(self, tangents: tuple[Any, ...], out: Any, x: Any, *tables: Any, axis: int) -> Any:
+        return None if tangents[0] is None else op.resample(tangents[0], *tables, axis=axis)
+
+    def batch(self, operands: Sequence[Any], batched: Sequence[bool], *, axis: int) -> Any:
+        return _batched(op.resample, operands, batched, axis)
+
+    def lower(
+        self, b: Builder, x: Array, rows: Array, weights: Array, back: Array, back_weights: Array,
+        *, axis: int,
+    ) -> Array:  # fmt: skip
+        shape = (*x.shape[:axis], rows.shape[1], *x.shape[axis + 1 :])
+        if is_empty(x.shape) or is_empty(rows.shape):
+            return b.pointwise(shape, x.dtype, const(0, x.dtype))
+        at = b.axes(len(shape))
+        tap = (number(len(shape)), at[axis])
+        row = load(rows, tap).cast(INDEX)
+        safe = make("min", make("max", row, const(0, INDEX)), dim(x.shape[axis] - 1))
+        acc = accumulator(x.dtype)
+        part = (load(x, (*at[:axis], safe, *at[axis + 1 :])) * load(weights, tap)).cast(acc)
+        body = select(row >= 0, part, 0)
+        total = b.reduction(shape, (rows.shape[0],), body, "sum", "columns")
+        return rounded(b, total, x.dtype)
+
+    def onnx(self, ctx: OnnxContext, inputs: Sequence[str], *, axis: int) -> Any:
+        x, rows = ctx.type(inputs[0]), ctx.type(inputs[1])
+        zero = ctx.constant(np.array(0, np.int64))
+        parts = ctx.node("Gather", [inputs[0], ctx.node("Max", [inputs[1], zero])], axis=axis)
+        rest = ctx.shape((*rows.shape, *([1] * (x.ndim - axis - 1))))
+        real = ctx.node("GreaterOrEqual", [inputs[1], zero])
+        real = ctx.node("Reshape", [real, rest], allowzero=1)
+        parts = ctx.node("Mul", [parts, ctx.node("Reshape", [inputs[2], rest], allowzero=1)])
+        parts = ctx.node("Where", [real, parts, ctx.constant(np.zeros((), x.dtype.np))])
+        return ctx.node("ReduceSum", [parts, ctx.constant(np.array([axis], np.int64))], keepdims=0)
+
+    def samples(self) -> Iterable[Sample]:
+        rows = np.array([[0, 0, 2], [1, -1, 3]])
+        back = np.array([[0, 0, 2, 2], [1, -1, -1, -1]])
+        weights = np.array([[0.25, 1.0, 0.5], [0.75, 0.0, -0.5]])
+        back_weights = np.array([[0.25, 0.75, 0.5, -0.5], [1.0, 0.0, 0.0, 0.0]])
+
+        def tables(dtype: Any = np.float32) -> tuple[np.ndarray, ...]:
+            return rows, weights.astype(dtype), back, back_weights.astype(dtype)
+
+        # the derivative by x alone (tests/test_spatial.py checks it): the weights are constants
+        x = uniform((2, 4, 3))
+        yield Sample((x, *tables()), {"axis": 1}, grad=False)
+        yield Sample((x[..., 0], *tables()), {"axis": 1}, "last dim", grad=False)
+        yield Sample((strided(uniform((3, 4))), *tables()), {"axis": 1}, "strided", grad=False)
+        yield Sample((x[:0], *tables()), {"axis": 1}, "empty", grad=False)
+        for dtype in (np.float64, np.float16, dtypes.bfloat16.np):
+            x = uniform((4, 2)).astype(dtype)
+            yield Sample((x, *tables(dtype)), {"axis": 0}, f"{np.dtype(dtype)}", grad=False)
+        special = np.array([[np.nan, 1], [np.inf, 2], [1, -np.inf], [0, 1]], np.float32)
+        yield Sample((special, *tables()), {"axis": 0}, "NaN and infinity", grad=False)
+
+
+def _batched(record: Any, operands: Sequence[Any], batched: Sequence[bool], axis: int) -> Any:
+    """A record of x and tables, mapped over a leading axis: where tables have it, one by one."""
+    x, *tables = operands
+    if batched[0] and not any(batched[1:]):
+        return record(x, *tables, axis=axis + 1)
+    size = next(t.shape[0] for t, is_b in zip(operands, batched, strict=True) if is_b)
+    parts = []
+    for i in range(int(size)):
+        given = (_row(t, i) if b else t for t, b in zip(operands, batched, strict=True))
+        part = record(*given, axis=axis)
+        parts.append(op.reshape(part, shape=(1, *part.shape)))
+    return op.concatenate(*parts, axis=0)
+
+
 def _row(x: Any, i: int) -> Any:
     """x[i]."""
     starts, stops = (i, *([0] * (x.ndim - 1))), (i + 1, *x.shape[1:])
@@ -139,3 +261,4 @@ def _row(x: Any, i: int) -> Any:
 
 
 pick = Pick()
+resample = Resample()

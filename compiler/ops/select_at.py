@@ -60,6 +60,11 @@ class SelectAt(Op):
     saves = (1,)
     checked = True
 
+    def work(
+        self, types: Sequence[TensorType], outs: Sequence[TensorType], attrs: dict[str, Any]
+    ) -> Any:
+        return 8 * outs[0].numel
+
     def infer(
         self, x: TensorType, index: TensorType, *, axis: int, ignore: int | None = None,
         text: str = "", negate: bool = False,
@@ -195,6 +200,11 @@ class PlaceAt(Op):
 
     name = "place_at"
     saves = (1,)
+
+    def work(
+        self, types: Sequence[TensorType], outs: Sequence[TensorType], attrs: dict[str, Any]
+    ) -> Any:
+        return 2 * outs[0].numel
 
     def infer(
         self, g: TensorType, index: TensorType, *, axis: int, size: Dim,

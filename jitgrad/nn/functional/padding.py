@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from jitgrad import functions as ops
 from jitgrad.casting import wide
-from jitgrad.functions.shape import cat
+from jitgrad.compiler.ops import OPS
 from jitgrad.nn.functional.args import expect_tensors
 from jitgrad.runtime import dtypes
 from jitgrad.tape.names import called
@@ -51,18 +51,18 @@ def pad(
 
 def _by_index(input: Tensor, amounts: Sequence[int], mode: str) -> Tensor:
     """Each padded dim, of the input's elements at the places that the mode says."""
-    out = input
+    stretches: list[tuple[tuple[int, int, int], ...]] = [()] * input.dim()
     for k in range(len(amounts) // 2):
         low, high = amounts[2 * k : 2 * k + 2]
         dim = input.dim() - 1 - k
         if low or high:
-            runs = _runs(int(input.shape[dim]), low, high, mode)
-            out = cat([_run(out, dim, *run) for run in runs], dim)
-    return input.clone() if out is input else out
+            stretches[dim] = _runs(int(input.shape[dim]), low, high, mode)
+    out: Tensor = OPS["take_stretches"](input, stretches=tuple(stretches))
+    return out
 
 
 @functools.lru_cache(maxsize=256)
-def _runs(size: int, low: int, high: int, mode: str) -> list[tuple[int, int, int]]:
+def _runs(size: int, low: int, high: int, mode: str) -> tuple[tuple[int, int, int], ...]:
     """The padded dim as stretches of the input: (first index, step of 1, -1 or 0, elements)."""
     runs: list[tuple[int, int, int]] = []
     for index in _order(size, low, high, mode):
@@ -75,17 +75,7 @@ def _runs(size: int, low: int, high: int, mode: str) -> list[tuple[int, int, int
                 runs[-1] = (start, step, count + 1)
                 continue
         runs.append((index, 1, 1))
-    return runs
-
-
-def _run(x: Tensor, dim: int, start: int, step: int, count: int) -> Tensor:
-    if step == 1:
-        return x.narrow(dim, start, count)
-    if step == -1:
-        return x.narrow(dim, start - count + 1, count).flip(dim)
-    sizes = [-1] * x.dim()
-    sizes[dim] = count
-    return x.narrow(dim, start, 1).expand(sizes)
+    return tuple(runs)
 
 
 _in_float32 = wide(_by_index)  # under autocast: those that are primitive in PyTorch

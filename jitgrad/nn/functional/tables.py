@@ -1,12 +1,13 @@
 """Constant tables along one dim: which elements each place of a result reads, with what weights.
 
-What interpolation, adaptive pooling, padding, unfold and fold are made of. Tables depend on sizes
-and options only; the op `pick` reads by them, and its derivative reads by their inverse, so
-neither scatters.
+What interpolation, adaptive pooling, unfold and fold are made of. Tables depend on sizes and
+options only; the ops `pick` and `resample` read by them, and their derivatives read by the inverse,
+so none scatters.
 """
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +36,16 @@ class Table:
         """Whether the result is the dim itself."""
         n = self.inverse.shape[1]
         return self.weights is None and np.array_equal(self.rows, np.arange(n)[None])
+
+    @functools.cached_property
+    def back(self) -> tuple[Array, Array]:
+        """(which places read each element, with what weights), (r, n) each."""
+        assert self.weights is not None
+        at, some = self.inverse, self.inverse >= 0
+        places, weights = np.full(at.shape, -1, np.int64), np.zeros(at.shape)
+        places[some] = at[some] % max(1, len(self.places))
+        weights[some] = np.ascontiguousarray(self.weights.T).reshape(-1)[at[some]]
+        return places, weights
 
 
 def table(n: int, places: Array, weights: Array | None = None) -> Table:
@@ -74,8 +85,13 @@ def resampled(x: Tensor, dim: int, t: Table) -> Tensor:
     """x with a dim of size n replaced by the weighted sums of the table's rows, m of them."""
     if t.identity:
         return x
-    parts = weighted(x, dim, t)
-    return parts.squeeze(dim) if t.places.shape[1] == 1 else parts.sum(dim)
+    if t.weights is None:
+        parts = picked(x, dim, t)
+        return parts.squeeze(dim) if t.places.shape[1] == 1 else parts.sum(dim)
+    back, back_weights = t.back
+    weights = [tensor(np.ascontiguousarray(w), dtype=x.dtype) for w in (t.weights.T, back_weights)]
+    out: Tensor = OPS["resample"](x, tensor(t.rows), weights[0], tensor(back), weights[1], axis=dim)
+    return out
 
 
 def spread(x: Tensor, dim: int, t: Table) -> Tensor:
