@@ -62,6 +62,7 @@ from jitgrad import foreach as foreach
 from jitgrad import forest as forest
 from jitgrad import func as func
 from jitgrad import functions as functions
+from jitgrad import fused as fused
 from jitgrad import fx as fx
 from jitgrad import gpu as gpu
 from jitgrad import guards as guards
@@ -166,6 +167,8 @@ from jitgrad.runtime.errors import OutOfMemoryError as OutOfMemoryError
 from jitgrad.runtime.formats import layout as layout
 from jitgrad.runtime.formats import memory_format as memory_format
 from jitgrad.runtime.formats import qscheme as qscheme
+from jitgrad.scripting import ScriptModule as ScriptModule
+from jitgrad.serialization.reader import PyTorchFileReader as PyTorchFileReader
 from jitgrad.settings import AcceleratorError as AcceleratorError
 from jitgrad.sizes import SymInt as SymInt
 from jitgrad.storage import Storage as Storage
