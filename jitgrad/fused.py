@@ -30,6 +30,8 @@ class _Value(Typed):
 
     __slots__ = ("_found", "attrs", "needed", "operands", "record", "tape")
 
+    needed: bool
+
     def __init__(
         self, tape: list[_Value], record: Any, operands: tuple[_Value, ...], attrs: dict[str, Any],
         type_: TensorType, found: Any = None,
@@ -161,7 +163,7 @@ class Addmm(Fused):
 
     name = "addmm"
 
-    def compose(self, x: Any, w: Any, b: Any) -> Any:  # type: ignore[override]
+    def compose(self, x: Any, w: Any, b: Any) -> Any:
         return op.add(op.matmul(x, w, transpose_b=True), b)
 
 
@@ -171,9 +173,7 @@ class NllLoss(Fused):
 
     name = "nll_loss"
 
-    def compose(  # type: ignore[override]
-        self, x: Any, target: Any, *, axis: int, ignore: int, text: str
-    ) -> Any:
+    def compose(self, x: Any, target: Any, *, axis: int, ignore: int, text: str) -> Any:
         loss = op.select_at(x, target, axis=axis, ignore=ignore, text=text, negate=True)
         axes = tuple(range(target.ndim))
         counts = op.ne(target, target._constant(ignore, target.dtype))
@@ -186,7 +186,7 @@ class Dropout(Fused):
 
     name = "dropout"
 
-    def compose(self, keep: Any, x: Any, *, scale: float) -> Any:  # type: ignore[override]
+    def compose(self, keep: Any, x: Any, *, scale: float) -> Any:
         number = x._constant
         return op.where(keep, op.mul(x, number(scale, x.dtype)), number(0.0, x.dtype))
 
@@ -197,7 +197,7 @@ class Gelu(Fused):
     name = "gelu"
     most = _FEW
 
-    def compose(self, x: Any) -> Any:  # type: ignore[override]
+    def compose(self, x: Any) -> Any:
         number = x._constant
         inner = op.erf(op.mul(x, number(math.sqrt(0.5), x.dtype)))
         half = op.mul(x, number(0.5, x.dtype))
@@ -220,7 +220,7 @@ class Normalise(Fused):
     name = "normalise"
     most = _FEW
 
-    def compose(  # type: ignore[override]
+    def compose(
         self, x: Any, *affine: Any, axes: tuple[int, ...], eps: float,
         shape: tuple[int, ...] | None = None,
     ) -> Any:  # fmt: skip
@@ -239,7 +239,7 @@ class Moved(Fused):
     name = "moved"
     most = _FEW
 
-    def compose(  # type: ignore[override]
+    def compose(
         self, old: Any, x: Any, *, axes: tuple[int, ...], momentum: float,
         unbias: float | None = None,
     ) -> Any:  # fmt: skip

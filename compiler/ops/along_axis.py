@@ -330,7 +330,9 @@ def position_grids(index: np.ndarray, at: int) -> tuple[np.ndarray, ...]:
     return (*before, index, *after)
 
 
-def grids_around(shape: Ints, at: int) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
+def grids_around(
+    shape: Sequence[Any], at: int
+) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
     """What stands before and after such an index of this shape in the key."""
     grids = _grids(tuple(shape))
     return grids[:at], grids[at:]

@@ -6,7 +6,7 @@ through a view records. Sliding windows are in windows.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,15 @@ from jitgrad.compiler.loops import (
 )
 from jitgrad.compiler.ops.examples import integers, strided, uniform
 from jitgrad.compiler.ops.movement import align_batch
-from jitgrad.compiler.ops.record import OnnxContext, Op, Sample, op, same_shape, zeros_like
+from jitgrad.compiler.ops.record import (
+    OnnxContext,
+    Op,
+    Sample,
+    direct_reference,
+    op,
+    same_shape,
+    zeros_like,
+)
 from jitgrad.compiler.ops.regions import (
     all_of,
     guard_empty,
@@ -59,6 +67,14 @@ class Slice(Op):
         self, x: np.ndarray, *, starts: Sequence[int], stops: Sequence[int], steps: Ints
     ) -> np.ndarray:
         return x[_slices(starts, stops, steps)]
+
+    def kernel(
+        self, types: Sequence[TensorType], attrs: dict[str, Any]
+    ) -> Callable[..., Any] | None:
+        if not direct_reference(self, Slice) or not types[0].shape:
+            return None
+        key = _slices(**attrs)
+        return lambda x: x[key]
 
     def vjp(
         self, g: Any, out: Any, x: Any, *, starts: Shape, stops: Shape, steps: Ints

@@ -153,9 +153,9 @@ class StandIn(Typed):
         if op.random or not plan.lasts:
             raise NotStraight
         types = plan.types if op.nout != 1 else (plan.types,)
-        names = tuple([x.name for x in whole])
+        names = tuple([x.name for x in whole if x.name is not None])
         targets: tuple[str | None, ...] = (None,) * len(types)
-        if None not in names:
+        if len(names) == len(whole):
             targets = self.code.add(op, attrs, plan, names)
         made = tuple([StandIn(self.code, n, t) for n, t in zip(targets, types, strict=True)])
         return made if op.nout != 1 else made[0]
@@ -211,4 +211,5 @@ def make(op: Any, attrs: dict[str, Any], kept: Kept) -> None:
             types.append(x._type)
         else:
             return
-    kept.run, kept.reads, kept.types = code.function(arguments, names), tuple(reads), tuple(types)
+    kept.reads, kept.types = tuple(reads), tuple(types)
+    kept.run = code.function(arguments, names)  # last: another thread may look
