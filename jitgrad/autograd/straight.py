@@ -64,6 +64,7 @@ class Code:
         self.steps: list[tuple[tuple[str, ...], str, tuple[str, ...], bool]] = []
         self.scope: dict[str, Any] = {"asarray": np.asarray, "copyto": np.copyto}
         self._fresh: dict[str, int] = {}  # variables that one of NumPy's ufuncs makes: the step
+        self._types: dict[str, TensorType] = {}  # theirs
         self._stored: dict[str, set[str]] = {}  # what was written to: variables that are it now
         self._stale: set[str] = set()  # variables that were it before
 
@@ -85,8 +86,8 @@ class Code:
         if kernel is None:
             kernel = partial(op.reference, **attrs) if attrs else op.reference
         call = f"{self.name(kernel)}({', '.join(names)})"
-        if plan.fresh:
-            self._fresh[targets[0]] = first
+        if plan.fresh and plan.kernel.signature is None:  # element by element
+            self._fresh[targets[0]], self._types[targets[0]] = first, plan.types
         if op.nout == 1 and not plan.types.shape:  # maybe a NumPy scalar
             call = f"asarray({call})"
         self.steps.append((targets, call, names, False))
@@ -113,11 +114,23 @@ class Code:
             raise NotStraight
 
     def function(self, arguments: list[str], results: list[str | None]) -> Callable[..., Any]:
-        """run(*arguments) -> the tuple of results, without the steps that nothing needs."""
+        """run(*arguments) -> the tuple of results, without the steps that nothing needs. What is
+        read for the last time gives its memory to a result of its type."""
         needed = {name for name in results if name is not None}
+        held = needed.union(self._stale, *self._stored.values())  # what must stay as it is
+        for targets, _, names, _ in self.steps:
+            if not targets or targets[0] not in self._fresh:  # its result may show them
+                held.update(names)
         lines: list[str] = []
         for targets, call, names, writes in reversed(self.steps):
             if writes or not needed.isdisjoint(targets):
+                if not writes and targets[0] in self._fresh:
+                    wanted = self._types[targets[0]]
+                    for name in names:  # read here for the last time, and of the result's type
+                        last = name not in needed and name not in held
+                        if last and self._types.get(name) == wanted and wanted.shape:
+                            call = call[:-1] + f", out={name})"
+                            break
                 needed.update(names)
                 ends = "," * (len(targets) > 1)
                 lines.append(f"    {', '.join(targets)}{ends}{' = ' * bool(targets)}{call}")
