@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 from jitgrad.missing import missing, names_module
+from jitgrad.tensor import Tensor
 
 
 def is_available() -> bool:
@@ -97,6 +98,18 @@ class DeviceMesh:
         init_process_group()
 
 
+class DTensor(Tensor):
+    """A tensor in parts on several processes: making one raises RuntimeError."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> NoReturn:
+        init_process_group()
+
+
+tensor = names_module(
+    f"{__name__}.tensor", {"DTensor": DTensor, "DeviceMesh": DeviceMesh},
+    "Names of torch.distributed.tensor.",
+)  # fmt: skip
+_tensor = names_module(f"{__name__}._tensor", {"DTensor": DTensor}, "An older path of tensor.")
 device_mesh = names_module(
     f"{__name__}.device_mesh", {"DeviceMesh": DeviceMesh}, "Names of torch.distributed.device_mesh."
 )
