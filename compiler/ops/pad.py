@@ -14,6 +14,7 @@ from jitgrad.compiler.ops.record import OnnxContext, Op, Sample, op
 from jitgrad.compiler.ops.regions import guard_empty, padded, span
 from jitgrad.compiler.symbolic import Dim, Sym, hint
 from jitgrad.compiler.types import TensorType
+from jitgrad.runtime.buffers import empty_array
 
 Shape = tuple[Dim, ...]
 
@@ -74,7 +75,8 @@ class Pad(Op):
             shape.append(size)
             source.append(slice(first, max(first, last)))
             target.append(slice(begin, begin + max(0, last - first) * step, step))
-        out = np.full(shape, value, x.dtype)
+        out = empty_array(tuple(shape), x.dtype)  # memory that is used again
+        out[...] = value
         out[tuple(target)] = x[tuple(source)]
         return out
 
