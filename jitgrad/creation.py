@@ -17,7 +17,7 @@ from jitgrad.device import place
 from jitgrad.dispatch import apply
 from jitgrad.dispatch import full as _full
 from jitgrad.functions.args import as_shape, expect_range, expect_rank_of
-from jitgrad.functions.shape import as_strided
+from jitgrad.functions.shape import as_strided, view_dtype
 from jitgrad.hostscalar import HostScalar
 from jitgrad.levels import draw_for_examples, examples_like
 from jitgrad.outside import export
@@ -27,7 +27,8 @@ from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import Category, DType
 from jitgrad.runtime.userline import warn
 from jitgrad.state import defaults, state
-from jitgrad.tensor import Tensor, wrap_array
+from jitgrad.storage import Storage
+from jitgrad.tensor import Tensor, root_of, wrap_array
 
 
 def _finish(out: Tensor, requires_grad: bool, device: Any = None) -> Tensor:
@@ -278,7 +279,10 @@ def asarray(
     copy: bool | None = None,
     requires_grad: bool = False,
 ) -> Tensor:
-    """as_tensor; copy=True copies in any case, copy=False raises ValueError where it must copy."""
+    """as_tensor, also of a storage's bytes; copy=True copies in any case, copy=False raises
+    ValueError where it must copy."""
+    if isinstance(obj, Storage):
+        obj = view_dtype(root_of(obj).reshape(-1), dtypes.uint8)
     out = as_tensor(obj, dtype, device)
     shares = (isinstance(obj, Tensor) and out is obj) or (
         isinstance(obj, np.ndarray) and dtype in (None, dtypes.from_numpy(obj.dtype))

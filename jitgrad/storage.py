@@ -7,6 +7,8 @@ Owns the memory and its write counter. Which part of it a tensor shows, and how,
 from __future__ import annotations
 
 import gc
+import mmap
+import os
 from types import CodeType
 from typing import Any
 
@@ -16,7 +18,7 @@ from jitgrad import gpu
 from jitgrad.compiler.types import TensorType
 from jitgrad.outside import export
 from jitgrad.runtime import cuda
-from jitgrad.runtime.dtypes import DType
+from jitgrad.runtime.dtypes import DType, uint8
 from jitgrad.runtime.memory_file import Mapping, bytes_at, mapping_of, new_shared
 from jitgrad.state import bump_epoch, state
 
@@ -120,8 +122,29 @@ class Storage:
         """The bytes."""
         return list(self._bytes("tolist").tobytes())
 
-    def __getitem__(self, index: int) -> int:
-        return self._bytes("storage")[...].tobytes()[index]
+    @classmethod
+    def from_file(cls, filename: str, shared: bool = False, nbytes: int | None = None) -> Storage:
+        """The first bytes of a file (all by default), which are read when they are looked at.
+        Writes go to the file with shared, else nowhere. Raises OSError for a file that is not
+        there, RuntimeError for one that is shorter."""
+        with open(filename, "r+b" if shared else "rb") as file:
+            length = os.fstat(file.fileno()).st_size
+            size = length if nbytes is None else nbytes
+            if size > length:
+                raise RuntimeError(
+                    f"[storage.from_file] expected {size} bytes in {filename}; got {length}"
+                )
+            access = mmap.ACCESS_WRITE if shared else mmap.ACCESS_COPY
+            memory: Any = mmap.mmap(file.fileno(), size, access=access) if size else b""
+        return cls(np.frombuffer(memory, np.uint8), TensorType((size,), uint8))
+
+    def __getitem__(self, index: Any) -> Any:
+        """A byte; of a slice, a storage that has a copy of these bytes."""
+        flat = np.ascontiguousarray(self._bytes("storage")).reshape(-1).view(np.uint8)
+        if not isinstance(index, slice):
+            return int(flat[index])
+        part = flat[index].copy()
+        return Storage(part, TensorType(part.shape, uint8))
 
     def untyped(self) -> Storage:
         return self

@@ -103,3 +103,29 @@ def test_iterators_of_loaders():
         single = iter(t.utils.data.DataLoader(range(4)))
         assert isinstance(single, own._SingleProcessDataLoaderIter)
         assert not isinstance(single, own._MultiProcessingDataLoaderIter)
+
+
+@pytest.mark.parametrize("t", LIBS)
+def test_storage_from_file(t, tmp_path):
+    """The bytes of a file as a storage: what safetensors reads tensors from."""
+    path = tmp_path / "bytes"
+    path.write_bytes(bytes(range(16)))
+    storage = t.UntypedStorage.from_file(str(path), False, 16)
+    assert len(storage) == 16 and storage[3] == 3 and storage[4:8].tolist() == [4, 5, 6, 7]
+    x = t.asarray(storage[8:], dtype=t.uint8)
+    assert x.tolist() == list(range(8, 16))
+    assert x.view(t.int16).tolist() == [2312, 2826, 3340, 3854]
+    whole = t.asarray(storage, dtype=t.uint8)
+    whole[0] = 9
+    assert path.read_bytes()[0] == 0
+    shared = t.asarray(t.UntypedStorage.from_file(str(path), True, 16), dtype=t.uint8)
+    shared[1] = 7
+    assert path.read_bytes()[1] == 7
+    with pytest.raises((OSError, RuntimeError)):
+        t.UntypedStorage.from_file(str(tmp_path / "nothing"), False, 4)
+
+
+def test_from_file_too_short(tmp_path):
+    (tmp_path / "short").write_bytes(b"12")
+    with pytest.raises(RuntimeError, match="expected 4 bytes"):
+        jitgrad.UntypedStorage.from_file(str(tmp_path / "short"), nbytes=4)
