@@ -7,6 +7,7 @@ equal kernels have equal keys.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -76,4 +77,5 @@ def _grain(part: Part) -> int:
         row = hint(program.outer.extents[-1])
         if 0 < row < points:
             return points // row * row
-    return points if points < 64 else points // 64 * 64
+    whole = math.lcm(64, program.aligned)
+    return points if points < 64 else max(1, points // whole) * whole

@@ -189,9 +189,8 @@ class Nest:
         unroll = 4 if size <= 16 else 2 if size <= 240 else 1
         if any(s.space.axes for s in program.steps):
             unroll = 4 if size <= 60 else 2
-        unroll = max(
-            unroll, program.aligned
-        )  # so that what is done once for several fills a vector
+        together = program.aligned  # what is done once for so many fills a vector
+        unroll = together if together in (3, 5, 7) else max(unroll, together)
         wide = 1 if program.scalar else self.width * unroll
         self._most_lanes = wide if outer.axes else 1
         if not outer.axes:

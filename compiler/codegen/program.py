@@ -34,6 +34,7 @@ from jitgrad.compiler.symbolic import Dim, Sym, hint
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.errors import CompileError
 
+_MOST_COPIES = 8  # of an element, side by side
 _FREE = {"const", "axis", "size", "load", "bitcast"}
 
 
@@ -242,7 +243,7 @@ def _join_copies(program: Program) -> None:
     if len(program.outer.axes) < 2:
         return
     (k, j), (length, count) = program.outer.axes[-2:], program.outer.extents[-2:]
-    if count not in (2, 4, 8) or not isinstance(length, int):
+    if count not in range(2, _MOST_COPIES + 1) or not isinstance(length, int):
         return
     by = loops.const(count, INDEX)
     mapping = {
@@ -272,7 +273,7 @@ def _join_copies(program: Program) -> None:
 
 
 def _neighbours(program: Program) -> int:
-    """How many neighbours along the last outer axis have values in common: 1, 2 or 4."""
+    """How many neighbours along the last outer axis have values in common: 1, 2, 3, 4, 5 or 7."""
     if not program.outer.axes:
         return 1
     k, row = program.outer.axes[-1], program.outer.extents[-1]
@@ -281,7 +282,8 @@ def _neighbours(program: Program) -> int:
     for e in postorder(program.exprs()):
         known[e] = step_of(e, k, known)
         if e.dtype is not INDEX and e.op not in LEAVES or e.op == "load":
-            found = max(found, math.gcd(known[e], 4) if known[e] else 1)
+            odd = known[e] % 2 and known[e] <= _MOST_COPIES
+            found = max(found, known[e] if odd else math.gcd(known[e], 4) if known[e] else 1)
     if len(program.outer.axes) > 1 and (isinstance(row, Sym) or row % found):
         return 1
     return found
