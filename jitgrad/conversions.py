@@ -141,9 +141,9 @@ def conversion(name: str, dtype: DType) -> Callable[..., Tensor]:
 
 
 def type_as(self: Tensor, other: Tensor) -> Tensor:
-    """Converted to other's dtype."""
+    """Converted to other's dtype, on its device."""
     expect_tensor("type_as", other)
-    return cast(self, other.dtype)
+    return to(self, other)
 
 
 def cpu(self: Tensor, memory_format: Any = None) -> Tensor:

@@ -216,7 +216,7 @@ def apply(op: Any, operands: tuple[Tensor, ...], attrs: dict[str, Any]) -> Any:
         plan = plans[key]
     except (KeyError, TypeError):
         if gpu.mixed(operands):
-            settled = gpu.mixing.settled(operands)
+            settled = gpu.mixing.settled(op, operands)
             if settled is not None:
                 return apply(op, settled, attrs)
         plan = _make_plan(key, op, operands, attrs)

@@ -261,7 +261,7 @@ def _value(x: Tensor, value: Any) -> Tensor:
     if isinstance(value, Tensor):
         return cast(value, x.dtype)
     if _is_sequence(value) or isinstance(value, np.generic):
-        return cast(tensor(np.asarray(value)), x.dtype)
+        return _beside(x, cast(tensor(np.asarray(value)), x.dtype))
     if isinstance(value, float) and x.dtype.is_integer:
         value = int(value)
     return constant(value, x.dtype)
@@ -311,6 +311,8 @@ def put(view: Tensor, advanced: Sequence[Any], value: Tensor, accumulate: bool) 
     dims, tensors = _advanced(view, advanced)
     target = infer(OPS["index"], view._type, *(i._type for i in tensors), dims=dims)
     assert not isinstance(target, tuple)
+    if not value._type.shape:
+        value = _beside(view, value)
     value = _fit(value, tuple(target.shape))
     attrs = {"dims": dims, "accumulate": accumulate}
     assign(view, apply(OPS["index_put"], (view, value, *tensors), attrs))

@@ -19,7 +19,7 @@ from jitgrad.casting import as_given
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.dispatch import apply, assign
 from jitgrad.functions import scatters, select, shape
-from jitgrad.functions.args import as_shape
+from jitgrad.functions.args import as_shape, expect_one_device
 from jitgrad.promotion import can_cast, cast, constant
 from jitgrad.runtime.arguments import CAUGHT, complete, locates
 from jitgrad.runtime.overriding import recover
@@ -43,6 +43,7 @@ def store(target: Tensor, value: Tensor, name: str) -> Tensor:
                 f"{target.dtype} (in {name}); use the out-of-place form"
             )
         value = cast(value, target._type.dtype)
+    expect_one_device(name, target, value)
     assign(target, value)
     return target
 
@@ -206,6 +207,14 @@ def view_in_place(function: Callable[..., Tensor], name: str) -> Callable[..., T
     return method
 
 
+def _expect_device_of(x: Tensor, device: str) -> None:
+    if device != x._type.device:
+        raise RuntimeError(
+            f'Attempted to set the storage of a tensor on device "{x._type.device}" to a storage '
+            f'on different device "{device}"; the devices must match'
+        )
+
+
 def set_(
     self: Tensor,
     source: Any = None,
@@ -216,9 +225,10 @@ def set_(
     """Shares source's memory from here on: that of a tensor, or of a storage (with size, stride and
     offset in elements). set_() makes it empty."""
     if source is None:
-        self.data = creation.empty(0, dtype=self.dtype)
+        self.data = creation.empty(0, dtype=self.dtype, device=self._type.device)
         return self
     if isinstance(source, Tensor):
+        _expect_device_of(self, source._type.device)
         if source.dtype is not self.dtype:
             raise RuntimeError(
                 f"[set_] expected a source of dtype {self.dtype}; got {source._type}; convert it "
@@ -231,6 +241,7 @@ def set_(
     storage = getattr(source, "_untyped_storage", source)
     if not isinstance(storage, Storage):
         raise TypeError(f"[set_] expected a Tensor or a storage; got {type(source).__name__}")
+    _expect_device_of(self, storage.type.device)
     whole = shape.view_dtype(root_of(storage).reshape(-1), self.dtype)
     if size is None:
         size = (whole.numel() - storage_offset,)
@@ -296,8 +307,10 @@ def share_memory_(self: Tensor) -> Tensor:
 
     A forked process, or one that gets the tensor through jitgrad.multiprocessing's queues, sees the
     same memory: writes of one are seen by the other. NumPy arrays that numpy() gave before keep
-    the old memory. Raises RuntimeError where the system has no room.
+    the old memory. Nothing for memory of a GPU. Raises RuntimeError where the system has no room.
     """
+    if self.is_cuda:
+        return self
     self._array("share_memory_")
     alone = sys.getrefcount(self._storage) == 2  # this tensor's reference, and the call's
     self._storage.share_memory_(self if alone else None)

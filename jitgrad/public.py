@@ -16,7 +16,7 @@ from jitgrad import conversions, creation, inplace, promotion
 from jitgrad.casting import as_given
 from jitgrad.dispatch import assign
 from jitgrad.functions import arrange, linalg, shape
-from jitgrad.functions.args import numpy_names
+from jitgrad.functions.args import expect_one_device, numpy_names
 from jitgrad.functions.elementwise import records_in
 from jitgrad.methods import FUNCTIONS
 from jitgrad.promotion import can_cast, cast
@@ -76,9 +76,21 @@ def _into(
         raise TypeError(
             f"{name}(): argument 'out' must be a tuple of {len(results)} Tensors, not {len(outs)}"
         )
+    given = _has_dims((*args, *kwargs.values()))
     for target, value in zip(outs, results, strict=True):
+        if given or value.is_cuda:  # what is made from numbers follows out
+            expect_one_device(name, target, value)
         _write(name, target, value)
     return out if isinstance(out, Tensor) else type(result)(*out) if _named(result) else tuple(out)
+
+
+def _has_dims(values: Any) -> bool:
+    """Whether a tensor with dims is among values, or in a sequence among them."""
+    return any(
+        bool(x._type.shape) if isinstance(x, Tensor) else _has_dims(x)
+        for x in values
+        if isinstance(x, (Tensor, tuple, list))
+    )
 
 
 def _named(result: Any) -> bool:
@@ -101,11 +113,6 @@ _EXACT_OUT = frozenset({"complex", "gather", "multinomial"})  # out= has the res
 
 
 def _write(name: str, out: Tensor, value: Tensor) -> None:
-    if out._type.device != value._type.device != "cpu":  # what is made from numbers follows out
-        raise RuntimeError(
-            f"[{name}] expected out on {value._type.device}, where the result is; got one on "
-            f"{out._type.device}; copy the result with out.copy_()"
-        )
     if name in _EXACT_OUT and out.dtype is not value.dtype:
         raise RuntimeError(
             f"{name}: Expected out tensor to have dtype {value.dtype}, but got {out.dtype} instead"

@@ -159,7 +159,9 @@ class Storage:
         )
 
     def is_shared(self) -> bool:
-        """Whether the memory is one that processes share."""
+        """Whether the memory is one that processes share, or a GPU's, as PyTorch says."""
+        if self.type.device != "cpu":
+            return True
         if state.recorder is not None:
             state.recorder.raw_read(self, "is_shared")
         return self.array is not None and mapping_of(self.array) is not None

@@ -585,9 +585,11 @@ class Tensor(TensorMethods):
             if value is self:
                 raise RuntimeError("can't assign Variable as its own grad")
             if value._type is not self._type and value._type != self._type:
+                away = value._type.device != self._type.device
                 raise RuntimeError(
                     f"[grad] expected a gradient of type {self._type}, as the tensor's; got "
                     f"{value._type}"
+                    + ("; assigned grad has data located on a different device" if away else "")
                 )
         self._set_grad(value)
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import jitgrad as jg
-from jitgrad.compiler.codegen.cuda.target import gpu_target
+from jitgrad.compiler.codegen.cuda.target import target_of_device
 from jitgrad.compiler.cuda_compiled import CudaCompiled
 from jitgrad.compiler.ir import Graph
 from jitgrad.compiler.ops.record import Op, Sample
@@ -67,7 +67,7 @@ def normal(*shape: int, seed: int = 0) -> np.ndarray:
 def compiled(graph: Graph, **target: Any) -> CudaCompiled:
     """The graph compiled for the device; target: what of its CudaTarget is to be another."""
     here = device.device()
-    wanted = replace(gpu_target(here.properties.arch), **target)
+    wanted = replace(target_of_device(here.properties.arch), **target)
     return compile_cuda(graph, wanted, here, Options())
 
 

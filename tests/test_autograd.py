@@ -590,3 +590,87 @@ def test_leaf_pickles_and_deepcopies():
     assert z.grad.tolist() == [1.0] * 3 and z._storage is not x._storage
     with pytest.raises(RuntimeError, match="graph leaves"):
         copy.deepcopy(x * 2)
+
+
+# -- gradients that hooks and Functions give -------------------------------------------------------
+def _on_result(hook, x):
+    y = x * 2
+    y.register_hook(hook)
+    return y
+
+
+def _on_leaf(hook, x):
+    x.register_hook(hook)
+    return x * 2
+
+
+def _before_node(hook, x):
+    y = x * 2
+    y.grad_fn.register_prehook(lambda grads: (hook(grads[0]),))
+    return y
+
+
+def _after_node(hook, x):
+    y = x * 2
+    y.grad_fn.register_hook(lambda grads, outs: (hook(grads[0]), *grads[1:]))
+    return y
+
+
+def _after_module(hook, x):
+    module = t.nn.Identity()
+    module.register_full_backward_hook(lambda m, grads, outs: (hook(grads[0]),))
+    return module(x) * 2
+
+
+def _before_module(hook, x):
+    module = t.nn.Identity()
+    module.register_full_backward_pre_hook(lambda m, outs: (hook(outs[0]),))
+    return module(x) * 2
+
+
+PLACES = [_on_result, _on_leaf, _before_node, _after_node, _after_module, _before_module]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_hooks_give_gradients_of_the_type_they_got(place):
+    for hook, kind, text in (
+        (lambda g: g.float(), RuntimeError, "has changed the type of value"),
+        (lambda g: g[:2], RuntimeError, "has changed the size of value"),
+        (lambda g: 3, TypeError, "expected Variable, but hook returned 'int'"),
+    ):
+        x = t.ones(3, dtype=t.float64, requires_grad=True)
+        with pytest.raises(kind, match=text):
+            place(hook, x).sum().backward()
+        assert x.grad is None
+    x = t.ones(3, dtype=t.float64, requires_grad=True)
+    place(lambda g: g * 3, x).sum().backward()
+    assert x.grad.tolist() == [6, 6, 6]
+
+
+def test_hooks_of_nodes_give_a_gradient_for_each():
+    x = t.ones(3, requires_grad=True)
+    for found, kind, text in (
+        ((None,) * 3, RuntimeError, r"incorrect number of values \(got 3, but expected 2\)"),
+        (3, TypeError, "expected tuple, but hook returned 'int'"),
+    ):
+        y = x * 2
+        y.grad_fn.register_hook(lambda grads, outs, found=found: found)
+        with pytest.raises(kind, match=text):
+            y.sum().backward()
+
+
+def test_what_a_function_gives_is_summed_and_converted():
+    class Wide(t.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, g):
+            return t.ones(2, 3, dtype=t.float64)
+
+    x = t.ones(3, requires_grad=True)
+    Wide.apply(x * 1).sum().backward()
+    assert x.grad.tolist() == [2, 2, 2] and x.grad.dtype is t.float32
+    with pytest.raises(RuntimeError, match="invalid gradient at index 0 - got"):
+        Wide.apply(t.ones(4, requires_grad=True)).sum().backward()

@@ -16,7 +16,7 @@ import jitgrad as jg
 from jitgrad.compiler.codegen.cuda import resources
 from jitgrad.compiler.codegen.cuda.generate import Shape
 from jitgrad.compiler.codegen.cuda.load import for_old_drivers, to_ptx
-from jitgrad.compiler.codegen.cuda.target import gpu_target
+from jitgrad.compiler.codegen.cuda.target import gpu_target, target_of_device
 from jitgrad.compiler.ops import OPS
 from jitgrad.compiler.options import Options
 from jitgrad.compiler.pipeline import cuda_stages
@@ -53,10 +53,19 @@ def test_backward_kernels_are_there_too() -> None:
     assert layer.lower(x, w).cuda().count("def ") > layer.lower(*SPECS).cuda().count("def ")
 
 
-@pytest.mark.parametrize("arch", ["sm_9", "sm_60", "gfx90a", "90"])
-def test_an_unknown_architecture_is_an_error(arch: str) -> None:
-    with pytest.raises(CompileError, match="expected an architecture from sm_75 on"):
-        layer.lower(*SPECS).ptx(arch)
+@pytest.mark.parametrize("arch", ["sm_9", "sm_60", "gfx90a", "90", 90, "sm_999", "sm_90a", None])
+@pytest.mark.parametrize("ask", ["ptx", "cuda", "resources"])
+def test_an_unknown_architecture_is_an_error(arch: Any, ask: str) -> None:
+    with pytest.raises(ValueError, match=r"makes code for \(sm_75, sm_80.*sm_121\); got"):
+        getattr(layer.lower(*SPECS), ask)(arch)
+
+
+def test_a_device_newer_than_all_that_is_known_gets_code_of_the_newest() -> None:
+    assert target_of_device("sm_130") == gpu_target("sm_121")
+    assert target_of_device("sm_101") == gpu_target("sm_100")
+    assert target_of_device("sm_90") == gpu_target("sm_90")
+    with pytest.raises(CompileError, match="expected a GPU from sm_75 on"):
+        target_of_device("sm_61")
 
 
 def test_an_op_that_only_the_cpu_runs_is_an_error_that_names_it() -> None:
@@ -142,7 +151,7 @@ def test_training_steps_have_no_spills(step: str, arch: str) -> None:
     [
         ("sm_75", "9.2", "8.0"), ("sm_90", "9.0", "8.0"), ("sm_90", "7.8", "7.8"),
         ("sm_100", "9.2", "8.6"), ("sm_103", "9.2", "8.8"), ("sm_120", "9.2", "8.7"),
-        ("sm_121", "9.2", "8.8"), ("sm_110", "9.2", "9.2"), ("sm_130", "9.2", "9.2"),
+        ("sm_121", "9.2", "8.8"), ("sm_110", "9.2", "9.2"),
     ],
 )  # fmt: skip
 def test_ptx_loads_in_drivers_older_than_the_wheels(arch: str, given: str, want: str) -> None:

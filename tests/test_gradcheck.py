@@ -123,8 +123,8 @@ def test_options_that_do_not_go_together() -> None:
         gradcheck(product(), [x.detach() for x in args()])
 
 
-def test_a_gradient_of_another_dtype_is_found() -> None:
-    class Wrong(jg.autograd.Function):
+def test_a_gradient_of_another_dtype_is_converted() -> None:
+    class Narrow(jg.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: Any) -> Any:
             return x * 1
@@ -133,5 +133,4 @@ def test_a_gradient_of_another_dtype_is_found() -> None:
         def backward(ctx: Any, g: Any) -> Any:
             return g.float()
 
-    with pytest.raises(GradcheckError, match="of type float32"):
-        gradcheck(Wrong.apply, args()[:1])
+    assert gradcheck(Narrow.apply, args()[:1])

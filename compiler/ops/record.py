@@ -393,11 +393,16 @@ class Op:
         if len(devices) > 1:  # numbers may be the host's
             devices = {t.device for t in types if t.shape or t.device != "cpu"} or devices
         if len(devices) > 1:
-            raise RuntimeError(
-                f"[{self.name}] expected all tensors on one device; got "
-                f"{', '.join(sorted(devices))}; move them with .to(device)"
-            )
+            raise RuntimeError(same_device_text(self.name, devices))
         return devices.pop() if devices else "cpu"
+
+
+def same_device_text(name: str, devices: Iterable[str]) -> str:
+    """The text of the error of an op, or a function, on tensors that are on several devices."""
+    return (
+        f"[{name}] Expected all tensors to be on the same device, but found at least two devices, "
+        f"{' and '.join(sorted(devices))}! Move them with .to(device)"
+    )
 
 
 class Elementwise(Op):

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from jitgrad import gpu
-from jitgrad.autograd import bare
+from jitgrad.autograd import bare, given
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.compiler.types import TensorType
 from jitgrad.dispatch import apply, assign, full, hand_on
@@ -181,13 +181,13 @@ def _grad_batched(
             return tuple([None if g is None else level.widened(g) for g in found])
 
 
-def _seeds(outputs: list[Tensor], given: Any, create_graph: bool) -> list[Tensor]:
-    if given is None:
+def _seeds(outputs: list[Tensor], grads: Any, create_graph: bool) -> list[Tensor]:
+    if grads is None:
         cotangents: list[Any] = [None] * len(outputs)
-    elif isinstance(given, Tensor):
-        cotangents = [given]
+    elif isinstance(grads, Tensor):
+        cotangents = [grads]
     else:
-        cotangents = list(given)
+        cotangents = list(grads)
     if len(cotangents) != len(outputs):
         raise RuntimeError(
             f"got {len(outputs)} tensors and {len(cotangents)} gradients; expected one each"
@@ -224,8 +224,7 @@ def _seeds(outputs: list[Tensor], given: Any, create_graph: bool) -> list[Tensor
                     f"Mismatch in shape: grad_output[{i}] has a shape of {g.shape} and output[{i}] "
                     f"has a shape of {y.shape}."
                 )
-            if g._type.dtype is not y._type.dtype:
-                g = apply(OPS["cast"], (g,), {"dtype": y._type.dtype})
+            g = given.like(g, y._type, f"invalid gradient at index {i}")
             if not create_graph and g.requires_grad:
                 g = g.detach()
         seeds.append(g)
@@ -421,7 +420,7 @@ def _run_node(node: Node, grads: list[Tensor | None]) -> tuple[Any, ...]:
         for hook in list(hooks[-2].values()):
             changed = hook(tuple(grads))
             if changed is not None:
-                grads = list(changed) if isinstance(changed, tuple) else [changed]
+                grads = list(given.all_changed(hook, changed, grads))
     if recorder is not None and node.kind is Node:
         state.backward.node = node
     if anomaly:
@@ -437,7 +436,7 @@ def _run_node(node: Node, grads: list[Tensor | None]) -> tuple[Any, ...]:
         for hook in list(hooks[-1].values()):
             changed = hook(tuple(passed), tuple(grads))
             if changed is not None:
-                passed = changed if isinstance(changed, tuple) else (changed,)
+                passed = given.all_changed(hook, changed, passed)
     return tuple(passed)
 
 
@@ -488,15 +487,8 @@ def _has_nan(g: Tensor) -> bool:
 
 def _call_hooks(hooks: Any, g: Tensor, where: Tensor | None) -> Tensor:
     for hook in list(hooks.values()):
-        changed = hook(g)
-        if changed is not None:
-            if not isinstance(changed, Tensor) or changed._type.shape != g._type.shape:
-                got = changed._type if isinstance(changed, Tensor) else type(changed).__name__
-                raise RuntimeError(
-                    f"[register_hook] expected the hook to return None or a gradient of type "
-                    f"{g._type}; got {got}"
-                )
-            g = changed
+        changed = given.changed(hook, hook(g), g)
+        g = g if changed is None else changed
     return g
 
 

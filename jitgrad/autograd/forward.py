@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from jitgrad.compiler.ops.record import OPS
-from jitgrad.dispatch import apply
+from jitgrad.autograd import given
 from jitgrad.levels import lifted_to_current
 from jitgrad.relay import Relay
 from jitgrad.state import state
@@ -90,8 +89,7 @@ class Tangents(Relay):
         """x with a tangent: on a storage of its own, on the tape where x is."""
         if x._type.shape != tangent._type.shape:
             raise RuntimeError(f"[jvp] expected a tangent of type {x._type}; got {tangent._type}")
-        if x._type.dtype is not tangent._type.dtype:
-            tangent = apply(OPS["cast"], (tangent,), {"dtype": x._type.dtype})
+        tangent = given.like(tangent, x._type, "[jvp] invalid tangent")
         out: Tensor = lifted_to_current(x).clone()
         self.set(out, tangent)
         return out

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from jitgrad.autograd.given import as_gradient
 from jitgrad.dispatch import check_inplace, level_of
 from jitgrad.pytree import flatten
 from jitgrad.state import state
@@ -194,12 +195,9 @@ class FunctionNode(Node):
                     f"{type(g).__name__}; expected a Tensor or None"
                 )
             expected = self.attrs["types"][k]
-            if g is not None and self.edges[k] is not None and g._type.shape != expected.shape:
-                raise RuntimeError(
-                    f"Function {self.name()} returned an invalid gradient at index {position} - "
-                    f"got {list(g.shape)} but expected shape compatible with "
-                    f"{list(expected.shape)}"
-                )
+            if g is not None and self.edges[k] is not None:
+                what = f"Function {self.name()} returned an invalid gradient at index {position}"
+                g = as_gradient(g, expected, what)
             out.append(g)
         return out
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from jitgrad.autograd import given
 from jitgrad.autograd.forward import Tangents
 from jitgrad.autograd.function import Function, FunctionCtx
 from jitgrad.compiler.ops.record import OPS
@@ -71,6 +72,8 @@ def _forward_with_tangents(
                         f"{cls.__name__}.jvp returned a tangent of type {t._type}; expected "
                         f"{y._type}"
                     )
+                if t is not None:
+                    t = given.like(t, y._type, f"{cls.__name__}.jvp returned an invalid tangent")
                 level.replace(y, t)
             outputs.append(y)
     return tuple(outputs) if isinstance(result, tuple) else outputs[0]

@@ -8,7 +8,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jitgrad.compiler.ops.record import OPS
+from jitgrad.compiler.ops.record import OPS, same_device_text
 from jitgrad.compiler.symbolic import Sym
 from jitgrad.dispatch import apply
 from jitgrad.runtime import formats
@@ -19,6 +19,15 @@ from jitgrad.runtime.userline import warn
 from jitgrad.tensor import Tensor
 
 Dims = "int | Sequence[int] | None"
+
+
+def expect_one_device(name: str, *tensors: Any) -> None:
+    """Raises RuntimeError where the tensors among these are on different devices, numbers on the
+    CPU aside: for functions of which no op gets them together."""
+    types = [x._type for x in tensors if isinstance(x, Tensor)]
+    devices = {t.device for t in types if t.shape or t.device != "cpu"}
+    if len(devices) > 1:
+        raise RuntimeError(same_device_text(name, devices))
 
 
 def numpy_names(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,7 +9,7 @@ from typing import Any
 from jitgrad.compiler import ops as _records  # noqa: F401 (fills OPS)
 from jitgrad.compiler.ops.record import OPS, Elementwise
 from jitgrad.dispatch import apply
-from jitgrad.functions.args import expect_real, older_order
+from jitgrad.functions.args import expect_one_device, expect_real, older_order
 from jitgrad.hostscalar import is_lifted
 from jitgrad.promotion import (
     cast,
@@ -599,6 +599,7 @@ def allclose(
 
 def equal(input: Tensor, other: Tensor) -> bool:
     """Whether shapes and all elements are equal. Ends a trace."""
+    expect_one_device("equal", input, other)
     if tuple(input.shape) != tuple(other.shape):
         return False
     return bool((input == other).all())

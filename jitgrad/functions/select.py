@@ -12,7 +12,7 @@ from jitgrad.casting import widest
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.compiler.symbolic import Sym, prod
 from jitgrad.dispatch import apply
-from jitgrad.functions.args import expect_dtype, expect_range, one_axis
+from jitgrad.functions.args import expect_dtype, expect_one_device, expect_range, one_axis
 from jitgrad.promotion import cast, constant, elementwise, plain_number, result_type
 from jitgrad.runtime import dtypes
 from jitgrad.state import state
@@ -107,6 +107,7 @@ def take(input: Tensor, index: Tensor) -> Tensor:
     """Elements of the flattened input, by int64 positions."""
     if index.dtype is not dtypes.int64:
         raise RuntimeError(f"take(): Expected a long tensor for index, but got {index._type}")
+    expect_one_device("take", input, index)
     return input.reshape(-1)[index]
 
 
@@ -312,6 +313,7 @@ def masked_select(input: Tensor, mask: Tensor) -> Tensor:
         raise RuntimeError(
             f"masked_select: expected BoolTensor for mask; got {mask._type}; compare it, e.g. != 0"
         )
+    expect_one_device("masked_select", input, mask)
     shape = (input[None] if not input.ndim else input, mask)
     wide, mask = shape[0], mask if mask.ndim else mask.reshape(1)
     from_shapes = np.broadcast_shapes(tuple(wide.shape), tuple(mask.shape))

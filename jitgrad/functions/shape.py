@@ -486,6 +486,11 @@ def tensor_split(
                 "tensor_split expected tensor_indices_or_sections to be int64, of zero or one dim, "
                 f"but got {indices_or_sections._type}"
             )
+        if indices_or_sections.is_cuda:
+            raise RuntimeError(
+                "tensor_split expected tensor_indices_or_sections to be on cpu, but it's on "
+                f"{indices_or_sections.device}"
+            )
         indices_or_sections = indices_or_sections.tolist()
     if isinstance(indices_or_sections, int):
         n = indices_or_sections
@@ -828,6 +833,11 @@ def meshgrid(*tensors: Tensor, indexing: str | None = None) -> tuple[Tensor, ...
             raise RuntimeError(
                 f"[meshgrid] expected tensors of one dtype; got {tensors[0]._type} and {x._type}"
             )
+    if len({x._type.device for x in tensors}) > 1:
+        raise RuntimeError(
+            "torch.meshgrid expects all tensors to have the same device; got "
+            f"{', '.join(x._type.device for x in tensors)}"
+        )
     parts = [x.reshape(-1) for x in tensors]
     swap = indexing == "xy" and len(parts) > 1
     if swap:

@@ -234,6 +234,9 @@ def lu_solve_old(b: Tensor, LU_data: Tensor, LU_pivots: Tensor) -> Tensor:
     return lu_solve(LU_data, LU_pivots, b)
 
 
+lu_solve_old.__name__ = lu_solve_old.__qualname__ = "lu_solve"
+
+
 def cholesky_solve(B: Tensor, L: Tensor, upper: bool = False) -> Tensor:
     """X with A X = B, from the Cholesky factor L of A (upper: L^H)."""
     low = matrix("cholesky_solve", L, True)

@@ -19,6 +19,7 @@ from jitgrad.creation import arange, host_tensor, linspace, placed
 from jitgrad.dispatch import apply
 from jitgrad.functions.args import (
     expect_dtype,
+    expect_one_device,
     expect_range,
     expect_real,
     expect_shape,
@@ -351,6 +352,7 @@ def bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -
     if input.dtype.category is not Category.INT or input.ndim != 1:
         kind = RuntimeError if input.dtype.category is Category.INT else NotImplementedError
         raise kind(f"bincount only supports 1-d non-negative integral inputs; got {input._type}")
+    expect_one_device("bincount", input, weights)
     if state.recorder is not None and state.lazy is None and not state.levels:
         return _counted(input, weights, minlength)
     array = input._array("bincount")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -71,9 +72,17 @@ def interface(x: Tensor) -> dict[str, Any]:
 
 def from_interface(source: Any) -> Tensor:
     """A tensor on the memory of what has a CUDA array interface, on the current device; the current
-    stream waits for its stream. Raises ValueError for masks and read-only memory."""
+    stream waits for its stream. Raises ValueError for masks, read-only memory, no memory, a stream
+    0, which the protocol forbids, and strides that are not of the shape."""
     given = source.__cuda_array_interface__
     address, read_only = given["data"]
+    shape, strides = tuple(given["shape"]), given.get("strides")
+    if not address and math.prod(shape):
+        raise ValueError(f"[as_tensor] expected memory for shape {shape}; got a null pointer")
+    if given.get("stream") == 0:
+        raise ValueError("[as_tensor] expected a stream other than 0; use 1, the default stream")
+    if strides is not None and len(strides) != len(shape):
+        raise ValueError(f"[as_tensor] expected strides for shape {shape}; got {strides}")
     if given.get("mask") is not None or read_only:
         raise ValueError("[as_tensor] expected memory that may be written, without a mask")
     device = cuda.device.device(None, "as_tensor")
@@ -81,9 +90,7 @@ def from_interface(source: Any) -> Tensor:
     if other not in (None, mine or 1):
         with cuda.device.on_stream(device.index, 0 if other == 1 else int(other)):
             cuda.dlpack.follow(device, mine or 1)
-    array = cuda.arrays.foreign(
-        address, given["shape"], given.get("strides"), np.dtype(given["typestr"]), device, source
-    )
+    array = cuda.arrays.foreign(address, shape, strides, np.dtype(given["typestr"]), device, source)
     return _tensor(array)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from jitgrad.compiler.codegen.cuda.target import gpu_target
+from jitgrad.compiler.codegen.cuda.target import target_of_device
 from jitgrad.compiler.ir import Graph, Input, Node, Value, Write
 from jitgrad.compiler.options import Options
 from jitgrad.compiler.types import TensorType
@@ -44,7 +44,7 @@ def compile_for(graph: Graph, index: int, options: Options) -> Any:
     from jitgrad.compiler.pipeline import compile_cuda
 
     device = cuda.device.device(index)
-    target = gpu_target(device.properties.arch)
+    target = target_of_device(device.properties.arch)
     if device.blas is not None:
         target = replace(target, blas=True)
     return compile_cuda(graph, target, device, options)

@@ -1,21 +1,24 @@
 """Operands on different devices: what jitgrad's own code made on the CPU follows the others.
 
 A composite makes ranges, masks and random numbers without asking where its arguments are. Where
-such a tensor meets one on a GPU it is copied there; a tensor that the user gave (an argument of the
-function that was called, or a parameter or buffer of the module) is not, so the op raises.
+such a tensor meets one on a GPU it is copied there. Where the user's own tensors are on different
+devices (arguments of the function that was called, what its modules, optimizers and distributions
+hold), the op raises an error that names that function.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
+from types import FrameType
 from typing import Any
 
-from jitgrad.compiler.ops.record import OPS
-from jitgrad.runtime.userline import FOLDERS
+from jitgrad.compiler.ops.record import OPS, same_device_text
+from jitgrad.runtime.userline import FOLDERS, with_line
 from jitgrad.tensor import Tensor
 
 _PREFIXES = tuple(f"{f}/" for f in FOLDERS)
+_PACKAGE = __name__.split(".", maxsplit=1)[0]
 _DEPTH = 4
 
 
@@ -30,42 +33,87 @@ def device_among(operands: Iterable[Any]) -> str | None:
     return found if mixed else None
 
 
-def settled(operands: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
-    """The operands on one device; None where they are already, or the user must see to it: then the
-    op raises."""
-    device = device_among(operands)
-    if device is None:
-        return None
+def settled(op: Any, operands: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+    """The operands on one device; None where they are, but for numbers on the CPU. Raises
+    RuntimeError where they are the user's."""
+    devices = {x._type.device for x in operands if x._type.device != "cpu"}
     away = [x for x in operands if x._type.device == "cpu" and x._type.shape]
-    given = {id(t._storage) for t in _given()}
-    if any(id(x._storage) in given for x in away):
+    if len(devices) == 1 and not away:
         return None
+    frame = _called()
+    if len(devices) > 1 or _are_given(away, frame):
+        devices.update(x._type.device for x in away)
+        raise with_line(RuntimeError(same_device_text(name_of(frame) or op.name, devices)))
+    (device,) = devices
     return tuple(
         [OPS["to_device"](x, device=device) if any(x is y for y in away) else x for x in operands]
     )
 
 
-def _given() -> Iterator[Tensor]:
-    """The tensors that the user's code gave to the function of ours that it called."""
+def _called() -> FrameType:
+    """The frame of the function of ours that the user's code called."""
     frame = sys._getframe(2)
     while frame.f_back is not None and frame.f_back.f_code.co_filename.startswith(_PREFIXES):
         frame = frame.f_back
+    return frame
+
+
+def name_of(frame: FrameType) -> str:
+    """What the user called: a function, a method or a module; "" for an operator."""
+    code, variables = frame.f_code, frame.f_locals
+    name = code.co_name
+    if "<locals>" in code.co_qualname:  # a wrapper, or a method made for a record
+        name = str(variables.get("name") or getattr(variables.get("function"), "__name__", ""))
+    elif name.startswith("__"):
+        owner = variables.get("self")
+        return "" if owner is None or isinstance(owner, Tensor) else type(owner).__name__
+    return "" if name.startswith(("<", "_")) else name
+
+
+def _are_given(away: list[Tensor], frame: FrameType) -> bool:
+    """Whether tensors on the CPU are the user's: the function got such a tensor, whatever became of
+    it, or they are held by what it got."""
     code = frame.f_code
     count = code.co_argcount + code.co_kwonlyargcount
     count += bool(code.co_flags & 4) + bool(code.co_flags & 8)
-    for name in code.co_varnames[:count]:
-        yield from _tensors(frame.f_locals.get(name), _DEPTH)
+    given = [frame.f_locals.get(name) for name in code.co_varnames[:count]]
+    if any(x._type.device == "cpu" and x._type.shape for x in _direct(given, _DEPTH)):
+        return True
+    held = {id(x._storage) for module in _modules(given, _DEPTH) for x in module.parameters()}
+    held.update(id(x._storage) for module in _modules(given, _DEPTH) for x in module.buffers())
+    return any(id(x._storage) in held for x in away)
 
 
-def _tensors(x: Any, depth: int) -> Iterator[Tensor]:
+def _parts(x: Any) -> Iterable[Any]:
+    """What a tuple, list, dict or an object of one of jitgrad's classes holds. Of a PackedSequence
+    its data: its sizes are always on the CPU."""
+    if hasattr(x, "batch_sizes"):
+        return (x.data,)
+    if isinstance(x, (tuple, list)):
+        return x
+    if not isinstance(x, dict):
+        ours = any(c.__module__.partition(".")[0] == _PACKAGE for c in type(x).__mro__)
+        x = getattr(x, "__dict__", {}) if ours else {}
+    return list(x.values())
+
+
+def _direct(x: Any, depth: int) -> Iterator[Tensor]:
+    """Tensors in arguments, modules aside."""
     if isinstance(x, Tensor):
         yield x
-    elif hasattr(x, "_parameters") and hasattr(x, "buffers"):
-        yield from x.parameters()
-        yield from x.buffers()
-    elif depth and isinstance(x, (tuple, list)):
-        for y in x:
-            yield from _tensors(y, depth - 1)
-    elif depth and isinstance(x, dict):
-        for y in x.values():
-            yield from _tensors(y, depth - 1)
+    elif depth and not _is_module(x):
+        for y in _parts(x):
+            yield from _direct(y, depth - 1)
+
+
+def _modules(x: Any, depth: int) -> Iterator[Any]:
+    """Modules in arguments. Of their tensors some may be on the CPU: those count that are used."""
+    if _is_module(x):
+        yield x
+    elif depth and not isinstance(x, Tensor):
+        for y in _parts(x):
+            yield from _modules(y, depth - 1)
+
+
+def _is_module(x: Any) -> bool:
+    return hasattr(x, "_parameters") and hasattr(x, "buffers")

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jitgrad.autograd.function import Function, FunctionCtx
+from jitgrad.autograd.given import all_changed
 from jitgrad.nn.global_hooks import EVERYWHERE
 from jitgrad.runtime.userline import warn
 from jitgrad.state import bump_epoch, state
@@ -274,7 +275,7 @@ class _BackwardHooks:
         """Gradients of the results have arrived."""
         full = _spread(grads, self.out_places, self.outputs)
         for hook in self.pre_hooks:
-            full = _changed("full backward pre-hook", hook(self.module, full), full)
+            full = _changed("full backward pre-hook", hook, hook(self.module, full), full)
         self.grad_outputs = full
         if not self.entered:
             nothing: Grads = (None,) * self.inputs
@@ -297,7 +298,8 @@ class _BackwardHooks:
             )
         full = _spread(grads, self.in_places, self.inputs)
         for hook in self.hooks:
-            full = _changed("full backward hook", hook(self.module, full, self.grad_outputs), full)
+            found = hook(self.module, full, self.grad_outputs)
+            full = _changed("full backward hook", hook, found, full)
         self.grad_outputs = None
         return tuple(full[k] for k in self.in_places)
 
@@ -313,7 +315,7 @@ def _spread(grads: Grads, places: list[int], count: int) -> Grads:
     return tuple(full)
 
 
-def _changed(what: str, found: Any, before: Grads) -> Grads:
+def _changed(what: str, hook: Hook, found: Any, before: Grads) -> Grads:
     if found is None:
         return before
     found = found if isinstance(found, tuple) else (found,)
@@ -322,7 +324,7 @@ def _changed(what: str, found: Any, before: Grads) -> Grads:
             f"[{what}] hook has returned an incorrect number of gradients: got {len(found)}, "
             f"expected {len(before)}"
         )
-    return tuple(found)
+    return all_changed(hook, found, before)
 
 
 class _Pass(Function):

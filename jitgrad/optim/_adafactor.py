@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from jitgrad.creation import zeros, zeros_like
+from jitgrad.creation import zeros_like
 from jitgrad.info import finfo
 from jitgrad.optim.adam import shrink
 from jitgrad.optim.optimizer import (
@@ -54,8 +54,8 @@ class Adafactor(Optimizer):
         self.init_scalar(p, state, "step")
         if grad.ndim > 1:
             *batch, rows, columns = grad.shape
-            self.init_state(state, "row_var", zeros(*batch, rows, 1, dtype=grad.dtype))
-            self.init_state(state, "col_var", zeros(*batch, 1, columns, dtype=grad.dtype))
+            self.init_state(state, "row_var", grad.new_zeros(*batch, rows, 1))
+            self.init_state(state, "col_var", grad.new_zeros(*batch, 1, columns))
         else:
             self.init_state(state, "variance", zeros_like(grad))
 

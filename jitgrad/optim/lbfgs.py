@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from jitgrad.autograd.modes import enable_grad, no_grad
-from jitgrad.creation import zeros
 from jitgrad.functions.shape import cat
 from jitgrad.optim.optimizer import Optimizer, Params, State, check_lr
 from jitgrad.tensor import Tensor
@@ -73,7 +72,7 @@ class LBFGS(Optimizer):
     def _gradient(self) -> Tensor:
         """All gradients as one vector; zeros where there is none."""
         return cat([
-            (zeros(p.numel(), dtype=p.dtype) if p.grad is None else p.grad.reshape(-1))
+            (p.new_zeros(p.numel()) if p.grad is None else p.grad.reshape(-1))
             for p in self._params
         ])  # fmt: skip
 

@@ -75,10 +75,10 @@ def _add(hooks: OrderedDict[int, Any], hook: Callable[..., Any]) -> RemovableHan
     return handle
 
 
-def _with_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
+def _with_hooks(function: Callable[..., Any]) -> Callable[..., Any]:
     """A class's step with the hooks around it."""
 
-    @functools.wraps(step)
+    @functools.wraps(function)
     def hooked(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
         _steps[self] = steps_of(self) + 1
         everywhere_before, everywhere_after = self._common_hooks
@@ -92,7 +92,7 @@ def _with_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
                     f"(new_args, new_kwargs); got {found!r:.60}"
                 )
             (_, *args), kwargs = found
-        out = step(self, *args, **kwargs)
+        out = function(self, *args, **kwargs)
         for hook in (*self._optimizer_step_post_hooks.values(), *everywhere_after.values()):
             hook(self, (self, *args), kwargs)
         return out

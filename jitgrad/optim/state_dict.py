@@ -101,8 +101,8 @@ class StateDict:
         """Loads what state_dict() returned, here or in PyTorch: tensors may be NumPy arrays, or
         anything that NumPy reads. What is loaded is copied.
 
-        Floating state gets its parameter's dtype; 0-d state (`step`) keeps its own. Raises
-        ValueError where the groups do not match.
+        State goes to its parameter's device, floating state gets its dtype, too; 0-d state (`step`)
+        keeps its own. Raises ValueError where the groups do not match.
         """
         source = dict(state_dict)
         for hook in self._state_hooks["load_pre"].values():
@@ -156,10 +156,10 @@ class StateDict:
                 value = view_as_real(value)
             if key not in self.SCALARS and p.is_floating_point():
                 value = value.to(p.dtype)
-            return value.clone()
+            return value.clone() if value.device == p.device else value.to(p.device)
         if key in self.SCALARS and isinstance(value, (int, float)):
             dtype = dtypes.float64 if modes.dtype is dtypes.float64 else dtypes.float32
-            return tensor(float(value), dtype=dtype)
+            return tensor(float(value), dtype=dtype, device=p.device)
         if isinstance(value, dict):
             return {k: self._loaded(k, v, p) for k, v in value.items()}
         if isinstance(value, (list, tuple)):

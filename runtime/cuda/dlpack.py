@@ -8,6 +8,8 @@ and memory that was taken calls the giver's with the last array on it.
 from __future__ import annotations
 
 import ctypes
+import gc
+import sys
 from contextlib import suppress
 from typing import Any
 
@@ -60,22 +62,34 @@ def _delete(managed: Any) -> None:
     _given.pop(ctypes.addressof(managed.contents), None)
 
 
-@ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-def _drop(capsule: int) -> None:
-    """The destructor of a capsule that nobody took. It may hold no reference to the capsule."""
-    valid = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(
-        ("PyCapsule_IsValid", _api)
-    )
-    pointer = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(
-        ("PyCapsule_GetPointer", _api)
-    )
-    if valid(capsule, _NEW):
-        _given.pop(pointer(capsule, _NEW), None)
+_capsules: list[Any] = []
+"""Those that were given out, kept until nobody else has them."""
+
+
+def _forget_unused(phase: str = "start", info: Any = None) -> None:
+    """Lets go of capsules that only we have, and of the memory of those that nobody took. Called at
+    each collection of garbage and each export: a capsule has no destructor, as Python code that
+    runs in one loses the exception of a reader that refuses the capsule."""
+    for k in range(len(_capsules) - 1, -1, -1):
+        if phase == "start" and sys.getrefcount(_capsules[k]) <= _KEPT:
+            capsule = _capsules.pop(k)
+            if _api.PyCapsule_IsValid(capsule, _NEW):
+                _given.pop(_api.PyCapsule_GetPointer(capsule, _NEW), None)
+
+
+_KEPT = 2  # the list's reference, and that of sys.getrefcount's argument
+gc.callbacks.append(_forget_unused)
 
 
 def export(x: DeviceArray, stream: Any) -> Any:
     """A capsule of an array, for work on the reader's stream (DLPack's word: None or 1 is the
-    default stream, -1 asks for no order)."""
+    default stream, -1 asks for no order). Raises TypeError for what is no number of a stream,
+    BufferError for 0, which DLPack forbids on CUDA."""
+    if stream is not None and type(stream) is not int:
+        raise TypeError(f"stream must be ``int`` or ``none``; got {type(stream).__name__}")
+    if stream is not None and (stream == 0 or stream < -1):
+        raise BufferError(f"[__dlpack__] unsupported stream on CUDA: {stream}; use 1 or None")
+    _forget_unused()
     device = devices.device(x.device_index)
     follow(device, stream)
     rank = x.ndim
@@ -90,7 +104,9 @@ def export(x: DeviceArray, stream: Any) -> Any:
     made.deleter = _delete
     place = ctypes.addressof(made)
     _given[place] = (made, shape, strides, x)
-    return _api.PyCapsule_New(place, _NEW, ctypes.cast(_drop, ctypes.c_void_p))
+    capsule = _api.PyCapsule_New(place, _NEW, None)
+    _capsules.append(capsule)
+    return capsule
 
 
 def follow(device: devices.Device, stream: Any) -> None:

@@ -383,7 +383,7 @@ def test_several_devices(lazy: SimulatedDriver) -> None:
     with torch.cuda.device(1):
         assert torch.ones(2).cuda().device == "cuda:1"
     assert torch.ones(2).cuda().device == "cuda:0"
-    with pytest.raises(RuntimeError, match="expected all tensors on one device"):
+    with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
         x + torch.ones(3, device="cuda:0")
     there = x.to("cuda:0")
     assert there.device == "cuda:0" and values(there) == [1, 1, 1]

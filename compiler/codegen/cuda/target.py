@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from jitgrad.runtime.errors import CompileError
 
-_OLDEST = 75
+_KNOWN = (75, 80, 86, 87, 88, 89, 90, 100, 103, 110, 120, 121)
+"""The architectures that CUDA 13 makes code for (NVVM IR's list of targets)."""
 
 
 @dataclass(frozen=True)
@@ -89,14 +90,35 @@ SIMULATOR = CudaTarget(
 def gpu_target(arch: str) -> CudaTarget:
     """The target called "sm_90", say.
 
-    Raises CompileError for a name that is none, or of a GPU older than sm_75.
+    Raises ValueError for a name that is none.
     """
     if arch == "sim":
         return SIMULATOR
-    if not re.fullmatch(r"sm_\d{2,3}", arch) or int(arch[3:]) < _OLDEST:
-        raise CompileError(
-            f"[cuda] expected an architecture from sm_{_OLDEST} on, such as 'sm_90'; got {arch!r}"
+    number = _number(arch)
+    if number not in _KNOWN:
+        raise ValueError(
+            "[cuda] expected an architecture that CUDA makes code for "
+            f"({', '.join(f'sm_{k}' for k in _KNOWN)}); got {arch!r}"
         )
-    return (
-        CudaTarget(arch) if int(arch[3:]) >= 80 else CudaTarget(arch, mma=None, asynchronous=False)
-    )
+    return _target(number)
+
+
+def target_of_device(arch: str) -> CudaTarget:
+    """The target of a device's kernels: its own, or the newest known one that is older, whose PTX
+    the driver takes, too. Raises CompileError for a GPU older than all."""
+    number = _number(arch)
+    known = [k for k in _KNOWN if number is not None and k <= number]
+    if arch == "sim":
+        return SIMULATOR
+    if not known:
+        raise CompileError(f"[cuda] expected a GPU from sm_{_KNOWN[0]} on; this one is {arch}")
+    return _target(known[-1])
+
+
+def _number(arch: Any) -> int | None:
+    return int(arch[3:]) if isinstance(arch, str) and re.fullmatch(r"sm_\d{2,3}", arch) else None
+
+
+def _target(number: int) -> CudaTarget:
+    arch = f"sm_{number}"
+    return CudaTarget(arch) if number >= 80 else CudaTarget(arch, mma=None, asynchronous=False)

@@ -10,7 +10,7 @@ import math
 import jitgrad.functions as ops
 from jitgrad.autograd.modes import no_grad
 from jitgrad.creation import arange, ones, zeros
-from jitgrad.functions.args import expect_range
+from jitgrad.functions.args import expect_one_device, expect_range
 from jitgrad.functions.select import expect_positions, searchsorted
 from jitgrad.nn.functional.args import expect_dtype, expect_tensors
 from jitgrad.runtime import dtypes
@@ -49,6 +49,7 @@ def _expect_table(
 ) -> int | None:
     """padding_idx, counted from the start."""
     expect_tensors(op, input=input, weight=weight)
+    expect_one_device(op, input, weight)
     if input.dtype not in (dtypes.int64, dtypes.int32):
         raise RuntimeError(
             f"[{op}] expected indices of int64 or int32; got {input.dtype} "

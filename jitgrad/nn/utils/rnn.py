@@ -130,7 +130,7 @@ def invert_permutation(permutation: Tensor | None) -> Tensor | None:
     """The inverse of a permutation (N,) of int64; None of None."""
     if permutation is None:
         return None
-    places = arange(permutation.numel(), dtype=permutation.dtype)
+    places = arange(permutation.numel(), dtype=permutation.dtype, device=permutation.device)
     return empty_like(permutation).scatter(0, permutation, places)
 
 
@@ -182,8 +182,10 @@ def pack_padded_sequence(
     longest = numbers[order[0]]
     sizes = tuple([sum(n > t for n in numbers) for t in range(longest)])
     rows = [t * count + k for t, size in enumerate(sizes) for k in order[:size]]
-    data = input.reshape(steps * count, *input.shape[2:]).index_select(0, tensor(rows))
-    sorted_indices = None if enforce_sorted else tensor(order)
+    data = input.reshape(steps * count, *input.shape[2:]).index_select(
+        0, tensor(rows, device=input.device)
+    )
+    sorted_indices = None if enforce_sorted else tensor(order, device=input.device)
     return _rebuild(sizes, (data, tensor(sizes), sorted_indices, None))
 
 
@@ -208,10 +210,10 @@ def pad_packed_sequence(
     rows = [starts[t] + k if t < lengths[k] else 0 for t in range(steps) for k in range(count)]
     data = sequence.data
     rest = tuple(data.shape[1:])
-    padded = data.index_select(0, tensor(rows)).reshape(steps, count, *rest)
+    padded = data.index_select(0, tensor(rows, device=data.device)).reshape(steps, count, *rest)
     if steps * count != sum(sizes):
         held = [[t < n for n in lengths] for t in range(steps)]
-        mask = tensor(held).reshape(steps, count, *[1] * len(rest))
+        mask = tensor(held, device=data.device).reshape(steps, count, *[1] * len(rest))
         padded = ops.where(mask, padded, data.new_full((), padding_value))
     if batch_first:
         padded = padded.transpose(0, 1)
@@ -219,7 +221,7 @@ def pad_packed_sequence(
     if sequence.unsorted_indices is not None:
         back = sequence.unsorted_indices
         padded = padded.index_select(0 if batch_first else 1, back)
-        counts = counts.index_select(0, back)
+        counts = counts.index_select(0, back.cpu())
     return padded, counts
 
 
