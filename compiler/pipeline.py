@@ -232,6 +232,12 @@ def _expect_gpu_kernel(kernel: Kernel, stages: Stages) -> None:
         return
     node: Node = call.node if call is not None else stages.nested[kernel].node
     where = f" (at {node.line})" if node.line else ""
+    numbers = [v.type.dtype for v in (*node.inputs, *node.outputs) if v.type.dtype.is_complex]
+    if numbers:
+        raise CompileError(
+            f"[{node.op.name}] expected a dtype that has GPU kernels; got {numbers[0]}, which runs "
+            f"on the CPU only{where}; move the operands with .cpu(), or take them by view_as_real"
+        )
     raise CompileError(
         f"[{node.op.name}] expected an op with a GPU kernel; this one runs on the CPU only{where}; "
         "move its operands with .cpu()"

@@ -32,6 +32,7 @@ class Modes:
         self.check_nan = state.check_nan and state.anomaly
         self.dtype = defaults.dtype
         self.casting = state.casting
+        self.device = state.device
         self.settings = defaults.settings
 
     def mismatch(self) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 
 from jitgrad import creation
 from jitgrad.device import device as Device
-from jitgrad.device import place
+from jitgrad.device import place, set_default
 from jitgrad.functions import shape
 from jitgrad.functions.args import as_shape, expect_rank_of, expect_tensor
 from jitgrad.levels import examples_like
@@ -108,21 +108,27 @@ def type_(self: Tensor, dtype: Any = None, non_blocking: bool = False) -> Any:
     FloatTensor and its kin: converted."""
     if dtype is None:
         return f"torch.{'cuda.' if self.is_cuda else ''}{TYPE_NAMES[self.dtype]}"
-    return cast(self, _typed_dtype(dtype))
+    wanted, where = _typed(dtype)
+    x = cast(self, wanted)
+    if where is None or where == self.device.type:
+        return x
+    return creation.placed(x, where, non_blocking)
 
 
-def _typed_dtype(spec: Any) -> DType:
-    """A dtype from a dtype, "torch.LongTensor" or LongTensor."""
+def _typed(spec: Any) -> tuple[DType, str | None]:
+    """The dtype, and the kind of device (None for that which a tensor has), of a dtype,
+    "torch.cuda.LongTensor" or cuda.LongTensor."""
     if isinstance(spec, DType):
-        return spec
+        return spec, None
     if isinstance(spec, str):
-        found = _BY_TYPE_NAME.get(spec.rsplit(".", 1)[-1])
-        if found is not None and ".cuda." not in spec:
-            return found
+        space, _, name = spec.rpartition(".")
+        found = _BY_TYPE_NAME.get(name)
+        if found is not None:
+            return found, "cuda" if space.endswith("cuda") else "cpu"
     if spec is Tensor:
-        return defaults.dtype
+        return defaults.dtype, "cpu"
     if isinstance(spec, TensorTypeMeta):
-        return spec.dtype
+        return spec.dtype, spec.place
     kind = ValueError if isinstance(spec, (str, type)) else TypeError
     raise kind(f"invalid type: {spec!r}; expected a dtype or a name such as torch.LongTensor")
 
@@ -176,7 +182,9 @@ def new_full_method(make: Any) -> Callable[..., Tensor]:
         if "size" in kwargs:
             size = (kwargs.pop("size"), *size)
         _as_self(self, kwargs)
+        pin = kwargs.pop("pin_memory", False)
         out = make(*size, **kwargs)
+        out = pin_memory(out) if pin else out
         return examples_like(self, out) if state.levels else out
 
     method.__name__ = method.__qualname__ = f"new_{make.__name__}"
@@ -210,17 +218,19 @@ def new_empty_strided(self: Tensor, size: Any, stride: Any, **kwargs: Any) -> Te
 
 def new(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """The old constructor in this tensor's dtype: x.new(2, 3), x.new([1, 2]), x.new(size)."""
-    return legacy_tensor(self.dtype, args, kwargs)
+    return legacy_tensor(self.dtype, args, kwargs, self._type.device)
 
 
 # -- the old typed constructors ------------------------------------------------------------------
-def legacy_tensor(dtype: DType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+def legacy_tensor(
+    dtype: DType, args: tuple[Any, ...], kwargs: dict[str, Any], device: str = "cpu"
+) -> Tensor:
     """What FloatTensor(...) and its kin give: of sizes (zeros), of a Size, of a sequence or array,
     of a tensor (the same memory), of a storage. Raises TypeError for anything else."""
     if kwargs.get("device") is not None:
-        place(kwargs["device"])
+        device = place(kwargs["device"])
     if not args:
-        return creation.empty(0, dtype=dtype)
+        return creation.empty(0, dtype=dtype, device=device)
     first = args[0]
     if isinstance(first, Tensor):
         if first.dtype is not dtype:
@@ -232,9 +242,10 @@ def legacy_tensor(dtype: DType, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     if isinstance(storage, Storage):
         return shape.view_dtype(root_of(storage).reshape(-1), dtype)
     if isinstance(first, Size) or all(isinstance(a, int) for a in args):
-        return creation.empty(*as_shape(args), dtype=dtype)
+        return creation.empty(*as_shape(args), dtype=dtype, device=device)
     if isinstance(first, (list, tuple, np.ndarray)):
-        return cast(creation.tensor(np.asarray(first) if len(first) else []), dtype)
+        made = cast(creation.tensor(np.asarray(first) if len(first) else []), dtype)
+        return creation.placed(made, device)
     raise TypeError(
         f"new(): data must be a sequence (got {type(first).__name__}); use jitgrad.tensor(...)"
     )
@@ -250,29 +261,50 @@ def legacy_new(cls: type, *args: Any, **kwargs: Any) -> Any:
 
 
 class TensorTypeMeta(type):
-    """The class of FloatTensor and its kin: calling one makes a Tensor, and isinstance looks at the
-    dtype."""
+    """The class of FloatTensor and its kin, and of those of `cuda`: calling one makes a Tensor, and
+    isinstance looks at the dtype and the kind of device (`place`)."""
 
     dtype: DType
+    place: str
 
     def __instancecheck__(cls, instance: Any) -> bool:
-        return isinstance(instance, Tensor) and instance.dtype is cls.dtype
+        return (
+            isinstance(instance, Tensor)
+            and instance.dtype is cls.dtype
+            and instance.device.type == cls.place
+        )
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        return legacy_tensor(cls.dtype, args, kwargs)
+        if cls.place == "cuda" and not cuda_runtime.device.count():
+            raise RuntimeError(
+                f"type torch.cuda.{cls.__name__} not available; there is no GPU: "
+                f"{cuda_runtime.device.reason()}"
+            )
+        return legacy_tensor(cls.dtype, args, kwargs, place(cls.place))
 
 
-TENSOR_TYPES: dict[str, TensorTypeMeta] = {
-    name: TensorTypeMeta(name, (), {"dtype": dtype, "__doc__": f"Tensors of {dtype}.",
-                                    "__module__": "jitgrad"})
-    for dtype, name in TYPE_NAMES.items()
-}  # fmt: skip
+def _types(kind: str, module: str) -> dict[str, TensorTypeMeta]:
+    return {
+        name: TensorTypeMeta(name, (), {
+            "dtype": dtype, "place": kind, "__module__": module, "__doc__": f"Tensors of {dtype}.",
+        })
+        for dtype, name in TYPE_NAMES.items()
+    }  # fmt: skip
+
+
+TENSOR_TYPES = _types("cpu", "jitgrad")
 """FloatTensor, LongTensor, ...: by name."""
+
+CUDA_TENSOR_TYPES = _types("cuda", "jitgrad.cuda")
+"""cuda.FloatTensor, cuda.LongTensor, ...: by name."""
 
 
 def set_default_tensor_type(t: Any) -> None:
-    """Sets the dtype that Python floats become, by a type's name or FloatTensor and its kin."""
-    set_default_dtype(_typed_dtype(t))
+    """Sets the dtype that Python floats become, and the default device, by a type's name or
+    FloatTensor and its kin."""
+    dtype, kind = _typed(t)
+    set_default_dtype(dtype)
+    set_default(kind)
 
 
 METHODS: dict[str, Callable[..., Any]] = {

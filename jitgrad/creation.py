@@ -471,7 +471,12 @@ def empty_strided(
 
 
 def empty_permuted(
-    size: Sequence[int], physical_layout: Sequence[int], *, dtype: DType | None = None, **more: Any
+    size: Sequence[int],
+    physical_layout: Sequence[int],
+    *,
+    dtype: DType | None = None,
+    device: Any = None,
+    **more: Any,
 ) -> Tensor:
     """A tensor to be filled, whose dims lie in memory in the order physical_layout."""
     layout = tuple(physical_layout)
@@ -480,7 +485,7 @@ def empty_permuted(
             "Number of dimensions in size does not match the length of the physical_layout, or "
             f"duplicate dims: got size {tuple(size)} and physical_layout {layout}"
         )
-    memory = empty(*(size[k] for k in layout), dtype=dtype, **more)
+    memory = empty(*(size[k] for k in layout), dtype=dtype, device=device, **more)
     return memory.permute(tuple(layout.index(k) for k in builtins.range(len(size))))
 
 
@@ -533,10 +538,10 @@ def arange(
     return _finish(apply(OPS["iota"], (), attrs), requires_grad, device)
 
 
-def range(start: Any, end: Any, step: Any = 1, **more: Any) -> Tensor:
+def range(start: Any, end: Any, step: Any = 1, *, device: Any = None, **more: Any) -> Tensor:
     """arange that includes `end` (as the old torch.range)."""
     more.setdefault("dtype", defaults.dtype)
-    return arange(start, end + step * 0.5, step, **more)
+    return arange(start, end + step * 0.5, step, device=device, **more)
 
 
 def linspace(
@@ -566,8 +571,9 @@ def linspace(
     wide = dtypes.float64
     if steps == 1:
         return _finish(_full((1,), plain_number(start, wanted), wanted), requires_grad, device)
+    where = _made_on(device, wanted)
     # From the nearer end, so that both ends are exact.
-    number = _iota(steps, 0, 1, dtypes.int64)
+    number = _iota(steps, 0, 1, dtypes.int64, where)
     first_half = number < steps // 2
     if isinstance(steps, Sym):  # the attributes of iota are numbers; it may turn out to be 1
         last = _full((), 0.0, wide) + (steps - 1)
@@ -576,15 +582,15 @@ def linspace(
         first_half = first_half | (number == 0)
     else:
         step = (end - start) / (steps - 1) if steps else 0.0
-        low = _iota(steps, start, step, wide)
-        high = end - _iota(steps, float(steps - 1), -1.0, wide) * step
+        low = _iota(steps, start, step, wide, where)
+        high = end - _iota(steps, float(steps - 1), -1.0, wide, where) * step
     return _finish(
         cast(apply(OPS["where"], (first_half, low, high), {}), wanted), requires_grad, device
     )
 
 
-def _iota(count: Any, start: Any, step: Any, dtype: DType) -> Tensor:
-    attrs = {"shape": (count,), "dtype": dtype, "start": start, "step": step, "device": "cpu"}
+def _iota(count: Any, start: Any, step: Any, dtype: DType, device: str) -> Tensor:
+    attrs = {"shape": (count,), "dtype": dtype, "start": start, "step": step, "device": device}
     return apply(OPS["iota"], (), attrs)
 
 
@@ -613,9 +619,11 @@ def eye(
     for what, size in (("n", n), ("m", n if m is None else m)):
         if size < 0:
             raise RuntimeError(f"{what} must be greater or equal to 0, got {size}")
-    columns = _iota(n if m is None else m, 0, 1, dtypes.int64)
-    on = columns == _iota(n, 0, 1, dtypes.int64).unsqueeze(1)
-    return _finish(cast(on, dtype or defaults.dtype), requires_grad, device)
+    wanted = dtype or defaults.dtype
+    where = _made_on(device, wanted)
+    columns = _iota(n if m is None else m, 0, 1, dtypes.int64, where)
+    on = columns == _iota(n, 0, 1, dtypes.int64, where).unsqueeze(1)
+    return _finish(cast(on, wanted), requires_grad, device)
 
 
 # -- random --------------------------------------------------------------------------------------
@@ -652,8 +660,7 @@ def _random(name: str, record: str, doc: str) -> Any:
             if record == "normal":
                 parts = parts * math.sqrt(0.5)
             return _finish(apply(OPS["view_as_complex"], (parts,), {}), requires_grad, device)
-        # Normal numbers go through functions that GPUs round otherwise; uniform ones are the same.
-        where = _made_on(device, wanted) if record == "uniform" else "cpu"
+        where = _made_on(device, wanted)
         return _finish(draw(record, shape, wanted, generator, where), requires_grad, device)
 
     make.__name__ = make.__qualname__ = name
@@ -696,15 +703,18 @@ def randint(
             f"random_ expects 'from' to be less than 'to', but got from={low} >= to={high}"
         )
     shape = _shape("randint", (tuple(size),))
-    values = random_integers(shape, high - low, generator) + low
+    where = _made_on(device, dtypes.int64)
+    values = random_integers(shape, high - low, generator, where) + low
     return _finish(cast(values, dtype or dtypes.int64), requires_grad, device)
 
 
-def random_integers(shape: tuple[Any, ...], extent: int, generator: Generator | None) -> Tensor:
-    """int64 integers in [0, extent)."""
-    bits = cast(draw("random_bits", shape, dtypes.uint32, generator), dtypes.int64)
+def random_integers(
+    shape: tuple[Any, ...], extent: int, generator: Generator | None, device: str
+) -> Tensor:
+    """int64 integers in [0, extent), on a device."""
+    bits = cast(draw("random_bits", shape, dtypes.uint32, generator, device), dtypes.int64)
     if extent >= 2**32:
-        high = cast(draw("random_bits", shape, dtypes.uint32, generator), dtypes.int64)
+        high = cast(draw("random_bits", shape, dtypes.uint32, generator, device), dtypes.int64)
         bits = (high & 0x7FFFFFFF) * 2**32 + bits
     return bits if extent == 2**63 else bits % extent
 
@@ -740,7 +750,7 @@ def randperm(
     # Equal keys stay in order. Of 32 bits there are few for so many; past that keys have 53.
     short = n <= _SHORT_KEYS
     kind = ("random_bits", (n,), dtypes.uint32) if short else ("uniform", (n,), dtypes.float64)
-    order = draw(*kind, generator).argsort()
+    order = draw(*kind, generator, _made_on(device, dtypes.int64)).argsort()
     return _finish(cast(order, dtype or dtypes.int64), requires_grad, device)
 
 
@@ -768,7 +778,9 @@ def normal(
         std = cast(std, dtype) if isinstance(std, Tensor) and dtype is not None else std
     else:
         shape = _shape("normal", (tuple(size),))
-    drawn = draw("normal", tuple(shape), dtype or defaults.dtype, generator)
+    given = [x for x in (mean, std) if isinstance(x, Tensor) and x._type.device != "cpu"]
+    where = place(given[0]._type.device if given else device)
+    drawn = draw("normal", tuple(shape), dtype or defaults.dtype, generator, where)
     return _finish(drawn * std + mean, requires_grad, device)
 
 
@@ -789,7 +801,9 @@ def bernoulli(
         chance = expect_range(input.detach(), 0.0, 1.0, RuntimeError, text)
     elif not 0 <= p <= 1:
         raise RuntimeError(f"bernoulli_ expects p to be in [0, 1], but got p={p}")
-    uniform = draw("uniform", tuple(input._type.shape), dtypes.float32, generator)
+    uniform = draw(
+        "uniform", tuple(input._type.shape), dtypes.float32, generator, input._type.device
+    )
     return cast(uniform < chance, input.dtype)
 
 
@@ -823,14 +837,14 @@ def multinomial(
     weights = expect_range(input.detach().to(dtypes.float64), 0.0, largest, RuntimeError, text)
     text = "invalid multinomial distribution (sum of probabilities <= 0)"
     expect_range((weights.sum(-1) > 0).to(dtypes.int64), 1, None, RuntimeError, text)
-    lead = tuple(input._type.shape[:-1])
+    lead, where = tuple(input._type.shape[:-1]), input._type.device
     if replacement:
         total = weights.cumsum(-1)
-        uniform = draw("uniform", (*lead, num_samples), dtypes.float64, generator)
+        uniform = draw("uniform", (*lead, num_samples), dtypes.float64, generator, where)
         # The first place whose running sum exceeds u: never one of probability 0.
         level = (uniform * total.narrow(-1, count - 1, 1)).unsqueeze(-1)
         return (total.unsqueeze(-2) <= level).sum(-1)
     # Exponential race: the k smallest of Exp(1) / weight are a sample without replacement.
-    uniform = draw("uniform", (*lead, count), dtypes.float64, generator)
+    uniform = draw("uniform", (*lead, count), dtypes.float64, generator, where)
     race = -(-uniform).log1p() / weights
     return race.topk(num_samples, -1, largest=False).indices

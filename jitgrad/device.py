@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from jitgrad.runtime import cuda
+from jitgrad.state import state
 
 _KINDS = (
     "cpu", "cuda", "ipu", "xpu", "mkldnn", "opengl", "opencl", "ideep", "hip", "ve", "fpga", "maia",
@@ -20,8 +21,9 @@ class device(str):
     to its text, so types in the compiler use text. It need not be there: making a tensor on it
     asks.
 
-    `with device("cpu"):` is for programs that choose where tensors are made: the CPU is the one
-    choice. Raises RuntimeError for a kind of device that PyTorch has not.
+    `with device("cuda"):` makes it the default device of this thread: factories (zeros, tensor,
+    randn, ...) and modules make tensors there unless told otherwise. Raises RuntimeError for a kind
+    of device that PyTorch has not, and on entering one that is not there.
     """
 
     __slots__ = ()
@@ -59,15 +61,12 @@ class device(str):
         return int(number) if number else None
 
     def __enter__(self) -> device:
-        if self != "cpu":
-            place(self)
-            raise RuntimeError(
-                f"[device] expected the CPU as the default device; got {self!s}; pass device= "
-                "where tensors are made, or move them by .to(device)"
-            )
+        _outer().append(state.device)
+        set_default(self)
         return self
 
-    def __exit__(self, *error: object) -> None: ...
+    def __exit__(self, *error: object) -> None:
+        state.device = _outer().pop()
 
     def __repr__(self) -> str:
         index = "" if self.index is None else f", index={self.index}"
@@ -78,6 +77,18 @@ class device(str):
 
 
 CPU = device("cpu")
+
+
+def set_default(spec: Any) -> None:
+    """Makes a device this thread's default. Raises RuntimeError for one that is not there."""
+    where = place(spec)
+    state.device = None if where == "cpu" else where
+
+
+def _outer() -> list[str | None]:
+    """The default devices outside of the contexts that this thread is in."""
+    found: list[str | None] = state.__dict__.setdefault("outer_devices", [])
+    return found
 
 
 def place(spec: Any, what: str = "device") -> str:

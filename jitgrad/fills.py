@@ -34,7 +34,7 @@ def _draw_dtype(name: str, self: Tensor) -> DType:
 
 
 def _uniform(self: Tensor, generator: Generator | None, dtype: DType) -> Tensor:
-    return creation.draw("uniform", tuple(self._type.shape), dtype, generator)
+    return creation.draw("uniform", tuple(self._type.shape), dtype, generator, self._type.device)
 
 
 def _nothing_more(name: str, more: dict[str, Any]) -> None:
@@ -52,7 +52,7 @@ def normal_(
         draw = creation.randn(self._type.shape, generator=generator, dtype=self.dtype)
     else:
         dtype = _draw_dtype("normal_", self)
-        draw = creation.draw("normal", tuple(self._type.shape), dtype, generator)
+        draw = creation.draw("normal", tuple(self._type.shape), dtype, generator, self._type.device)
     check_inplace(self)
     return _fill(self, draw * std + mean)
 
@@ -64,7 +64,7 @@ def log_normal_(
     if not std > 0:
         raise RuntimeError(f"log_normal_ expects std > 0.0, but found std={std}")
     dtype = _draw_dtype("log_normal_", self)
-    draw = creation.draw("normal", tuple(self._type.shape), dtype, generator)
+    draw = creation.draw("normal", tuple(self._type.shape), dtype, generator, self._type.device)
     return _fill(self, (draw * std + mean).exp())
 
 
@@ -144,7 +144,8 @@ def random_(
         raise RuntimeError(
             f"random_ expects 'from' to be less than 'to', but got from={low} >= to={high}"
         )
-    values = creation.random_integers(tuple(self._type.shape), high - low, generator) + low
+    where = self._type.device
+    values = creation.random_integers(tuple(self._type.shape), high - low, generator, where) + low
     return _fill(self, values)
 
 

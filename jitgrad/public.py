@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from jitgrad import conversions, creation, inplace, promotion
+from jitgrad import conversions, creation, inplace, making, promotion
 from jitgrad.casting import as_given
 from jitgrad.dispatch import assign
 from jitgrad.functions import arrange, linalg, shape
@@ -146,11 +146,11 @@ _NO_OUT = """allclose argwhere as_strided broadcast_to chunk diagonal equal flat
     zeros_like"""
 
 _MAKERS: tuple[Callable[..., Any], ...] = (
-    creation.arange, creation.bernoulli, creation.empty, creation.eye, creation.full,
-    creation.full_like, creation.linspace, creation.logspace, creation.multinomial,
-    creation.normal, creation.ones, creation.ones_like, creation.empty_like, creation.zeros_like,
-    creation.rand, creation.randint, creation.randn, creation.randperm, creation.range,
-    creation.zeros, shape.cat, shape.column_stack, shape.dstack, shape.hstack, shape.stack,
+    making.arange, creation.bernoulli, making.empty, making.eye, making.full,
+    making.full_like, making.linspace, making.logspace, creation.multinomial,
+    making.normal, making.ones, making.ones_like, making.empty_like, making.zeros_like,
+    making.rand, making.randint, making.randn, making.randperm, making.range,
+    making.zeros, shape.cat, shape.column_stack, shape.dstack, shape.hstack, shape.stack,
     shape.vstack, linalg.chain_matmul,
 )  # fmt: skip
 
@@ -231,9 +231,10 @@ def collect() -> dict[str, Any]:
         if hasattr(Tensor, name):
             names[name + "_copy"] = with_out(_copying(_method(name), name + "_copy"))
     for own in (arrange.block_diag, arrange.cartesian_prod, arrange.combinations, arrange.vander,
-                arrange.tril_indices, arrange.triu_indices, shape.atleast_1d, shape.atleast_2d,
-                shape.atleast_3d, shape.broadcast_tensors, shape.meshgrid, linalg.einsum,
-                creation.rand_like, creation.randn_like, creation.randint_like):  # fmt: skip
+                making.makes(arrange.tril_indices), making.makes(arrange.triu_indices),
+                shape.atleast_1d, shape.atleast_2d, shape.atleast_3d,
+                shape.broadcast_tensors, shape.meshgrid, linalg.einsum,
+                making.rand_like, making.randn_like, making.randint_like):  # fmt: skip
         names[own.__name__] = located(own)
     names["norm"], names["tensordot"] = norm, tensordot
     names["result_type"] = result_type
@@ -242,7 +243,8 @@ def collect() -> dict[str, Any]:
         if hasattr(Tensor, name):
             names.setdefault(name, _method(name))
     names["constant_pad_nd"] = located(shape.pad_constant)
-    names["empty_permuted"] = creation.empty_permuted
+    for name in ("as_tensor", "asarray", "empty_permuted", "empty_strided", "tensor"):
+        names[name] = getattr(making, name)
     names["is_storage"] = is_storage
     names.update(conversions.TENSOR_TYPES)
     names["set_default_tensor_type"] = conversions.set_default_tensor_type

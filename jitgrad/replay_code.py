@@ -310,7 +310,7 @@ class Writer:
             f"or modes['inference'] is not {modes.inference} "
             f"or modes['anomaly'] is not {modes.anomaly} {nan}"
             f"or defaults.dtype is not {self.constant(modes.dtype)} "
-            f"or modes['casting'] {casting} "
+            f"or modes['casting'] {casting} or modes['device'] != {modes.device!r} "
             f"or (defaults.settings is not {settings} and defaults.settings != {settings})"
         )
 

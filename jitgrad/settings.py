@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from jitgrad.device import device as Device
+from jitgrad.device import set_default
 from jitgrad.runtime import threads
 from jitgrad.runtime.errors import OutOfMemoryError as OutOfMemoryError
-from jitgrad.state import bump_epoch, defaults
+from jitgrad.state import bump_epoch, defaults, state
 from jitgrad.tensor import Tensor
 
 
@@ -166,18 +167,18 @@ def set_flush_denormal(mode: bool) -> bool:
 
 # -- devices -------------------------------------------------------------------------------------
 def get_default_device() -> Device:
-    """Where tensors are made: the CPU."""
-    return Device("cpu")
+    """The device that factories make tensors on; the CPU unless it was set."""
+    return Device(state.device or "cpu")
 
 
 def set_default_device(device: Any) -> None:
-    """Accepts the CPU (or None). Raises RuntimeError for others: `device=` says where a tensor is
-    made, `.to(device)` moves it."""
-    if device is not None:
-        Device(device).__enter__()
+    """Sets the device that factories and modules make tensors on, in this thread; None: the CPU.
+
+    What computes with tensors stays where they are. Raises RuntimeError for one that is not there.
+    """
+    set_default(device)
 
 
-# -- small things ---------------------------------------------------------------------------------
 def _assert(condition: Any, message: str) -> None:
     """assert, as a function that tracers may see. Raises AssertionError."""
     if not isinstance(condition, (bool, Tensor)):

@@ -33,6 +33,7 @@ class State(threading.local):
         draws: what numbers random draws instead of their generator, or None (random.DrawLog).
         backward: the run of the tape that is going on, or None (autograd/engine.py).
         casting: autocast's settings (casting.py), None where they are the defaults.
+        device: the device that factories make tensors on (set_default_device); None: the CPU.
         casts: casts of parameters that are kept inside autocast contexts; None outside of them.
         watcher: the profile function (sys.setprofile) that watches the code of a recorded call, or
             None; it rests while ops are applied, in which no code of the user's runs (dispatch.py).
@@ -56,6 +57,7 @@ class State(threading.local):
     draws: Any
     backward: Any
     casting: Any
+    device: str | None
     casts: Any
     watcher: Any
     tracer: Any
@@ -74,6 +76,7 @@ class State(threading.local):
         self.draws = None
         self.backward = None
         self.casting = None
+        self.device = None
         self.casts = None
         self.watcher = None
         self.tracer = None

@@ -5,12 +5,14 @@ Owns when, and the pieces. What rows choose between elements of one array become
 place that is chosen once a row. The last axis is cut where a condition changes: a row goes part
 after part (`nest.py`), in each of which the condition is known. Where other axes choose between
 arrays, the kernel's space is cut, and each piece is a launch. So no point reads both sides to
-choose one. Each point is computed as without pieces.
+choose one. Each point is computed as without pieces. On GPUs a kernel that chooses among many
+arrays (cat of 100 tensors) is cut into pieces that choose among a few (`groups`).
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
 
 from jitgrad.compiler import loops
@@ -35,13 +37,26 @@ _SCATTERED = 8  # reads of neighbours that one of elements here and there costs
 
 def pieces(program: Program) -> list[Program]:
     """The programs of the pieces; the program alone where it is not cut."""
-    if not _may_be_cut(program):
+    if not _is_pointwise(program) or hint(program.outer.total) < _LEAST_POINTS:
         return [program]
     program = _one_read(program)
     parts = _parts(program)
     if parts:
         return [replace(program, row_parts=parts)]
     cuts = _cuts(program)
+    count = math.prod(len(places) + 1 for places in cuts.values())
+    return _cut(program, cuts) if count <= _MOST_PIECES else [program]
+
+
+def groups(program: Program, most: int) -> list[Program]:
+    """The programs of pieces that choose among at most `most` each; the program alone where it does
+    not choose among more."""
+    cuts = _cuts(program) if _is_pointwise(program) else {}
+    cuts = {k: places for k, places in cuts.items() if len(places) >= most}
+    return _cut(program, {k: set(sorted(p)[most - 1 :: most]) for k, p in cuts.items()})
+
+
+def _cut(program: Program, cuts: dict[int, set[int]]) -> list[Program]:
     if not cuts:
         return [program]
     sides = [[0, *sorted(cuts.get(k, ())), d] for k, d in _extents(program).items()]
@@ -49,15 +64,13 @@ def pieces(program: Program) -> list[Program]:
     return [_piece(program, corner) for corner in corners]
 
 
-def _may_be_cut(program: Program) -> bool:
-    """Whether it is pointwise and large."""
-    outer = program.outer
+def _is_pointwise(program: Program) -> bool:
     if len(program.steps) != 1 or program.buffers or program.scalar:
         return False
     (step,) = program.steps
     if step.space.axes or step.reduces or any(t.combine for t in step.stores):
         return False
-    return bool(outer.axes) and hint(outer.total) >= _LEAST_POINTS
+    return bool(program.outer.axes)
 
 
 # -- rows that read elsewhere ----------------------------------------------------------------------
@@ -151,7 +164,7 @@ def _piece(program: Program, corner: tuple[tuple[int, Dim], ...]) -> Program:
 
 
 def _cuts(program: Program) -> dict[int, set[int]]:
-    """For each axis the indices at which a piece begins; empty where none are worth it."""
+    """For each axis the indices at which a piece may begin."""
     if not is_static(program.outer.extents):
         return {}
     (step,) = program.steps
@@ -162,10 +175,7 @@ def _cuts(program: Program) -> dict[int, set[int]]:
             for c in _conditions(e.args[0]):
                 for k, at in _changes(s, c, extents).items():
                     cuts.setdefault(k, set()).update(at)
-    count = 1
-    for places in cuts.values():
-        count *= len(places) + 1
-    return cuts if count <= _MOST_PIECES else {}
+    return cuts
 
 
 def _reads(program: Program, e: Expr) -> bool:
@@ -180,21 +190,25 @@ def _conditions(e: Expr) -> list[Expr]:
 
 
 def _changes(s: Simplifier, c: Expr, extents: dict[int, int]) -> dict[int, list[int]]:
-    """Where a comparison of one axis with a constant becomes true or false."""
+    """Where a comparison of one axis, or its floor division by a number, with a constant becomes
+    true or false."""
     a, b = (s.poly(x) for x in c.args)
     gap = {m: a.get(m, 0) - b.get(m, 0) for m in {*a, *b}}
     names = {x for m, n in gap.items() if n for x in m}
     if len(names) != 1:
         return {}
     (name,) = names
-    slope = constant_of(coefficient(gap, name)) if name.op == "axis" else None
-    if not slope or any(len(m) > 1 for m in gap) or name.attr not in extents:
+    along, by = name, 1
+    if name.op == "floordiv":
+        along, by = name.args[0], constant_of(s.poly(name.args[1])) or 0
+    slope = constant_of(coefficient(gap, name)) if along.op == "axis" and by > 0 else None
+    if not slope or any(len(m) > 1 for m in gap) or along.attr not in extents:
         return {}
     rest = gap.get((), 0)
     if c.op in ("lt", "le"):
-        rest -= c.op == "le"  # slope x + rest < 0
+        rest -= c.op == "le"  # slope (x // by) + rest < 0
         found = [-(rest // slope) if slope > 0 else rest // -slope + 1]
     else:
         found = [] if rest % slope else [-rest // slope, -rest // slope + 1]
-    inside = [at for at in found if 0 < at < extents[name.attr]]
-    return {name.attr: inside} if inside else {}
+    inside = [at * by for at in found if 0 < at * by < extents[along.attr]]
+    return {along.attr: inside} if inside else {}

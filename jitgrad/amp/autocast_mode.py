@@ -193,10 +193,10 @@ class autocast:
 
 # -- autograd functions --------------------------------------------------------------------------
 def _cast(value: Any, device_type: str, dtype: DType) -> Any:
-    """All floating tensors in value but those of float64, in dtype."""
+    """All floating tensors of the device in value but those of float64, in dtype."""
     if isinstance(value, Tensor):
         eligible = value.is_floating_point() and value.dtype is not dtypes.float64
-        return value.to(dtype) if eligible and device_type == "cpu" else value
+        return value.to(dtype) if eligible and value.device.type == device_type else value
     if isinstance(value, (str, bytes, np.ndarray)):
         return value
     if isinstance(value, Mapping):

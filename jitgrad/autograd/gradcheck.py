@@ -15,6 +15,7 @@ import numpy as np
 from jitgrad.autograd.engine import grad
 from jitgrad.autograd.forward import jvp
 from jitgrad.autograd.modes import no_grad
+from jitgrad.creation import placed
 from jitgrad.functions.complex_numbers import view_as_complex, view_as_real
 from jitgrad.levels import Level
 from jitgrad.runtime import dtypes
@@ -22,6 +23,11 @@ from jitgrad.runtime.userline import warn
 from jitgrad.tensor import Tensor, wrap_array
 
 Array = np.ndarray[Any, Any]
+
+
+def _beside(x: Tensor, values: Array) -> Tensor:
+    """A tensor of these values where x is."""
+    return placed(wrap_array(values), x.device)
 
 
 class GradcheckError(RuntimeError):
@@ -57,13 +63,13 @@ class _Check:
         for i, x in enumerate(args):
             if isinstance(x, Tensor):
                 # Functions that take gradients themselves need the tape.
-                fresh = wrap_array(changes[i]) if i in changes else x.detach()
+                fresh = _beside(x, changes[i]) if i in changes else x.detach()
                 args[i] = fresh.requires_grad_(x.requires_grad)
-        return [np.array(y.detach().numpy(), np.float64) for y in self.outputs(args)]
+        return [np.array(y.detach().cpu().numpy(), np.float64) for y in self.outputs(args)]
 
     def slope(self, i: int, direction: Array) -> list[Array]:
         """The central difference of all outputs along a direction of input i."""
-        base = np.array(self.args[i].detach().numpy())
+        base = np.array(self.args[i].detach().cpu().numpy())
         high = self.moved({i: base + self.eps * direction})
         low = self.moved({i: base - self.eps * direction})
         return [(a - b) / (2 * self.eps) for a, b in zip(high, low, strict=True)]
@@ -82,13 +88,13 @@ class _Check:
         """The gradients of sum(y * seed) with respect to the checked inputs."""
         if not y.requires_grad:
             return [np.zeros(tuple(x.shape)) for x in self.inputs]
-        g = wrap_array(seed.astype(y.dtype.np))
+        g = _beside(y, seed.astype(y.dtype.np))
         found = grad([y], self.inputs, [g], retain_graph=True, allow_unused=True)
         for x, d in zip(self.inputs, found, strict=True):
             if d is not None and d._type.dtype is not x._type.dtype:
                 raise GradcheckError(f"gradient of type {d._type} for an input of type {x._type}")
         return [
-            np.zeros(tuple(x.shape)) if d is None else np.array(d.detach().numpy())
+            np.zeros(tuple(x.shape)) if d is None else np.array(d.detach().cpu().numpy())
             for x, d in zip(self.inputs, found, strict=True)
         ]
 
@@ -103,11 +109,11 @@ class _Check:
         ]
 
     def rows_by_vmap(self, y: Tensor) -> list[Array]:
-        seeds = wrap_array(np.stack(list(_units(y))).astype(y.dtype.np))
+        seeds = _beside(y, np.stack(list(_units(y))).astype(y.dtype.np))
         found = grad([y], self.inputs, [seeds], True, allow_unused=True, is_grads_batched=True)
         n = y.numel()
         return [
-            np.zeros((x.numel(), n)) if d is None else d.detach().numpy().reshape(n, -1).T
+            np.zeros((x.numel(), n)) if d is None else d.detach().cpu().numpy().reshape(n, -1).T
             for x, d in zip(self.inputs, found, strict=True)
         ]
 
@@ -120,17 +126,17 @@ class _Check:
         return list(jvp(only, [self.args[i]], [tangent])[1])
 
     def pushed(self, i: int, direction: Array) -> list[Array]:
-        tangent = wrap_array(direction.astype(self.args[i].dtype.np))
-        return [np.array(t.detach().numpy()) for t in self.push(i, tangent)]
+        tangent = _beside(self.args[i], direction.astype(self.args[i].dtype.np))
+        return [np.array(t.detach().cpu().numpy()) for t in self.push(i, tangent)]
 
     def columns_by_vmap(self, i: int) -> list[Array]:
         x = self.args[i]
         level = Level(x.numel())
-        basis = wrap_array(np.stack(list(_units(x))).astype(x.dtype.np))
+        basis = _beside(x, np.stack(list(_units(x))).astype(x.dtype.np))
         with level.inside():
             found = self.push(i, level.batch(basis))
             with level.outside():
-                wide = [level.widened(t).detach().numpy() for t in found]
+                wide = [level.widened(t).detach().cpu().numpy() for t in found]
         return [w.reshape(x.numel(), -1) for w in wide]
 
     # -- comparing -------------------------------------------------------------------------------
@@ -332,15 +338,15 @@ def gradgradcheck(
     func, args, places = _checked(func, inputs)
     plain = _Check(func, args, places, eps, atol, rtol, nondet_tol)
     with no_grad():
-        shapes = [(tuple(y.shape), y.dtype) for y in plain.outputs(args)]
+        outputs = plain.outputs(args)
     if grad_outputs is None:
         rng = np.random.default_rng(0)
         seeds = []
-        for shape, dtype in shapes:
-            values = rng.standard_normal(shape).astype(dtype.np)
+        for y in outputs:
+            values = rng.standard_normal(tuple(y.shape)).astype(y.dtype.np)
             if gen_non_contig_grad_outputs:
                 values = np.stack([values, values], -1)[..., 0]
-            seeds.append(wrap_array(np.asarray(values)).requires_grad_())
+            seeds.append(_beside(y, np.asarray(values)).requires_grad_())
     else:
         given = [grad_outputs] if isinstance(grad_outputs, Tensor) else list(grad_outputs)
         seeds = [real_form(g) for g in given]

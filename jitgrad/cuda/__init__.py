@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from jitgrad import random
+from jitgrad.conversions import CUDA_TENSOR_TYPES as _TENSOR_TYPES
 from jitgrad.cuda import amp as amp
 from jitgrad.cuda.graphs import CUDAGraph as CUDAGraph
 from jitgrad.cuda.graphs import graph as graph
@@ -205,21 +206,7 @@ def set_rng_state_all(new_states: Any) -> None:
         random.set_rng_state(state)
 
 
-class _NoTensor(type):
-    """The class of cuda.FloatTensor and its kin: no tensor is one, and none can be made."""
-
-    def __instancecheck__(cls, instance: Any) -> bool:
-        return False
-
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        raise RuntimeError(f"type torch.cuda.{cls.__name__} not available; use device='cuda'")
-
-
-_TYPED = ("Float", "Double", "Half", "BFloat16", "Long", "Int", "Short", "Char", "Byte", "Bool")
-_TENSORS = {f"{n}Tensor": _NoTensor(f"{n}Tensor", (), {"__module__": __name__}) for n in _TYPED}
-
-
 def __getattr__(name: str) -> Any:
-    if name in _TENSORS:
-        return _TENSORS[name]
+    if name in _TENSOR_TYPES:
+        return _TENSOR_TYPES[name]
     raise no_such(__name__, name)

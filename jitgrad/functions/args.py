@@ -21,6 +21,17 @@ from jitgrad.tensor import Tensor
 Dims = "int | Sequence[int] | None"
 
 
+def takes_on_host(*names: str) -> Callable[[Any], Any]:
+    """Decorates a function some arguments of which may be on the CPU, whatever the others' device:
+    it puts them where they are used (gpu/mixing.py)."""
+
+    def mark(function: Any) -> Any:
+        function.on_host = names
+        return function
+
+    return mark
+
+
 def expect_one_device(name: str, *tensors: Any) -> None:
     """Raises RuntimeError where the tensors among these are on different devices, numbers on the
     CPU aside: for functions of which no op gets them together."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from jitgrad.creation import arange, ones
 from jitgrad.functions.elementwise import generated
+from jitgrad.making import makes
 from jitgrad.promotion import cast
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import DType
@@ -44,6 +45,7 @@ def _cosines(x: Tensor, *weights: float) -> Tensor:
     return total
 
 
+@makes
 def hann_window(
     window_length: int, periodic: bool = True, *, dtype: DType | None = None, layout: Any = None,
     device: Any = None, pin_memory: bool = False, requires_grad: bool = False,
@@ -54,6 +56,7 @@ def hann_window(
                    requires_grad)  # fmt: skip
 
 
+@makes
 def hamming_window(
     window_length: int, periodic: bool = True, alpha: float = 0.54, beta: float = 0.46, *,
     dtype: DType | None = None, layout: Any = None, device: Any = None, pin_memory: bool = False,
@@ -65,6 +68,7 @@ def hamming_window(
                    requires_grad)  # fmt: skip
 
 
+@makes
 def blackman_window(
     window_length: int, periodic: bool = True, *, dtype: DType | None = None, layout: Any = None,
     device: Any = None, pin_memory: bool = False, requires_grad: bool = False,
@@ -75,6 +79,7 @@ def blackman_window(
     return _finish(values, window_length, dtype, requires_grad)
 
 
+@makes
 def bartlett_window(
     window_length: int, periodic: bool = True, *, dtype: DType | None = None, layout: Any = None,
     device: Any = None, pin_memory: bool = False, requires_grad: bool = False,
@@ -85,6 +90,7 @@ def bartlett_window(
     return _finish(values, window_length, dtype, requires_grad)
 
 
+@makes
 def kaiser_window(
     window_length: int, periodic: bool = True, beta: float = 12.0, *, dtype: DType | None = None,
     layout: Any = None, device: Any = None, pin_memory: bool = False, requires_grad: bool = False,

@@ -8,6 +8,7 @@ hold), the op raises an error that names that function.
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Iterable, Iterator
 from types import FrameType
@@ -77,11 +78,25 @@ def _are_given(away: list[Tensor], frame: FrameType) -> bool:
     count = code.co_argcount + code.co_kwonlyargcount
     count += bool(code.co_flags & 4) + bool(code.co_flags & 8)
     given = [frame.f_locals.get(name) for name in code.co_varnames[:count]]
+    given = _without_host_arguments(frame.f_locals, given)
     if any(x._type.device == "cpu" and x._type.shape for x in _direct(given, _DEPTH)):
         return True
     held = {id(x._storage) for module in _modules(given, _DEPTH) for x in module.parameters()}
     held.update(id(x._storage) for module in _modules(given, _DEPTH) for x in module.buffers())
     return any(id(x._storage) in held for x in away)
+
+
+def _without_host_arguments(variables: Any, given: list[Any]) -> list[Any]:
+    """The arguments of a function, or of a module's forward, that a wrapper calls, without those
+    that may be on the CPU (functions.args.takes_on_host)."""
+    owner, args = variables.get("self"), variables.get("args", ())
+    function = type(owner).forward if _is_module(owner) else variables.get("function")
+    names = getattr(function, "on_host", ())
+    if not names or function is None:
+        return given
+    args = (owner, *args) if _is_module(owner) else args
+    bound = inspect.signature(function).bind(*args, **variables.get("kwargs", {}))
+    return [x for name, x in bound.arguments.items() if name not in names]
 
 
 def _parts(x: Any) -> Iterable[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jitgrad.creation import full
+from jitgrad.making import full
 from jitgrad.nn import functional as F
 from jitgrad.nn.module import Module
 from jitgrad.nn.parameter import Parameter

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from jitgrad.creation import ones, zeros
-from jitgrad.creation import tensor as make_tensor
+from jitgrad.making import ones, zeros
+from jitgrad.making import tensor as make_tensor
 from jitgrad.nn import functional as F
 from jitgrad.nn.module import Module
 from jitgrad.nn.normalization import reset_affine

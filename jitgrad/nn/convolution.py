@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from jitgrad.creation import empty
+from jitgrad.making import empty
 from jitgrad.nn import init
 from jitgrad.nn.functional import pad
 from jitgrad.nn.functional.args import IntOrInts, per_dim

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jitgrad.creation import empty
+from jitgrad.making import empty
 from jitgrad.nn import functional as F
 from jitgrad.nn import init
 from jitgrad.nn.module import Module

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jitgrad.creation import tensor
+from jitgrad.making import tensor
 from jitgrad.nn.batchnorm import (
     BatchNorm1d,
     BatchNorm2d,

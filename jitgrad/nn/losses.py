@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from jitgrad.functions.args import takes_on_host
 from jitgrad.nn import functional as F
 from jitgrad.nn.functional.ctc import Lengths
 from jitgrad.nn.functional.reduction import legacy_reduction
@@ -200,6 +201,7 @@ class CTCLoss(Loss):
         super().__init__(reduction=reduction)
         self.blank, self.zero_infinity = blank, zero_infinity
 
+    @takes_on_host("input_lengths", "target_lengths")
     def forward(
         self, log_probs: Tensor, targets: Tensor, input_lengths: Lengths, target_lengths: Lengths
     ) -> Tensor:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from jitgrad.creation import ones, zeros
+from jitgrad.making import ones, zeros
 from jitgrad.nn import functional as F
 from jitgrad.nn.functional.args import IntOrInts
 from jitgrad.nn.functional.normalization import across_channels

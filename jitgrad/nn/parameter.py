@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from jitgrad.copying import deepcopy_values
-from jitgrad.creation import empty
 from jitgrad.device import device as Device
+from jitgrad.making import empty
 from jitgrad.runtime.dtypes import DType
 from jitgrad.tensor import Tensor
 

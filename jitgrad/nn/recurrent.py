@@ -10,7 +10,7 @@ import numbers
 from typing import Any
 
 from jitgrad.casting import lower_dtype
-from jitgrad.creation import empty, zeros
+from jitgrad.making import empty, zeros
 from jitgrad.nn import init
 from jitgrad.nn.functional.recurrent import GATES, State, Weights, recurrent
 from jitgrad.nn.module import Module

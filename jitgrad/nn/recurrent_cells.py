@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from jitgrad.creation import empty, zeros
+from jitgrad.making import empty, zeros
 from jitgrad.nn import init
 from jitgrad.nn.functional.recurrent import GATES, State, Weights, cell
 from jitgrad.nn.module import Module

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-from jitgrad.creation import full
+from jitgrad.making import full
 from jitgrad.nn import functional as F
 from jitgrad.nn import init
 from jitgrad.nn.attention import MultiheadAttention

@@ -15,6 +15,7 @@ from typing import Any
 
 from jitgrad.creation import arange, ones
 from jitgrad.functions.elementwise import generated
+from jitgrad.making import makes
 from jitgrad.missing import missing
 from jitgrad.promotion import cast
 from jitgrad.runtime import dtypes
@@ -61,7 +62,7 @@ def _window(rule: Callable[..., Tensor]) -> Callable[..., Tensor]:
     window.__signature__ = signature.replace(  # type: ignore[attr-defined]
         parameters=[fixed[0], *own, *fixed[1:]]
     )
-    return window
+    return makes(window)
 
 
 def _cosines(n: Tensor, last: int, weights: Iterable[float]) -> Tensor:

@@ -7,6 +7,7 @@ same tests run on it: `pytest -m gpu tests/cuda`. Where there is neither, nothin
 from __future__ import annotations
 
 import importlib.util
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import pytest
 from jitgrad.runtime.cuda import device
 from jitgrad.runtime.knobs import knobs
 
+if knobs.cuda == "sim":  # PyTorch, of test_mixing.py, imports Numba, too
+    os.environ.setdefault("NUMBA_ENABLE_CUDASIM", "1")
 collect_ignore_glob: list[str] = []
 if importlib.util.find_spec("numba_cuda") is None or not device.count():
     collect_ignore_glob = ["test_*.py"]

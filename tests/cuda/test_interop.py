@@ -116,6 +116,39 @@ def test_the_reader_of_dlpack_waits_for_our_stream(lazy: SimulatedDriver) -> Non
     assert done == [[1, 1, 1, 1]]
 
 
+def test_a_reader_on_the_cpu_is_refused() -> None:
+    """By its own words: the exception survives that nobody took the capsule."""
+    x = torch.ones(3, device="cuda")
+    for options in ({}, {"copy": True}, {"device": "cpu"}):
+        with pytest.raises((RuntimeError, BufferError)):
+            np.from_dlpack(x, **options)
+    gc.collect()
+    assert not dlpack._given and not dlpack._capsules
+
+
+def test_streams_that_dlpack_forbids() -> None:
+    x = torch.ones(3, device="cuda")
+    for stream in (0, -2):
+        with pytest.raises(BufferError, match="unsupported stream on CUDA"):
+            x.__dlpack__(stream=stream)
+    with pytest.raises(TypeError, match="stream must be"):
+        x.__dlpack__(stream="1")
+
+
+def test_memory_of_a_gpu_is_shared_already() -> None:
+    x = torch.ones(3, device="cuda")
+    assert x.share_memory_() is x and x.is_shared() and x.untyped_storage().is_shared()
+
+
+def test_set_takes_memory_of_the_same_device() -> None:
+    x = torch.ones(3, device="cuda")
+    text = 'storage of a tensor on device "cuda:0" to a storage on different device "cpu"'
+    for source in (torch.ones(2), torch.ones(2).untyped_storage(), torch.tensor(1.0)):
+        with pytest.raises(RuntimeError, match=text):
+            x.set_(source)
+    assert x.set_().device == "cuda:0" and x.shape == (0,)
+
+
 # -- the CUDA array interface ----------------------------------------------------------------------
 def test_cuda_array_interface() -> None:
     x = torch.arange(12.0).reshape(3, 4).cuda()
@@ -142,6 +175,15 @@ def test_cuda_array_interface() -> None:
     )
     with pytest.raises(ValueError, match="may be written"):
         torch.as_tensor(fixed)
+    for wrong, text in (
+        ({"data": (0, False)}, "null pointer"), ({"stream": 0}, "other than 0"),
+        ({"strides": (4,)}, "expected strides"),
+    ):  # fmt: skip
+        given = SimpleNamespace(__cuda_array_interface__={**x.__cuda_array_interface__, **wrong})
+        with pytest.raises(ValueError, match=text):
+            torch.as_tensor(given)
+    empty = {**x.__cuda_array_interface__, "shape": (0, 4), "data": (0, False)}
+    assert torch.as_tensor(SimpleNamespace(__cuda_array_interface__=empty)).shape == (0, 4)
 
 
 # -- pinned memory ---------------------------------------------------------------------------------
@@ -390,3 +432,15 @@ def test_several_devices(lazy: SimulatedDriver) -> None:
     assert torch.cuda.memory_allocated(1) == 512
     with pytest.raises(RuntimeError, match="invalid device ordinal"):
         torch.ones(1, device="cuda:2")
+
+
+@only_simulated
+def test_gradients_on_several_devices_are_clipped_together(lazy: SimulatedDriver) -> None:
+    ps = [torch.ones(2, device=d, requires_grad=True) for d in ("cuda:0", "cuda:1", "cpu")]
+    for p in ps:
+        p.grad = torch.full((2,), 3.0, device=p.device)
+    norm = torch.nn.utils.clip_grad_norm_(ps, 1.0)
+    assert norm.device == "cuda:0" and abs(float(norm) - 54**0.5) < 1e-5
+    for p in ps:
+        assert p.grad is not None and p.grad.device == p.device
+        assert abs(float(p.grad[0]) - 3 / 54**0.5) < 1e-5

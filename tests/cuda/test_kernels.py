@@ -3,6 +3,7 @@ against the CPU back end."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -226,3 +227,21 @@ def test_large_tiles_and_ragged_edges() -> None:
     code = check(lambda a, b: jg.relu(a @ b) + 1, normal(19, 9), normal(9, 21, seed=1), scale=4)
     if code.target.simulated:  # on a GPU these are few
         assert any(shape.threads == 4 for shape in code.shapes.values())
+
+
+@pytest.mark.parametrize(("dim", "count"), [(0, 8), (0, 9), (0, 21), (1, 21), (2, 17)])
+def test_cat_of_many_is_a_launch_for_each_eight(dim: int, count: int) -> None:
+    xs = []
+    for k in range(count):
+        shape = [2, 3, 2]
+        shape[dim] = 1 + k % 3
+        xs.append(jg.randn(shape))
+    f = jg.jit(lambda *xs: jg.cat(xs, dim) * 2, fallback="error")
+    there = [x.cuda() for x in xs]
+    for _ in range(3):
+        assert jg.equal(f(*there).cpu(), jg.cat(xs, dim) * 2)
+    assert jg.equal(jg.cat(there, dim).cpu(), jg.cat(xs, dim))
+    source = f.lower(*[jg.TensorSpec(x.shape, device="cuda") for x in xs]).cuda("sm_80")
+    kernels = source.split("@cuda.jit")[1:]
+    assert len(kernels) == -(-count // 8)
+    assert all(len(re.findall(r"= x\d+\[", text)) <= 8 for text in kernels)

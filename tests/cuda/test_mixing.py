@@ -24,7 +24,11 @@ ALLOWED = {
     "broadcast_tensors", "atleast_1d", "atleast_2d", "atleast_3d", "expand_as", "reshape_as",
     "view_as", "resize_as_",
 }  # fmt: skip
-ON_CPU = {"tensor_split": [(1, 0)], "index_put": [(1, 0, 0), (1, 0, 1)]}
+ON_CPU = {
+    "tensor_split": [(1, 0)],
+    "index_put": [(1, 0, 0), (1, 0, 1)],
+    "nn.functional.ctc_loss": [(1, 1), (1, 2)],
+}
 
 
 @pytest.fixture(autouse=True)
@@ -165,3 +169,32 @@ F = nn.functional
 def test_the_error_names_what_was_called(name: str, call: Any) -> None:
     with pytest.raises(RuntimeError, match=rf"\[{name}\] Expected all tensors .*cpu and cuda:0"):
         call()
+
+
+@pytest.mark.parametrize("module", [False, True])
+def test_lengths_of_ctc_may_be_on_the_cpu(module: bool) -> None:
+    probs = jitgrad.randn(5, 2, 4).log_softmax(2)
+    labels, steps, sizes = jitgrad.tensor([[1, 2], [3, 1]]), jitgrad.tensor([5, 4]), [2, 1]
+    loss = nn.CTCLoss() if module else F.ctc_loss
+    want = loss(probs, labels, steps, jitgrad.tensor(sizes))
+    for lengths in (jitgrad.tensor(sizes), jitgrad.tensor(sizes).cuda()):
+        got = loss(probs.cuda(), labels.cuda(), steps, target_lengths=lengths)
+        jitgrad.testing.assert_close(got.cpu(), want)
+    with pytest.raises(RuntimeError, match="on the same device"):
+        loss(probs.cuda(), labels, steps, jitgrad.tensor(sizes))
+
+
+def test_gradients_that_are_checked() -> None:
+    x = jitgrad.rand(3, dtype=jitgrad.float64, device="cuda", requires_grad=True)
+    assert jitgrad.autograd.gradcheck(lambda x: (x * x).sum(), (x,), check_batched_grad=True)
+    assert jitgrad.autograd.gradgradcheck(lambda x: (x * x).sum(), (x,))
+
+
+def test_packed_sequences_have_their_sizes_on_the_cpu() -> None:
+    lstm = nn.LSTM(2, 3, batch_first=True).cuda()
+    lengths = jitgrad.tensor([2, 4])
+    x = jitgrad.randn(2, 4, 2).cuda()
+    packed = nn.utils.rnn.pack_padded_sequence(x, lengths, True, enforce_sorted=False)
+    assert packed.sorted_indices.is_cuda and not packed.batch_sizes.is_cuda
+    padded, counts = nn.utils.rnn.pad_packed_sequence(lstm(packed)[0], True)
+    assert padded.is_cuda and not counts.is_cuda and counts.tolist() == [2, 4]

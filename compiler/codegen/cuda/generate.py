@@ -19,6 +19,7 @@ from jitgrad.compiler.codegen.cuda.stream import stream
 from jitgrad.compiler.codegen.cuda.target import CudaTarget
 from jitgrad.compiler.codegen.cuda.writer import KernelWriter, LibraryCall, Part
 from jitgrad.compiler.codegen.kernelcode import Generated, Launch, Operand
+from jitgrad.compiler.codegen.pieces import groups
 from jitgrad.compiler.codegen.program import prepare
 from jitgrad.compiler.codegen.split import split
 from jitgrad.compiler.kernels import (
@@ -39,7 +40,10 @@ from jitgrad.compiler.loops import (
 )
 from jitgrad.runtime.errors import InternalError
 
-VERSION = 9
+VERSION = 10
+
+_MOST_CHOICES = 8
+"""Arrays that a point of a kernel chooses from: it reads one element of each."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +106,10 @@ def _parts(kernel: Kernel, target: CudaTarget) -> list[Part]:
 
 def _loops(kernel: LoopKernel, target: CudaTarget) -> list[Part]:
     programs, workspace = split(prepare(kernel, math=True))
-    names = ["kernel"] if len(programs) == 1 else ["blocks", "whole"]
+    names = ["blocks", "whole"]
+    if len(programs) == 1:
+        programs = groups(programs[0], _MOST_CHOICES)
+        names = ["kernel"] if len(programs) == 1 else [f"part{k}" for k in range(len(programs))]
     parts = [nest.emit(p, n, target) for p, n in zip(programs, names, strict=True)]
     first = parts[0].writer
     assert isinstance(first, KernelWriter)

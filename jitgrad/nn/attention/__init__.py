@@ -8,7 +8,7 @@ import importlib
 from collections.abc import Iterator
 from typing import Any
 
-from jitgrad.creation import empty
+from jitgrad.making import empty
 from jitgrad.missing import no_such
 from jitgrad.nn import functional as F
 from jitgrad.nn import init

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import jitgrad.functions as ops
 from jitgrad.casting import wide
 from jitgrad.control_flow import scan
-from jitgrad.creation import arange, as_tensor, full
-from jitgrad.functions.args import expect_range
+from jitgrad.creation import arange, as_tensor, full, placed
+from jitgrad.functions.args import expect_range, takes_on_host
 from jitgrad.functions.shape import cat, stack
 from jitgrad.nn.functional.args import expect_floating, expect_tensors
 from jitgrad.nn.functional.reduction import reduce_loss
@@ -30,6 +30,7 @@ _NEVER = -1e30
 
 
 @wide
+@takes_on_host("input_lengths", "target_lengths")
 def ctc_loss(
     log_probs: Tensor,
     targets: Tensor,
@@ -43,10 +44,10 @@ def ctc_loss(
     is the target.
 
     Shapes: log_probs (T, N, C), or (T, C) for one sequence; targets (N, S), or all targets one
-    after another in a vector; input_lengths and target_lengths (N), tensors or ints. The mean is
-    of loss / target length. A target that no sequence gives has the loss infinity (0 with
-    zero_infinity) and no gradient. Raises RuntimeError for shapes, lengths and dtypes that do not
-    fit.
+    after another in a vector; input_lengths and target_lengths (N), tensors (on any device) or
+    ints. The mean is of loss / target length. A target that no sequence gives has the loss infinity
+    (0 with zero_infinity) and no gradient. Raises RuntimeError for shapes, lengths and dtypes that
+    do not fit.
 
     Under @jit a vector of targets with lengths in a tensor is compiled for
     targets as long as the vector.
@@ -66,8 +67,9 @@ def ctc_loss(
         raise RuntimeError(f"[{op}] blank must be in label range 0 to {classes - 1}; got {blank}")
     if not steps:
         raise RuntimeError(f"[{op}] expected T of at least 1; got {tuple(log_probs.shape)}")
-    times = _lengths(op, "input_lengths", input_lengths, count, steps)
-    sizes = _lengths(op, "target_lengths", target_lengths, count, None)
+    where = log_probs._type.device
+    times = placed(_lengths(op, "input_lengths", input_lengths, count, steps), where)
+    sizes = placed(_lengths(op, "target_lengths", target_lengths, count, None), where)
     labels = _labels(op, targets.long(), target_lengths, sizes)
     wide = probs if probs.dtype.itemsize > 2 else probs.to(dtypes.float32)
     loss = -_log_likelihood(wide, labels, times, sizes, blank).to(log_probs.dtype)

@@ -28,7 +28,7 @@ def get_total_norm(
     tensors: Tensors, norm_type: float = 2.0, error_if_nonfinite: bool = False,
     foreach: bool | None = None,
 ) -> Tensor:  # fmt: skip
-    """The norm of all elements as one vector: a 0-d tensor; 0 of no tensors.
+    """The norm of all elements as one vector: a 0-d tensor, where the first is; 0 of no tensors.
 
     norm_type: the p of the p-norm, 'inf' too. Raises RuntimeError with error_if_nonfinite for a
     norm that is infinite or NaN; that looks at a value, so a function under @jit then runs eagerly.
@@ -37,7 +37,7 @@ def get_total_norm(
     parts, p = _list(tensors), float(norm_type)
     if not parts:
         return zeros(())
-    norms = [ops.norm(x, p) for x in parts]
+    norms = [ops.norm(x, p).to(parts[0].device) for x in parts]
     total: Tensor = ops.norm(ops.stack(norms), p)
     if error_if_nonfinite and not total.isfinite():
         raise RuntimeError(
@@ -57,7 +57,7 @@ def clip_grads_with_norm_(
         return
     factor = (max_norm / (total_norm + 1e-6)).clamp(max=1.0)
     for grad in grads:
-        grad.mul_(factor.to(grad.dtype))
+        grad.mul_(factor.to(grad.device, grad.dtype))
 
 
 def clip_grad_norm_(

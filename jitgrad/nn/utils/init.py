@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from jitgrad.creation import empty
+from jitgrad.making import empty
 from jitgrad.nn.module import Module
 from jitgrad.random import get_rng_state, set_rng_state
 from jitgrad.state import abstract_mode
