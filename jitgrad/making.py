@@ -26,7 +26,7 @@ def makes(function: Function, follows: bool = False) -> Function:
 
     follows: by default the result is where an argument is, not on the default device.
     """
-    code = function.__code__
+    code: Any = getattr(function, "__code__")  # noqa: B009
     positional = code.co_varnames[: code.co_argcount]
     at = positional.index("device") if "device" in positional else None
     leaves = "requires_grad" in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
