@@ -144,11 +144,12 @@ def test_passes_look_at_each_thing_a_few_times(make, monkeypatch):
     monkeypatch.setattr(reach.Precedence, "__init__", start)
     counts = []
     for n in (60, 240):
+        function, args = make(n)
         looked.clear()
         relations.clear()
-        compiled = jg.jit(make(n)[0], fallback="error")
+        compiled = jg.jit(function, fallback="error")
         with knob(cache=False):  # else passes may have run in another process
-            compiled(*make(n)[1])
+            compiled(*args)
         specialisation = compiled.specialisations[0]
         looked["visits"] = sum(r.visits for r in relations)
         looked["source"] = len(specialisation.source.splitlines())

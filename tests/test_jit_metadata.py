@@ -33,15 +33,22 @@ def on_the_tape() -> list[Any]:
             *parts, *jg.stack([leaf, leaf]).split(1), *jg.cummax(leaf, 0)[:1]]  # fmt: skip
 
 
+def _named(node: Any) -> str | None:
+    """What a node of the tape is, without its address."""
+    return None if node is None else type(node).__name__
+
+
 ASKED: dict[str, Callable[[Any], Any]] = {
     "storage_offset": lambda x: x.storage_offset(),
     "_base": lambda x: None if x._base is None else (x._base.shape, x._base.is_leaf),
     "_is_view": lambda x: x._is_view(),
     "retains_grad": lambda x: x.retains_grad,
-    "grad_fn": lambda x: str(x.grad_fn),
+    "grad_fn": lambda x: _named(x.grad_fn),
     "grad_fn.name": lambda x: None if x.grad_fn is None else x.grad_fn.name(),
-    "next_functions": lambda x: x.grad_fn and [str(n) for n, _ in x.grad_fn.next_functions],
-    "next of an op": lambda x: str((x * jg.ones(1, requires_grad=True)).grad_fn.next_functions),
+    "next_functions": lambda x: x.grad_fn and [_named(n) for n, _ in x.grad_fn.next_functions],
+    "next of an op": lambda x: [
+        (_named(n), k) for n, k in (x * jg.ones(1, requires_grad=True)).grad_fn.next_functions
+    ],
     "output_nr": lambda x: x.output_nr,
     "nbytes of the storage": lambda x: x.untyped_storage().nbytes(),
     "size of the storage": lambda x: (x.storage().size(), len(x.untyped_storage())),
