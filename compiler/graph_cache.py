@@ -2,18 +2,20 @@
 
 In memory while some function has the code (dropping the last one frees it), and on disk. The key is
 the graph's text without names and source lines, so it is what was recorded, not what passes make of
-it. Of symbolic dims the image says how each call's sizes and its arena follow from them.
+it. Of symbolic dims the image says how each call's sizes and its arena follow from them. On disk an
+image has its object files with it.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import threading
 import time
 import weakref
 from collections.abc import Sequence
 
-from jitgrad.compiler.codegen import host_runtime
+from jitgrad.compiler.codegen import host_runtime, objects
 from jitgrad.compiler.codegen.objects import Library, load_objects, version_key
 from jitgrad.compiler.codegen.target import Target, host
 from jitgrad.compiler.compiled import WITHOUT_CODE, Compiled, may_flag
@@ -98,8 +100,7 @@ def find_compiled(graph: Graph, options: Options | None = None) -> Compiled | No
     with _lock:
         found = _loaded.get(key)
     if found is None:
-        data = cache.get(key)
-        image = None if data is None else Image.from_json(data)
+        image = _read(key)
         if image is None:
             return None
         host_runtime.install(target)
@@ -121,9 +122,37 @@ def find_compiled(graph: Graph, options: Options | None = None) -> Compiled | No
     return Compiled(graph, found, lambda: sites_of(simplified(graph)), report, syms, replan)
 
 
+def _entry(image: Image, library: Library) -> bytes:
+    """An image with its object files in one piece, so that a program is one file on disk: a line
+    that says how long the parts are, and they."""
+    text, code = image.to_json(), library.objects()
+    lengths = [len(text), [[name, len(data)] for name, data in code.items()]]
+    return b"".join([json.dumps(lengths).encode(), b"\n", text, *code.values()])
+
+
+def _read(key: str) -> Image | None:
+    """The image on disk, whose object files are then in memory; None where there is none."""
+    data = cache.get(key)
+    if data is None:
+        return None
+    line, _, rest = data.partition(b"\n")
+    try:
+        length, parts = json.loads(line)
+        at, code = int(length), dict[str, bytes]()
+        for name, size in parts:
+            code[str(name)] = rest[at : at + int(size)]
+            at += int(size)
+    except (ValueError, TypeError):
+        return None
+    image = Image.from_json(rest[: int(length)])
+    if image is not None:
+        objects.remember(code)
+    return image
+
+
 def remember(key: str, image: Image, library: Library) -> Loaded:
     """Keeps what was compiled."""
-    cache.put(key, image.to_json())
+    cache.put(key, _entry(image, library))
     found = Loaded(image, library)
     with _lock:
         return _loaded.setdefault(key, found)

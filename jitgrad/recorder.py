@@ -154,8 +154,8 @@ class Recorder(Looks):
             return
         if state.backward is not None:
             self._ran_backward = True
-            if state.backward.node is not None and state.backward.node.line:
-                line = f"{state.backward.node.line} (backward)"
+            forward = "" if state.backward.node is None else state.backward.node.line
+            line = f"{forward} (backward)" if forward else line
         for y in outputs:
             self._made.append((weakref.ref(y), line))
         if op.view and outputs[0]._storage is operands[0]._storage:

@@ -147,6 +147,14 @@ def unwatched(function: Any, *args: Any) -> Any:
             sys.setprofile(watcher)
 
 
+def is_ours(x: Any) -> bool:
+    """Whether we wrote a class or a function (or NumPy did). Not what else names it so: a wrapper
+    of the user's has the name of what it wraps."""
+    names = getattr(x, "__globals__", None)
+    module = getattr(x, "__module__", None) if names is None else names.get("__name__")
+    return (module or "numpy").partition(".")[0] in ("jitgrad", "numpy")  # a ufunc has none
+
+
 @contextmanager
 def recording(recorder: Any) -> Iterator[Any]:
     """Reports every op, write, rebind and raw read of this thread to `recorder`."""

@@ -89,9 +89,9 @@ def line_of(code: CodeType | None, lasti: int) -> str:
     if code is None:
         return ""
     number = code.co_firstlineno
-    for index, position in enumerate(code.co_positions()):
-        if index * 2 == lasti and position[0] is not None:
-            number = position[0]
+    for start, end, line in code.co_lines():
+        if start <= lasti < end:
+            number = number if line is None else line
             break
     return f"{code.co_filename}:{number}"
 

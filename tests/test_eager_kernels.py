@@ -247,7 +247,7 @@ def test_a_kernel_that_fails_to_compile_warns_once(monkeypatch):
     def broken(graph: Any) -> Any:
         raise RuntimeError("no such instruction")
 
-    monkeypatch.setattr(one_node, "compile_graph", broken)
+    monkeypatch.setattr(one_node, "find_compiled", broken)
     x = data(500, 400)
     with pytest.warns(UserWarning, match=r"\[tanh\] expected to compile .* no such instruction"):
         y = x.tanh()

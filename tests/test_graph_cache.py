@@ -137,6 +137,8 @@ import sys
 spec = step.specialisations[0]
 print(spec.compiled.report.cached, "jitgrad.compiler.pipeline" in sys.modules)
 print([round(float(p.sum()), 5) for p in model.parameters()])
+from jitgrad.runtime import cache
+print(cache.stats().hits, cache.stats().misses, spec.compiled.report.kernels)
 """
 
 
@@ -146,9 +148,31 @@ def test_a_second_process_runs_no_pass_and_loads_no_code_generator(tmp_path: Pat
         subprocess.run([sys.executable, "-c", WARM], env=env, capture_output=True, text=True)
         for _ in range(2)
     ]
-    (first, one), (second, other) = (r.stdout.splitlines() for r in runs)
+    (first, one, _), (second, other, counts) = (r.stdout.splitlines() for r in runs)
     assert first == "False True", runs[0].stderr
     assert second == "True False" and one == other
+    read, missed, kernels = map(int, counts.split())
+    assert kernels > 2 and missed == 0
+    assert read == 3, "the program is one file; the pool, and the key of its object, are the others"
+
+
+ONE_OP = """
+import sys
+import jitgrad as jg
+y = jg.full((1000, 1000), 0.5).sin().sum()
+print(round(y.item(), 1), "jitgrad.compiler.pipeline" in sys.modules)
+"""
+
+
+def test_kernels_of_eager_code_are_found_without_the_compiler(tmp_path: Path) -> None:
+    env = {**os.environ, "JITGRAD_CACHE_DIR": str(tmp_path / "shared"), "JITGRAD_EAGER": "auto"}
+    runs = [
+        subprocess.run([sys.executable, "-c", ONE_OP], env=env, capture_output=True, text=True)
+        for _ in range(2)
+    ]
+    first, second = (r.stdout.split() for r in runs)
+    assert first[1:] == ["True"] and second[1:] == ["False"], runs[1].stderr
+    assert first[0] == second[0]
 
 
 def test_modules_compile_once_for_equal_layers() -> None:

@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 import jitgrad as jg
-from jitgrad import effects
+from jitgrad import effects, nn
 from jitgrad.compiler.ops import OPS
 from jitgrad.jit import JitFunction
 from jitgrad.state import state
@@ -46,6 +46,113 @@ def test_the_watcher_rests_while_ops_are_applied(monkeypatch):
     assert not [name for name in seen if name.startswith("jitgrad.compiler.")]
     assert not [name for name in seen if name.startswith("jitgrad.recorder.")]
     assert sum(seen.values()) < 45 * 41
+
+
+def test_the_watcher_rests_while_the_tape_runs_and_an_optimizer_steps(monkeypatch):
+    layers = [nn.Linear(4, 4) for _ in range(8)]
+    optimizer = jg.optim.SGD([p for m in layers for p in m.parameters()], lr=0.1, momentum=0.9)
+
+    def step(x):
+        for m in layers:
+            x = m(x).relu()
+        x.sum().backward()
+        optimizer.step()
+
+    seen = recorded(monkeypatch, step, jg.ones(2, 4))
+    for name in ("autograd.engine._walk", "autograd.engine._collect", "tape.node.run",
+                 "optim.optimizer._step_one", "optim.sgd.update"):  # fmt: skip
+        assert not seen["jitgrad." + name]
+
+
+factor = 2.0
+
+
+class Scaled(jg.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 1
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * factor
+
+
+class Own(jg.optim.SGD):
+    def update(self, p, grad, state, h):
+        super().update(p, grad * factor, state, h)
+
+
+class Kept(nn.Parameter):
+    def __mul__(self, other):
+        return super().__mul__(factor)
+
+
+def by_function(x, w):
+    (Scaled.apply(x * w)).sum().backward()
+
+
+def by_hook_of_a_tensor(x, w):
+    y = x * w
+    y.register_hook(lambda g: g * factor)
+    y.sum().backward()
+
+
+def by_hook_of_a_node(x, w):
+    y = x * w
+    y.grad_fn.register_prehook(lambda gs: (gs[0] * factor,))
+    y.sum().backward()
+
+
+def by_saved_tensors(x, w):
+    with jg.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t * factor):
+        y = x * w
+    y.sum().backward()
+
+
+def by_a_rule(x, w):
+    (x * w).sum().backward()
+    Own([w], lr=1.0).step()
+
+
+def by_a_rule_of_one_optimizer(x, w):
+    (x * w).sum().backward()
+    patched.step()
+
+
+def by_a_class_of_tensors(x, w):
+    (odd * x * w).sum().backward()
+    w.grad.add_(odd.grad)
+
+
+odd = Kept(jg.ones(3))
+w_ = nn.Parameter(jg.ones(3))
+patched = jg.optim.SGD([w_], lr=1.0)
+patched.update = lambda p, g, state, h: p.sub_(g * factor)  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [by_function, by_hook_of_a_tensor, by_hook_of_a_node, by_saved_tensors, by_a_rule,
+     by_a_rule_of_one_optimizer, by_a_class_of_tensors],
+)  # fmt: skip
+def test_code_of_users_inside_a_run_of_the_tape_and_a_step_is_watched(function, monkeypatch):
+    """What it reads may change from call to call."""
+
+    def run(f):
+        found = []
+        for k in (2.0, 2.0, 2.0, 5.0, 5.0, 2.0):
+            monkeypatch.setitem(globals(), "factor", k)
+            for p in (w_, odd):
+                p.grad = None
+                with jg.no_grad():
+                    p.fill_(1.0)
+            f(jg.arange(3.0), w_)
+            found.append((w_.tolist(), w_.grad.tolist()))
+        return found
+
+    wanted = run(function)
+    assert run(jg.jit(function, fallback="silent")) == wanted
+    assert wanted[0] != wanted[3]
 
 
 def test_types_are_inferred_once(monkeypatch):

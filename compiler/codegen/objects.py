@@ -39,8 +39,13 @@ _names = itertools.count()
 
 def version_key(target: Target) -> str:
     """What the bytes of an object depend on besides its assembly text."""
+    return f"{_target_key(target)}|O{knobs.opt}"
+
+
+@lru_cache(maxsize=16)
+def _target_key(target: Target) -> str:
     llvm = ".".join(map(str, llvm_binding().llvm_version_info))
-    return f"{VERSION}|{llvm}|{target}|O{knobs.opt}"
+    return f"{VERSION}|{llvm}|{target}"
 
 
 def object_key(key: str, target: Target) -> str:
@@ -218,6 +223,12 @@ def _find(key: str) -> bytes | None:
     return data
 
 
+def remember(objects: Mapping[str, bytes]) -> None:
+    """Keeps objects, by what the cache calls them, in memory: an image came with them."""
+    for key, data in objects.items():
+        _remember(key, data)
+
+
 def _remember(key: str, data: bytes) -> None:
     with _lock:
         _objects[key] = data
@@ -226,17 +237,17 @@ def _remember(key: str, data: bytes) -> None:
 
 
 class _Loaded:
-    """One object in memory, linked to the routines that it calls; unloaded when nothing refers to
-    it."""
+    """Objects in memory, loaded at once and linked to each other and to the routines that they
+    call; unloaded when nothing refers to it."""
 
-    def __init__(self, data: bytes, routines: Mapping[str, _Loaded]) -> None:
+    def __init__(self, objects: Iterable[bytes], routines: Mapping[str, _Loaded]) -> None:
         binding = llvm_binding()
-        self.nbytes = len(data)
         self.routines = routines
-        self.symbols = defined_symbols(data)
-        builder = binding.JITLibraryBuilder().add_object_img(data).add_current_process()
-        for symbol in self.symbols:
-            builder.export_symbol(symbol)
+        builder = binding.JITLibraryBuilder().add_current_process()
+        for data in objects:
+            builder.add_object_img(data)
+            for symbol in defined_symbols(data):
+                builder.export_symbol(symbol)
         for symbol, loaded in routines.items():
             builder.import_symbol(symbol, loaded.tracker[symbol])
         self.tracker: Any = builder.link(_jit(os.getpid()), f"jitgrad{next(_names)}")
@@ -254,47 +265,62 @@ class Library:
     def __init__(self, target: Target) -> None:
         self.target = target
         self._loaded: dict[str, _Loaded] = {}
+        self._sizes: dict[str, int] = {}
         self._texts: dict[str, str] = {}
 
     @classmethod
     def build(cls, codes: Iterable[Generated], target: Target) -> Library:
         """Compiles (or finds) and loads kernels, and their routines."""
         library = cls(target)
-        for code in codes:
-            for part in code.with_routines():
-                if part.key not in library._loaded:
-                    library._texts[part.key] = part.module_text
-                    library._load(part.key, object_bytes(part, target))
+        parts = {part.key: part for code in codes for part in code.with_routines()}
+        library._texts = {key: part.module_text for key, part in parts.items()}
+        library._load({key: object_bytes(part, target) for key, part in parts.items()})
         return library
 
-    def _load(self, key: str, data: bytes) -> bool:
-        """Loads an object; False if that of a routine which it calls is not cached."""
-        name = object_key(key, self.target)
+    def _load(self, objects: Mapping[str, bytes]) -> bool:
+        """Loads objects, by key, and the routines that they call; False if one of those is not
+        cached. What is not loaded yet is linked at once: that takes half the time."""
+        waiting, new = dict(objects), dict[str, bytes]()
+        calls: set[str] = set()
         with _lock:
-            loaded = _loaded.get(name)
-            if loaded is None:
-                routines = {}
+            while waiting:
+                key, data = waiting.popitem()
+                self._sizes[key] = len(data)
+                loaded = _loaded.get(object_key(key, self.target))
+                if loaded is not None:
+                    self._loaded[key] = loaded
+                    continue
+                new[key] = data
                 for symbol in undefined_symbols(data):
                     if not symbol.startswith(ROUTINE):
                         continue
-                    if symbol not in self._loaded:
+                    calls.add(symbol)
+                    if symbol not in new and symbol not in waiting and symbol not in self._loaded:
                         found = _find(object_key(symbol, self.target))
-                        if found is None or not self._load(symbol, found):
+                        if found is None:
                             return False
-                    routines[symbol] = self._loaded[symbol]
+                        waiting[symbol] = found
+            if new:
+                routines = {symbol: self._loaded[symbol] for symbol in calls - set(new)}
                 with spent("load"):
-                    loaded = _loaded[name] = _Loaded(data, routines)
-        self._loaded[key] = loaded
+                    made = _Loaded(new.values(), routines)
+                for key in new:
+                    self._loaded[key] = _loaded[object_key(key, self.target)] = made
         return True
 
     def address(self, key: str, symbol: str) -> int:
         """The address of a kernel function."""
         return int(self._loaded[key].tracker[symbol])
 
+    def objects(self) -> dict[str, bytes]:
+        """The object files, by what the cache calls them; without those that it has let go of."""
+        names = [object_key(key, self.target) for key in self._loaded]
+        return {name: data for name in names if (data := _find(name)) is not None}
+
     @property
     def nbytes(self) -> int:
         """Bytes of the object code."""
-        return sum(loaded.nbytes for loaded in self._loaded.values())
+        return sum(self._sizes.values())
 
     def assembly(self) -> str:
         """Native assembly of the kernels that were built here (not of those found by key)."""
@@ -304,11 +330,13 @@ class Library:
 def load_objects(keys: Iterable[str], target: Target) -> Library | None:
     """Loads kernels by key; None if the object of any is not cached."""
     library = Library(target)
+    found: dict[str, bytes] = {}
     for key in dict.fromkeys(keys):
         data = _find(object_key(key, target))
-        if data is None or not library._load(key, data):
+        if data is None:
             return None
-    return library
+        found[key] = data
+    return library if library._load(found) else None
 
 
 # -- object files ----------------------------------------------------------------------------------

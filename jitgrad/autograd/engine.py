@@ -11,6 +11,7 @@ import heapq
 import math
 import sys
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -25,12 +26,15 @@ from jitgrad.promotion import constant
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.errors import InternalError
 from jitgrad.runtime.userline import warn
-from jitgrad.state import state
+from jitgrad.state import is_ours, state, unwatched
 from jitgrad.storage import is_part
 from jitgrad.tape.node import (
     AccumulateGrad,
     GradientEdge,
+    IdentityNode,
+    LeafNode,
     Node,
+    OverwrittenNode,
     edge_of,
     tensor_at,
     zeros_of,
@@ -256,7 +260,66 @@ def _run(
         wanted.setdefault((id(target), slot), []).append(i)
 
     roots = [edge_of(y) for y in outputs]
-    sinks = _collect(roots, None if inputs is None else targets)
+    sinks = unwatched(_collect, roots, None if inputs is None else targets)
+    given = (roots, seeds, sinks, wanted, results, inputs, retain_graph, create_graph, accumulate)
+    if state.watcher is not None and unwatched(_is_closed, sinks, seeds):
+        unwatched(_walk, *given)
+    else:
+        _walk(*given)
+    return results
+
+
+def _is_closed(sinks: dict[int, _Sink], seeds: list[Tensor]) -> bool:
+    """Whether none but our code runs between these nodes and leaves, and the call that is being
+    recorded made all of the nodes: then nothing need be watched.
+
+    Not where there are hooks, derivatives that users wrote, or tensors of classes of theirs.
+    """
+    first = getattr(state.recorder, "first_node", None)
+    if first is None or not all(is_ours(type(g)) for g in seeds):
+        return False
+    for sink in sinks.values():
+        target = sink.target
+        if isinstance(target, Tensor):
+            if target._hooks or target._post_hooks or not is_ours(type(target)):
+                return False
+            continue
+        if target.seq < first or target.hooks or target.retains or not _runs_our_code(target):
+            return False
+        for edge in target.edges:
+            if isinstance(edge, Tensor) and not is_ours(type(edge)):
+                return False
+    return True
+
+
+def _runs_our_code(node: Node) -> bool:
+    """Whether a node runs the derivative of a record of ours on what it has saved itself."""
+    if type(node) is Node:
+        return _is_record_of_ours(node.op) and not node.is_packed()
+    return type(node) in _WITHOUT_CODE
+
+
+_WITHOUT_CODE = frozenset([IdentityNode, OverwrittenNode, LeafNode])
+
+
+@cache
+def _is_record_of_ours(op: Any) -> bool:
+    """Whether we wrote a record, and all functions that it was made of."""
+    return is_ours(type(op)) and all(is_ours(f) for f in vars(op).values() if callable(f))
+
+
+def _walk(
+    roots: list[tuple[Node | Tensor | None, int]],
+    seeds: list[Tensor],
+    sinks: dict[int, _Sink],
+    wanted: dict[tuple[int, int], list[int]],
+    results: list[Tensor | None],
+    inputs: list[Tensor] | None,
+    retain_graph: bool,
+    create_graph: bool,
+    accumulate: bool,
+) -> None:
+    """Hands gradients on from the roots, node by node; `results` gets those of `inputs`."""
     ready: list[tuple[int, Node, _Sink]] = []
     for (target, slot), g in zip(roots, seeds, strict=True):
         if id(target) in sinks:
@@ -327,7 +390,6 @@ def _run(
                         _finish_leaf(to, wanted, results, inputs, accumulate, create_graph)
     finally:
         state.grad_enabled, state.backward = before, outer
-    return results
 
 
 def _collect(

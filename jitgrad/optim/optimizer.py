@@ -28,6 +28,7 @@ from jitgrad.optim.straight import Updates, numbers_only
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.userline import warn
 from jitgrad.state import defaults as modes
+from jitgrad.state import is_ours, unwatched
 from jitgrad.state import state as thread
 from jitgrad.tape.node import RemovableHandle
 from jitgrad.tensor import Tensor
@@ -258,25 +259,15 @@ class Optimizer(StateDict):
                 updates = None
                 if known is not None and not maximize and numbers_only(h):
                     updates = Updates(known, h, self.update)
+                closed = thread.watcher is not None and self._is_closed(h)
                 for p in group["params"]:
-                    grad = p.grad
-                    if grad is None:
-                        continue
-                    state = self.state[p] if stateful else {}
-                    if updates is not None and bool(state) is stateful:
-                        if updates.run(p, grad, state):
-                            continue
-                    if p._type.dtype.is_complex:
-                        p, grad = parts_of(p), parts_of(grad)
-                    if not state:
-                        self.begin(p, grad, state, h)
-                    if maximize:
-                        grad = -grad
-                    if self._skip is None:
-                        self.update(p, grad, state, h)
+                    if closed and is_ours(type(p)):
+                        unwatched(self._step_one, p, h, stateful, maximize, updates)
                     else:
-                        self._update_unless(self._skip, p, grad, state, h)
+                        self._step_one(p, h, stateful, maximize, updates)
         return loss
+
+    step.masks = True  # type: ignore[attr-defined]
 
     def _known_updates(self) -> dict[Any, Any] | None:
         """What is known of updates as straight code; None where none may run."""
@@ -292,7 +283,33 @@ class Optimizer(StateDict):
             found = _updates[self] = {}
         return found
 
-    step.masks = True  # type: ignore[attr-defined]
+    def _is_closed(self, h: Hyper) -> bool:
+        """Whether none but our code runs for a parameter: our rule, on numbers and tensors."""
+        cls = type(self)
+        ours = cls._own and is_ours(cls.update) and is_ours(cls.begin)
+        fields = any(map(callable, vars(self).values()))  # what stands in the place of a method
+        return ours and not fields and all(map(_is_plain, h.values()))
+
+    def _step_one(
+        self, p: Tensor, h: Hyper, stateful: bool, maximize: Any, updates: Updates | None
+    ) -> None:
+        """One update of a parameter, if it has a gradient; by `updates` where that can do it."""
+        grad = p.grad
+        if grad is None:
+            return
+        state = self.state[p] if stateful else {}
+        if updates is not None and bool(state) is stateful and updates.run(p, grad, state):
+            return
+        if p._type.dtype.is_complex:
+            p, grad = parts_of(p), parts_of(grad)
+        if not state:
+            self.begin(p, grad, state, h)
+        if maximize:
+            grad = -grad
+        if self._skip is None:
+            self.update(p, grad, state, h)
+        else:
+            self._update_unless(self._skip, p, grad, state, h)
 
     @contextmanager
     def skipping(self, skip: Tensor) -> Iterator[None]:
@@ -434,6 +451,12 @@ def decrease(p: Tensor, step: Tensor) -> None:
         p.sub_(step)
     else:
         assign(p, apply(OPS["sub"], (p, step), {}))
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return all(map(_is_plain, value))
+    return value is None or type(value) in (bool, int, float, str) or is_ours(type(value))
 
 
 def _in_dtype(xs: tuple[Tensor, ...], dtype: Any) -> tuple[Tensor, ...]:

@@ -229,6 +229,11 @@ class Node:
         else:
             self.outs = tuple([Packed(saved_tensor(y)) if type(y) is tuple else y for y in outs])
 
+    def is_packed(self) -> bool:
+        """Whether a pack hook has been given something that is saved."""
+        outs: Any = (self.outs,) if type(self.outs) is Packed else self.outs or ()
+        return any(type(x) is Packed for x in (*(self.operands or ()), *outs))
+
     def _unpack(self, saved: Saved | Packed, i: int) -> Tensor:
         """The tensor that was saved: operand i, or output -1 - i, with its place on the tape."""
         if type(saved) is Packed:
