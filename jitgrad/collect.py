@@ -399,8 +399,8 @@ class Collector(State):
         own: Any = () if fields is None else fields.now
         slots, classes = self._members(cls)
         # Of the names that all code of a program asks for, an instance has few.
-        there = [n for n in names if n in own or n in slots or any(n in c for c in classes)]
-        for name in sorted(there):
+        wanted = set(names)
+        for name in sorted(set[str]().union(*map(wanted.intersection, (own, slots, *classes)))):
             if name in own:
                 assert fields is not None
                 self._field(item, fields, name, is_module(x))

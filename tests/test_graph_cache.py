@@ -20,6 +20,7 @@ from jitgrad.compiler.image import Image
 from jitgrad.compiler.ir import Graph
 from jitgrad.compiler.symbolic import ShapeEnv
 from jitgrad.jit import jit
+from jitgrad.runtime import cache
 from jitgrad.runtime.knobs import knob
 
 
@@ -154,6 +155,14 @@ def test_a_second_process_runs_no_pass_and_loads_no_code_generator(tmp_path: Pat
     read, missed, kernels = map(int, counts.split())
     assert kernels > 2 and missed == 0
     assert read == 3, "the program is one file; the pool, and the key of its object, are the others"
+
+
+def test_an_entry_that_is_no_image_counts_for_nothing(tmp_path: Path) -> None:
+    with knob(cache=True, cache_dir=str(tmp_path / "junk")):
+        for junk in (b"", b"{}", b"null\nx", b"[5, [[1]]]\n", b"[3, []]\nabc", b"\xff\n"):
+            cache.put("image-of-nothing", junk)
+            assert cache.get("image-of-nothing") == junk
+            assert graph_cache._read("image-of-nothing") is None
 
 
 ONE_OP = """

@@ -120,16 +120,21 @@ def test_a_lost_routine_is_compiled_again(
         want = first(*pairs)[0].numpy()
         routines = [x for x in emitted if x.startswith(ROUTINE)]
         assert routines
-        first.clear()
-        gc.collect()
-        objects._objects.clear()
         read = cache.get
         lost = {objects.object_key(x, host()) for x in routines}
-        monkeypatch.setattr(cache, "get", lambda key: None if key in lost else read(key))
-        emitted.clear()
-        again = jit(together, fallback="error")
-        np.testing.assert_array_equal(again(*pairs)[0].numpy(), want)
-        assert [x for x in emitted if x.startswith(ROUTINE)] == routines
+        for images in (True, False):  # an image comes with its routines
+            first.clear()
+            gc.collect()
+            objects._objects.clear()
+            emitted.clear()
+            monkeypatch.setattr(
+                cache, "get",
+                lambda key, images=images: None
+                if key in lost or (key.startswith("image-") and not images)
+                else read(key),
+            )  # fmt: skip
+            np.testing.assert_array_equal(first(*pairs)[0].numpy(), want)
+            assert [x for x in emitted if x.startswith(ROUTINE)] == ([] if images else routines)
         assert not [x for x in emitted if x.endswith("_blocks")], "that is still there"
 
 

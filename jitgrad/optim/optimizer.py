@@ -275,7 +275,7 @@ class Optimizer(StateDict):
         if (
             modes["recorder"] is not None or modes["watcher"] is not None or modes["levels"]
             or modes["abstract"] or modes["grad_enabled"] or self._skip is not None
-            or dispatch.timing is not None or not type(self)._own
+            or dispatch.timing is not None or not self._has_our_rule()
         ):  # fmt: skip
             return None
         found = _updates.get(self)
@@ -283,12 +283,15 @@ class Optimizer(StateDict):
             found = _updates[self] = {}
         return found
 
-    def _is_closed(self, h: Hyper) -> bool:
-        """Whether none but our code runs for a parameter: our rule, on numbers and tensors."""
+    def _has_our_rule(self) -> bool:
+        """Whether the rule is ours: no subclass, and no function put in the place of ours."""
         cls = type(self)
         ours = cls._own and is_ours(cls.update) and is_ours(cls.begin)
-        fields = any(map(callable, vars(self).values()))  # what stands in the place of a method
-        return ours and not fields and all(map(_is_plain, h.values()))
+        return ours and not any(map(callable, vars(self).values()))
+
+    def _is_closed(self, h: Hyper) -> bool:
+        """Whether none but our code runs for a parameter: our rule, on numbers and tensors."""
+        return self._has_our_rule() and all(map(_is_plain, h.values()))
 
     def _step_one(
         self, p: Tensor, h: Hyper, stateful: bool, maximize: Any, updates: Updates | None

@@ -231,7 +231,8 @@ class Node:
 
     def is_packed(self) -> bool:
         """Whether a pack hook has been given something that is saved."""
-        outs: Any = (self.outs,) if type(self.outs) is Packed else self.outs or ()
+        outs: Any = self.outs or ()
+        outs = (outs,) if type(outs) is Packed else outs
         return any(type(x) is Packed for x in (*(self.operands or ()), *outs))
 
     def _unpack(self, saved: Saved | Packed, i: int) -> Tensor:
