@@ -208,10 +208,11 @@ def plan_blocks(kernel: ContractionKernel, target: Target, keeps: bool = True) -
     block_cols = _balanced(hn, col_blocks, tile.nr, have)
     direct_a, direct_b = None, False
     small = max(hm, hn) <= _DIRECT and max(hm, hn) * hk * nbytes <= _DIRECT_BYTES
-    small = small and (dot is None or not (dot.tiles or dot.parts))
-    if small and not _is_one(M):
+    plain = not _is_one(M) and (dot is None or not (dot.tiles or dot.parts))
+    if plain and (small or hn <= tile.nr):  # or one panel of B, for which A is read once
         found = _plain_access(a, c.acc, (batch, rows, depth), extents)
         direct_a = _steps(found, nbytes) if found is not None else None
+    if plain and small:
         direct_b = _is_readable(access)
     if direct_b:
         kept = ""

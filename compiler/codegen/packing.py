@@ -29,6 +29,7 @@ from jitgrad.runtime.dtypes import DType
 
 _BLOCK_BYTES = 16  # blocks that are transposed in registers are this wide
 _ROWS = 8  # rows of k that are copied side by side
+_EDGE_ROWS = 4  # rows of a torn panel that are transposed together
 
 
 class Source:
@@ -170,8 +171,15 @@ def pack(source: Source, panels: ir.Value, width: int, count: Int, depth: Int, s
 
 
 def edge_panel(source: Source, panel: ir.Value, x: Int, rest: Int, width: int, depth: Int) -> None:
-    """A panel with `rest` of `width` entries, from x on; the others are 0."""
+    """A panel with `rest` of `width` entries, from x on; the others are 0, or the last of them."""
     code = source.frame.code
+    block = _block_along_k(source, width, depth)
+    if block > 1 and not _copied_pieces(source, width):
+        rows = min(_EDGE_ROWS, block, 1 << (width.bit_length() - 1))
+        with code.loop(0, rest, rows) as first:
+            first = code.min(first, width - rows)
+            _transpose_rows(source, panel, x, width, depth, block, first, rows, rest)
+        return
     element = storage_type(source.acc)
     zero = ir.Constant(element, None)
     with code.loop(0, depth) as k:
@@ -292,9 +300,15 @@ def _transpose_rows(
     block: int,
     first: Int,
     rows: int,
+    count: Int | None = None,
 ) -> None:
+    """Entries first .. first + rows - 1 of x, by `block` neighbours along k; of those from `count`
+    on, the one before it."""
     code, element = source.frame.code, storage_type(source.acc)
-    offsets = [source.x.at(code.add(code.add(x, first), r)) for r in range(rows)]
+    entries = [code.add(first, r) for r in range(rows)]
+    if count is not None:
+        entries = [code.min(e, code.sub(count, 1)) for e in entries]
+    offsets = [source.x.at(code.add(x, e)) for e in entries]
     whole = code.mul(code.div(depth, block), block)
     line = max(block, 64 // size_of(source.element))
     with code.loop(0, whole, line) as start:
