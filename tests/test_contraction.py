@@ -9,6 +9,7 @@ import ctypes
 import functools
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from jitgrad.compiler.codegen import objects
 from jitgrad.compiler.codegen import target as targets
 from jitgrad.compiler.codegen.blocking import plan_blocks
 from jitgrad.compiler.codegen.contraction import generate
+from jitgrad.compiler.codegen.microkernel import choose_tile
 from jitgrad.compiler.codegen.target import Target
 from jitgrad.compiler.kernels import ContractionKernel, Store
 from jitgrad.compiler.loops import (
@@ -494,6 +496,23 @@ def test_a_is_packed_once_for_many_blocks_of_columns(
     assert "a" in plan.packed and plan.block_cols < n
     out, a, b = run_matmul(m, n, k, dtype, batch, (flip, False), workers=3)
     assert_product(out, a, b, dtype)
+
+
+@pytest.mark.parametrize("m", [140, 301])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_products_of_one_panel_read_a_where_it_lies(m: int, workers: int) -> None:
+    n, k = 11, 300
+    plan = plan_blocks(matmul_kernel(m, n, k, F32, F32)[2], targets.host())
+    assert plan.direct_a == ((k, 1) if n <= plan.tile.nr else None)
+    out, a, b = run_matmul(m, n, k, workers=workers)
+    assert_product(out, a, b, F32)
+
+
+def test_tiles_waste_little_and_count_their_loads() -> None:
+    target = targets.target_of("x86-64-v4")
+    tile = choose_tile(target, F32, 64, 512)
+    assert -(-64 // tile.mr) * tile.mr <= 65 and tile.nv > 1  # a vector of B serves few products
+    assert choose_tile(replace(target, cpu="znver4"), F32, 64, 512).nv == 1
 
 
 @pytest.mark.parametrize(("m", "n", "k"), [(64, 784, 576), (128, 784, 64), (784, 96, 300)])
