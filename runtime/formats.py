@@ -62,10 +62,10 @@ per_tensor_symmetric = qscheme("per_tensor_symmetric")
 per_channel_symmetric = qscheme("per_channel_symmetric")
 per_channel_affine_float_qparams = qscheme("per_channel_affine_float_qparams")
 
-BY_NAME: dict[str, layout | memory_format | qscheme] = {
-    name: value for name, value in globals().items() if isinstance(value, _Named)
-}
 TYPES = (layout, memory_format, qscheme)
+BY_NAME: dict[str, layout | memory_format | qscheme] = {
+    name: value for name, value in globals().items() if isinstance(value, TYPES)
+}
 
 
 def expect_strided(function: str, given: Any) -> None:

@@ -112,9 +112,9 @@ class Node:
 
     def shown(self) -> Node:
         """This node as users see it: of a class of its own name, as each of PyTorch's is."""
-        cls = type(self)
-        if self.kind is cls:
-            self.__class__ = _face(cls, self.name().rsplit("::", 1)[-1])
+        if self.kind is type(self):
+            made_of: Any = self.kind
+            self.__class__ = _face(made_of, self.name().rsplit("::", 1)[-1])
         return self
 
     @property
