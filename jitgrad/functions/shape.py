@@ -116,16 +116,16 @@ def permute(input: Tensor, *positional: Any, dims: Any = None) -> Tensor:
     return apply(OPS["permute"], (input,), {"axes": axes})
 
 
-@naming("TransposeBackward0")
 def transpose(input: Tensor, dim0: int, dim1: int) -> Tensor:
     """Two dims exchanged; a view."""
     rank = input.ndim
     a, b = one_axis("transpose", rank, dim0), one_axis("transpose", rank, dim1)
     if not rank:
-        return alias(input)
+        return called(alias(input), "TransposeBackward0")
     axes = list(range(rank))
     axes[a], axes[b] = axes[b], axes[a]
-    return apply(OPS["permute"], (input,), {"axes": tuple(axes)})
+    out = apply(OPS["permute"], (input,), {"axes": tuple(axes)})
+    return called(out, "TransposeBackward0")
 
 
 def swapaxes(input: Tensor, axis0: int, axis1: int) -> Tensor:
@@ -133,7 +133,6 @@ def swapaxes(input: Tensor, axis0: int, axis1: int) -> Tensor:
     return transpose(input, axis0, axis1)
 
 
-@naming("TBackward0")
 def t(input: Tensor) -> Tensor:
     """The transpose of a matrix; vectors as they are."""
     if input.ndim > 2:
@@ -141,7 +140,7 @@ def t(input: Tensor) -> Tensor:
             f"t() expects a tensor with <= 2 dimensions, but self is {input.ndim}D; use "
             ".mT or permute"
         )
-    return transpose(input, 0, 1) if input.ndim == 2 else alias(input)
+    return called(transpose(input, 0, 1) if input.ndim == 2 else alias(input), "TBackward0")
 
 
 def alias(input: Tensor) -> Tensor:
