@@ -236,7 +236,8 @@ def plan_blocks(kernel: ContractionKernel, target: Target, keeps: bool = True) -
 def _deepest(dot: Dot | None, acc: DType) -> int:
     """The most k of a block."""
     if dot is not None and dot.tiles:
-        return DEPTH * dot.group // dot.copies  # so that a panel of B stays in the first cache
+        # So that a panel of A and one of B stay in the first cache; of operands in parts, one of B.
+        return DEPTH * dot.group // max(2, dot.copies)
     return DEPTH if dot is None or acc.is_floating_point else DEPTH * dot.group
 
 
