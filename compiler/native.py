@@ -55,6 +55,7 @@ _SYSTEM = frozenset((
 ))  # fmt: skip
 """Names of libraries that programs are linked with on most systems."""
 _SUFFIXES = (".so", ".dylib", ".o", ".a", ".wasm")
+_OURS = re.compile(rb"format \d+, for \S+ \(")  # in the head of each text that is written
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,8 @@ def write_native(
     jg_<name>_...; None takes the file's name without lib and suffix. Warns of a file that is called
     as a library of the system (libm.so). Raises ValueError for a path
     or name that will not do, CompileError for what cannot be compiled or linked, OSError when a
-    file cannot be written.
+    file cannot be written, FileExistsError where a .h, .py or .js of the same name is not from an
+    export.
     """
     path = Path(path)
     if path.suffix not in _SUFFIXES:
@@ -128,6 +130,12 @@ def write_native(
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", symbol):
         raise ValueError(f"[native] expected name to be a C identifier; got {name!r}")
     header_path = path.with_suffix(".h")
+    if made.is_wasm:
+        _expect_ours(path, path.with_suffix(".js"))
+    else:
+        _expect_ours(path, header_path)
+        if path.suffix in (".so", ".dylib"):
+            _expect_ours(path, _loader_path(path))
     if path.name.startswith("lib") and stem in _SYSTEM and path.suffix not in (".o", ".wasm"):
         warn(
             f"[native] {path.name} is called as a library of the system is; a program linked with "
@@ -193,10 +201,10 @@ def _write(
             message = str(error).replace(str(unlinked), str(kept))
             raise CompileError(message) from None
         _replace(path, _sealed(linked.read_bytes(), made), 0o777)
-    module = _identifier(path.stem)
     if not made.is_wasm:
-        text = python_loader(model, module, path.name, made.is_elf)
-        _replace(path.with_name(f"{module}.py"), text.encode())
+        loader = _loader_path(path)
+        text = python_loader(model, loader.stem, path.name, made.is_elf)
+        _replace(loader, text.encode())
     write_header(path)
     return NativeFiles(None, path.with_suffix(".js") if made.is_wasm else header_path, path, side)
 
@@ -457,6 +465,25 @@ def _joined(modules: list[str], keep: set[str]) -> str:
         if not value.is_declaration and value.name not in keep:
             value.linkage = "internal"
     return str(whole)
+
+
+def _loader_path(path: Path) -> Path:
+    """Where the Python module of a library is written."""
+    return path.with_name(f"{_identifier(path.stem)}.py")
+
+
+def _expect_ours(path: Path, beside: Path) -> None:
+    """FileExistsError where a file that would be written beside `path` is somebody's own."""
+    try:
+        with open(beside, "rb") as file:
+            first = file.read(1000)
+    except OSError:
+        return  # none there; or writing says what is wrong
+    if first and not _OURS.search(first):
+        raise FileExistsError(
+            f"[native] {str(beside)!r} would be written beside {path.name}, and what is there was "
+            f"not made by an export; choose another path than {str(path)!r}, or move that file"
+        )
 
 
 def _temporary(path: Path) -> Path:

@@ -554,6 +554,22 @@ def test_bad_paths_and_names(tmp_path, monkeypatch):
     assert "jg_m3_odd_name_create" in (tmp_path / "lib3-odd name.h").read_text()
 
 
+@pytest.mark.parametrize(
+    ("library", "own"), [("m.so", "m.py"), ("m.so", "m.h"), ("m.o", "m.h"), ("m.wasm", "m.js")]
+)
+def test_files_of_the_user_are_not_written_over(library: str, own: str, tmp_path: Path) -> None:
+    g, state = mlp()
+    (tmp_path / own).write_text("x = 1\n")
+    with pytest.raises(FileExistsError, match=rf"{own}.*not made by an export"):
+        native.write_native(g, state, tmp_path / library)
+    assert (tmp_path / own).read_text() == "x = 1\n"
+    assert [f.name for f in tmp_path.iterdir()] == [own]
+    (tmp_path / own).unlink()
+    if not library.endswith("wasm"):  # which needs a linker for it
+        for _ in range(2):  # what an export made is renewed
+            native.write_native(g, state, tmp_path / library)
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_read_only_folder(tmp_path):
     closed = tmp_path / "closed"
