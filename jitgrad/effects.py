@@ -10,6 +10,7 @@ from __future__ import annotations
 import array
 import collections
 import copyreg
+import importlib.util
 import os
 import sys
 import sysconfig
@@ -269,6 +270,7 @@ _PASSES_ON = {"abc", "contextlib", "enum", "functools", "types", "typing"}
 # What weak containers run when something of theirs dies, wherever that happens.
 _CALLBACKS = {("weakref", "remove"), ("_weakrefset", "_remove")}
 _IMPORTLIB, _IMPORT = "<frozen importlib._bootstrap>", "_find_and_load"
+_FIND_SPEC: CodeType = importlib.util.find_spec.__code__
 _RUN_NODE: CodeType = engine._run_node.__code__
 
 # Code of ours in which nothing need be seen, by id (hashing a code object takes a microsecond).
@@ -280,11 +282,11 @@ class Profile:
 
     entered: told of each frame of the user's that is entered; gives whether its arguments are to be
     plain numbers. library: of the standard library's and NumPy's code that the user's calls.
-    imported: of each module that was asked for by name, and whether it was loaded now. identities:
-    that id() was called. appended: of each list that is appended to. variable: of each one of the
-    environment that is read. made: of each object that copy or pickle made. impure: of each
-    effect, with the user's line. first_node: tape nodes with smaller numbers are older than the
-    recording.
+    imported: of each module that was imported, or looked for, by name, and whether it was loaded
+    now. identities: that id() was called. appended: of each list that is appended to. variable: of
+    each one of the environment that is read. made: of each object that copy or pickle made. impure:
+    of each effect, with the user's line. first_node: tape nodes with smaller numbers are older than
+    the recording.
 
     Attributes: threads, whether threads were started.
     """
@@ -313,6 +315,7 @@ class Profile:
         self._foreign = foreign
         self._first_node = first_node
         self._importing = 0
+        self._finding = 0
         self._loaded = False
         self.threads = False
 
@@ -334,6 +337,11 @@ class Profile:
                 self._importing -= 1
                 if not self._importing:
                     self._imported(frame.f_locals["name"], not self._loaded)
+            elif frame.f_code is _FIND_SPEC and not self._importing:
+                self._finding -= 1
+                name = frame.f_locals.get("fullname")
+                if not self._finding and isinstance(name, str):
+                    self._imported(name, False)
             return
         if event == "call":
             code = frame.f_code
@@ -341,8 +349,10 @@ class Profile:
                 if not self._importing:
                     self._loaded = frame.f_locals["name"] in sys.modules
                 self._importing += 1
-            if self._importing:
-                return  # what a module does when it is imported, it does once in any case
+            elif code is _FIND_SPEC and not self._importing:
+                self._finding += 1
+            if self._importing or self._finding:
+                return  # what modules and finders do on an import, they do once in any case
             owner = owner_of_frame(frame)
             if owner == "user":
                 if code.co_name != "<module>":
@@ -370,7 +380,7 @@ class Profile:
                     self._variable(frame.f_locals["key"])
                 elif code in _ENVIRONMENT and not _for_us(frame):
                     self._impure("reads the environment (os.environ)", _line(frame))
-        elif event == "c_call" and not self._importing:
+        elif event == "c_call" and not self._importing and not self._finding:
             owner = owner_of_frame(frame)
             if arg is id and owner == "user":
                 self._identities()

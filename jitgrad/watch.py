@@ -154,8 +154,8 @@ class Watch(Collector):
         self._identities = True
 
     def imported_now(self, name: str) -> bool:
-        """Adds items for a module that was just asked for by name, loaded or not. Whether it is
-        users' code."""
+        """Adds items for a module that was just imported, or looked for, by name: whether it is
+        loaded. Gives whether it is users' code."""
         module = sys.modules.get(name)
         if module is not None:
             self.imported(name)

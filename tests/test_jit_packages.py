@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import importlib.util
 import logging
 import os
 import sys
@@ -65,6 +66,86 @@ def test_a_submodule_that_is_imported_inside(
     finally:
         for name in ("jg_package", "jg_package.part"):
             sys.modules.pop(name, None)
+
+
+class Finder:
+    """An import hook that does what no trace could follow."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        self.asked.append("{name}".format(**locals()))
+        open(os.devnull).close()
+
+
+def imported(x: Any) -> Any:
+    import jg_first  # type: ignore[import-not-found]
+
+    return x * jg_first.SCALE
+
+
+def imported_by_name(x: Any) -> Any:
+    return x * importlib.import_module("jg_first").SCALE
+
+
+def not_there(x: Any) -> Any:
+    try:
+        import jg_nothing  # type: ignore[import-not-found] # noqa: F401
+    except ImportError:
+        return x * 2
+    return x
+
+
+def not_found(x: Any) -> Any:
+    return x * 2 if importlib.util.find_spec("jg_nothing") is None else x
+
+
+def found_and_imported(x: Any) -> Any:
+    if importlib.util.find_spec("jg_first.part") is None:
+        return x
+    import jg_first
+
+    return x * jg_first.SCALE
+
+
+@pytest.mark.parametrize(
+    "code", [imported, imported_by_name, not_there, not_found, found_and_imported]
+)
+def test_finders_of_modules_are_not_the_functions_code(
+    code: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "jg_first"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("SCALE = 2.0\n")
+    (folder / "part.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    finder = Finder()
+    monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
+    f = jit(code)
+    try:
+        for _ in range(4):
+            assert f(X).tolist() == [2.0, 4.0, 6.0]
+        assert set(finder.asked) & {"jg_first", "jg_nothing"}
+        assert f.stats.hits >= 2 and f.stats.segments == 0, f.explain()
+    finally:
+        for name in ("jg_first", "jg_first.part"):
+            sys.modules.pop(name, None)
+
+
+def test_a_module_that_was_looked_for_is_loaded_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    f = jit(not_found)
+    check(f, [2.0, 4.0, 6.0], 1)
+    (tmp_path / "jg_nothing.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    try:
+        importlib.import_module("jg_nothing")
+        check(f, [1.0, 2.0, 3.0], 2)
+        assert "jg_nothing" in f.explain_last_miss()
+    finally:
+        sys.modules.pop("jg_nothing", None)
 
 
 def test_attributes_that_functions_have_of_python() -> None:
