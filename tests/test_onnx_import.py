@@ -420,3 +420,78 @@ def test_shapes_that_are_inputs_under_jit() -> None:
         x = torch.randn(4)
         y = compiled(x, torch.tensor(sizes))
         np.testing.assert_allclose(y.numpy(), np.exp(x.numpy()).reshape(sizes), rtol=1e-6)
+
+
+# -- the conditions of a model's sizes ------------------------------------------------------------
+def conditional(path: Path) -> Any:
+    """A model that is right only where 4 < n."""
+
+    def f(x: Any) -> Any:
+        return x * 2 if x.shape[0] > 4 else x * 3
+
+    exported = jitgrad.export(f, torch.rand(5, 3), dynamic_shapes={"x": {0: "n"}})
+    exported.onnx(path)
+    return exported
+
+
+def test_conditions_of_the_sizes_are_checked(tmp_path: Path) -> None:
+    """As Exported checks them: eagerly, under @jit, and in what is exported again."""
+    exported = conditional(tmp_path / "m.onnx")
+    m = jitgrad.onnx.load(tmp_path / "m.onnx")
+    again = jitgrad.export(m, torch.rand(5, 3), names=["x"], dynamic_shapes={"x": {0: "n"}})
+    run = torch.jit(m)
+    for n in (5, 6, 9):
+        x = torch.rand(n, 3)
+        for call in (exported, m, run, again):
+            assert call(x).equal(x * 2)
+    for n in (0, 1, 2, 4):
+        for call in (exported, m, run, again):
+            with pytest.raises(ValueError, match="expected sizes with 4 < n; got"):
+                call(torch.rand(n, 3))
+
+
+def with_conditions(path: Path, text: str) -> Any:
+    """The model of `conditional` with another text of conditions."""
+    conditional(path)
+    model = onnx.load(path)
+    helper.set_model_props(model, {"jitgrad.conditions": text})
+    onnx.save(model, path)
+    return path
+
+
+def test_conditions_of_every_form(tmp_path: Path) -> None:
+    texts = {
+        "n != 1; -1 * n + 3 < (n // 2)": {3, 4, 7, 9},
+        "(n % 2) == 0": {0, 2, 4},
+        "max(n, 3) <= 3; 1 < min(n, 5)": {2, 3},
+        "(7 // n) < 3": {3, 4, 7, 9},
+        "": {0, 1, 2, 3, 4, 7, 9},
+    }
+    for text, good in texts.items():
+        m = jitgrad.onnx.load(with_conditions(tmp_path / "m.onnx", text))
+        for n in good:
+            m(torch.ones(n, 3))
+        for n in {0, 1, 2, 3, 4, 7, 9} - good:
+            with pytest.raises(ValueError, match="expected sizes with"):
+                m(torch.ones(n, 3))
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("n", "expected comparisons of sizes"),
+        ("n <", "expected comparisons of sizes"),
+        ("n < m", "none of its inputs has a size called m"),
+        ("n ** 9 < 3", "expected comparisons of sizes"),
+        ("print(n, 1) < 3", "expected comparisons of sizes"),
+        ("1 < n < 3", "expected comparisons of sizes"),
+        ("n < True", "expected comparisons of sizes"),
+        ("import os", "expected comparisons of sizes"),
+        ("(" * 5000 + "n" + ")" * 5000 + " < 3", "expected comparisons of sizes"),
+        ("-" * 60000 + "n < 3", "expected comparisons of sizes"),
+        ("n < 3;" * 20000, "characters"),
+    ],
+)
+def test_conditions_that_are_none(tmp_path: Path, text: str, why: str) -> None:
+    with pytest.raises(jitgrad.onnx.OnnxLoadError, match=why):
+        jitgrad.onnx.load(with_conditions(tmp_path / "m.onnx", text))

@@ -22,6 +22,7 @@ from jitgrad.compiler.passes.simplify import simplify
 from jitgrad.compiler.types import TensorType
 from jitgrad.dynamic_shapes import conditions
 from jitgrad.onnx.errors import OnnxExporterError, UnsupportedOperatorError
+from jitgrad.onnx.importing.conditions import KEY
 from jitgrad.onnx.opsets import NEWEST, OLDEST, ir_version
 from jitgrad.onnx.symbolic import as_form, registered_form
 from jitgrad.onnx.writer import Writer, value_info
@@ -232,7 +233,7 @@ class _Walk:
         )
         assumed = conditions(self.graph.env)
         if assumed:
-            helper.set_model_props(model, {"jitgrad.conditions": "; ".join(assumed)})
+            helper.set_model_props(model, {KEY: "; ".join(assumed)})
         return model
 
     def _name_output(self, found: str, name: str) -> None:

@@ -38,6 +38,7 @@ from jitgrad.onnx.importing.calls import (
     dtype_of,
     is_known,
 )
+from jitgrad.onnx.importing.conditions import KEY, check_conditions, read_conditions
 from jitgrad.onnx.importing.reader import (
     Function,
     Graph,
@@ -59,14 +60,16 @@ _CONTROL = (CompileError, OnnxLoadError, OnnxNodeError, OnnxUnsupportedError, Me
 
 
 class Program:
-    """What a Module runs, which never changes: the model, its constants by name, and the paths of
-    its parameters and buffers by name."""
+    """What a Module runs, which never changes: the model, its constants by name, the paths of its
+    parameters and buffers by name, and what must hold of the sizes of its inputs."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
         self.constants: dict[str, Any] = {}
         self.paths: dict[str, tuple[str, ...]] = {}
         self.inputs = [p for p in model.graph.inputs if p.name not in model.graph.initializers]
+        shown = {d for p in self.inputs for d in p.dims or () if isinstance(d, str)}
+        self.conditions = read_conditions(model.metadata.get(KEY, ""), shown)
 
     def __deepcopy__(self, memo: Any) -> Program:
         return self
@@ -160,6 +163,7 @@ class OnnxModule(Module):
                 values[port.name] = _fitting(given[port.name], port, dims)
             else:
                 values[port.name] = None
+        check_conditions(program.conditions, dims)
         run = Run(program.model, program.model.opsets)
         results = run.graph(program.model.graph, values)
         made = [_result(r) for r in results]

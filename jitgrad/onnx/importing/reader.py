@@ -86,6 +86,7 @@ class Model:
     opsets: dict[str, int]
     functions: dict[tuple[str, str], Function] = field(default_factory=dict)
     producer: str = ""
+    metadata: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,8 @@ def model_of(proto: onnx.ModelProto, folder: Path | None = None, what: str = "th
             raise OnnxLoadError(f"[onnx.load] the function {made.name!r} is defined twice")
         functions[made.domain, made.name] = made
     graph = reader.graph(proto.graph, set())
-    model = Model(graph, opsets, functions, _text(proto.producer_name))
+    metadata = {_text(e.key): _text(e.value) for e in proto.metadata_props}
+    model = Model(graph, opsets, functions, _text(proto.producer_name), metadata)
     _check_functions(model)
     return model
 
