@@ -111,7 +111,8 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--max-delay-ms", type=float, default=2.0, help="how long to wait for others")
     p.add_argument("--max-queue", type=int, default=1024, help="requests that may wait")
     p.add_argument("--max-body", type=int, default=64 << 20, help="bytes of a request")
-    p.add_argument("--body-timeout-s", type=float, default=30.0)
+    p.add_argument("--body-timeout-s", type=float, default=30.0,
+                   help="for a request's headers to arrive, and then for its body")  # fmt: skip
     p.add_argument("--call-timeout-s", type=float)
     p.add_argument("--grace-s", type=float, default=30.0, help="for what was accepted, at the end")
     p.add_argument("--log-level", default="info")

@@ -206,6 +206,66 @@ def test_a_slow_client_does_not_hold_others_up(server):
     slow.close()
 
 
+def test_headers_that_do_not_come_are_not_waited_for(server):
+    """Neither on a new connection, nor after an answer."""
+    whole = b"GET /v2 HTTP/1.1\r\nHost: x\r\n\r\n"
+    for first, sent in ((b"", b""), (b"", b"POST /v2/mod"), (b"", whole[:-2]), (whole, b"GET")):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=30) as slow:
+            if first:
+                slow.sendall(first)
+                assert slow.recv(1000).startswith(b"HTTP/1.1 200 ")
+                time.sleep(0.2)
+            slow.sendall(sent)
+            got = b"".join(iter(lambda s=slow: s.recv(1000), b""))
+            assert (b" 408 " in got) if sent else not got, (sent, got)
+
+
+def test_a_connection_stays_for_as_long_as_its_requests_come(server):
+    c = server.connect()
+    c.connect()
+    for _ in range(3):
+        time.sleep(0.5)  # headers may take 1.0
+        c.request("GET", "/v2")
+        assert c.getresponse().read()
+
+
+def test_only_sizes_of_one_name_must_be_equal(tmp_path):
+    """An axis that is free is not the batch's for being the first."""
+    nearest = jg.export(
+        lambda q, db: (q @ db.T).argmax(1), jg.rand(2, 3), jg.rand(4, 3),
+        dynamic_shapes={"q": {0: "n"}, "db": {0: "m"}},
+    )  # fmt: skip
+    nearest.save(tmp_path / "m.jgx")
+    q, db = np.eye(3, dtype=np.float32)[1:2], np.eye(3, dtype=np.float32).repeat(2, 0)
+    for options in ({}, {"max_batch": 4}):
+        server = Server(tmp_path / "m.jgx", **options)
+        try:
+            body = request(q)
+            body["inputs"][0]["name"] = "q"
+            body["inputs"] += request(db)["inputs"]
+            body["inputs"][1]["name"] = "db"
+            status, answer = server.post(body)
+            assert status == 200 and answer["outputs"][0]["data"] == [2], answer
+        finally:
+            assert server.stop() == 0
+
+
+def test_sizes_of_one_name_are_equal_wherever_they_are():
+    ports = [Port("h", "float32", ("b",)), Port("x", "float32", ("t", "b"))]
+
+    def parse(b, t, again):
+        rows = [("h", [b]), ("x", [t, again])]
+        inputs = [
+            {"name": n, "datatype": "FP32", "shape": s, "data": [0] * int(np.prod(s))}
+            for n, s in rows
+        ]
+        return parse_request(json.dumps({"inputs": inputs}).encode(), None, ports, ports)
+
+    assert [a.shape for a in parse(2, 3, 2).inputs] == [(2,), (3, 2)]
+    with pytest.raises(BadRequest, match=r"one size b; got 2 \(axis 0 of 'h'\) and 3 \(axis 1 of"):
+        parse(2, 2, 3)
+
+
 # -- batching ------------------------------------------------------------------------------------
 def test_requests_are_joined_and_answered_apart(server, model):
     before = server.get("/metrics")[1]
@@ -361,6 +421,29 @@ def test_datatypes(dtype, datatype, good, bad):
     assert raw.inputs[0].tobytes() == made.inputs[0].tobytes()
 
 
+@pytest.mark.parametrize(("datatype", "dtype", "text", "want"), [
+    ("FP32", "float32", "1e400", None), ("FP32", "float32", "-1e39", None),
+    ("FP16", "float16", "70000", None), ("BF16", "bfloat16", "1e39", None),
+    ("FP64", "float64", "1e400", None), ("FP64", "float64", "1" + "0" * 400, None),
+    ("FP32", "float32", '"-Infinity"', -np.inf), ("FP32", "float32", "Infinity", np.inf),
+    ("INT64", "int64", "1.0", 1), ("INT64", "int64", "-2.5e1", -25), ("UINT8", "uint8", "2e2", 200),
+    ("UINT8", "uint8", "3e2", None), ("INT64", "int64", "0.5", None),
+    ("INT64", "int64", "9007199254740993.0", None),  # a double has no such number
+    ("BOOL", "bool", "1.0", None),
+])  # fmt: skip
+def test_numbers_are_what_was_written_or_refused(datatype, dtype, text, want):
+    ports = [Port("x", dtype, (1,))]
+    body = '{"inputs": [{"name": "x", "datatype": "%s", "shape": [1], "data": [%s]}]}'
+    body = (body % (datatype, text)).encode()
+    if want is None:
+        with pytest.raises(
+            BadRequest, match="does not fit|expected elements of .*; got the number"
+        ):
+            parse_request(body, None, ports, ports)
+    else:
+        assert parse_request(body, None, ports, ports).inputs[0].tolist() == [want]
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_answers_are_strict_json(dtype):
     """NaN and infinities are strings, both ways; binary data has them as they are."""
@@ -391,7 +474,7 @@ def test_answers_are_strict_json(dtype):
 def test_the_parser_survives_anything(seed):
     """Bytes of a good request, altered: parsed, or refused with a reason."""
     rng = np.random.default_rng(seed)
-    ports = [Port("x", "float32", (-1, 2)), Port("b", "bool", (1,))]
+    ports = [Port("x", "float32", ("n", 2)), Port("b", "bool", (1,))]
     good = json.dumps({"id": "q", "inputs": [
         {"name": "x", "datatype": "FP32", "shape": [1, 2], "parameters": {"binary_data_size": 8}},
         {"name": "b", "datatype": "BOOL", "shape": [1], "data": [True]},

@@ -53,7 +53,8 @@ def serve(
             other.
         max_delay_ms: how long a request waits for others to join it.
         max_queue: requests that may wait; one more gets 503.
-        max_body: bytes of a request (413). body_timeout_s: for it to arrive (408).
+        max_body: bytes of a request (413). body_timeout_s: for its headers to arrive, and
+            then for the body (408).
         call_timeout_s: a call that takes longer ends its worker.
 
     Raises ValueError for numbers out of range, ArtifactError (as ModelError) for a file that cannot
@@ -62,6 +63,7 @@ def serve(
     import uvicorn
 
     from jitgrad.serve.app import Settings, make_app
+    from jitgrad.serve.connection import connections
 
     for label, value, low in [
         ("workers", workers, 1), ("max_batch", max_batch, 1), ("max_queue", max_queue, 1),
@@ -84,7 +86,7 @@ def serve(
         with _ended_by_signals():
             uvicorn.run(
                 app, host=host, port=port, log_level=log_level,
-                timeout_graceful_shutdown=int(grace_s),
+                timeout_graceful_shutdown=int(grace_s), http=connections(body_timeout_s), ws="none",
             )  # fmt: skip
     finally:
         for worker in made:

@@ -1,8 +1,8 @@
 """The HTTP application: the protocol's paths, limits, health, metrics.
 
-Owns what a request may be (size, time) and which status it gets; parsing is protocol.py's, waiting
-batching.py's. 2xx: answered. 4xx: the client's mistake, with a reason ({"error": ...}). 503: not
-accepted, come again (`Retry-After`). 500: the model failed, or ended two workers.
+Owns what a body may be (size, time) and which status a request gets; parsing is protocol.py's,
+waiting batching.py's. 2xx: answered. 4xx: the client's mistake, with a reason ({"error": ...}).
+503: not accepted, come again (`Retry-After`). 500: the model failed, or ended two workers.
 """
 
 from __future__ import annotations

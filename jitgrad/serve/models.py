@@ -98,7 +98,7 @@ def _ports(names: Sequence[str], values: Sequence[Any]) -> list[Port]:
 
 
 def _port(name: str, dtype: str, shape: Sequence[Any]) -> Port:
-    return Port(name, dtype, tuple(d if isinstance(d, int) else -1 for d in shape))
+    return Port(name, dtype, tuple([d if isinstance(d, int) else str(d) for d in shape]))
 
 
 def _shared_axis(shapes: Sequence[Sequence[Any]]) -> str | None:

@@ -43,11 +43,16 @@ class BadRequest(ValueError):
 
 @dataclass(frozen=True)
 class Port:
-    """An input or output of a model. A size of -1 may differ from request to request."""
+    """An input or output of a model. In dims, a size that may differ from request to request is a
+    name, in shape -1; sizes of one name are equal."""
 
     name: str
     dtype: str
-    shape: tuple[int, ...]
+    dims: tuple[int | str, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple([-1 if isinstance(d, str) else d for d in self.dims])
 
     @property
     def datatype(self) -> str:
@@ -83,7 +88,7 @@ def parse_request(
             raise BadRequest(f"{HEADER} is {header_length[:20]!r}; the body has {len(body)} bytes")
         text, binary = body[:size], body[size:]
     try:
-        data = json.loads(text)
+        data = json.loads(text, parse_constant=str)  # NaN and the like, bare, are as their strings
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"the body is no JSON: {error}") from None
     if not isinstance(data, dict):
@@ -100,7 +105,7 @@ def parse_request(
 
 def _kind(x: Any) -> str:
     names = {dict: "an object", list: "an array", str: "a string", bool: "a boolean"}
-    return names.get(type(x), "null" if x is None else "a number")
+    return names.get(type(x), "null" if x is None else f"the number {str(x)[:40]}")
 
 
 def _inputs(given: list[dict[str, Any]], ports: Sequence[Port], binary: bytes) -> list[Array]:
@@ -175,7 +180,9 @@ def _from_json(x: Mapping[str, Any], port: Port, shape: tuple[int, ...]) -> Arra
     kinds: tuple[type, ...] = (bool,) if port.dtype == "bool" else (int,)
     if dtype.is_floating_point:
         kinds = (int, float)
-        flat = [_NOT_FINITE.get(v, v) if type(v) is str else v for v in flat]
+        given, flat = flat, [_NOT_FINITE.get(v, v) if type(v) is str else v for v in flat]
+    elif port.dtype != "bool":
+        flat = [int(v) if type(v) is float and _is_whole(v) else v for v in flat]
     wrong = next((v for v in flat if type(v) not in kinds), None)
     if wrong is not None or any(v is None for v in flat):
         raise BadRequest(
@@ -185,12 +192,21 @@ def _from_json(x: Mapping[str, Any], port: Port, shape: tuple[int, ...]) -> Arra
         if dtype.is_floating_point:
             wide = np.array(flat, np.float64)
             with np.errstate(over="ignore"):
-                return wide.astype(dtype.np).reshape(shape)
+                array = wide.astype(dtype.np)
+            infinite = np.flatnonzero(~np.isfinite(array.astype(np.float64)))
+            if any(type(given[k]) is not str for k in infinite):
+                raise OverflowError
+            return array.reshape(shape)
         return np.array(flat, dtype.np).reshape(shape)
     except (OverflowError, ValueError):
         raise BadRequest(
             f"input {port.name!r}: an element does not fit into {port.datatype}"
         ) from None
+
+
+def _is_whole(v: float) -> bool:
+    """Whether it is a whole number, and surely the one that was written: 1.0 is 1 in JSON."""
+    return v.is_integer() and abs(v) < 2**53
 
 
 def _flattened(data: list[Any], port: Port) -> list[Any]:
@@ -210,10 +226,18 @@ def _check_bools(flat: Array, port: Port) -> None:
 
 
 def _check_common_sizes(found: Mapping[str, Array], ports: Sequence[Port]) -> None:
-    """Where the first size is free, it is the batch's: the same for all inputs."""
-    rows = {p.name: len(found[p.name]) for p in ports if p.shape and p.shape[0] < 0}
-    if len(set(rows.values())) > 1:
-        raise BadRequest(f"expected inputs of one batch size; got {rows}")
+    """Sizes of one name are equal."""
+    first: dict[str, tuple[int, str]] = {}
+    for port in ports:
+        for axis, (dim, size) in enumerate(zip(port.dims, found[port.name].shape, strict=True)):
+            if not isinstance(dim, str):
+                continue
+            where = f"axis {axis} of {port.name!r}"
+            known, place = first.setdefault(dim, (size, where))
+            if size != known:
+                raise BadRequest(
+                    f"expected one size {dim}; got {known} ({place}) and {size} ({where})"
+                )
 
 
 def _outputs(data: Mapping[str, Any], ports: Sequence[Port]) -> dict[str, bool]:
