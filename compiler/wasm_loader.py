@@ -56,6 +56,7 @@ _CREATE_WITH = """\
 _RESIZE = """
   // Sets the sizes that may differ, by name; results then have the shapes `outputShapes`.
   resize(given) {
+    this.check();
     const names = sizes.map((s) => s.name);
     const other = Object.keys(given ?? {}).find((name) => !names.includes(name));
     if (typeof given !== "object" || given === null || other !== undefined) {
@@ -138,6 +139,9 @@ async function bytesOf(source, name) {{
     if (!source.ok) throw new Error(`${{label}}expected ${{name}}; got status ${{source.status}}`);
     source = await source.arrayBuffer();
   }}
+  if (typeof source?.byteLength !== "number") {{
+    throw new TypeError(`${{label}}expected ${{name}}: its bytes, or a Response; got ${{source}}`);
+  }}
   return source;
 }}
 
@@ -170,12 +174,17 @@ export class Model {{
     new Uint32Array(exports.memory.buffer, this.table, ports.length).set(this.places);
   }}
 
+  // Pointers come as signed numbers: those from 2 GiB on below 0.
   call(name, ...given) {{
-    return this.exports[prefix + name](...given);
+    return this.exports[prefix + name](...given) >>> 0;
+  }}
+
+  check() {{
+    if (!this.instance) throw new Error(label + "this instance was destroyed; make another");
   }}
 
   allocate(nbytes) {{
-    const at = this.call("alloc", Math.max(16, nbytes));
+    const at = nbytes < 2 ** 32 && this.call("alloc", Math.max(16, nbytes));
     if (!at) throw new Error(`${{label}}no memory for ${{nbytes}} bytes`);
     return at;
   }}
@@ -191,6 +200,7 @@ export class Model {{
 
   // One typed array for each input; gives an array of fresh typed arrays, one for each output.
   run(...given) {{
+    this.check();
     if (given.length !== inputs.length) {{
       const names = inputs.map(describe).join(", ") || "none";
       throw new TypeError(
@@ -217,8 +227,9 @@ export class Model {{
     }});
   }}
 {resizing}
-  // Gives the memory of this instance back to the module.
+  // Gives the memory of this instance back to the module; once more does nothing.
   destroy() {{
+    if (!this.instance) return;
     this.call("destroy", this.instance);
     const more = this.weights ?? [];
     for (const place of [...this.places, this.table, ...more]) this.call("free", place);

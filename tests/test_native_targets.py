@@ -248,6 +248,52 @@ def test_wasm_errors_and_memory(tmp_path):
 
 @needs_zig
 @needs_node
+def test_wasm_instances_that_were_destroyed(tmp_path):
+    """What was freed is freed once, and used no more."""
+    n = jg.Dim("n", max=4)
+    graph = jg.export(lambda x: x * 2, jg.rand(3), dynamic_shapes={"x": {0: n}})
+    graph.native(tmp_path / "m.wasm")
+    said = node(tmp_path, """
+        const tell = (f) => { try { console.log(f()); } catch (e) { console.log(`${e}`); } };
+        for (let k = 0; k < 3; k++) model.destroy();
+        tell(() => model.run(new Float32Array([1, 2, 3])));
+        tell(() => model.resize({ n: 2 }));
+        const others = [1, 2, 3].map(() => new model.constructor(model.exports));
+        others.forEach((m, k) => m.resize({ n: k + 1 }));
+        console.log(others.map((m, k) => m.run(new Float32Array(k + 1).fill(k))[0].join()).join());
+    """).splitlines()  # fmt: skip
+    refused = "Error: [m] this instance was destroyed; make another"
+    assert said == [refused, refused, "0,2,2,4,4,4"]
+
+
+@needs_zig
+@needs_node
+def test_wasm_memory_over_2_gib(tmp_path):
+    """Of which only what is used is ever touched."""
+    n = jg.Dim("n", max=300_000_000)
+    graph = jg.export(lambda x: (x * 2, x + 1), jg.rand(3), dynamic_shapes={"x": {0: n}})
+    graph.native(tmp_path / "m.wasm")
+    said = node(tmp_path, """
+        const size = model.exports.memory.buffer.byteLength;
+        console.log(size > 2 ** 31, Math.max(...model.places) > 2 ** 31);
+        for (const n of [3, 2]) {
+          model.resize({ n });
+          console.log(model.run(new Float32Array(n).fill(n)).map((y) => y.join()).join(" "));
+        }
+        try { model.resize({ n: 300_000_001 }); } catch (e) { console.log(`${e}`); }
+        for (const size of [2 ** 32 + 64, 2 ** 32 - 64, 2 ** 31]) {
+          try { model.allocate(size); } catch (e) { console.log(`${e}`); }
+        }
+    """).splitlines()  # fmt: skip
+    assert said[:3] == ["true true", "6,6,6 4,4,4", "4,4 3,3"]
+    assert said[3].startswith("RangeError: [m] expected n to be 0 to 300000000")
+    assert [line.split(" bytes")[0] for line in said[4:]] == [
+        f"Error: [m] no memory for {size}" for size in (2**32 + 64, 2**32 - 64, 2**31)
+    ]
+
+
+@needs_zig
+@needs_node
 def test_wasm_that_was_altered(tmp_path):
     jg.export(lambda x: x * 2, jg.rand(3)).native(tmp_path / "m.wasm")
     said = node(tmp_path, """
@@ -258,9 +304,14 @@ def test_wasm_that_was_altered(tmp_path):
         await tell(bytes);
         if (globalThis.Response) await tell(new Response("no", {status: 404}));
         else console.log("status 404");
+        for (const nothing of [undefined, null, "m.wasm"]) await tell(nothing);
     """).splitlines()  # fmt: skip
     assert "truncated, altered" in said[0] and "truncated, altered" in said[1]
-    assert "status 404" in said[2] and len(said) == 3
+    assert "status 404" in said[2]
+    assert said[3:] == [
+        f"TypeError: [m] expected m.wasm: its bytes, or a Response; got {got}"
+        for got in ("undefined", "null", "m.wasm")
+    ]
 
 
 # -- archives ------------------------------------------------------------------------------------
