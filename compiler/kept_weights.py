@@ -2,7 +2,7 @@
 
 Before: stages whose weights are constants, so that rows of `n_once` pack them (launch_rows.py), and
 the machine that they are for is this one. After: what those rows made, to be stored in the place of
-the weights. Owns running them, and which weights are worth it.
+the weights. Owns running them, the form of what they make, and which weights are worth it.
 """
 
 from __future__ import annotations
@@ -21,32 +21,36 @@ from jitgrad.compiler.loops import Array
 from jitgrad.compiler.stages import Stages
 from jitgrad.runtime import launch
 
-_MOST = 1.3  # how much larger what is kept may be: it is read at each call, and from the file
+_MOST = 1.3  # how much larger what is kept may be than what it stands for: both are read
 
 
 def too_large(stages: Stages) -> set[int]:
-    """The numbers of the inputs of which something much larger would be kept (filters of
-    convolutions by transforms)."""
+    """The numbers of the inputs of which much more would be kept than need not be stored then:
+    filters of convolutions by transforms, and weights that something reads as they are, too (a
+    table that is the last layer's matrix)."""
     numbers = {a: k for k, a in enumerate(stages.program.inputs)}
-    found: set[int] = set()
+    alone = unread(stages)
+    made: dict[int, dict[tuple[object, ...], int]] = {}
     for code in stages.generated.values():
         for one in code.launches:
             if not one.once:
                 continue
             arrays = [x for x in one.operands if isinstance(x, Array)]
-            read = [x for x in arrays if x not in code.kept]
-            made = sum(nbytes(x) for x in arrays if x in code.kept)
-            if made > _MOST * sum(map(nbytes, read)) + 2**16:
-                found |= {numbers[x] for x in read}
-    return found
+            read = [numbers[x] for x in arrays if x not in code.kept]
+            size = sum(nbytes(x) for x in arrays if x in code.kept)
+            for k in read:
+                made.setdefault(k, {})[(one.once, *read)] = size
+    return {
+        k
+        for k, sizes in made.items()
+        if sum(sizes.values()) > _MOST * nbytes(stages.program.inputs[k]) * (k in alone) + 2**16
+    }
 
 
 def unread(stages: Stages) -> set[int]:
     """The numbers of the inputs that only the rows of `n_once` read."""
-    if stages.nested:
-        return set()
     once: set[Array] = set()
-    others = set(stages.program.roots)
+    others = {*stages.program.roots, *(a for n in stages.nested.values() for a in n.operands)}
     for code in stages.generated.values():
         for one in code.launches:
             arrays = {x for x in one.operands if isinstance(x, Array)}
@@ -56,9 +60,9 @@ def unread(stages: Stages) -> set[int]:
 
 def make(
     stages: Stages, image: Image, state: Mapping[int, np.ndarray[Any, Any]], target: Target
-) -> dict[int, np.ndarray[Any, Any]]:
-    """What the rows of `n_once` make, by slot, of the state by slot. Runs code for `target`, which
-    is this machine's."""
+) -> dict[int, tuple[list[Any], np.ndarray[Any, Any]]]:
+    """What the rows of `n_once` make, by slot, of the state by slot, each with its form. Runs code
+    for `target`, which is this machine's."""
     rows = image.launches[: image.n_once]
     if not rows:
         return {}
@@ -85,4 +89,24 @@ def make(
     nothing = np.zeros(1, np.int64)
     arrays = [state.get(k, nothing) for k in range(first)]
     program.prepare(arrays)
-    return {slot: np.array(program.kept[slot]).view(np.uint8) for slot in image.kept}
+    forms = _forms(stages, image)
+    return {s: (forms[s], np.array(program.kept[s]).view(np.uint8)) for s in image.kept}
+
+
+def _forms(stages: Stages, image: Image) -> dict[int, list[Any]]:
+    """How what is kept in each slot follows from the inputs: the digest of the code that makes it,
+    and the names and numbers that the code is given. Equal forms make equal bytes of equal inputs,
+    whatever else the programs do."""
+    launches = {(g.key, one.symbol): one for g in stages.generated.values() for one in g.launches}
+    forms: dict[int, list[Any]] = {}
+    for kernel, args, *_ in image.launches[: image.n_once]:
+        launch = launches[image.kernels[kernel]]
+        form: list[Any] = [launch.once]
+        for operand, word in zip(launch.operands, args, strict=False):  # scratch comes last
+            if not isinstance(operand, Array):
+                form.append(word)
+            elif word in image.kept:
+                forms[word] = form
+            else:
+                form.append(stages.graph.inputs[word].name)
+    return forms

@@ -13,7 +13,8 @@ import os
 import re
 import secrets
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from jitgrad.compiler.codegen.cross import compile_for
 from jitgrad.compiler.codegen.interface import Size
 from jitgrad.compiler.codegen.target import Target, llvm_binding, own, targets_of
 from jitgrad.compiler.header import c_header
+from jitgrad.compiler.image import Image
 from jitgrad.compiler.interpret import unknown_fault
 from jitgrad.compiler.ir import Graph, Node, all_nodes
 from jitgrad.compiler.launch_rows import assemble
@@ -36,10 +38,11 @@ from jitgrad.compiler.pipeline import Options, stages_of
 from jitgrad.compiler.python_loader import python_loader
 from jitgrad.compiler.size_limits import at_most, conditions, empty_at_zero, with_limits
 from jitgrad.compiler.stages import Stages
+from jitgrad.compiler.symbolic import Sym
 from jitgrad.compiler.wasm_loader import wasm_loader
 from jitgrad.compiler.weights import Packed, fill_section, pack, write_weights
 from jitgrad.runtime import artifact_format as fmt
-from jitgrad.runtime.errors import CompileError
+from jitgrad.runtime.errors import CompileError, InternalError
 from jitgrad.runtime.userline import warn
 
 _WEIGHTS_LIMIT = 2**31 - 2**24  # position-independent code reaches 2 GiB
@@ -144,26 +147,61 @@ def write_native(
     if weights is None:
         built = _build(graph, state, symbol, output_names, targets, creator, path)
         return _write(path, header_path, built, made, None)
+    side = _side(weights, stem)
+    with _stored(side) as store:
+        built = _build(graph, state, symbol, output_names, targets, creator, path, side.name, store)
+    return _write(path, header_path, built, made, side)
+
+
+def write_native_weights(
+    graph: Graph,
+    state: Mapping[str, np.ndarray[Any, Any]],
+    path: str | os.PathLike[str],
+    target: Target | str | None = None,
+) -> None:
+    """Writes the file of weights alone, as `write_native` does for this graph and target: for a
+    library of the same graph. Raises ValueError for a path that will not do, OSError when the file
+    cannot be written."""
+    side, targets = _side(path, "net"), targets_of(target)
+    _check_graph(graph)
+    if graph.env.hints:
+        graph = with_limits(graph)
+    with _stored(side) as store, graph.env.deciding_by_form():
+        store(_planned(graph, state, targets[0], _is_own(targets))[-1])
+
+
+def _side(weights: str | os.PathLike[str], stem: str) -> Path:
+    """The path of a file of weights."""
     side = Path(weights)
     if side.suffix in (*_SUFFIXES, ".h", ".py", ".js") or side.is_dir():
         raise ValueError(
             f'[native] expected weights to be the path of a file such as "{stem}.weights"; got '
             f"{str(side)!r}"
         )
+    return side
+
+
+@contextmanager
+def _stored(side: Path) -> Iterator[Callable[[Packed], None]]:
+    """Gives a function that writes a file of weights, which is there when the block is through."""
     temporary = _temporary(side)
 
-    def store(packed: Packed) -> bytes:
+    def store(packed: Packed) -> None:
         try:
-            return write_weights(packed, temporary)
+            write_weights(packed, temporary)
         except OSError as error:
             raise _unwritable(side, error) from None
 
     try:
-        built = _build(graph, state, symbol, output_names, targets, creator, path, side.name, store)
+        yield store
         os.replace(temporary, side)
     finally:
         temporary.unlink(missing_ok=True)
-    return _write(path, header_path, built, made, side)
+
+
+def _is_own(targets: list[Target]) -> bool:
+    """Whether the code is for this machine alone."""
+    return targets == [own()]
 
 
 def _write(
@@ -239,30 +277,33 @@ def _build(
     creator: str,
     path: Path,
     weights_file: str = "",
-    store: Callable[[Packed], bytes] | None = None,
+    store: Callable[[Packed], None] | None = None,
 ) -> _Built:
-    """store: writes the weights to `weights_file` and gives the digest; None: they go into the
-    object. path: the file that the object is for: what maps a file of weights, and what Python runs
-    to import the library, depend on it."""
+    """store: writes the weights to `weights_file`; None: they go into the object. path: the file
+    that the object is for: what maps a file of weights, and what Python runs to import the library,
+    depend on it."""
     _check_graph(graph)
     if graph.env.hints:
         graph = with_limits(graph)
     lowest = targets[0]
     runtime = pool.emit_runtime(lowest.triple, threads=not lowest.is_wasm)
     modules = [capi.private_names(str(runtime))]
-    content = digest = b""
+    content = layout = b""
     parts: list[tuple[capi.Model, list[str]]] = []
     for number, t in enumerate(targets):
         label = name if len(targets) == 1 else levels.part_name(name, number)
-        here = len(targets) == 1 and t == own()
-        part, packed, texts = _part(graph, state, label, output_names, t, creator, here)
+        part, packed, texts = _part(graph, state, label, output_names, t, creator, _is_own(targets))
         if store is None:
             content = _content(packed, lowest)
             part.weights = b"" if lowest.is_elf else content
         else:
-            digest = digest or store(packed)
-            part.side, part.weights_file = digest, weights_file
-            more = {"weights_file": weights_file, "weights_digest": digest.hex()}
+            if not layout:
+                layout = packed.layout
+                store(packed)
+            elif layout != packed.layout:
+                raise InternalError("the levels of a library read other weights")
+            part.side, part.weights_file = layout, weights_file
+            more = {"weights_file": weights_file, "weights_layout": layout.hex()}
             part.metadata = json.dumps({**json.loads(part.metadata), **more})
         parts.append((part, texts))
     if len(parts) > 1 and targets[-1].tiles and not levels.uses_tiles(parts[-1][1]):
@@ -284,7 +325,7 @@ def _build(
         modules.insert(0, str(levels.emit_choice(model, len(targets), lowest)))
     keep = {*capi.public_symbols(model, lowest.is_wasm), fmt.DESCRIPTOR}
     may_call, apart = _provided(lowest), b""
-    if digest and path.suffix != ".o" and not lowest.is_wasm:
+    if layout and path.suffix != ".o" and not lowest.is_wasm:
         mapper, symbol = str(mapping.emit_mapping(model, lowest)), mapping.symbol(model)
         if path.suffix == ".a":
             known = mapping.SYMBOLS | {f"jg_{name}_create_with"}
@@ -325,14 +366,7 @@ def _part(
     keep: whether weights may be stored as the code reads them, for which the code runs here."""
     needed = features.required_features(target)
     with graph.env.deciding_by_form():
-        simple, stages = _stages(graph, target, keep and not graph.writes)
-        if graph.env.hints:
-            stages = stages.planned(at_most)
-        image, syms = assemble(stages)
-    slots = {k: state[i.name] for k, i in enumerate(simple.inputs) if i.kind == "state"}
-    packed = pack(
-        simple, state, kept_weights.unread(stages), kept_weights.make(stages, image, slots, target)
-    )
+        simple, stages, image, syms, packed = _planned(graph, state, target, keep)
     offsets = packed.offsets
     # Passes write dims that are equal as one of them; callers see each where it was declared.
     declared = {i.name: i.value.type for i in graph.inputs}
@@ -366,6 +400,20 @@ def _part(
     model.metadata = _metadata(model, needed, target, creator, moved)
     kernels = {g.key: g.module_text for g in stages.all_generated() if g.module_text}
     return model, packed, list(kernels.values())
+
+
+def _planned(
+    graph: Graph, state: Mapping[str, np.ndarray[Any, Any]], target: Target, keep: bool
+) -> tuple[Graph, Stages, Image, list[Sym], Packed]:
+    """The simplified graph, its stages, what was made of them, and the weights. keep: as for
+    `_part`."""
+    simple, stages = _stages(graph, target, keep and not graph.writes)
+    if graph.env.hints:
+        stages = stages.planned(at_most)
+    image, syms = assemble(stages)
+    slots = {k: state[i.name] for k, i in enumerate(simple.inputs) if i.kind == "state"}
+    kept = kept_weights.make(stages, image, slots, target)
+    return simple, stages, image, syms, pack(simple, state, kept_weights.unread(stages), kept)
 
 
 def _stages(graph: Graph, target: Target, keep: bool) -> tuple[Graph, Stages]:

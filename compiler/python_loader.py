@@ -72,8 +72,9 @@ def load(path=None, threads=1, weights=None, verify=True):
     if _SEALED and verify:
         _verify(path)
     model = Model(path, threads, weights)
-    if _WEIGHTS and verify and checksum(model.weights[@HEAD@:]) != bytes.fromhex("@DIGEST@"):
-        raise RuntimeError(f"{weights} was altered; copy or export it again")
+    if _WEIGHTS and verify:
+        if checksum(model.weights[@HEAD@:]) != model.weights[@DIGEST@].tobytes():
+            raise RuntimeError(f"{weights} was altered; copy or export it again")
     return model
 
 
@@ -242,7 +243,7 @@ def python_loader(model: Model, module: str, library: str, sealed: bool) -> str:
     fill = {
         "VERSION": model.version, "MODULE": module, "LIBRARY": library, "NAME": model.name,
         "WEIGHTS": repr(model.weights_file or None), "HEAD": str(fmt.WEIGHTS_HEAD),
-        "DIGEST": model.side.hex() if model.side else "",
+        "DIGEST": f"{fmt.WEIGHTS_DIGEST.start}:{fmt.WEIGHTS_DIGEST.stop}",
         "INPUTS": describe([p for _, p in model.inputs]),
         "OUTPUTS": describe([p for _, p in model.outputs]), "STATES": describe(model.own),
         "SIZES": repr({s.name: (s.low, s.high) for s in model.sizes}),

@@ -34,9 +34,9 @@ _WEIGHTS = """\
       found.push(~crc);
     }
     const all = new Uint8Array(await subtle.digest("SHA-256", new Int32Array(found)));
-    if (Array.from(all, (b) => b.toString(16).padStart(2, "0")).join("") !== "@DIGEST@") {
+    if (all.some((byte, k) => byte !== weights[@DIGEST@ + k])) {
       throw new Error(label + "expected the weights in " + @FILE@
-        + ", which this module was written with; got others");
+        + " as they were written; got a file that is none, was truncated or altered");
     }
   }
 """
@@ -110,7 +110,7 @@ def wasm_loader(model: Model, digest: str) -> str:
     if model.side:
         side, weights, create = ", weights", _WEIGHTS, _CREATE_WITH
         weights = weights.replace("@FILE@", json.dumps(model.weights_file))
-        weights = weights.replace("@DIGEST@", model.side.hex())
+        weights = weights.replace("@DIGEST@", str(fmt.WEIGHTS_DIGEST.start))
         weights = weights.replace("@HEAD@", str(fmt.WEIGHTS_HEAD))
         weights = weights.replace("@PIECE@", str(fmt.PIECE))
         files += f", fetch({json.dumps(model.weights_file)})"

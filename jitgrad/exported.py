@@ -1,7 +1,7 @@
 """Exported: a pure graph with named inputs, outputs and state, outside of any function.
 
-Owns the class: calling it, its texts, and the ways out (`save`, `native`). Recording a function is
-export.py's; the `.jgx` file is exported_file.py's, native code `compiler/native.py`'s.
+Owns the class: calling it, its texts, and the ways out (`save`, `native`, `weights`). Recording a
+function is export.py's; the `.jgx` file is exported_file.py's, native code `compiler/native.py`'s.
 """
 
 from __future__ import annotations
@@ -141,7 +141,8 @@ class Exported:
                 "riscv64-linux-gnu", "aarch64-macos", "x86_64-macos", "wasm32", with a processor
                 after a colon if need be ("aarch64-linux-gnu:neoverse-n1").
             weights: a file that the weights go to ("libnet.weights"), which programs map into
-                memory: for models of 2 GB and more. Default: they are in the library.
+                memory: for models of 2 GB and more. Others of the same layout can take their
+                place (see `weights`). Default: they are in the library.
 
         Raises ValueError for a path or target that will not do; CompileError where there is no
         linker: then the object file is there, and the message says how to link it.
@@ -158,6 +159,21 @@ class Exported:
             weights=weights,
             creator=_creator(),
         )
+
+    def weights(self, path: str | os.PathLike[str], *, target: str | None = None) -> None:
+        """Writes the weights alone, as `native(..., weights=path)` does: for a library that was
+        written of the same model before it was trained further.
+
+        A library takes any file whose names, shapes and dtypes are its own, and whose values are
+        stored as its code reads them, so `target` is what the library was written for (default:
+        "host"). What is no tensor (an eps, a Python float) is in the library.
+
+        Raises ValueError for a path or target that will not do, OSError when the file cannot be
+        written.
+        """
+        from jitgrad.compiler.native import write_native_weights
+
+        write_native_weights(self.graph, self.state, path, target)
 
     def onnx(
         self,

@@ -53,8 +53,8 @@ def map_weights(
         given = os.path.join(os.path.dirname(library), os.path.basename(info["weights_file"]))
     path = os.path.abspath(os.fspath(given))
     data = read_file(path, "file of weights")
-    digest, nbytes = bytes.fromhex(info["weights_digest"]), int(info["weights_bytes"])
-    fmt.check_weights(data, path, digest, nbytes, verify)
+    layout, nbytes = bytes.fromhex(info["weights_layout"]), int(info["weights_bytes"])
+    fmt.check_weights(data, path, layout, nbytes, verify)
     return np.frombuffer(data, np.uint8)
 
 

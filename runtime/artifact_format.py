@@ -10,7 +10,8 @@ endian), SHA-256 of the checksum (`checksum`) of those bytes and of the 16 befor
 Loaders of ELF ignore what follows the last section. It guards against damage; it is no signature.
 
 A file of weights begins with 128 bytes: 8 bytes magic, a version (u64), the number of bytes that
-follow (u64), their checksum (32), zeros. A library knows the checksum of its own.
+follow (u64), a digest of their layout (32), their checksum (32), zeros. A library knows the layout
+that it reads (`compiler/weights.py`): it takes any values that lie so.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ except ImportError:
     except ImportError:
         from hashlib import sha256
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 
 # The exported symbol that describes a library, an array of 8-byte words.
 DESCRIPTOR = "jg_model"
@@ -62,9 +63,11 @@ SEAL_BYTES = 64
 _HEAD = struct.Struct("<8sQ")
 
 WEIGHTS_MAGIC = b"JGWEIGHT"
-WEIGHTS_VERSION = 2
+WEIGHTS_VERSION = 3
 WEIGHTS_HEAD = 128
-_WEIGHTS = struct.Struct("<8sQQ32s")
+_WEIGHTS = struct.Struct("<8sQQ32s32s")
+WEIGHTS_DIGEST = slice(56, _WEIGHTS.size)
+"""Where the checksum stands in the head."""
 
 PIECE = 2**22
 WORKERS = 4
@@ -133,26 +136,31 @@ def check_seal(data: Any, path: str) -> bytes:
     return found
 
 
-def weights_head(nbytes: int, digest: bytes) -> bytes:
+def weights_head(nbytes: int, layout: bytes, digest: bytes) -> bytes:
     """The first bytes of a file of weights."""
-    return _WEIGHTS.pack(WEIGHTS_MAGIC, WEIGHTS_VERSION, nbytes, digest).ljust(WEIGHTS_HEAD, b"\0")
+    head = _WEIGHTS.pack(WEIGHTS_MAGIC, WEIGHTS_VERSION, nbytes, layout, digest)
+    return head.ljust(WEIGHTS_HEAD, b"\0")
 
 
-def check_weights(data: Any, path: str, digest: bytes, nbytes: int, verify: bool) -> None:
-    """Checks a file of weights (what it is mapped in) for a library that wants these.
+def check_weights(data: Any, path: str, layout: bytes, nbytes: int, verify: bool) -> None:
+    """Checks a file of weights (what it is mapped in) for a library that reads this layout.
 
-    Raises ArtifactError when it is none, of another version, of another library, truncated,
+    Raises ArtifactError when it is none, of another version, of another layout, truncated,
     extended, or (where `verify`) when its content was altered.
     """
     head = bytes(data[:WEIGHTS_HEAD])
-    what = f"[load] expected the file of weights that the library was made with; {path!r} "
+    what = f"[load] expected a file of weights for this library; {path!r} "
     if len(head) < WEIGHTS_HEAD or head[:8] != WEIGHTS_MAGIC:
         raise ArtifactError(f"{what}({len(data)} bytes) is none; copy or export it again")
-    _, version, length, theirs = _WEIGHTS.unpack_from(head)
+    _, version, length, theirs, digest = _WEIGHTS.unpack_from(head)
     if version != WEIGHTS_VERSION:
         raise ArtifactError(f"{what}has version {version}, not {WEIGHTS_VERSION}; export it again")
-    if theirs != digest or length != nbytes or any(head[_WEIGHTS.size :]):
-        raise ArtifactError(f"{what}belongs to another library; export both again")
+    if theirs != layout or length != nbytes or any(head[_WEIGHTS.size :]):
+        raise ArtifactError(
+            f"{what}belongs to another library: names, shapes or dtypes of its weights are others, "
+            "or it was written for another processor; write it with weights(...) of an export of "
+            "the same model, for the library's target, or export both again"
+        )
     if len(data) != WEIGHTS_HEAD + nbytes:
         raise ArtifactError(
             f"{what}has {len(data)} bytes, not {WEIGHTS_HEAD + nbytes}: it was truncated or "

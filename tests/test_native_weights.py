@@ -85,7 +85,7 @@ def test_damaged_weights(tmp_path, x, want):
         refused(good[:64], "is none", **options)
         refused(b"", "is none", **options)
         refused(b"X" + good[1:], "is none", **options)
-        refused(good[:8] + b"\1" + good[9:], "has version 1, not 2", **options)
+        refused(good[:8] + b"\1" + good[9:], "has version 1, not 3", **options)
         refused(good[:30] + bytes([good[30] ^ 1]) + good[31:], "another library", **options)
         refused(good[:120] + b"\1" + good[121:], "another library", **options)
     altered = good[:200] + bytes([good[200] ^ 1]) + good[201:]
@@ -173,7 +173,8 @@ def test_the_python_module_beside_it(tmp_path, x, want):
         data = open("m.weights", "rb").read()
         open("short", "wb").write(data[:-1])
         open("other", "wb").write(data[:24] + bytes(32) + data[56:])
-        for bad in ("short", "other", "none"):
+        open("altered", "wb").write(data[:-200] + bytes([data[-200] ^ 1]) + data[-199:])
+        for bad in ("short", "other", "none", "altered"):
             try:
                 libnet.load(weights=bad)
             except (RuntimeError, OSError) as error:
@@ -182,6 +183,124 @@ def test_the_python_module_beside_it(tmp_path, x, want):
     assert said[0].startswith("RuntimeError expected") and "truncated" in said[0]
     assert said[1].startswith("RuntimeError expected the weights that this library was made with")
     assert said[2].startswith("FileNotFoundError")
+    assert said[3] == "RuntimeError altered was altered; copy or export it again"
+
+
+# -- of a model that was trained further -----------------------------------------------------------
+class Tied(nn.Module):
+    """A table that is the last layer's matrix, and a step of control flow."""
+
+    def __init__(self, loop=False):
+        super().__init__()
+        self.table, self.head = nn.Embedding(500, 64), nn.Linear(64, 500, bias=False)
+        self.head.weight, self.loop = self.table.weight, loop
+
+    def forward(self, index):
+        x = self.table(index)
+        if self.loop:
+            x = jg.scan(lambda c, _: (c * 2, c), x, jg.zeros(2))[0]
+        return self.head(x)
+
+
+def trained(model):
+    with jg.no_grad():
+        for p in model.parameters():
+            p.mul_(-1.5).add_(0.1)
+    return model
+
+
+def retrained(model, x, folder, **options):
+    """A library of a model, then the file of weights of the model with others; what it gives."""
+    jg.export(model, x).native(folder / "libnet.so", weights=folder / "m.weights", **options)
+    jg.export(trained(model), x).weights(folder / "new.weights", **options)
+    return model(x).detach().numpy()
+
+
+@pytest.mark.parametrize(
+    "target", [None, "x86-64-v2", "portable"] if TARGET.startswith("x86") else [None]
+)
+def test_weights_are_swapped(tmp_path, target):
+    x, model = jg.rand(32, 150), nn.Sequential(nn.Linear(150, 90), nn.ReLU(), nn.Linear(90, 7))
+    old = model(x).detach().numpy()
+    want = retrained(model, x, tmp_path, target=target)
+    assert (tmp_path / "new.weights").stat().st_size == (tmp_path / "m.weights").stat().st_size
+    for verify in (True, False):
+        library = load(tmp_path / "libnet.so", weights=tmp_path / "new.weights", verify=verify)
+        close(library(x.numpy()), want)
+    close(load(tmp_path / "libnet.so")(x.numpy()), old)
+    good = (tmp_path / "new.weights").read_bytes()
+    (tmp_path / "new.weights").write_bytes(good[:-200] + bytes([good[-200] ^ 1]) + good[-199:])
+    with pytest.raises(ArtifactError, match="does not match its checksum"):
+        load(tmp_path / "libnet.so", weights=tmp_path / "new.weights")
+
+
+def test_swapped_weights_from_the_python_module(tmp_path, x):
+    want = retrained(network(), x, tmp_path)
+    np.savez(tmp_path / "d.npz", x.numpy(), want)
+    said = bare(tmp_path, """
+        x, want = np.load("d.npz").values()
+        print(np.allclose(libnet.load(weights="new.weights")(x), want, atol=1e-6))
+    """)  # fmt: skip
+    assert said.strip() == "True"
+
+
+@needs_zig
+@needs_node
+def test_swapped_weights_in_wasm(tmp_path, x):
+    model = network()
+    jg.export(model, x).native(tmp_path / "m.wasm", weights=tmp_path / "m.weights")
+    jg.export(trained(model), x).weights(tmp_path / "new.weights", target="wasm32")
+    (tmp_path / "m.js").rename(tmp_path / "m.mjs")
+    (tmp_path / "t.mjs").write_text(f"""
+        import {{ readFileSync }} from "node:fs";
+        import {{ load }} from "./m.mjs";
+        const model = await load(readFileSync("m.wasm"), readFileSync("new.weights"));
+        const x = new Float32Array({json.dumps(x.numpy().ravel().tolist())});
+        console.log(JSON.stringify(Array.from(model.run(x)[0])));
+    """)
+    command = ["node", "t.mjs"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    close(np.array(json.loads(done.stdout)).reshape(3, 4), model(x).detach().numpy())
+
+
+def test_a_training_step_begins_with_swapped_state(tmp_path):
+    total, one = jg.zeros(3), np.ones(3, np.float32)
+    retrained_state = tmp_path / "new.weights"
+    step = lambda x: total.add_(x) * 1  # noqa: E731
+    jg.export(step, jg.rand(3)).native(tmp_path / "libnet.so", weights=tmp_path / "m.weights")
+    total.fill_(5)
+    jg.export(step, jg.rand(3)).weights(retrained_state)
+    assert (load(tmp_path / "libnet.so", weights=retrained_state)(one) == 6).all()
+
+
+def test_weights_of_another_layout(tmp_path, x):
+    """Names, shapes, dtypes and how they are stored; never the values."""
+    write(tmp_path, x)
+
+    def other(model, **options):
+        jg.export(model, x.to(next(model.parameters()).dtype)).weights(tmp_path / "o", **options)
+        for verify in (True, False):
+            with pytest.raises(ArtifactError, match="belongs to another library: names, shapes"):
+                load(tmp_path / "libnet.so", weights=tmp_path / "o", verify=verify)
+
+    other(nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 9)))
+    other(nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Identity(), nn.Linear(9, 4)))
+    other(nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 4, bias=False)))
+    other(network().to(jg.float64))
+    with pytest.raises(ValueError, match="weights to be the path of a file"):
+        jg.export(network(), x).weights(tmp_path / "libn.so")
+    with pytest.raises(OSError, match=r"folder that can be written; .*none/w.bin"):
+        jg.export(network(), x).weights(tmp_path / "none" / "w.bin")
+
+
+@needs_x86
+def test_packed_weights_are_for_their_target(tmp_path):
+    x, model = jg.rand(32, 150), nn.Linear(150, 90)
+    jg.export(model, x).native(tmp_path / "libnet.so", weights=tmp_path / "m.weights")
+    jg.export(model, x).weights(tmp_path / "o", target="x86-64-v2")
+    with pytest.raises(ArtifactError, match="written for another processor"):
+        load(tmp_path / "libnet.so", weights=tmp_path / "o")
 
 
 # -- from C --------------------------------------------------------------------------------------
@@ -230,6 +349,34 @@ int main(int argc, char **argv) {
     return 0;
 }
 """
+
+
+SWAPPED = r"""
+#include <stdio.h>
+#include "libnet.h"
+int main(void) {
+    static const float x[] = {NUMBERS};
+    static float y[JG_NET_OUTPUT0_SIZE];
+    const char *why = "?";
+    jg_net *model = jg_net_create_from(1, "new.weights", &why);
+    if (!model) { puts(why); return 1; }
+    if (jg_net_call(model, x, y)) return 2;
+    for (int i = 0; i < JG_NET_OUTPUT0_SIZE; i++) printf("%.9g ", y[i]);
+    jg_net_destroy(model);
+    return 0;
+}
+"""
+
+
+@needs_cc
+def test_swapped_weights_from_c(tmp_path, x):
+    want = retrained(network(), x, tmp_path)
+    numbers = ", ".join(map(repr, x.numpy().ravel().tolist()))
+    (tmp_path / "main.c").write_text(SWAPPED.replace("NUMBERS", numbers))
+    command = ["cc", "-Wall", "-Wextra", "-Werror", "main.c", "libnet.so", "-Wl,-rpath,$ORIGIN",
+               "-o", "main"]  # fmt: skip
+    subprocess.run(command, cwd=tmp_path, check=True)
+    close(np.array(run(["./main"], tmp_path, False).split(), float).reshape(want.shape), want)
 
 
 @needs_cc
@@ -341,6 +488,26 @@ def test_weights_are_stored_as_the_code_reads_them(tmp_path):
         assert there == ([False, True] * 2 if label == "here" else [True] * 4)
         sizes[label] = library.info["weights_bytes"]
     assert sizes["here"] < 1.2 * sizes["level"]
+
+
+@pytest.mark.parametrize("loop", [False, True])
+def test_shared_weights_are_stored_once(tmp_path, loop):
+    """What something reads as it is is not packed beside that."""
+    model, index = Tied(loop).eval(), jg.arange(32)
+    want = retrained(model, index, tmp_path)
+    library = load(tmp_path / "libnet.so", weights=tmp_path / "new.weights")
+    np.testing.assert_allclose(library(index.numpy()), want, rtol=1e-5, atol=1e-5)
+    assert library.info["weights_bytes"] < 1.1 * model.table.weight.numel() * 4
+
+
+def test_control_flow_does_not_keep_weights_twice(tmp_path):
+    head = nn.Linear(300, 200).eval()
+    x = jg.rand(32, 300)
+    loop = lambda x: jg.scan(lambda c, _: (c * 2, c), head(x), jg.zeros(2))[0]  # noqa: E731
+    jg.export(loop, x).native(tmp_path / "libnet.so")
+    library = load(tmp_path / "libnet.so")
+    np.testing.assert_allclose(library(x.numpy()), loop(x).detach().numpy(), rtol=1e-5, atol=1e-5)
+    assert library.info["weights_bytes"] < 1.2 * 300 * 200 * 4
 
 
 def test_filters_that_a_transform_makes_larger_are_stored_as_they_are(tmp_path):

@@ -67,7 +67,7 @@ class Model:
         features: (feature, text when it is missing) that the code needs.
         metadata: JSON text for the loader. version: one line for people.
         weights: the bytes, where an object of the target cannot be filled later.
-        side: the digest of the file that the weights are in, b"" where the library has them;
+        side: the layout of the file that the weights are in, b"" where the library has them;
             weights_file: what it is called.
         sizes: the symbolic dims. conditions: what else must hold of them. syms: what kernels read,
         in the order of the instance's words.
