@@ -65,8 +65,9 @@ def export(
 ) -> Exported:
     """Records a function or Module on example inputs.
 
-    A Module, and a function that only gives results, is recorded with gradients off. A function
-    that changes tensors it captures (a training step: zero_grad, backward, optimizer.step; a
+    A Module, and a function that only gives results, is recorded with gradients off, or on where it
+    takes gradients inside (the forces of an energy): they become part of the graph. A function that
+    changes tensors it captures (a training step: zero_grad, backward, optimizer.step; a
     counter) or draws random numbers is traced without data: nothing changes here, and what it
     changes becomes the exported graph's own state, which each call carries on. Call such a step
     once before, so that its optimizer's state is there. `.grad`s that it sets anew stay inside.
@@ -170,23 +171,33 @@ def record(
             refuse_fixed_dims(env, _name(of))
             state_names = StateNames.of_function(of)
             return _exported(step, given, labels, output_names, _name(of), state_names, arguments)
-    recorded = JitFunction(
-        function.__call__ if is_module(function) else function, fallback="error", segments=False
-    )
+    called = function.__call__ if is_module(function) else function
+
+    def recording() -> Exported:
+        recorded = _Detaching(called, fallback="error", segments=False)
+        recorded(*tree([x.detach() for x in inputs]))
+        trace = recorded.specialisations[0].trace
+        labels = _labels(of, inputs, names)
+        exported = _named(trace, of, inputs, labels, output_names, arguments)  # or refuses
+        if dynamic_shapes is None:
+            return exported
+        env = ShapeEnv()
+        symbolic = symbolic_inputs(inputs, labels, dynamic_shapes, env)
+        trace = recorded.symbolic_trace(tree(symbolic), env)
+        refuse_fixed_dims(env, _name(of))
+        return _named(trace, of, symbolic, labels, output_names, arguments)
+
     before = _Before(of)
     try:
-        with no_grad():
-            recorded(*tree(inputs))
-            trace = recorded.specialisations[0].trace
-            labels = _labels(of, inputs, names)
-            exported = _named(trace, of, inputs, labels, output_names, arguments)  # or refuses
-            if dynamic_shapes is None:
-                return exported
-            env = ShapeEnv()
-            symbolic = symbolic_inputs(inputs, labels, dynamic_shapes, env)
-            trace = recorded.symbolic_trace(tree(symbolic), env)
-            refuse_fixed_dims(env, _name(of))
-            return _named(trace, of, symbolic, labels, output_names, arguments)
+        try:
+            with no_grad():
+                return recording()
+        except RuntimeError as error:
+            if "does not require grad" not in str(error):
+                raise
+        before.restore()
+        with enable_grad():  # it takes gradients inside
+            return recording()
     except CompileError as error:
         before.restore()
         text = str(error)
@@ -457,6 +468,8 @@ def _refuse_effects(trace: Trace, function: Any, state_names: StateNames) -> Non
             label = f"its input {label}"
         changed.setdefault(label, w.value.line)
     for owner, key, _ in trace.rebinds:
+        if key == "requires_grad" and isinstance(owner, Arg):
+            continue  # callers of what is exported have no tape
         holder = None if isinstance(owner, Arg) else owner.item.now
         prefix = state_names.paths.get(
             id(holder), "" if is_module(holder) else type(holder).__name__

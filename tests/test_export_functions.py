@@ -10,6 +10,8 @@ import pytest
 
 import jitgrad as torch
 from jitgrad import nn
+from jitgrad.compiler import link
+from jitgrad.pytree import flatten
 from jitgrad.runtime import load
 from jitgrad.runtime.errors import CompileError
 
@@ -187,3 +189,67 @@ def test_the_only_out(tmp_path: Any) -> None:
             continue
         with pytest.raises(error, match=text):
             model(given, out=out)
+
+
+# -- gradients inside ----------------------------------------------------------------------------
+class Forces(nn.Module):
+    def __init__(self, how):
+        super().__init__()
+        self.energy, self.how = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1)), how
+
+    def forward(self, x):
+        return self.how(self.energy, x)
+
+
+def by_grad(energy, x):
+    at = x.detach().requires_grad_()
+    return -torch.autograd.grad(energy(at).sum(), at)[0]
+
+
+def by_grad_at_the_input(energy, x):
+    x.requires_grad_(True)
+    e = energy(x)
+    return e, torch.autograd.grad(e.sum(), x)[0]
+
+
+def by_backward(energy, x):
+    at = x.clone().requires_grad_()
+    (energy(at) ** 2).sum().backward()
+    return at.grad
+
+
+def twice(energy, x):
+    at = x.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(energy(at).sum(), at, create_graph=True)
+    return torch.autograd.grad((slope**2).sum(), at)[0]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("module", [False, True])
+@pytest.mark.parametrize("how", [by_grad, by_grad_at_the_input, by_backward, twice])
+def test_functions_that_take_gradients_inside(how, module, dynamic, tmp_path):
+    torch.manual_seed(0)
+    model = Forces(how).eval()
+    function = model if module else lambda x: how(model.energy, x)
+    sizes = ({0: torch.Dim("n", max=9)},) if dynamic else None
+    if how is by_backward:
+        model.requires_grad_(False)  # else it leaves .grads behind, which is refused or kept
+    exported = torch.export(function, torch.rand(4, 3), dynamic_shapes=sizes)
+    assert not any(p.grad is not None for p in model.parameters())
+    if link.find_linker() is not None:
+        exported.native(tmp_path / "libforces.so")
+    for n in (4, 6) if dynamic else (4,):
+        x = torch.rand(n, 3)
+        want = [y.detach().numpy() for y in flatten(function(x.clone()))[0]]
+        got = [y.numpy() for y in flatten(exported(x))[0]]
+        for y, z in zip(got, want, strict=True):
+            np.testing.assert_allclose(y, z, rtol=1e-5, atol=1e-6)
+        if link.find_linker() is not None:
+            again = load(tmp_path / "libforces.so")(x.numpy())
+            for y, z in zip(flatten(again)[0], want, strict=True):
+                np.testing.assert_allclose(y, z, rtol=1e-5, atol=1e-6)
+
+
+def test_what_needs_no_gradient_is_said_as_in_eager_code():
+    with pytest.raises(RuntimeError, match="element 0 of tensors does not require grad"):
+        torch.export(lambda x: torch.autograd.grad(x.sum(), x)[0], torch.rand(3))
