@@ -62,6 +62,10 @@ class _Line:
         self.at += 1
         return t
 
+    def end(self) -> None:
+        if self.kind():
+            raise self.error(f"the end of the line, got {self.peek()!r}")
+
     def take(self, text: str) -> bool:
         if self.peek() == text:
             self.at += 1
@@ -94,8 +98,7 @@ def parse_dim(text: str, dims: Mapping[str, Sym]) -> Dim:
     parser.dims = dict(dims)
     line = _Line(text, 1)
     d = parser._dim(line)
-    if line.kind():
-        raise line.error("the end of a dim")
+    line.end()
     return d
 
 
@@ -135,6 +138,7 @@ class _Parser:
             self.dims[name] = self.graph.env.dim(name, hint)
             line.take(",")
         line.next(text="{")
+        line.end()
 
     def _statement(self, number: int, text: str) -> None:
         code, _, comment = _split_comment(text)
@@ -163,6 +167,7 @@ class _Parser:
             self.graph.rebinds.append(Rebind(owner, key, value))
         else:
             self._definition(line, comment)
+        line.end()
 
     def _guard(self, line: _Line) -> None:
         line.next()
@@ -182,6 +187,8 @@ class _Parser:
         left: list[tuple[str, TensorType]] = []
         while True:
             name = line.next("value")
+            if name in self.values or name in [n for n, _ in left]:
+                raise line.error(f"a name for a value that no other has, got {name}")
             left.append((name, self._type(line)))
             if not line.take(","):
                 break

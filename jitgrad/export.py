@@ -169,6 +169,7 @@ def record(
         step, refusal = _traced_step(function, tree(given), env)
         if step is not None:
             refuse_fixed_dims(env, _name(of))
+            _refuse_results(step, of)
             state_names = StateNames.of_function(of)
             return _exported(step, given, labels, output_names, _name(of), state_names, arguments)
     called = function.__call__ if is_module(function) else function
@@ -286,6 +287,7 @@ def _named(
     else:
         state_names = StateNames.of_function(function)
     _refuse_effects(trace, function, state_names)
+    _refuse_results(trace, function)
     name = _name(function)
     return _exported(trace, inputs, labels, output_names, name, state_names, arguments)
 
@@ -385,7 +387,8 @@ def _exported(
             value, chain = replace.get(value, value), result.chain
         elif isinstance(result, AliasResult):
             value, chain = source_values[result.source], result.chain
-        elif isinstance(result, SameResult):
+        else:
+            assert isinstance(result, SameResult), "_refuse_results has seen to it"
             source = result.source
             if isinstance(source, Captured) and source not in source_values:  # returned, never read
                 x = source.item.now
@@ -393,13 +396,10 @@ def _exported(
                 held = add_state(label, _copy(x), TensorType(tuple(x.shape), x.dtype))
                 source_values[source] = held
             value, chain = source_values[source], ()
-        else:
-            what = repr(result.value) if isinstance(result, ConstantResult) else "a Python number"
-            raise CompileError(
-                f"[export] cannot export {name}: it returns {what}, which is no tensor"
-            )
-        for op, attrs in chain:
-            value = graph.add_node(op, [value], plain_attrs(attrs))[0]
+        for step in chain:
+            op, attrs = step
+            line = trace.view_lines.get(id(step), "")
+            value = graph.add_node(op, [value], plain_attrs(attrs), line)[0]
         graph.outputs.append(value)
     places = {item.value: i for i, item in enumerate(graph.inputs)}
     for w in trace.graph.writes:
@@ -485,13 +485,33 @@ def _refuse_effects(trace: Trace, function: Any, state_names: StateNames) -> Non
         reasons.append(f"it changes {', '.join(changed)}{line}")
     if random is not None:
         reasons.append(f"it draws random numbers ({random.op.name} at {random.line})")
-    what = "return the new values instead"
-    if is_module(function) and any(m.training for m in function.modules()):
-        what = "the Module is in training mode: call .eval() first"
+    advice = []
+    inside = random is not None or not all(name.startswith("its input ") for name in changed)
+    if inside and is_module(function) and any(m.training for m in function.modules()):
+        advice.append("the Module is in training mode: call .eval() first")
+    if not advice or any(name.startswith("its input ") for name in changed):
+        advice.append("return the new values instead")
     raise CompileError(
         f"[export] cannot export {_name(function)}: {' and '.join(reasons)}; an exported function "
-        f"has results only; {what}"
+        f"has results only; {'; '.join(advice)}"
     )
+
+
+def _refuse_results(trace: Trace, function: Any) -> None:
+    """Raises CompileError where a result is no tensor, naming it and where the function is."""
+    paths = _paths(trace.structure)
+    for path, result in zip(paths, trace.results, strict=True):
+        if isinstance(result, (FreshResult, AliasResult, SameResult)):
+            continue
+        what = repr(result.value) if isinstance(result, ConstantResult) else "a Python number"
+        label = f"as {'.'.join(path)!r} " if path else ""
+        code = getattr(function.forward if is_module(function) else function, "__code__", None)
+        where = f" ({code.co_filename}:{code.co_firstlineno})" if code is not None else ""
+        way_out = "leave it out" if len(paths) > 1 else "return a tensor"
+        raise CompileError(
+            f"[export] cannot export {_name(function)}{where}: {label}it returns {what}, which is "
+            f"no tensor; {way_out}"
+        )
 
 
 def _state_array(e: Entry, name: str) -> np.ndarray[Any, Any]:

@@ -185,6 +185,9 @@ class Exported:
     ) -> OnnxFile:
         """Writes an ONNX model.
 
+        An output that is called as an input is has "_out" behind its name there, for ONNX has one
+        name for one value; what is returned says the names.
+
         Args:
             path: of the file; it is replaced in one step.
             opset: of the default domain, from 17 to the newest that the `onnx` package knows.

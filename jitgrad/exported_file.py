@@ -190,7 +190,7 @@ class _Reader:
         if not isinstance(about, dict) or about.get("format") != _FORMAT:
             raise self.error(f"{_METADATA} says another format")
         version = about.get("version")
-        if version != VERSION:
+        if type(version) is not int or version != VERSION:
             raise self.error(
                 f"it has version {version!r}, this jitgrad reads version {VERSION}; load it with "
                 f"the jitgrad that wrote it ({str(about.get('creator'))[:40]}), or export again"

@@ -12,7 +12,7 @@ import gc
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any
 
@@ -84,7 +84,8 @@ class Trace:
     cuts: the values that Python looked at; leaf: the trace's place in the tree, then.
     stores: what Python state gets, beside tensors. backward_inside: whether the function ran the
     tape itself (so that hooks count). seconds: what the recorded call took. sized: whether the
-    graph has symbolic sizes; those of the call may matter to Python alone.
+    graph has symbolic sizes; those of the call may matter to Python alone. view_lines: where the
+    steps of results' chains were made, by id.
     """
 
     graph: Graph
@@ -105,6 +106,7 @@ class Trace:
     seconds: float = 0.0
     pair: Pair | None = None
     sized: bool = False
+    view_lines: dict[int, str] = field(default_factory=dict)
     leaf: Leaf | None = None
 
     def items(self) -> set[int]:
@@ -159,6 +161,8 @@ class Recorder(Looks):
         for y in outputs:
             self._made.append((weakref.ref(y), line))
         if op.view and outputs[0]._storage is operands[0]._storage:
+            if outputs[0]._chain:
+                self.view_lines[id(outputs[0]._chain[-1])] = line
             return  # derived from the storage's value whenever it is read
         inputs = [self.value_of(x, line) for x in operands]
         if self.reason:
@@ -535,6 +539,7 @@ class Recorder(Looks):
             0.0,
             pair,
             sized,
+            self.view_lines,
         )
 
     def _result(self, x: Any, roots: Roots) -> Result:

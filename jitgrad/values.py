@@ -143,6 +143,7 @@ class ValueMap:
         self._parts: dict[Storage, list[Entry]] = {}  # other parts of storages that none writes
         self._counts: dict[Storage, int] = {}
         self._views: dict[Any, tuple[int, Any, Value]] = {}
+        self.view_lines: dict[int, str] = {}  # of the steps of chains, by id, that were made here
         self._grads: dict[Storage, Found] = {}
 
     def give_up(self, reason: str, line: str = "") -> None:
@@ -166,7 +167,8 @@ class ValueMap:
             cached = self._views.get(key)
             if cached is None or cached[0] != count:
                 op, attrs = step
-                value = self.graph.add(op, value, line=line, **plain_attrs(attrs))
+                made = line or self.view_lines.get(id(step), "")
+                value = self.graph.add(op, value, line=made, **plain_attrs(attrs))
                 cached = self._views[key] = (count, chain, value)
             value = cached[2]
         return value

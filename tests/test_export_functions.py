@@ -107,10 +107,6 @@ def test_what_is_refused() -> None:
         torch.export(nn.Dropout(0.5), x)
     with pytest.raises(CompileError, match="changes its input t "):
         torch.export(lambda t: t.add_(1), x)
-    with pytest.raises(CompileError, match="no tensor"):
-        torch.export(lambda t: (t, 3), x)
-    with pytest.raises(CompileError, match="no tensor"):
-        torch.export(lambda t: (t, t.sum().item()), x)
     with pytest.raises(CompileError, match=r"tensors' values in Python \(bool of bool\[\] at"):
         torch.export(lambda t: t if t.sum() > 0 else -t, x)
     with pytest.raises(CompileError, match=r"cannot export .* value in Python"):
@@ -123,6 +119,58 @@ def test_what_is_refused() -> None:
         torch.export(3)
     with pytest.raises(ValueError, match="different names"):
         torch.export(lambda a, b: a + b, x, x, names=["a", "a"])
+
+
+class _NoLoss(nn.Module):
+    def forward(self, x: Any) -> Any:
+        return {"loss": None, "logits": x * 2}
+
+
+@pytest.mark.parametrize(("function", "reason"), [
+    (lambda t: (t, 3), "it returns 3, which is no tensor; leave it out"),
+    (lambda t: (t, "s"), "it returns 's', which is no tensor; leave it out"),
+    (lambda t: (t, t.sum().item()), "it returns a Python number, which is no tensor"),
+    (lambda t: (t, t.shape[0]), "it returns .*, which is no tensor; leave it out"),
+    (lambda t: None, "it returns None, which is no tensor; return a tensor"),
+    (lambda t: {"a": {"b": t, "c": 2.5}}, r"as 'a\.c' it returns 2\.5, which is no tensor"),
+    (_NoLoss(), "as 'loss' it returns None, which is no tensor; leave it out"),
+])  # fmt: skip
+def test_results_that_are_no_tensors_are_named(function: Any, reason: str) -> None:
+    of = function.forward if isinstance(function, nn.Module) else function
+    line = of.__code__.co_firstlineno
+    with pytest.raises(CompileError, match=rf"cannot export \w+ \({__file__}:{line}\): {reason}"):
+        torch.export(function, torch.ones(2, 3))
+
+
+def test_advice_fits_what_is_changed() -> None:
+    """Where a Module in training mode writes to its input, eval() is no way out."""
+
+    class Writes(nn.Module):
+        def __init__(self, layer: Any) -> None:
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x: Any) -> Any:
+            x.add_(1)
+            return self.layer(x)
+
+    x = torch.ones(2, 3)
+    with pytest.raises(CompileError, match=r"changes its input x .*only; return the new values"):
+        torch.export(Writes(nn.Linear(3, 3)), x)
+    with pytest.raises(CompileError, match=r"call \.eval\(\) first; return the new values"):
+        torch.export(Writes(nn.BatchNorm1d(3)), x)
+    with pytest.raises(CompileError, match=r"call \.eval\(\) first$"):
+        torch.export(nn.BatchNorm1d(3), x)
+
+
+def test_results_that_are_views_have_lines() -> None:
+    def f(x: Any, w: Any) -> Any:
+        y = x * 2
+        return x.t(), y.unfold(0, 2, 1), w[1:].permute(1, 0)
+
+    for options in ({}, {"dynamic_shapes": {"x": {0: "n"}}}):
+        graph = torch.export(f, torch.ones(4, 3), torch.ones(3, 2), **options).graph
+        assert [n.op.name for n in graph.nodes if not n.line] == []
 
 
 Parts = namedtuple("Parts", ["loss", "hidden"])

@@ -219,6 +219,8 @@ def test_damage_is_found(saved):
 
 def test_other_versions(saved):
     refuses(rewritten(saved, lambda m, about: about.update(version=99)), "it has version 99, this")
+    for odd in (1.0, True):  # equal to 1, but none that save writes
+        refuses(rewritten(saved, lambda m, about, v=odd: about.update(version=v)), f"version {odd}")
     refuses(rewritten(saved, lambda m, about: about.update(format="x")), "another format")
 
 
@@ -273,6 +275,16 @@ GRAPHS = {
     + "(" * 5000 + ")" * 5000 + "}\n return %1\n}": "graph.txt",
     'graph f() {\n %0: float32[] = arg "input"\n %1: float32[2] = full() {device="cpu", '
     "dtype=:float32, shape=(1000000000000000,), value=0.0}\n return %1\n}": "graph.txt",
+    'graph f() { { {\n %0: float32[2] = arg "input"\n return %0\n}': "line 1: expected the end",
+    'graph f() {\n %0: float32[2] = arg "input" ) junk\n return %0\n}': "line 2: expected the end",
+    'graph f() {\n %0: float32[2] = arg "input"\n %1: float32[2] = relu(%0) {} 3\n return %1\n}':
+        "line 3: expected the end",
+    'graph f() {\n %0: float32[2] = arg "input"\n return %0\n write %0 = %0 %0\n}':
+        "line 4: expected the end",
+    'graph f(n=2) {\n guard le <n> <n> True }\n %0: float32[2] = arg "input"\n return %0\n}':
+        "line 2: expected the end",
+    'graph f() {\n %0: float32[2] = arg "input"\n %0: float32[2] = relu(%0)\n return %0\n}':
+        "a name for a value that no other has",
     'graph f() {\n %0: float32[2] = scalar "input"\n return %0\n}': "graph.txt|inputs",
     'graph f() {\n %0: float32[2] = arg "input"\n return %0\n write %0 = %0\n}': "no state",
     'graph f() {\n %0: float32[2] = arg "other"\n return %0\n}': "not in the graph",

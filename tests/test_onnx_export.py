@@ -111,9 +111,27 @@ def test_names(tmp_path: Any) -> None:
     proto = onnx.load(written.path)
     assert [i.name for i in proto.graph.input] == ["left", "right"]
     assert [o.name for o in proto.graph.output] == ["sum", "parts.0", "parts.1"]
-    same = jitgrad.export(lambda x: x * 2, torch.ones(2), names=["a"], output_names=["a"])
-    with pytest.raises(ValueError, match="inputs and outputs of different names; got 'a' twice"):
-        same.onnx(tmp_path / "n.onnx")
+
+
+def test_outputs_that_are_called_as_inputs_are(tmp_path: Any) -> None:
+    """Another name, which is no one's, for the output."""
+
+    def step(cache: Any, k_out: Any) -> Any:
+        return {"cache": {"k": cache["k"] + k_out}, "k_out": k_out * 3}
+
+    exported = jitgrad.export(step, {"k": torch.ones(3)}, torch.ones(3))
+    assert exported.output_names == ("cache.k", "k_out") and "cache.k" in exported.input_names
+    written = exported.onnx(tmp_path / "m.onnx")
+    assert written.outputs == ("cache.k_out", "k_out_out")
+    x = np.arange(3, dtype=np.float32)
+    found = jitgrad.onnx.load(written.path)(torch.from_numpy(x), torch.from_numpy(x * 2))
+    for got, factor in zip(found, (3, 6), strict=True):
+        np.testing.assert_array_equal(got.numpy(), x * factor)
+    same = jitgrad.export(
+        lambda a, a_out: (a * 2, a_out * 3), torch.ones(2), torch.ones(2), names=["a", "a_out"],
+        output_names=["a", "b"],
+    )  # fmt: skip
+    assert same.onnx(tmp_path / "n.onnx").outputs == ("a_out_out", "b")
 
 
 def test_output_that_is_an_input(tmp_path: Any) -> None:

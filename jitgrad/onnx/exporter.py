@@ -105,8 +105,22 @@ def write_onnx(
         )
     data = _write(model, target, apart)
     return OnnxFile(
-        str(target), data, opset, tuple(exported.input_names), tuple(exported.output_names)
+        str(target), data, opset, tuple(exported.input_names), tuple(_outputs(exported))
     )
+
+
+def _outputs(exported: Exported) -> list[str]:
+    """What outputs are called. ONNX has one name for one value: an output that is called as an
+    input is has "_out" behind its name."""
+    taken = {*exported.input_names, *exported.output_names}
+    found = []
+    for name in exported.output_names:
+        if name in exported.input_names:
+            while name in taken:
+                name += "_out"
+            taken.add(name)
+        found.append(name)
+    return found
 
 
 def _check_opset(opset: int) -> None:
@@ -138,7 +152,7 @@ class _Walk:
     """One pass over the graph: what each node became, or why it cannot be written."""
 
     def __init__(self, exported: Exported, opset: int, custom: Mapping[str, Any] | None) -> None:
-        self.exported = exported
+        self.exported, self.outputs = exported, _outputs(exported)
         self.custom = dict(custom or {})
         self.writer = Writer(opset, self.inline)
         with exported.graph.env.deciding_by_form():  # what calls may be given stays as it was
@@ -150,21 +164,16 @@ class _Walk:
             self._write(self.writer, node, self.names)
 
     def _declare(self) -> None:
-        for name in self.exported.output_names:
+        for name in self.outputs:
             self.writer.declare(name, TensorType((), self.graph.outputs[0].type.dtype))
         for item in self.graph.inputs:
             if item.kind == "arg":
                 name = item.name
-                if name in self.exported.output_names:
-                    raise ValueError(
-                        f"[onnx] expected inputs and outputs of different names; got {name!r} "
-                        "twice; name them with names= and output_names="
-                    )
                 self.names[item.value] = self.writer.declare(name, item.value.type)
                 self.writer.declare_dims(name, item.value.type)
             else:
                 name = item.name
-                while name in self.exported.output_names:
+                while name in self.outputs:
                     name = f"{name}_state"
                 self.names[item.value] = self.writer.declare(name, item.value.type)
 
@@ -204,7 +213,7 @@ class _Walk:
     def model(self) -> onnx.ModelProto:
         writer, exported = self.writer, self.exported
         writer.at("", "")
-        for v, name in zip(self.graph.outputs, exported.output_names, strict=True):
+        for v, name in zip(self.graph.outputs, self.outputs, strict=True):
             self._name_output(self.names[v], name)
         used = {n for node in writer.nodes for n in node.input} | writer.captured
         weights = [
@@ -218,7 +227,7 @@ class _Walk:
             [value_info(i.name, i.value.type) for i in self.graph.inputs if i.kind == "arg"],
             [
                 value_info(name, v.type)
-                for name, v in zip(exported.output_names, self.graph.outputs, strict=True)
+                for name, v in zip(self.outputs, self.graph.outputs, strict=True)
             ],
             weights,
         )
@@ -239,7 +248,7 @@ class _Walk:
     def _name_output(self, found: str, name: str) -> None:
         """Gives a value the name of an output: its node's, if nothing else has named it yet."""
         writer = self.writer
-        taken = {*self.exported.output_names, *writer.captured}
+        taken = {*self.outputs, *writer.captured}
         for node in writer.nodes:
             if found in node.output and found not in taken:
                 node.output[list(node.output).index(found)] = name
