@@ -68,7 +68,7 @@ def empty_at_zero(graph: Graph) -> list[str]:
         sizes = {**env.high, name: 0}
         empty = all(0 in [evaluate(d, sizes) for d in shape] for shape in shapes)
         least = env.low[name] == 1 and name not in tied and not graph.writes
-        if least and empty and _holds(graph, sizes):
+        if least and empty and env.holds(sizes) and _holds(graph, sizes):
             found.append(name)
     return found
 
@@ -102,7 +102,8 @@ def _holds(graph: Graph, sizes: Mapping[str, int]) -> bool:
 
 
 def _is_range(g: Guard, env: ShapeEnv) -> bool:
-    """Takes a guard that bounds one dim by a number into the env's ranges."""
+    """Takes a guard that bounds one dim by a number into the env's ranges; says whether they have
+    all of it. (Those from below also say whether 0 is taken.)"""
     if g.kind == "==":
         return False
     strict = int((g.kind == "<") == g.outcome)  # least < most, else least <= most
@@ -112,7 +113,6 @@ def _is_range(g: Guard, env: ShapeEnv) -> bool:
         return True
     if isinstance(most, Sym) and str(most) in env.hints and not isinstance(least, Sym):
         env.low[str(most)] = max(env.low[str(most)], least + strict)
-        return True
     return False
 
 

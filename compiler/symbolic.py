@@ -75,8 +75,11 @@ class Guard(NamedTuple):
         return self.expression()
 
     def holds(self, values: Mapping[str, int]) -> bool:
-        """Whether it holds for these values of the dims."""
-        a, b = evaluate(self.a, values), evaluate(self.b, values)
+        """Whether it holds for these values of the dims; not where they make it divide by 0."""
+        try:
+            a, b = evaluate(self.a, values), evaluate(self.b, values)
+        except ZeroDivisionError:
+            return False
         return _compare(self.kind, a, b) == self.outcome
 
     def expression(self, names: Mapping[str, str] | None = None) -> str:
@@ -92,7 +95,9 @@ class ShapeEnv:
     """The dims of one trace: their hints and the guards that recording added to them.
 
     low, high: what a dim is at least (2 where nothing is said) and at most (LARGEST). live: False
-    once the function that users' sizes (sizes.py) belong to is recorded.
+    once the function that users' sizes (sizes.py) belong to is recorded. least: of dims whose calls
+    may have sizes below `low` all the same (export), the least of them; code that chooses by a size
+    (`Sym.chooses`) is then answered for `low`, and guards say so where the others differ.
     """
 
     hints: dict[str, int] = field(default_factory=dict)
@@ -101,6 +106,7 @@ class ShapeEnv:
     high: dict[str, int] = field(default_factory=dict)
     live: bool = True
     by_form: bool = False
+    least: dict[str, int] = field(default_factory=dict)
 
     def dim(self, name: str, hint: int) -> Sym:
         """A new symbolic dim, at least 2 in every call (0 and 1 are specialised)."""
@@ -127,6 +133,15 @@ class ShapeEnv:
         return None
 
     @contextmanager
+    def every_size(self) -> Iterator[None]:
+        """Inside, bounds are those of all sizes that calls may have (`least`)."""
+        before, self.low = self.low, {**self.low, **self.least}
+        try:
+            yield
+        finally:
+            self.low = before
+
+    @contextmanager
     def deciding_by_form(self) -> Iterator[None]:
         """Inside, sizes that are not known to be equal are taken as different, without a guard:
         for the compiler, which then does what is right for both."""
@@ -149,6 +164,9 @@ class Sym:
     """A symbolic integer. Supports + - * // % with ints and Syms; comparing may add a guard."""
 
     __slots__ = ("env", "key", "terms")
+    chooses = False
+    """Whether the code that compares it goes by the answer. (Of what a record infers, the answer is
+    checked again at sizes below `low`: fixed_sizes.py.)"""
 
     def __init__(self, terms: Mapping[Monomial, int], env: ShapeEnv) -> None:
         self.terms = {m: c for m, c in terms.items() if c}
@@ -330,6 +348,9 @@ def _floordiv(a: Dim, b: Dim, env: ShapeEnv) -> Dim:
         return 1
     least, above = bounds(a)[0], bounds(b - a)[0]
     if least is not None and above is not None and least >= 0 and above > 0:
+        if getattr(a, "chooses", False) or getattr(b, "chooses", False):
+            _decide("<=", 0, a, env)
+            _decide("<", a, b, env)
         return 0
     return _make({(Func("floordiv", plain(a), plain(b)),): 1}, env, a, b)
 
@@ -339,11 +360,14 @@ def _decide(kind: str, a: Dim, b: Dim, env: ShapeEnv) -> bool:
     diff = a - b
     if not isinstance(diff, Sym):
         return _compare(kind, diff, 0)
-    low, high = bounds(diff)
-    if low is not None and (low > 0 or (low == 0 and kind == "<")):
-        return False
-    if high is not None and (high < 0 or (high == 0 and kind == "<=")):
-        return kind != "=="
+    outcome = _by_form(kind, diff)
+    if outcome is not None:
+        if diff.chooses and env.least:
+            with env.every_size():
+                certain = _by_form(kind, diff) is not None
+            if not certain:
+                env.guard(kind, a, b, outcome)
+        return outcome
     known = env.known(kind, a, b)
     if known is not None:
         return known
@@ -352,6 +376,16 @@ def _decide(kind: str, a: Dim, b: Dim, env: ShapeEnv) -> bool:
     outcome = _compare(kind, evaluate(a, env.hints), evaluate(b, env.hints))
     env.guard(kind, a, b, outcome)
     return outcome
+
+
+def _by_form(kind: str, diff: Sym) -> bool | None:
+    """The truth of `diff kind 0` where bounds decide it."""
+    low, high = bounds(diff)
+    if low is not None and (low > 0 or (low == 0 and kind == "<")):
+        return False
+    if high is not None and (high < 0 or (high == 0 and kind == "<=")):
+        return kind != "=="
+    return None
 
 
 def bounds(d: Dim) -> tuple[int | None, int | None]:

@@ -569,7 +569,7 @@ def linspace(
     start, end = (x.item() if isinstance(x, Tensor) else float(x) for x in (start, end))
     wanted = _expect_dtype("linspace", dtype or defaults.dtype)
     wide = dtypes.float64
-    if steps == 1:
+    if not isinstance(steps, Sym) and steps == 1:
         return _finish(_full((1,), plain_number(start, wanted), wanted), requires_grad, device)
     where = _made_on(device, wanted)
     # From the nearer end, so that both ends are exact.

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jitgrad.compiler.symbolic import Dim, ShapeEnv, Sym, evaluate
+from jitgrad.compiler.symbolic import Dim, ShapeEnv, Sym
 from jitgrad.compiler.types import TensorType
 from jitgrad.dims import Dim as Declared
 from jitgrad.runtime.errors import CompileError
@@ -63,7 +63,8 @@ def symbolic_inputs(
                 )
             if label not in made:
                 made[label] = SymInt(env.dim(label, max(size, 2)).terms, env)
-                if low > 1:
+                env.least[label] = low
+                if low > 0:
                     env.guard("<=", low, made[label], True)
                 if high is not None:
                     env.guard("<=", made[label], high, True)
@@ -143,7 +144,5 @@ def check_conditions(env: ShapeEnv, dims: Mapping[str, int]) -> None:
     """Raises ValueError where sizes are not as the recording assumed."""
     for g in env.guards:
         if not g.holds(dims):
-            raise ValueError(
-                f"[export] expected sizes with {g.expression()}; got "
-                f"{evaluate(g.a, dims)} and {evaluate(g.b, dims)}{known_sizes(dims)}"
-            )
+            got = ", ".join(f"{k} = {v}" for k, v in dims.items())
+            raise ValueError(f"[export] expected sizes with {g.expression()}; got {got}")

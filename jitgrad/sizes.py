@@ -35,6 +35,7 @@ class SymInt(Sym):
     quotients of such."""
 
     __slots__ = ()
+    chooses = True
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:

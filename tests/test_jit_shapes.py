@@ -545,7 +545,7 @@ def test_dims_of_exports() -> None:
     for n, m in ((3, 4), (8, 2)):
         x, y = make(n, m), make(2)
         assert_same(exported(x, y), x @ y[:1].expand(m), close=True)
-    for n, text in ((9, "n <= 8; got 9"), (2, "3 <= n; got 3 and 2")):
+    for n, text in ((9, "n <= 8; got n = 9"), (2, "3 <= n; got n = 2")):
         with pytest.raises(ValueError, match=text):
             exported(make(n, 5), make(2))
 

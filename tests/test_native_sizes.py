@@ -26,7 +26,7 @@ from jitgrad.serve.models import load_model
 pytestmark = pytest.mark.skipif(link.find_linker() is None, reason="no linker on this machine")
 needs_cc = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 
-batch, seq = jg.Dim("batch", min=1, max=9), jg.Dim("seq", max=12)
+batch, seq = jg.Dim("batch", max=9), jg.Dim("seq", max=12)
 
 
 class Encoder(nn.Module):
@@ -462,3 +462,68 @@ def test_wasm(tmp_path):
     )
     assert said[8] == "[[5,5]] 640" and "of 640 elements" in said[9]
     close(np.array(json.loads(said[10])).reshape(5, 5), f(x).detach().numpy())
+
+
+# -- what code makes of a size holds for every size that is taken ---------------------------------
+CHOICES = [
+    (lambda x: x.squeeze(0), {1}),
+    (lambda x: x.squeeze(), {1}),
+    (lambda x: x * 2 if x.shape[0] == 1 else x * 3, {1}),
+    (lambda x: x * 2 if x.shape[0] != 1 else x * 3, {1}),
+    (lambda x: x * 2 if x.shape[0] > 1 else x * 3, {0, 1}),
+    (lambda x: x * 2 if x.shape[0] else x * 3, {0}),
+    (lambda x: x * 2 if x.numel() == 0 else x * 3, {0}),
+    (lambda x: x * 2 if x.shape[0] - 1 < 0 else x * 3, {0}),
+    (lambda x: x * (1 // x.shape[0]), {0, 1}),
+    (lambda x: x * (1 % x.shape[0]), {0, 1}),
+    (lambda x: x * max(x.shape[0], 1), {0}),
+    (lambda x: x[0], {0}),
+    (lambda x: x[-1], {0}),
+    (lambda x: x.reshape(x.shape[0], -1), {0}),
+    (lambda x: F.group_norm(x, 2), {1}),
+    (lambda x: F.normalize(x, 3.0, 0), set()),
+    (lambda x: jg.einsum("ij,ik->jk", x, x), set()),
+    (lambda x: jg.einsum("bij,bjk->bik", x[..., None], x[:, None]), set()),
+    (lambda x: x * jg.linspace(0, 1, x.shape[0])[:, None], set()),
+    (lambda x: x + jg.ones(1, 2) - x[:, :1].expand(-1, 2), set()),
+    (lambda x: jg.cat([x, x.expand_as(x)]).softmax(0).sum(0), set()),
+    (lambda x: x @ x.T, set()),
+]
+
+
+@pytest.mark.parametrize(("function", "outside"), CHOICES)
+def test_what_code_chooses_by_a_size_is_a_condition(tmp_path, function, outside):
+    """Sizes that the recording does not speak for are refused; all others give eager's result: by
+    Exported, in the file and in the library."""
+    n = jg.Dim("n", max=5)
+    exported = jg.export(function, jg.rand(4, 2), names=["x"], dynamic_shapes=[{0: n}])
+    exported.save(tmp_path / "m.jgx")
+    exported.native(tmp_path / "libchoice.so")
+    library = load(tmp_path / "libchoice.so")
+    again = jg.load_exported(tmp_path / "m.jgx")
+    low, high = library.sizes["n"]
+    assert high == 5 and not outside & set(range(low, 6))
+    for size in range(6):
+        x = jg.rand(size, 2)
+        in_library = lambda x: jg.from_numpy(library(x.numpy()))  # noqa: E731
+        for call in (exported, again, in_library):
+            if size >= low if call is in_library else size not in outside:
+                jg.testing.assert_close(call(x), function(x), equal_nan=True)
+            else:
+                with pytest.raises(ValueError, match="expected sizes with|expected n to be"):
+                    call(x)
+
+
+def test_a_least_size_that_is_declared_is_a_condition():
+    for least in (1, 2, 3):
+        dims = {0: jg.Dim("n", min=least)}
+        exported = jg.export(lambda x: x * 2, jg.rand(4), names=["x"], dynamic_shapes=[dims])
+        exported(jg.rand(least))
+        with pytest.raises(ValueError, match=f"expected sizes with {least} <= n"):
+            exported(jg.rand(least - 1))
+
+
+def test_a_choice_that_a_declared_size_decides_is_no_condition():
+    dims = {0: jg.Dim("n", min=2)}
+    exported = jg.export(lambda x: x.squeeze(0), jg.rand(4, 2), dynamic_shapes=[dims])
+    assert [str(g) for g in exported.graph.env.guards] == ["2 <= n"]

@@ -324,10 +324,12 @@ def einsum(*args: Any) -> Tensor:
     sizes: dict[str, Any] = {}
     for x, labels in terms:
         for label, size in zip(labels, x._type.shape, strict=True):
-            known = sizes.get(label, 1)
+            known = sizes.setdefault(label, size)
+            if known == size:
+                continue
             if known == 1:
                 sizes[label] = size
-            elif size != 1 and size != known:
+            elif size != 1:
                 raise RuntimeError(
                     f"[einsum] subscript {label} has size {size} for one operand and {known} for "
                     f"another in {equation!r}"

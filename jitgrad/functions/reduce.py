@@ -400,7 +400,7 @@ def vector_norm(
             f"linalg.vector_norm cannot compute the {ord} norm of an empty tensor, because the "
             f"operation has no identity; got {input._type}"
         )
-    if ord not in (0, 1, 2) and builtins.all(n == 1 and not isinstance(n, Sym) for n in sizes):
+    if ord not in (0, 1, 2) and builtins.all(not isinstance(n, Sym) and n == 1 for n in sizes):
         ord = 1  # the size of one element: no power overflows
     if ord == math.inf:
         return _reduce("amax", input.abs(), axes, keepdim)

@@ -97,7 +97,7 @@ def take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> Te
     a, b = list(input._type.shape), list(indices._type.shape)
     for k in range(len(a)):
         if k != axis:
-            size = b[k] if a[k] == 1 else a[k]
+            size = b[k] if a[k] != b[k] and a[k] == 1 else a[k]
             a[k] = b[k] = size
     return gather(input.expand(a), axis, indices.expand(b))
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jitgrad.compiler.ops.record import OPS, same_shape
-from jitgrad.compiler.symbolic import Sym
+from jitgrad.compiler.symbolic import Sym, plain
 from jitgrad.compiler.symbolic import prod as dims_product
 from jitgrad.compiler.types import broadcast_shapes
 from jitgrad.dispatch import apply
@@ -268,7 +268,7 @@ def squeeze(input: Tensor, dim: Any = None, *more: int) -> Tensor:
         drop = {one_axis("squeeze", rank, d) for d in dims}
         if len(drop) != len(dims):
             raise RuntimeError(f"[squeeze] dim appears multiple times in the list of dims: {dim}")
-    kept = tuple(d for k, d in enumerate(shape) if k not in drop or isinstance(d, Sym) or d != 1)
+    kept = tuple(d for k, d in enumerate(shape) if k not in drop or d != 1)
     kind = 0 if dim is None else 2 if isinstance(dim, (tuple, list)) else 1
     return called(_restructure(input, kept), f"SqueezeBackward{kind}")
 
@@ -711,9 +711,9 @@ def roll(input: Tensor, shifts: Any, dims: Any = ()) -> Tensor:
     for shift, dim in zip(shift_list, dim_list, strict=True):
         axis = one_axis("roll", input.ndim, dim)
         size = input._type.shape[axis]
-        if _is_zero(size):
+        if size == 0:
             continue
-        shift = shift % size
+        shift = shift % plain(size)  # at a size of 1 both 0 and 1 give what came
         if shift == 0:
             continue
         head = slice_along(input, axis, size - shift, size)

@@ -202,14 +202,13 @@ def group_norm(
     n, channels = input.shape[:2]
     expect_shape(op, (channels,), weight=weight, bias=bias)
     expect_same_or_wide(op, input.dtype, weight=weight, bias=bias)
-    if n * (channels // num_groups) * math.prod(input.shape[2:]) == 1:
+    size = channels // num_groups * math.prod(input.shape[2:])
+    if n * size == 1:
         raise ValueError(
             f"[{op}] Expected more than 1 value per channel when training, got input size "
             f"{tuple(input.shape)}"
         )
-    if input.numel() == 0:
-        return _per_channel(input, weight, bias)
-    _, centred, var = _centre(_wide(input).reshape(n, num_groups, -1), (2,))
+    _, centred, var = _centre(_wide(input).reshape(n, num_groups, size), (2,))
     scaled = (centred * ops.rsqrt(var + eps)).reshape(input.shape)
     return _per_channel(scaled, weight, bias).to(input.dtype)
 
