@@ -27,6 +27,7 @@ from jitgrad.compiler.codegen import capi, features, levels, mapping, pool, pyin
 from jitgrad.compiler.codegen.cross import compile_for
 from jitgrad.compiler.codegen.interface import Size
 from jitgrad.compiler.codegen.target import Target, llvm_binding, own, targets_of
+from jitgrad.compiler.description import described_module
 from jitgrad.compiler.header import c_header
 from jitgrad.compiler.image import Image
 from jitgrad.compiler.interpret import unknown_fault
@@ -238,7 +239,10 @@ def _write(
             write_header(kept)
             message = str(error).replace(str(unlinked), str(kept))
             raise CompileError(message) from None
-        _replace(path, _sealed(linked.read_bytes(), made), 0o777)
+        content = linked.read_bytes()
+        if made.is_wasm:
+            content = described_module(content, model.metadata)
+        _replace(path, _sealed(content, made), 0o777)
     if not made.is_wasm:
         loader = _loader_path(path)
         text = python_loader(model, loader.stem, path.name, made.is_elf)

@@ -22,13 +22,12 @@ from typing import Any
 import numpy as np
 
 import jitgrad
-from jitgrad.compiler.archive import members
 from jitgrad.compiler.codegen.target import host
+from jitgrad.compiler.description import described
 from jitgrad.compiler.pipeline import compile_graph
 from jitgrad.dims import Dim
 from jitgrad.doctoring import doctor
-from jitgrad.runtime import dtypes, load
-from jitgrad.runtime.artifact_format import check_seal
+from jitgrad.runtime import dtypes
 from jitgrad.serve import serve
 from jitgrad.serve.models import load_model
 
@@ -241,14 +240,12 @@ def _example(
 
 # -- inspect -------------------------------------------------------------------------------------
 def _inspect(given: Any) -> None:
-    if Path(given.file).suffix in (".o", ".a"):
-        _inspect_objects(given.file)
-        return
-    if Path(given.file).suffix == ".onnx":
+    suffix = Path(given.file).suffix
+    if suffix == ".onnx":
         _inspect_onnx(given.file)
         return
-    if Path(given.file).suffix != ".jgx":
-        _inspect_library(given.file)
+    if suffix != ".jgx":
+        _inspect_native(given.file)
         return
     exported = jitgrad.load_exported(given.file)
     graph = exported.graph
@@ -299,28 +296,34 @@ def _inspect_onnx(file: str) -> None:
     print(f"  graph and memory plan: jitgrad export {file} -o m.jgx {given}; jitgrad inspect m.jgx")
 
 
-def _inspect_library(file: str) -> None:
-    model = load(file)
-    print(f"{file}: {Path(file).stat().st_size:,} bytes")
-    for kind, ports in (("input", model.inputs), ("output", model.outputs)):
-        for port in ports:
-            print(f"  {kind:7} {port}")
-    for name, (low, high) in model.sizes.items():
-        print(f"  size    {name}: {low} to {high}")
-    for key in ("creator", "triple", "cpu", "features", "kernels", "weights_bytes", "arena_bytes"):
-        print(f"  {key:13} {model.info.get(key)}")
-
-
-def _inspect_objects(file: str) -> None:
-    """An object file or an archive of such: what is in it, each with its checksum found right."""
+def _inspect_native(file: str) -> None:
+    """A library, object, archive or WebAssembly module, of any machine: none is opened as code."""
     data = Path(file).read_bytes()
     print(f"{file}: {len(data):,} bytes")
-    for name, content in members(data, file) if file.endswith(".a") else [(file, data)]:
-        if content[:4] != b"\x7fELF":
-            print(f"  {name}: {len(content):,} bytes, no ELF file: it has no checksum")
-            continue
-        digest = check_seal(content, name)
-        print(f"  {name}: {len(content):,} bytes, checksum {digest.hex()[:16]}... is right")
+    for part in described(data, file):
+        checksum = "no checksum"
+        if part.digest is not None:
+            checksum = f"checksum {part.digest.hex()[:16]}... is right"
+        print(f"  {part.name}: {part.nbytes:,} bytes, {checksum}")
+        if part.info is None:
+            print("  (it describes no model)")
+        else:
+            _print_description(part.info)
+
+
+def _print_description(info: dict[str, Any]) -> None:
+    for kind, key in (("input", "inputs"), ("output", "outputs"), ("state", "states")):
+        for port in info.get(key, ()):
+            sizes = ", ".join(map(str, port["shape"]))
+            print(f"  {kind:7} {port['name']}: {port['dtype']}[{sizes}]")
+    for size in info["sizes"]:
+        print(f"  size    {size['name']}: {size['low']} to {size['high']}")
+    for key in (
+        "creator", "triple", "cpu", "features", "kernels", "threads", "weights_bytes",
+        "weights_file", "arena_bytes",
+    ):  # fmt: skip
+        if key in info:
+            print(f"  {key:13} {info[key]}")
 
 
 # -- run, bench ----------------------------------------------------------------------------------
@@ -337,9 +340,14 @@ def _run(given: Any) -> None:
         name, equals, file = text.partition("=")
         if not equals:
             name, file = next(order, ""), text
+            if not name:
+                raise _Mistake(f"expected {len(ports)} inputs ({', '.join(ports)}); got one more, "
+                               f"{file!r}")  # fmt: skip
         if name not in ports:
             raise _Mistake(f"no input is called {name!r}; expected {', '.join(ports) or 'none'}")
-        found[name] = np.load(file, allow_pickle=False)
+        if name in found:
+            raise _Mistake(f"input {name!r} is given twice")
+        found[name] = _read_array(file)
     missing = [f"{p.name}: {p.dtype}{list(p.shape)}" for n, p in ports.items() if n not in found]
     if missing:
         raise _Mistake(f"missing inputs: {', '.join(missing)}")
@@ -350,6 +358,19 @@ def _run(given: Any) -> None:
     if given.output:
         named = {p.name: y for p, y in zip(model.outputs, results, strict=True)}
         np.savez(given.output, **named)
+
+
+def _read_array(file: str) -> np.ndarray[Any, Any]:
+    try:
+        found = np.load(file, allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise _Mistake(f"expected a .npy file of numbers; {file!r} is none: {error}") from None
+    if not isinstance(found, np.ndarray):
+        names = ", ".join(found)
+        raise _Mistake(f"expected a .npy file; {file!r} holds several arrays, by name: {names}")
+    if found.dtype not in [d.np for d in dtypes.BY_NAME.values()]:
+        raise _Mistake(f"expected a .npy file of numbers; {file!r} has dtype {found.dtype}")
+    return found
 
 
 def _bench(given: Any) -> None:

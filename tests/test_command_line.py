@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 
@@ -128,6 +129,34 @@ def test_checksums_of_objects(folder, capsys):
             assert "truncated" in said or "altered" in said
 
 
+@pytest.mark.parametrize(("file", "target"), [
+    ("net.o", None), ("net.o", "riscv64-linux-gnu"), ("libnet.a", "aarch64-linux-gnu"),
+    ("libnet.so", "aarch64-linux-gnu"), ("libnet.so", "portable"), ("libnet.dylib", None),
+    ("net.wasm", None),
+])  # fmt: skip
+def test_native_files_of_any_machine_say_what_they_are(file, target, folder, capsys):
+    if not file.endswith((".o", ".a")) and importlib.util.find_spec("ziglang") is None:
+        pytest.skip("linking for other machines needs ziglang")
+    target = "aarch64-macos" if file.endswith(".dylib") else target
+    options = ["--target", target] if target else []
+    arguments = ["export", "net.py:Net", "-o", file, "--input", "x=nx4", "--max", "n=8", *options]
+    assert main(arguments) == 0
+    capsys.readouterr()
+    assert main(["inspect", file]) == 0
+    out = capsys.readouterr().out
+    for row in ("input   x: float32[n, 4]", "output  output: float32[n, 3]", "size    n: 0 to 8",
+                "triple", "kernels", "weights_bytes", "arena_bytes"):  # fmt: skip
+        assert f"\n  {row}" in out, row
+    has_checksum = not file.endswith(".dylib")
+    assert out.count("is right") == has_checksum
+    if has_checksum:
+        data = bytearray((folder / file).read_bytes())
+        data[len(data) // 2] ^= 4
+        (folder / file).write_bytes(data)
+        assert main(["inspect", file]) == 2
+        assert "altered" in capsys.readouterr().err
+
+
 def test_info_and_the_module_itself(capsys):
     assert main(["info"]) == 0
     assert f"jitgrad      {jg.version.jitgrad}" in capsys.readouterr().out
@@ -140,7 +169,7 @@ def test_info_and_the_module_itself(capsys):
 
 @pytest.mark.parametrize(("arguments", "message"), [
     (["inspect", "none.jgx"], "none.jgx"),
-    (["inspect", "net.py"], "expected an ELF shared library"),
+    (["inspect", "net.py"], "expected a library, an object file, an archive"),
     (["run", "net.py"], "expected a .jgx file"),
     (["export", "net.py", "-o", "m.jgx"], "expected file.py:name"),
     (["export", "net.py:nothing", "-o", "m.jgx"], "net.py has no 'nothing'"),
@@ -174,3 +203,19 @@ def test_inputs_of_run(folder, capsys):
     assert "no input is called 'z'" in capsys.readouterr().err
     np.save("p.npy", np.array([{"a": 1}], object), allow_pickle=True)
     assert main(["run", "net.jgx", "--input", "p.npy"]) == 2  # no pickle is read
+    assert "expected a .npy file of numbers; 'p.npy' is none" in capsys.readouterr().err
+    np.save("good.npy", np.ones((2, 4), np.float32))
+    np.savez("z.npz", a=np.ones((2, 4), np.float32), b=np.ones(2))
+    np.save("s.npy", np.array(["a"]))
+    (folder / "empty.npy").write_bytes(b"")
+    for given, words in (
+        (["z.npz"], "'z.npz' holds several arrays, by name: a, b"),
+        (["s.npy"], "'s.npy' has dtype <U1"), (["empty.npy"], "'empty.npy' is none"),
+        (["x=good.npy", "x=good.npy"], "input 'x' is given twice"),
+        (["good.npy", "good.npy"], "expected 1 inputs (x); got one more, 'good.npy'"),
+        (["x=good.npy", "good.npy"], "expected 1 inputs (x); got one more, 'good.npy'"),
+    ):  # fmt: skip
+        inputs = [text for name in given for text in ("--input", name)]
+        assert main(["run", "net.jgx", *inputs]) == 2
+        assert words in capsys.readouterr().err
+    assert main(["run", "net.jgx", "--input", "good.npy"]) == 0
