@@ -11,7 +11,7 @@ from typing import Any
 from jitgrad.compiler.ops.record import OPS, same_device_text
 from jitgrad.compiler.symbolic import Sym
 from jitgrad.dispatch import apply
-from jitgrad.runtime import formats
+from jitgrad.runtime import dtypes, formats
 from jitgrad.runtime.arguments import CAUGHT, complete, expect_flags, locates
 from jitgrad.runtime.dtypes import DType
 from jitgrad.runtime.overriding import recover
@@ -261,3 +261,9 @@ def expect_range(x: Tensor, low: Any, high: Any, error: type[Exception], text: s
     stands for the first element out of range. None for low or high asks nothing."""
     attrs = {"low": low, "high": high, "error": error.__name__, "text": text}
     return apply(OPS["expect_range"], (x,), attrs)
+
+
+def positions(size: Any, like: Tensor) -> Tensor:
+    """0 up to a size (int64), on the device of `like`."""
+    attrs = {"shape": (size,), "dtype": dtypes.int64, "start": 0, "step": 1}
+    return apply(OPS["iota"], (), {**attrs, "device": like._type.device})

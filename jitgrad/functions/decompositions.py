@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.creation import empty, eye
 from jitgrad.dispatch import apply
-from jitgrad.functions.args import expect_range
+from jitgrad.functions.args import expect_one_device, expect_range, positions
 from jitgrad.functions.complex_numbers import conj
 from jitgrad.promotion import cast
 from jitgrad.return_types import prints_as
@@ -381,12 +381,7 @@ def permutation(pivots: Tensor, size: Any, dtype: Any) -> Tensor:
     """P (..., size, size) with A = P L U."""
     attrs = {"size": int(size), "inverse": True}
     order = apply(OPS["permutation"], (cast(pivots, dtypes.int32),), attrs)
-    columns = OPS["iota"]
-    line = apply(
-        columns, (),
-        {"shape": (size,), "dtype": dtypes.int64, "start": 0, "step": 1, "device": "cpu"},
-    )  # fmt: skip
-    return cast(order.unsqueeze(-1) == line, dtype)
+    return cast(order.unsqueeze(-1) == positions(size, order), dtype)
 
 
 def lu(A: Tensor, *, pivot: bool = True) -> LU:
@@ -410,6 +405,7 @@ def lu_unpack(
             "torch.lu_unpack: LU_pivots is expected to be a contiguous tensor of torch.int32 "
             f"dtype, as linalg.lu_factor gives it; got {LU_pivots._type}"
         )
+    expect_one_device("lu_unpack", LU_data, LU_pivots)
     none = empty(0, dtype=LU_data.dtype)
     low, up = unpack(LU_data) if unpack_data else (none, none)
     if not unpack_pivots:

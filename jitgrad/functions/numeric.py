@@ -6,7 +6,7 @@ from typing import Any
 
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.dispatch import apply
-from jitgrad.functions.args import one_axis, one_given
+from jitgrad.functions.args import one_axis, one_given, positions
 from jitgrad.functions.elementwise import generated, where
 from jitgrad.functions.reduce import logsumexp, vector_norm
 from jitgrad.functions.shape import slice_along, view_dtype
@@ -294,9 +294,7 @@ def _running(name: str, input: Tensor, dim: int) -> Any:
     hit = x == best
     if x.is_floating_point():
         hit = hit | (x.isnan() & best.isnan())
-    attrs = {"shape": (x.shape[axis],), "dtype": dtypes.int64, "start": 0, "step": 1}
-    place = apply(OPS["iota"], (), {**attrs, "device": "cpu"})
-    place = place.reshape((-1,) + (1,) * (x.ndim - 1 - axis))
+    place = positions(x.shape[axis], x).reshape((-1,) + (1,) * (x.ndim - 1 - axis))
     places = apply(OPS["where"], (hit, place, constant(0, dtypes.int64)), {})
     indices = apply(OPS["cummax"], (places,), {"axis": axis})
     return TYPES[name](input.gather(axis, indices), indices)

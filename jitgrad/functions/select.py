@@ -12,7 +12,13 @@ from jitgrad.casting import widest
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.compiler.symbolic import Sym, prod
 from jitgrad.dispatch import apply
-from jitgrad.functions.args import expect_dtype, expect_one_device, expect_range, one_axis
+from jitgrad.functions.args import (
+    expect_dtype,
+    expect_one_device,
+    expect_range,
+    one_axis,
+    positions,
+)
 from jitgrad.promotion import cast, constant, elementwise, plain_number, result_type
 from jitgrad.runtime import dtypes
 from jitgrad.state import state
@@ -291,8 +297,7 @@ def positions_of(mask: Tensor) -> Tensor:
     """Where a bool tensor, flattened, is true; ascending. Python looks at how many there are."""
     ends = mask.reshape(-1).cumsum(0)
     count = int(ends[-1]) if ends._type.shape[0] else 0
-    attrs = {"shape": (count,), "dtype": dtypes.int64, "start": 0, "step": 1, "device": "cpu"}
-    return searchsorted(ends, apply(OPS["iota"], (), attrs), right=True)
+    return searchsorted(ends, positions(count, ends), right=True)
 
 
 def coordinates(flat: Tensor, sizes: Sequence[Any]) -> list[Tensor]:
@@ -336,9 +341,7 @@ def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
         text = "[one_hot] Class values must be non-negative and smaller than num_classes"
         text = f"{text}; got {{value}} with num_classes {num_classes}"
         tensor = expect_range(tensor, 0, num_classes - 1, RuntimeError, text)
-    attrs = {"shape": (num_classes,), "dtype": dtypes.int64, "start": 0, "step": 1, "device": "cpu"}
-    classes = apply(OPS["iota"], (), attrs)
-    hit = elementwise(OPS["eq"], tensor.unsqueeze(-1), classes)
+    hit = elementwise(OPS["eq"], tensor.unsqueeze(-1), positions(num_classes, tensor))
     return cast(hit, dtypes.int64)
 
 

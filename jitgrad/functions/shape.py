@@ -19,6 +19,7 @@ from jitgrad.functions.args import (
     infer_minus_one,
     one_axis,
     one_given,
+    positions,
 )
 from jitgrad.layouts import can_view, is_dense, layout_of
 from jitgrad.pending import fetch, waits
@@ -766,16 +767,11 @@ def pad_constant(input: Tensor, pad: Sequence[Any], value: float = 0.0) -> Tenso
 
 
 # -- triangles and diagonals ---------------------------------------------------------------------
-def _position(size: Any) -> Tensor:
-    attrs = {"shape": (size,), "dtype": dtypes.int64, "start": 0, "step": 1, "device": "cpu"}
-    return apply(OPS["iota"], (), attrs)
-
-
 def _triangle(name: str, input: Tensor, diagonal: int) -> Tensor:
     if input.ndim < 2:
         raise RuntimeError(f"{name}: input tensor must have at least 2 dimensions")
     rows, columns = input._type.shape[-2:]
-    offset = _position(columns) - _position(rows).unsqueeze(1)
+    offset = positions(columns, input) - positions(rows, input).unsqueeze(1)
     keep = offset <= diagonal if name == "tril" else offset >= diagonal
     return apply(OPS["where"], (keep, input, constant(0, input.dtype)), {})
 
@@ -798,7 +794,8 @@ def diag_embed(input: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -
         raise RuntimeError(f"diagonal dimensions cannot be identical {dim1}, {dim2}")
     size = input._type.shape[-1] + abs(offset)
     low = pad_constant(input, (max(offset, 0), max(-offset, 0)))  # at column j
-    on = (_position(size) - _position(size).unsqueeze(1)) == offset
+    place = positions(size, input)
+    on = (place - place.unsqueeze(1)) == offset
     out = apply(OPS["where"], (on, low.unsqueeze(-2), constant(0, input.dtype)), {})
     return movedim(out, (-2, -1), (a, b))
 

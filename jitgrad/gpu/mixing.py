@@ -41,8 +41,9 @@ def settled(op: Any, operands: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
     away = [x for x in operands if x._type.device == "cpu" and x._type.shape]
     if len(devices) == 1 and not away:
         return None
-    frame = _called()
-    if len(devices) > 1 or _are_given(away, frame):
+    frames = _frames()
+    frame = frames[-1]
+    if len(devices) > 1 or (not _made_inside(frames) and _are_given(away, frame)):
         devices.update(x._type.device for x in away)
         raise with_line(RuntimeError(same_device_text(name_of(frame) or op.name, devices)))
     (device,) = devices
@@ -51,12 +52,36 @@ def settled(op: Any, operands: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
     )
 
 
-def _called() -> FrameType:
-    """The frame of the function of ours that the user's code called."""
-    frame = sys._getframe(2)
-    while frame.f_back is not None and frame.f_back.f_code.co_filename.startswith(_PREFIXES):
-        frame = frame.f_back
-    return frame
+def _frames() -> list[FrameType]:
+    """The frames of ours, up to that of the function that the user's code called."""
+    frames = [sys._getframe(2)]
+    while (back := frames[-1].f_back) is not None and back.f_code.co_filename.startswith(_PREFIXES):
+        frames.append(back)
+    return frames
+
+
+def _arguments(frame: FrameType) -> list[Any]:
+    """The values of a frame's arguments."""
+    code = frame.f_code
+    count = code.co_argcount + code.co_kwonlyargcount
+    count += bool(code.co_flags & 4) + bool(code.co_flags & 8)
+    return [frame.f_locals.get(name) for name in code.co_varnames[:count]]
+
+
+def _made_inside(frames: list[FrameType]) -> bool:
+    """Whether a public function between the user's call and the op got tensors of the GPU only:
+    what is on the CPU was then made in it, whatever else the user's call got (a Module with a mask
+    on the CPU that it does not use). Public functions have wrappers, which keep their arguments."""
+    for frame in frames:
+        if frame.f_code.co_flags & 12 != 12:  # not f(*args, **kwargs)
+            continue
+        given = _arguments(frame)
+        if any(True for _ in _modules(given, _DEPTH)):
+            continue
+        tensors = list(_direct(given, _DEPTH))
+        if tensors and not any(x._type.device == "cpu" and x._type.shape for x in tensors):
+            return True
+    return False
 
 
 def name_of(frame: FrameType) -> str:
@@ -74,11 +99,7 @@ def name_of(frame: FrameType) -> str:
 def _are_given(away: list[Tensor], frame: FrameType) -> bool:
     """Whether tensors on the CPU are the user's: the function got such a tensor, whatever became of
     it, or they are held by what it got."""
-    code = frame.f_code
-    count = code.co_argcount + code.co_kwonlyargcount
-    count += bool(code.co_flags & 4) + bool(code.co_flags & 8)
-    given = [frame.f_locals.get(name) for name in code.co_varnames[:count]]
-    given = _without_host_arguments(frame.f_locals, given)
+    given = _without_host_arguments(frame.f_locals, _arguments(frame))
     if any(x._type.device == "cpu" and x._type.shape for x in _direct(given, _DEPTH)):
         return True
     held = {id(x._storage) for module in _modules(given, _DEPTH) for x in module.parameters()}

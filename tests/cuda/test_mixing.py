@@ -198,3 +198,14 @@ def test_packed_sequences_have_their_sizes_on_the_cpu() -> None:
     assert packed.sorted_indices.is_cuda and not packed.batch_sizes.is_cuda
     padded, counts = nn.utils.rnn.pad_packed_sequence(lstm(packed)[0], True)
     assert padded.is_cuda and not counts.is_cuda and counts.tolist() == [2, 4]
+
+
+def test_what_is_on_the_cpu_and_not_used() -> None:
+    """A causal mask that a layer got and does not need is no mixture, though the layer makes masks
+    of its own, drops out, and its caller's mask is on the CPU."""
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.5, batch_first=True).to("cuda")
+    mask = nn.Transformer.generate_square_subsequent_mask(5)
+    x = jitgrad.randn(2, 5, 8, device="cuda")
+    assert layer(x, mask, is_causal=True).device.type == "cuda"
+    with pytest.raises(RuntimeError, match="same device"):
+        layer(x, mask)

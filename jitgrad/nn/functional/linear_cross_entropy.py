@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from jitgrad.functions.args import expect_one_device
 from jitgrad.functions.elementwise import where
 from jitgrad.functions.shape import cat
 from jitgrad.nn.functional.args import expect_tensors
@@ -39,6 +40,7 @@ def linear_cross_entropy(
     """
     op = "linear_cross_entropy"
     expect_tensors(op, input=input, linear_weight=linear_weight, target=target)
+    expect_one_device(op, input, linear_weight, target, linear_bias, weight)
     shape, inner = tuple(linear_weight.shape[:-1]), tuple(linear_weight.shape[1:-1])
     fits = input.dim() in (1, 2) and linear_weight.dim() >= 2
     fits = fits and input.shape[-1] == linear_weight.shape[-1] and not (inner and input.dim() == 1)
