@@ -15,12 +15,13 @@ atoms, an atom is a dim name or a floordiv/mod/max/min of Syms. Equal expression
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple, Union
 
-from jitgrad.runtime.userline import user_line
+from jitgrad.runtime.userline import called_by_user, user_line
 
 Dim = Union[int, "Sym"]
 Atom = Union[str, "Func"]
@@ -62,14 +63,20 @@ class Func:
         return f"{self.name}({self.a},{self.b})"
 
 
+_PERIOD = math.lcm(*range(1, 65))
+"""Sizes that differ by it have the same remainders by all numbers up to 64."""
+
+
 class Guard(NamedTuple):
-    """`a kind b` has this outcome in every call. kind: ==, < or <=. line: of the user's code."""
+    """`a kind b` has this outcome in every call. kind: ==, < or <=. line: of the user's code.
+    called: the function of ours that the line called, which compared; "" where the line did."""
 
     kind: str
     a: Dim
     b: Dim
     outcome: bool
     line: str
+    called: str = ""
 
     def __str__(self) -> str:
         return self.expression()
@@ -81,6 +88,13 @@ class Guard(NamedTuple):
         except ZeroDivisionError:
             return False
         return _compare(self.kind, a, b) == self.outcome
+
+    @property
+    def is_fixing(self) -> bool:
+        """Whether it holds of few sizes only, as n == 4 does, and n // 4 == 1; not a remainder,
+        which repeats, nor what holds of all large sizes."""
+        dims = [d for d in (self.a, self.b) if isinstance(d, Sym)]
+        return not self.holds({n: d.env.hints[n] + _PERIOD for d in dims for n in d.names()})
 
     def expression(self, names: Mapping[str, str] | None = None) -> str:
         """The guard as Python over the names of dims (`names`: what they are called there)."""
@@ -120,7 +134,8 @@ class ShapeEnv:
     def guard(self, kind: str, a: Dim, b: Dim, outcome: bool) -> None:
         """Adds a guard, once."""
         if self.known(kind, a, b) is None:
-            self.guards.append(Guard(kind, plain(a), plain(b), outcome, user_line()))
+            guard = Guard(kind, plain(a), plain(b), outcome, user_line(), called_by_user())
+            self.guards.append(guard)
 
     def known(self, kind: str, a: Dim, b: Dim) -> bool | None:
         """The outcome of a comparison that was guarded before; None where it was not."""

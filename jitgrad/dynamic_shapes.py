@@ -102,19 +102,30 @@ def _axes(spec: Any, rank: int, name: str) -> dict[int, tuple[str, int, int | No
 
 def refuse_fixed_dims(env: ShapeEnv, name: str) -> None:
     """Raises CompileError where recording needed the very value of a dynamic dim. (That two dims
-    are equal is a condition like any other.)"""
+    are equal, or that a number divides one, is a condition like any other.)"""
     fixed = [
         g
         for g in env.guards
         if g.kind == "==" and g.outcome and not (isinstance(g.a, Sym) and isinstance(g.b, Sym))
+        if g.is_fixing
     ]
-    if fixed:
-        texts = sorted({g.expression() + (f" (at {g.line})" if g.line else "") for g in fixed})
-        raise CompileError(
-            f"[export] cannot export {name} with these dynamic shapes: its result holds only where "
-            f"{' and '.join(texts)} (Python or an op takes the number itself); leave these dims "
-            "out of dynamic_shapes, or compute with x.shape without int() and loops over it"
-        )
+    if not fixed:
+        return
+    texts = []
+    for g in fixed:
+        where = [g.called] * bool(g.called) + [f"at {g.line}"] * bool(g.line)
+        texts.append(g.expression() + (f" ({', '.join(where)})" if where else ""))
+    names = sorted({g.called for g in fixed} - {""})
+    why, do = [], ["leave these dims out of dynamic_shapes"]
+    if names:
+        why.append(f"{' and '.join(names)} can do this for fixed sizes only")
+    if any(not g.called for g in fixed):
+        why.append("Python takes the number itself")
+        do.append("compute with x.shape without int() and loops over it")
+    raise CompileError(
+        f"[export] cannot export {name} with these dynamic shapes: its result holds only where "
+        f"{' and '.join(sorted(set(texts)))}: {'; '.join(why)}; {', or '.join(do)}"
+    )
 
 
 def conditions(env: ShapeEnv) -> list[str]:

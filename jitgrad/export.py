@@ -194,7 +194,7 @@ def record(
             with no_grad():
                 return recording()
         except RuntimeError as error:
-            if "does not require grad" not in str(error):
+            if refusal is not None or "does not require grad" not in str(error):
                 raise
         before.restore()
         with enable_grad():  # it takes gradients inside

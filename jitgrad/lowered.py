@@ -6,6 +6,7 @@ tensors, slots and generators is put back), and the object that `jit(f).lower(..
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -111,7 +112,14 @@ def _put_back(owner: Any, key: Any) -> Callable[[], None]:
         if name is None:
             raise CompileError(f"[lower] cannot trace without data: the function sets .{key}")
         before = getattr(owner, name)
-        return lambda: setattr(owner, name, before)
+        held = weakref.ref(owner)  # what the function made is let go with it
+
+        def put_back_slot() -> None:
+            x = held()
+            if x is not None:
+                setattr(x, name, before)
+
+        return put_back_slot
     holder = owner
     if is_module(owner):
         holder = owner._buffers if key in owner._buffers else vars(owner)

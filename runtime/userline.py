@@ -31,6 +31,10 @@ def _folders() -> tuple[str, ...]:
     return tuple(found)
 
 
+_FUNCTIONS = tuple(
+    f"{_PACKAGE}.{part}" for part in ("functions.", "nn.", "linalg", "fft", "special")
+)
+"""The modules that public functions are in."""
 FOLDERS = _folders()
 _OURS = tuple([f + "/" for f in FOLDERS])
 # Files of Python's and of NumPy's lie between a user's line and ours.
@@ -100,6 +104,23 @@ def user_line(depth: int = 2) -> str:
     """ "file.py:12" of the user's innermost frame; "" when there is none."""
     frame = user_frame(depth)
     return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def called_by_user(depth: int = 2) -> str:
+    """The public function of the package through which the user's innermost frame got here: of a
+    module its class; "" where it was none (an operator on a size)."""
+    frame: FrameType | None = _getframe(depth)
+    name = ""
+    while frame is not None and is_inside(frame.f_code.co_filename):
+        code = frame.f_code
+        here = frame.f_globals.get("__name__", "")
+        public = code.co_name == code.co_qualname and not code.co_name.startswith(("_", "<"))
+        if code.co_name == "forward" and "self" in frame.f_locals:
+            return type(frame.f_locals["self"]).__name__
+        if public and here.startswith(_FUNCTIONS):
+            name = code.co_name
+        frame = frame.f_back
+    return name
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 
 from jitgrad.casting import wide
 from jitgrad.compiler.ops.record import OPS
+from jitgrad.compiler.symbolic import Sym
 from jitgrad.creation import arange, host_tensor, linspace, placed
 from jitgrad.dispatch import apply
 from jitgrad.functions.args import (
@@ -97,7 +98,7 @@ def _median_index(x: Tensor, axis: int, skip: bool) -> Tensor:
     if skip and x.is_floating_point():
         count = (~x.isnan()).sum(axis, True)
         return argsort(x, axis).gather(axis, ((count - 1) // 2).clamp(min=0))
-    fixed = isinstance(half, int)  # else a count would fix the size
+    fixed = not isinstance(half, Sym)  # else a count would fix the size
     order = sorted_first(x, axis, False, half + 1)[1] if fixed else argsort(x, axis)
     middle = order.narrow(axis, half, 1)
     if not x.is_floating_point():

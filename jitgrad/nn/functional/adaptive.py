@@ -16,6 +16,7 @@ import numpy as np
 
 from jitgrad.casting import wide_in_3d
 from jitgrad.compiler.ops import OPS
+from jitgrad.compiler.symbolic import Sym
 from jitgrad.creation import tensor
 from jitgrad.nn.functional.args import expect_tensors
 from jitgrad.nn.functional.tables import Array, Table, resampled, table
@@ -114,6 +115,11 @@ def adaptive_max_pool(n: int, input: Tensor, output_size: Sizes, return_indices:
     op = f"adaptive_max_pool{n}d"
     sizes = _checked(n, op, input, output_size, batch_only=False)
     lead = input.dim() - n
+    if all(s == 1 for s in sizes) and any(isinstance(d, Sym) for d in input.shape[lead:]):
+        values, places = input.flatten(lead).max(-1)  # whatever the size
+        shape = (*input.shape[:lead], *sizes)
+        values, places = values.reshape(shape), places.reshape(shape)
+        return (values, places) if return_indices else values
     spatial = [int(d) for d in input.shape[lead:]]
     if all(s and d % s == 0 for d, s in zip(spatial, sizes, strict=True)):
         kernel = tuple(d // s for d, s in zip(spatial, sizes, strict=True))

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 from jitgrad import functions as ops
 from jitgrad.casting import wide
 from jitgrad.compiler.ops import OPS
+from jitgrad.compiler.symbolic import Sym
+from jitgrad.creation import arange
 from jitgrad.nn.functional.args import expect_tensors
 from jitgrad.runtime import dtypes
 from jitgrad.tape.names import called
@@ -52,13 +55,42 @@ def pad(
 def _by_index(input: Tensor, amounts: Sequence[int], mode: str) -> Tensor:
     """Each padded dim, of the input's elements at the places that the mode says."""
     stretches: list[tuple[tuple[int, int, int], ...]] = [()] * input.dim()
+    padded = input
     for k in range(len(amounts) // 2):
         low, high = amounts[2 * k : 2 * k + 2]
         dim = input.dim() - 1 - k
-        if low or high:
-            stretches[dim] = _runs(int(input.shape[dim]), low, high, mode)
-    out: Tensor = OPS["take_stretches"](input, stretches=tuple(stretches))
+        size = input.shape[dim]
+        if (low or high) and isinstance(size, Sym):
+            padded = padded.index_select(dim, _places(size, low, high, mode, input.device))
+        elif low or high:
+            stretches[dim] = _runs(int(size), low, high, mode)
+    if padded is not input and not any(stretches):
+        return padded
+    out: Tensor = OPS["take_stretches"](padded, stretches=tuple(stretches))
     return out
+
+
+def _places(size: Any, low: int, high: int, mode: str, device: Any) -> Tensor:
+    """`_order` of a dim whose size may differ from call to call."""
+    _check_amounts(size, low, high, mode)
+    places = arange(-low, size + high, device=device)
+    if mode == "circular":  # what is left after cropping repeats
+        first = max(-low, 0)
+        return (places - first) % (size - max(-high, 0) - first) + first
+    if mode == "replicate":
+        return places.clamp(0, size - 1)
+    return size - 1 - (size - 1 - places.abs()).abs()
+
+
+def _check_amounts(size: Any, low: int, high: int, mode: str) -> None:
+    limit = {"reflect": size - 1, "circular": size}.get(mode)
+    if size == 0 or (limit is not None and max(low, high) > limit):
+        raise RuntimeError(
+            f"[pad] expected padding of at most {limit or 0} for mode {mode!r} and a dim of size "
+            f"{size}; got ({low}, {high})"
+        )
+    if size + high + low <= 0:
+        raise RuntimeError(f"[pad] padding ({low}, {high}) leaves nothing of a dim of size {size}")
 
 
 @functools.lru_cache(maxsize=256)
@@ -83,15 +115,8 @@ _in_float32 = wide(_by_index)  # under autocast: those that are primitive in PyT
 
 def _order(size: int, low: int, high: int, mode: str) -> list[int]:
     """The index of the input's element at each place of the padded dim."""
-    limit = {"reflect": size - 1, "circular": size}.get(mode)
-    if size == 0 or (limit is not None and max(low, high) > limit):
-        raise RuntimeError(
-            f"[pad] expected padding of at most {limit or 0} for mode {mode!r} and a dim of size "
-            f"{size}; got ({low}, {high})"
-        )
+    _check_amounts(size, low, high, mode)
     places = range(-low, size + high)
-    if not len(places):
-        raise RuntimeError(f"[pad] padding ({low}, {high}) leaves nothing of a dim of size {size}")
     if mode == "circular":  # what is left after cropping repeats
         kept = range(max(-low, 0), size - max(-high, 0))
         return [kept[(i - kept.start) % len(kept)] for i in places]
