@@ -99,8 +99,8 @@ def _dtype(name):
 
 
 class Model:
-    """Call it with one array for each of INPUTS, of that dtype and shape. A size that has a name
-    may be any in its range of SIZES. Thread-safe."""
+    """Call it with one array for each of INPUTS, in order or by name, of that dtype and shape. A
+    size that has a name may be any in its range of SIZES. Thread-safe."""
 
     def __init__(self, path, threads, weights=None):
         library = ctypes.CDLL(os.path.abspath(path))
@@ -156,10 +156,17 @@ class Model:
         for instance in getattr(self, "_all", []):
             self._destroy(instance)
 
-    def __call__(self, *arrays):
+    def __call__(self, *arrays, **named):
+        names = [n for n, *_ in INPUTS]
+        if named:
+            odd = named.keys() ^ set(names[len(arrays):])
+            if odd:
+                raise TypeError(f"[@NAME@] expected inputs {', '.join(names)}, each once; missing, "
+                                f"given twice or none of them: {', '.join(sorted(odd))}")
+            arrays = (*arrays, *(named[n] for n in names[len(arrays):]))
         if len(arrays) != len(INPUTS):
             raise TypeError(f"[@NAME@] expected {len(INPUTS)} inputs "
-                            f"({', '.join(n for n, *_ in INPUTS)}); got {len(arrays)}")
+                            f"({', '.join(names)}); got {len(arrays)}")
         sizes = {}
         given = [_checked(a, *port, sizes) for a, port in zip(arrays, INPUTS)]
         if STATES:

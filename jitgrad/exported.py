@@ -23,6 +23,7 @@ from jitgrad.example_inputs import leaves_like
 from jitgrad.exported_file import Parts
 from jitgrad.onnx.errors import expect_package
 from jitgrad.pytree import Structure, flatten, unflatten
+from jitgrad.runtime.by_name import in_order
 from jitgrad.runtime.errors import counted
 from jitgrad.tensor import Tensor, wrap_array
 
@@ -64,10 +65,12 @@ class Exported:
         self._general: tuple[ShapeEnv, Compiled] | None = None
         self._special: dict[tuple[tuple[str, int], ...], Compiled] = {}
 
-    def __call__(self, *inputs: Any) -> Any:
-        """Runs on tensors of the exported shapes and dtypes. Raises TypeError or ValueError that
-        names the input otherwise."""
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        """Runs on tensors of the exported shapes and dtypes, in order or by `input_names`. Raises
+        TypeError or ValueError that names the input otherwise."""
         expected = [i for i in self.graph.inputs if i.kind == "arg"]
+        if named:
+            inputs = in_order("export", self.input_names, inputs, named)
         leaves = leaves_like(inputs, self.arguments)
         if leaves is None:
             raise TypeError(

@@ -29,6 +29,7 @@ from jitgrad.runtime.artifact_file import (
     open_library,
     read_file,
 )
+from jitgrad.runtime.by_name import in_order
 from jitgrad.runtime.errors import ArtifactError, counted
 
 if TYPE_CHECKING:  # importing it takes a millisecond
@@ -117,10 +118,13 @@ class Model:
         _models.add(self)
 
     def __call__(
-        self, *arrays: NDArray[Any], out: NDArray[Any] | Sequence[NDArray[Any]] | None = None
+        self,
+        *arrays: NDArray[Any],
+        out: NDArray[Any] | Sequence[NDArray[Any]] | None = None,
+        **named: NDArray[Any],
     ) -> Any:
-        """Runs the model on one array for each of `inputs`, of its very dtype and shape. Sizes of
-        one name must be equal, and lie in their range.
+        """Runs the model on one array for each of `inputs`, in order or by name, of its very dtype
+        and shape. Sizes of one name must be equal, and lie in their range.
 
         Arrays that are not dense row-major are copied first; others are read where they are.
         Returns an array, or a tuple of arrays when the model has several outputs (or none). out:
@@ -129,6 +133,8 @@ class Model:
         Raises TypeError and ValueError for arguments that do not fit, naming the input;
         RuntimeError when the model found bad values (such as an index out of range).
         """
+        if named:
+            arrays = in_order(self.name, [p.name for p in self.inputs], arrays, named)
         if len(arrays) != self._count:
             raise self._wrong_count(arrays)
         if self.sizes:

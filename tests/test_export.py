@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import importlib.util
 import os
 import platform
 import re
@@ -23,6 +24,7 @@ import numpy as np
 import pytest
 from random_graphs import random_graph
 
+import jitgrad as jg
 from jitgrad.compiler import link, native
 from jitgrad.compiler.codegen import features, objects
 from jitgrad.compiler.codegen.target import host, named
@@ -241,6 +243,37 @@ def test_arrays_that_need_a_copy(mlp_path, x):
     read_only.flags.writeable = False
     for given in (wide[::2, ::2], np.asfortranarray(x), unaligned, read_only, x.view(np.matrix)):
         np.testing.assert_array_equal(model(given)[0], want)
+
+
+def test_inputs_by_name(tmp_path):
+    """Of a library, by jitgrad and by the module beside it, and of the exported graph."""
+    n = jg.Dim("n", max=4)
+    exported = jg.export(
+        lambda a, b, c: a * 100 + b["k"] * 10 + c, jg.rand(3), {"k": jg.rand(3)}, jg.rand(3),
+        dynamic_shapes={"a": {0: n}, "b.k": {0: n}, "c": {0: n}},
+    )  # fmt: skip
+    exported.native(tmp_path / "libnamed.so")
+    spec = importlib.util.spec_from_file_location("named", tmp_path / "libnamed.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    a, b, c = (np.full(2, k, np.float32) for k in (1, 2, 3))
+
+    def of_graph(*given, **named):
+        made = {k: jg.from_numpy(v) for k, v in named.items()}
+        return exported(*map(jg.from_numpy, given), **made).numpy()
+
+    for call in (load(tmp_path / "libnamed.so"), module.load(), of_graph):
+        assert call(a, b, c).tolist() == [123, 123]
+        assert call(a, c=c, **{"b.k": b}).tolist() == [123, 123]
+        assert call(**{"c": c, "b.k": b, "a": a}).tolist() == [123, 123]
+        for given, more, words in (
+            ((a, b), {"a": a}, "'a' is given twice|missing, given twice or none of them: a, c"),
+            ((a,), {"c": c}, r"missing inputs: b\.k|none of them: b\.k"),
+            ((a, b), {"d": c}, r"no input is called 'd'; expected a, b\.k, c|none of them: c, d"),
+            ((a, b, c), {"c": c}, "'c' is given twice|none of them: c"),
+        ):
+            with pytest.raises(TypeError, match=words):
+                call(*given, **more)
 
 
 def test_wrong_arguments(mlp_path, x):

@@ -20,7 +20,7 @@ def connections(seconds: float) -> type[asyncio.Protocol]:
     late += b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
     base: Any = AutoHTTPProtocol
 
-    class Connection(base):  # type: ignore[misc]
+    class Connection(base):
         timer: asyncio.TimerHandle | None = None
         begun = False  # whether a part of the headers is here
 
