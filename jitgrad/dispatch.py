@@ -198,6 +198,8 @@ def apply(op: Any, operands: tuple[Tensor, ...], attrs: dict[str, Any]) -> Any:
     """
     modes = state.__dict__
     if modes["watcher"] is not None:
+        if modes["casting"] is not None:
+            operands = modes["casting"].at(op, operands)
         return unwatched(apply, op, operands, attrs)
     count = len(operands)
     key: Any

@@ -35,6 +35,7 @@ from jitgrad.inplace import in_place, view_in_place
 from jitgrad.promotion import NUMBERS, constant
 from jitgrad.runtime.arguments import located
 from jitgrad.runtime.dtypes import Category
+from jitgrad.runtime.overriding import is_wrapper, recover
 from jitgrad.runtime.userline import LOCATED, add_line
 from jitgrad.tape.names import called
 from jitgrad.tensor import Tensor
@@ -238,6 +239,8 @@ def _operator(name: str, swap: bool = False) -> Callable[..., Any]:
         try:
             return other if other is NotImplemented else function(self, other)
         except LOCATED as error:
+            if (made := recover(error, forward, (self, other), {})) is not None:
+                return made[0]
             add_line(error)
             raise
 
@@ -250,10 +253,14 @@ def _operator(name: str, swap: bool = False) -> Callable[..., Any]:
             made = function(other, self)
             return made if called_by is None else called(made, called_by)
         except LOCATED as error:
+            if (again := recover(error, reverse, (self, other), {})) is not None:
+                return again[0]
             add_line(error)
             raise
 
-    return reverse if swap else forward
+    operator = reverse if swap else forward
+    is_wrapper(operator)
+    return operator
 
 
 def _binary(record: Any) -> Callable[..., Any]:

@@ -46,7 +46,8 @@ def with_out(function: Callable[..., Any]) -> Callable[..., Any]:
                 return function(*args, **kwargs)
             return _into(as_given(function), out, args, kwargs)
         except CAUGHT as error:
-            if (made := recover(error, wrapper, args, kwargs)) is not None:
+            given = kwargs if out is None else {**kwargs, "out": out}
+            if (made := recover(error, wrapper, args, given)) is not None:
                 return made[0]
             complete(error, function, args, kwargs)
             raise

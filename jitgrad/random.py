@@ -124,6 +124,8 @@ if hasattr(os, "register_at_fork"):
 
 def next_draw(generator: Generator | None = None) -> tuple[Tensor, Tensor]:
     """Seed and draw number of the next draw, as 0-d int64 tensors: operands of a random op."""
+    if state.casting is not None:  # a function that is called anew draws once
+        state.casting.at(None, ())
     generator = default_generator if generator is None else generator
     if state.draws is not None:
         return state.draws.next(generator)

@@ -34,9 +34,13 @@ class State(threading.local):
         backward: the run of the tape that is going on, or None (autograd/engine.py).
         casting: autocast's settings (casting.py), None where they are the defaults.
         device: the device that factories make tensors on (set_default_device); None: the CPU.
+        casting_run: the run of the tape (`backward`) in which autocast was set: derivatives
+            know nothing of an autocast that is outside of theirs.
         casts: casts of parameters that are kept inside autocast contexts; None outside of them.
-        watcher: the profile function (sys.setprofile) that watches the code of a recorded call, or
-            None; it rests while ops are applied, in which no code of the user's runs (dispatch.py).
+        watcher: the profile function (sys.setprofile) that watches the code of a recorded call;
+            CASTS where there is none and autocast is on for GPUs, which asks whose part an op is;
+            or None. It rests while ops are applied, in which no code of the user's runs
+            (dispatch.py).
         tracer: the trace function (sys.settrace) that notes the lines of a recorded call, or None;
             it rests with the watcher.
         levels: the vmaps and forward modes that are being run, innermost last (levels.py).
@@ -57,6 +61,7 @@ class State(threading.local):
     draws: Any
     backward: Any
     casting: Any
+    casting_run: Any
     device: str | None
     casts: Any
     watcher: Any
@@ -76,6 +81,7 @@ class State(threading.local):
         self.draws = None
         self.backward = None
         self.casting = None
+        self.casting_run = None
         self.device = None
         self.casts = None
         self.watcher = None
@@ -84,6 +90,9 @@ class State(threading.local):
 
 
 state = State()
+
+CASTS = object()
+"""What `state.watcher` is while autocast is on for GPUs, outside of recorded calls."""
 
 epoch: list[int] = [0]
 """Grows whenever something that guards of compiled functions saw may have changed:

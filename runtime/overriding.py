@@ -22,6 +22,16 @@ class Overridden(TypeError):
     """A tensor whose class overrides functions was used inside a function of ours."""
 
 
+class Recalled(TypeError):
+    """A public function is to be called in another way: as `call(wrapper, args, kwargs)` says, by
+    the wrapper whose frame this is."""
+
+    def __init__(self, frame: FrameType, call: Callable[..., Any]) -> None:
+        super().__init__("expected to be called anew")
+        self.frame: FrameType | None = frame
+        self.call = call
+
+
 class _Mode(threading.local):
     off = 0
 
@@ -32,6 +42,12 @@ PLAIN: set[Any] = set()
 """The functions `__torch_function__` that override nothing: Tensor's own, and the disabled one."""
 told: list[Callable[[str], None]] = []
 """Who is told, with the name of the class, that an override is about to be called."""
+
+
+Call = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+anew: list[Callable[[tuple[Any, ...], dict[str, Any]], Call | None]] = []
+"""Who is asked, with the arguments, after a function of ours failed: how it is to be called
+instead, or None. They find its wrapper's frame at depth 2."""
 
 
 class Disabled:
@@ -109,15 +125,39 @@ def inside_function(depth: int = 2) -> bool:
     return False
 
 
+def outermost(depth: int, passes: Callable[[str], bool]) -> FrameType | None:
+    """The frame of the wrapper of the outermost public function that is running, between here and
+    the user's code; None where there is none. passes: whether a function of this name counts as
+    the user's code."""
+    found = None
+    frame: FrameType | None = sys._getframe(depth)
+    while frame is not None and is_inside(frame.f_code.co_filename):
+        if frame.f_code in _wrappers:
+            if passes(frame.f_locals["function"].__name__):
+                break
+            found = frame
+        frame = frame.f_back
+    return found
+
+
 def recover(
     error: Exception, wrapper: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any] | None:
-    """After a wrapper caught an error: (the result,) where an argument overrides the call, and None
-    where nothing does. Inside of another function, the error is raised on, for that to recover."""
+    """After a wrapper caught an error: (the result,) where an argument overrides the call or the
+    function is to be called in another way, and None where nothing does. Inside of another
+    function, the error is raised on, for that to recover."""
+    if isinstance(error, Recalled):
+        if error.frame is not sys._getframe(1):
+            raise error
+        error.frame = None
+        return (error.call(wrapper, args, kwargs),)
     found = overriders((*args, *kwargs.values()))
     if not found:
         if isinstance(error, Overridden):
             raise error
+        for ask in anew:
+            if (call := ask(args, kwargs)) is not None:
+                return (call(wrapper, args, kwargs),)
         return None
     if inside_function(3):
         raise error

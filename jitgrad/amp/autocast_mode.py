@@ -154,11 +154,11 @@ class autocast:
             )
             enabled = False
         self._enabled = bool(enabled)
-        self._outer: list[tuple[Casting, Any]] = []
+        self._outer: list[tuple[Casting, Any, Any]] = []
 
     def __enter__(self) -> autocast:
         settings = casting()
-        self._outer.append((settings, state.casts))
+        self._outer.append((settings, state.casting_run, state.casts))
         if state.casts is None:
             state.casts = {}
         if self.device == "cpu":
@@ -170,11 +170,12 @@ class autocast:
         return self
 
     def __exit__(self, *error: object) -> None:
-        settings, casts = self._outer.pop()
+        settings, run, casts = self._outer.pop()
         if casts is None:
             forget_casts()
         state.casts = casts
         set_casting(settings)
+        state.casting_run = run
 
     def __call__(self, func: Callable[..., Any]) -> Callable[..., Any]:
         if not callable(func):

@@ -14,6 +14,7 @@ from typing import Any
 
 from jitgrad.autograd.graph import saved_tensors_hooks
 from jitgrad.autograd.modes import enable_grad, no_grad
+from jitgrad.casting import set_casting
 from jitgrad.pytree import flatten
 from jitgrad.random import DrawLog
 from jitgrad.runtime.userline import warn
@@ -168,15 +169,17 @@ class _Again:
                 raise _Enough
 
         hooks = saved_tensors_hooks(keep, _never)
-        before = (state.casting, state.casts)
-        state.casting, state.casts = self.casting, None
+        before, run, casts = state.casting, state.casting_run, state.casts
+        set_casting(self.casting)
+        state.casts = None
         try:
             with enable_grad(), self.context, hooks, self._drawing(True):
                 self.function(*self.args, **self.kwargs)
         except _Enough:
             pass
         finally:
-            state.casting, state.casts = before
+            set_casting(before)
+            state.casting_run, state.casts = run, casts
 
 
 def _version(x: Tensor) -> int:

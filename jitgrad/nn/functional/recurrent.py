@@ -99,6 +99,10 @@ def _project(mode: str, x: Tensor, w: Weights) -> tuple[Inputs, _Hidden]:
 
 def cell(mode: str, x: Tensor, state: State, w: Weights) -> State:
     """One step: x (N, in), state of (N, hidden) each -> the next state."""
+    return (_lowered_cell if x.is_cuda else _cell)(mode, x, state, w)
+
+
+def _cell(mode: str, x: Tensor, state: State, w: Weights) -> State:
     inputs, hidden = _project(mode, x, w)
     return _STEPS[mode](inputs, state, hidden)
 
@@ -161,7 +165,7 @@ def recurrent(
     layer and direction, the direction changing fastest. output is packed as x is, with
     directions * hidden features. `dropout` is a probability, applied between layers.
     """
-    run = _lowered if mode == "LSTM" else _layers
+    run = _lowered if mode == "LSTM" or x.is_cuda else _layers
     return run(mode, x, start, weights, directions, dropout, sizes)
 
 
@@ -185,4 +189,5 @@ def _layers(
     return x, tuple([ops.stack(list(s)) for s in zip(*ends, strict=True)])
 
 
-_lowered = lower(_layers)  # under autocast an LSTM is one function of low precision
+# Under autocast an LSTM is one function of low precision; on GPUs so are the others, and cells.
+_lowered, _lowered_cell = lower(_layers), lower(_cell)
