@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import math
 import warnings
 from collections.abc import Callable
 
+import llvmlite.ir as ir
 import numpy as np
 import pytest
 from kernels import Run
 
+from jitgrad.compiler.codegen.kernelcode import Generated
+from jitgrad.compiler.codegen.objects import Library
+from jitgrad.compiler.codegen.scale import scale
 from jitgrad.compiler.codegen.target import host, named
 from jitgrad.compiler.kernels import (
     LoopKernel,
@@ -225,3 +230,29 @@ def test_what_is_zero_anyhow_does_not_underflow(op: str, dtype: dtypes.DType, le
     got = call()
     assert not libm.fetestexcept(underflow)
     np.testing.assert_array_equal(got, x if op == "log1p" else np.zeros_like(x))
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 3, 5, 6, 7, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64])
+@pytest.mark.parametrize("dtype", [dtypes.float32, dtypes.float64])
+def test_scaling_of_any_number_of_lanes(dtype: dtypes.DType, lanes: int) -> None:
+    """Vectors are 3, 5 or 7 registers long where so many neighbours are alike, and end anywhere."""
+    target = host()
+    number = ir.FloatType() if dtype is dtypes.float32 else ir.DoubleType()
+    kind = number if lanes == 1 else ir.VectorType(number, lanes)
+    module = ir.Module()
+    module.triple = target.triple
+    pointer = ir.PointerType()
+    f = ir.Function(module, ir.FunctionType(ir.VoidType(), [pointer] * 3), "f")
+    b = ir.IRBuilder(f.append_basic_block())
+    x, n = (b.load(p, typ=kind, align=dtype.itemsize) for p in f.args[:2])
+    b.store(scale(b, target, dtype, x, n), f.args[2], align=dtype.itemsize)
+    b.ret_void()
+    key = hashlib.sha256(str(module).encode()).hexdigest()[:32]
+    text = str(module).replace('@"f"', f'@"f{key}"')
+    library = Library.build([Generated(key, text, [], [], 0)], target)
+    rng = np.random.default_rng(lanes)
+    size, power = rng.random(lanes).astype(dtype.np) + 1, rng.integers(-20, 20, lanes)
+    out = np.zeros(lanes, dtype.np)
+    call = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 3)(library.address(key, f"f{key}"))
+    call(size.ctypes.data, power.astype(dtype.np).ctypes.data, out.ctypes.data)
+    np.testing.assert_array_equal(out, np.ldexp(size, power))

@@ -21,20 +21,23 @@ def scale(b: ir.IRBuilder, target: Target, dtype: DType, x: ir.Value, n: ir.Valu
     if not target.has_scale:
         return _by_products(b, dtype, x, n, width)
     least, most = 16 // dtype.itemsize, 64 // dtype.itemsize
-    if width < least:
-        pads = [k if k < width else 0 for k in range(least)]
+    room = least
+    while room < min(width, most):
+        room *= 2
+    if width < room:
+        pads = [k if k < width else 0 for k in range(room)]
         return _part(b, _instruction(b, dtype, _part(b, x, pads), _part(b, n, pads)), width)
-    if width <= most:
+    if width == room:
         return _instruction(b, dtype, x, n)
-    parts = [list(range(k, k + most)) for k in range(0, width, most)]
-    done = [_instruction(b, dtype, _part(b, x, p), _part(b, n, p)) for p in parts]
-    while len(done) > 1:
-        both = lanes(tuple(range(2 * done[0].type.count)))
-        done = [
-            b.shuffle_vector(low, high, both)
-            for low, high in zip(done[::2], done[1::2], strict=True)
-        ]
-    return done[0]
+    whole = undefined(x.type)
+    for start in range(0, width, most):
+        part = list(range(start, min(start + most, width)))
+        n_part, x_part = _part(b, n, part), _part(b, x, part)
+        done = scale(b, target, dtype, x_part, n_part)
+        spread = [k - start if k in part else 0 for k in range(width)]
+        chosen = [width + k if k in part else k for k in range(width)]
+        whole = b.shuffle_vector(whole, _part(b, done, spread), lanes(tuple(chosen)))
+    return whole
 
 
 def _part(b: ir.IRBuilder, x: ir.Value, numbers: list[int] | int) -> ir.Value:
