@@ -37,7 +37,13 @@ from jitgrad.compiler.link import link_shared
 from jitgrad.compiler.lower import is_complex
 from jitgrad.compiler.pipeline import Options, stages_of
 from jitgrad.compiler.python_loader import python_loader
-from jitgrad.compiler.size_limits import at_most, conditions, empty_at_zero, with_limits
+from jitgrad.compiler.size_limits import (
+    at_most,
+    conditions,
+    empty_at_zero,
+    expect_declared_zeros,
+    with_limits,
+)
 from jitgrad.compiler.stages import Stages
 from jitgrad.compiler.symbolic import Sym
 from jitgrad.compiler.wasm_loader import wasm_loader
@@ -395,6 +401,7 @@ def _part(
     if graph.env.hints:
         env = simple.env
         empty = empty_at_zero(simple)
+        expect_declared_zeros(env, empty)
         model.sizes = [Size(n, 0 if n in empty else env.low[n], env.high[n]) for n in env.hints]
         model.conditions, model.syms = conditions(env), syms
     if simple.writes:

@@ -7,13 +7,22 @@ a graph's dims their ranges, and `at_most`, the bounds that follow. What a call 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from itertools import product
 
 from jitgrad.compiler.fixed_sizes import at_sizes
-from jitgrad.compiler.ir import Graph
+from jitgrad.compiler.ir import Graph, all_nodes
 from jitgrad.compiler.parse import parse
-from jitgrad.compiler.symbolic import LARGEST, Dim, Guard, ShapeEnv, Sym, bounds, evaluate
+from jitgrad.compiler.symbolic import (
+    LARGEST,
+    Dim,
+    Guard,
+    ShapeEnv,
+    Sym,
+    bounds,
+    evaluate,
+    substitute,
+)
 from jitgrad.runtime.errors import CompileError
 
 _MOST_CORNERS = 64
@@ -40,6 +49,7 @@ def with_limits(graph: Graph) -> Graph:
     hidden = {*env.hints} - {str(d) for i in copy.inputs for d in i.value.type.shape}
     if hidden:
         raise CompileError(f"[native] no input shows the dims {sorted(hidden)} by themselves")
+    env.guards += _at_least_one(copy)
     for name in env.hints:
         if env.low[name] == 1 and not _holds(copy, {**env.high, name: 1}):
             env.low[name] = 2
@@ -51,6 +61,22 @@ def with_limits(graph: Graph) -> Graph:
         if not _holds(copy, sizes):
             at_sizes(copy, sizes)  # says which op
     return copy
+
+
+def _at_least_one(graph: Graph) -> list[Guard]:
+    """What keeps the sizes of a graph's values from being 0, where those of its dims are not: code
+    reads operands that have an element."""
+    env = graph.env
+    named: dict[str, Dim] = {name: Sym({(name,): 1}, env) for name in env.hints}
+    shapes = [v.type.shape for node in all_nodes(graph) for v in node.outputs]
+    found: dict[Dim, Guard] = {}
+    for d in (d for shape in shapes for d in shape if isinstance(d, Sym)):
+        if d.names() <= named.keys():
+            own = substitute(d, named)
+            least = bounds(own)[0]
+            if least is None or least < 1:
+                found[own] = Guard("<=", 1, own, True, "")
+    return list(found.values())
 
 
 def empty_at_zero(graph: Graph) -> list[str]:
@@ -71,6 +97,21 @@ def empty_at_zero(graph: Graph) -> list[str]:
         if least and empty and env.holds(sizes) and _holds(graph, sizes):
             found.append(name)
     return found
+
+
+def expect_declared_zeros(env: ShapeEnv, empty: Collection[str]) -> None:
+    """Raises CompileError where a size of 0 was declared (`0 <= n`) of a dim with a range that is
+    not among the `empty` ones."""
+    for g in env.guards:
+        name = str(g.b)
+        declared = g.kind == "<=" and g.outcome and not isinstance(g.a, Sym) and g.a == 0
+        if declared and name in env.hints and name not in empty:
+            raise CompileError(
+                f"[native] expected to take {name} = 0, which Dim({name!r}, min=0) declares; "
+                f"native code takes {name} from {env.low[name]}, and 0 only where all results then "
+                "have no elements and all ops take it; leave min out and call what is exported in "
+                "Python for 0, or export that case, with other inputs, for itself"
+            )
 
 
 def _raise_low(env: ShapeEnv) -> None:

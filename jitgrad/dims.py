@@ -30,8 +30,10 @@ class Dim:
     """A size that may differ from call to call: `jit(f, dynamic_shapes={"x": {0: Dim("batch")}})`.
 
     Sizes of one name are equal. min, max: calls with other sizes are recorded for themselves, as
-    are those with sizes 0 and 1. Dim.DYNAMIC is a Dim without a name, Dim.STATIC a size that stays
-    fixed, Dim.AUTO what undeclared sizes are: symbolic once a second size was seen.
+    are those with sizes 0 and 1; what is exported refuses others. A min that is given (`has_min`)
+    is one that native code must take, or it is not made. Dim.DYNAMIC is a Dim without a name,
+    Dim.STATIC a size that stays fixed, Dim.AUTO what undeclared sizes are: symbolic once a second
+    size was seen.
 
     Raises ValueError for a name that is no identifier, or a range that holds no size.
     """
@@ -46,6 +48,7 @@ class Dim:
         self.__name__ = name
         self.min = 0 if min is None else min
         self.max = max
+        self.has_min = min is not None
         if self.min < 0 or (max is not None and max < self.min):
             raise ValueError(f"[Dim] expected 0 <= min <= max; got min {min}, max {max}")
 

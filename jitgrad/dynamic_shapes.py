@@ -48,7 +48,7 @@ def symbolic_inputs(
     out = []
     for x, name, spec in zip(inputs, names, wanted, strict=True):
         shape: list[Dim] = list(x.shape)
-        for axis, (label, low, high) in _axes(spec, len(shape), name).items():
+        for axis, (label, low, high, has_low) in _axes(spec, len(shape), name).items():
             size = int(x.shape[axis])
             if sizes.setdefault(label, size) != size:
                 raise ValueError(
@@ -64,7 +64,7 @@ def symbolic_inputs(
             if label not in made:
                 made[label] = SymInt(env.dim(label, max(size, 2)).terms, env)
                 env.least[label] = low
-                if low > 0:
+                if has_low:
                     env.guard("<=", low, made[label], True)
                 if high is not None:
                     env.guard("<=", made[label], high, True)
@@ -73,13 +73,14 @@ def symbolic_inputs(
     return out
 
 
-def _axes(spec: Any, rank: int, name: str) -> dict[int, tuple[str, int, int | None]]:
-    """Axis -> name of its dim, least and largest size, of one input."""
+def _axes(spec: Any, rank: int, name: str) -> dict[int, tuple[str, int, int | None, bool]]:
+    """Axis -> name of its dim, least and largest size, whether the least was given, of one
+    input."""
     if spec is None:
         return {}
     if not isinstance(spec, Mapping):
         spec = dict(enumerate(spec))
-    found: dict[int, tuple[str, int, int | None]] = {}
+    found: dict[int, tuple[str, int, int | None, bool]] = {}
     for axis, label in spec.items():
         if label is None or label in (Declared.STATIC, Declared.AUTO):
             continue
@@ -96,7 +97,10 @@ def _axes(spec: Any, rank: int, name: str) -> dict[int, tuple[str, int, int | No
                 f"[export] expected dim {axis} of {name!r} to have a name such as 'batch'; got "
                 f"{label!r}"
             )
-        found[axis % rank] = (text, getattr(label, "min", 0), getattr(label, "max", None))
+        if isinstance(label, Declared):
+            found[axis % rank] = (text, label.min, label.max, label.has_min)
+        else:
+            found[axis % rank] = (text, 0, None, False)
     return found
 
 

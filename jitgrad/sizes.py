@@ -285,11 +285,14 @@ def plain_shape(shape: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def users_shape(shape: Sequence[Any]) -> tuple[Any, ...]:
-    """A shape as users see it: SymInts. Sizes that are 0 or 1 in this call are fixed."""
+    """A shape as users see it: SymInts. Sizes that are 0 or 1 in this call are fixed; the others
+    are at least 2 in all calls, of what is exported at least 1 (where a record asks for more, to
+    broadcast, that is a guard)."""
     out = []
     for d in shape:
         if isinstance(d, Sym):
-            d = d.__index__() if d <= 1 else SymInt(d.terms, d.env)
+            fixed = 0 if d.env.least and d.hint > 1 else 1
+            d = d.__index__() if d <= fixed else SymInt(d.terms, d.env)
         out.append(d)
     return tuple(out)
 

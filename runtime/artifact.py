@@ -179,9 +179,11 @@ class Model:
         for name, size in sizes.items():
             low, high = self.sizes[name]
             if not low <= size <= high:
+                do = f"export the model with another range of Dim({name!r})"
+                if size == 0 and low == 1:
+                    do = "native code takes 0 only where all results then have no elements"
                 raise ValueError(
-                    f"[{self.name}] expected {name} to be {low} to {high}; got {size}; export the "
-                    f"model with another range of Dim({name!r})"
+                    f"[{self.name}] expected {name} to be {low} to {high}; got {size}; {do}"
                 )
         try:
             instance = self._idle.pop()
