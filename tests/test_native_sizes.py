@@ -487,6 +487,10 @@ CHOICES = [
     (lambda x: x * jg.linspace(0, 1, x.shape[0])[:, None], set()),
     (lambda x: x + jg.ones(1, 2) - x[:, :1].expand(-1, 2), set()),
     (lambda x: jg.cat([x, x.expand_as(x)]).softmax(0).sum(0), set()),
+    (lambda x: x[:, None] + jg.ones(1, 1, 2).expand(x.shape[0], -1, -1), set()),
+    (lambda x: x + jg.ones(1, 2).repeat(x.shape[0], 1) + jg.zeros(x.shape[0], 2), set()),
+    (lambda x: x.view(x.shape[0], 1, 2).reshape(x.shape[0] * 2), set()),
+    (lambda x: jg.arange(x.shape[0])[:, None] + x, set()),
     (lambda x: x @ x.T, set()),
 ]
 

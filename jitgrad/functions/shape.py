@@ -300,7 +300,7 @@ def expand(input: Tensor, *positional: Any, size: Any = None) -> Tensor:
                     f"non-existing dimension {k}"
                 )
             d = input._type.shape[k - lead]
-        filled.append(d)
+        filled.append(plain(d))  # whether it is the input's size is no choice of the user's
     if not lead and same_shape(filled, input._type.shape):
         return alias(input)
     return apply(OPS["expand"], (input,), {"shape": tuple(filled)})
