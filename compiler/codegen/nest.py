@@ -20,7 +20,7 @@ from jitgrad.compiler.codegen.accumulate import COLUMN_BLOCK, LANE_BLOCK, Accumu
 from jitgrad.compiler.codegen.code import I64, i64
 from jitgrad.compiler.codegen.function import Function
 from jitgrad.compiler.codegen.memory import broadcast, iota
-from jitgrad.compiler.codegen.next_row import NextRow, last_pass
+from jitgrad.compiler.codegen.next_row import NextRow
 from jitgrad.compiler.codegen.program import Program, RowPart, Step
 from jitgrad.compiler.codegen.schedule import Space, coefficient, walk
 from jitgrad.compiler.codegen.scope import Scope
@@ -468,7 +468,6 @@ class Nest:
         self._most_lanes = 1
         self.bind_buffers(top, 1)
         self._next_row = NextRow.of(self.program, fn)
-        self._last_pass = last_pass(self.program)
         with top.loop(fn.begin, fn.end, 1) as (point, r):
             self.unflatten(point, r, self.program.outer)
             for step in self.program.steps:
@@ -484,7 +483,7 @@ class Nest:
 
     def ask_ahead(self, scope: Scope, step: Step, i: ir.Value) -> None:
         """In the last pass over a row: asks for the next row's elements from i on."""
-        if self._next_row is not None and step is self._last_pass and scope.mask is None:
+        if self._next_row is not None and step is self._next_row.step and scope.mask is None:
             self._next_row.ask(scope, i)
 
     def _wide(self, step: Step) -> int:

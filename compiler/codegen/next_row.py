@@ -28,8 +28,9 @@ _LONGEST = 1 << 16  # bytes of a row: beyond, it might be gone again before it i
 @dataclass
 class NextRow:
     """The arrays whose next row will be read, each with where this row's begins there, and what
-    lies between rows, both in elements."""
+    lies between rows, both in elements; `step` is the last pass over a row, which asks."""
 
+    step: Step
     arrays: list[tuple[Array, Expr, Expr]]
 
     @classmethod
@@ -55,7 +56,9 @@ class NextRow:
                     continue
                 begin = {m: c for m, c in poly.items() if inner not in m}
                 found[e.attr, fn.simplifier.expr(begin)] = fn.simplifier.expr(between)
-        return cls([(*which, between) for which, between in found.items()]) if found else None
+        if not found:
+            return None
+        return cls(passes[-1], [(*which, between) for which, between in found.items()])
 
     def ask(self, scope: Scope, i: ir.Value) -> None:
         """Asks for what `scope`'s lanes, from element i on, will read in the next row."""
@@ -71,9 +74,3 @@ class NextRow:
             for line in range(0, scope.width * size, _LINE):
                 address = b.gep(base, [b.add(at, i64(line))], source_etype=I8)
                 prefetch(b, address, write=False, locality=2)
-
-
-def last_pass(program: Program) -> Step | None:
-    """The last step that goes over the row."""
-    passes = [s for s in program.steps if s.space.axes]
-    return passes[-1] if passes else None
