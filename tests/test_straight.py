@@ -421,7 +421,11 @@ def test_records(record, sample, monkeypatch):
     try:
         wanted = gradients(function, sample.args, hooked=True)
     except (RuntimeError, NotImplementedError, IndexError) as error:
-        pytest.skip(str(error))
+        for _ in range(2):
+            with pytest.raises(type(error)) as raised:
+                gradients(function, sample.args, hooked=False)
+            assert str(raised.value) == str(error)
+        return
     for _ in range(2):
         got = gradients(function, sample.args, hooked=False)
         for a, b in zip(wanted, got, strict=True):
