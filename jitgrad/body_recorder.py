@@ -283,6 +283,9 @@ class BodyRecorder(Relay):
     def give_up(self, reason: str, line: str = "") -> None:
         raise Untraceable(reason, line)
 
+    def begin_before(self, state_of: Any, make: Any) -> None:
+        """State begins where it is asked for: see rebind."""
+
     def postpone(self) -> None:
         raise Untraceable("makes its state in the first call")
 

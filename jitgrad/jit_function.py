@@ -600,7 +600,8 @@ class JitFunction:
         return (reason, "") if reason else None
 
     def _add(self, spec: Specialisation) -> None:
-        if spec.refresh() and spec.trace.leaf is None:  # a leaf may never be taken again
+        # Compiled where the next call may take it: a leaf may never be taken again.
+        if spec.refresh() and not spec.changed_slot() and spec.trace.leaf is None:
             try:
                 spec.compile()
             except CompileError as error:

@@ -183,6 +183,7 @@ class LazyRecorder:
         return False
 
     slot_read = tape_read = truth = specialise = constant = postpone = number_of = _ignore
+    begin_before = _ignore
 
     def raw_read(self, x: Any, what: str) -> None:
         storage = x if isinstance(x, Storage) else x._storage

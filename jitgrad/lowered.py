@@ -94,6 +94,9 @@ class _Tracer(Recorder):
         self._undo.append(_put_back(owner, key))
         super().rebind(owner, key, value)
 
+    def begin_before(self, state_of: Any, make: Any) -> None:
+        """State begins where it is asked for, which is put back."""
+
     def undo(self) -> None:
         for put_back in reversed(self._undo):
             put_back()

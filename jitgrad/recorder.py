@@ -334,6 +334,18 @@ class Recorder(Looks):
             state.recorder = self
         return True
 
+    def begin_before(self, state_of: dict[Any, Any], make: Callable[[], None]) -> None:
+        """make() puts tensors into `state_of`, a dict of dicts of our own class, by types alone: it
+        runs off the record, as if before the call, so that the trace is good for the next call."""
+        if self.reason or state.abstract:
+            return
+        state.recorder = None
+        try:
+            unwatched(make)
+        finally:
+            state.recorder = self
+        self.finder.begun(state_of)
+
     def postpone(self) -> None:
         self.postponed = True
         self.give_up("makes its state in the first call")

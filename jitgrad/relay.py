@@ -98,6 +98,9 @@ class Relay:
         if outer is not None:
             outer(reason, line)
 
+    def begin_before(self, state_of: Any, make: Any) -> None:
+        """State begins where it is asked for."""
+
     def postpone(self) -> None:
         if self.outer is not None:
             self.outer.postpone()

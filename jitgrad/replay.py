@@ -177,14 +177,8 @@ class Specialisation:
                     self._text_of(x, v, names) for x, v in zip((found.a, found.b), now, strict=True)
                 )
                 return f"{a} {SIGNS[found.name]} {b}: {found.outcome} -> {not found.outcome}"
-        for owner, key, grad in self.trace.slots:
-            holder = leaves[owner.index] if isinstance(owner, Arg) else owner.item.now
-            now = holder._grad
-            if (now is None) != (grad is None):
-                what = self.watch.name(owner)
-                return f"{what}.{key}: {short(grad and grad[1])} -> {short(now)}"
-            if grad is not None and grad != leaf_facts(now):
-                return f"{self.watch.name(owner)}.{key}: {short(grad[1])} -> {short(now)}"
+        if reason := self.changed_slot(leaves):
+            return reason
         for owner, facts in self.trace.places:
             x = leaves[owner.index] if isinstance(owner, Arg) else owner.item.now
             if place_facts(x) != facts:
@@ -192,6 +186,17 @@ class Specialisation:
         return self.last_miss or (
             "an argument has hooks or is read-only, or memory that is written overlaps other memory"
         )
+
+    def changed_slot(self, leaves: Sequence[Any] | None = None) -> str:
+        """Which slot (.grad) holds what the trace is not for, as text; "" where none does. Without
+        `leaves`, those of captured tensors alone."""
+        for owner, key, grad in self.trace.slots:
+            if isinstance(owner, Arg) and leaves is None:
+                continue
+            now = (leaves[owner.index] if isinstance(owner, Arg) else owner.item.now)._grad
+            if (now is None) != (grad is None) or (grad is not None and grad != leaf_facts(now)):
+                return f"{self.watch.name(owner)}.{key}: {short(grad and grad[1])} -> {short(now)}"
+        return ""
 
     def _value_now(self, x: Any, leaves: Sequence[Any]) -> Any:
         """The value of a lifted number, or of a number, in a call with these arguments."""

@@ -48,6 +48,9 @@ class Finder(Protocol):
     def owner(self, owner: Any) -> Owner | None:
         """Where later calls find the object whose slot is read or rebound."""
 
+    def begun(self, owner: dict[Any, Any]) -> None:
+        """A dict of dicts got entries, which count as if they had been there before the call."""
+
     def array(self, array: np.ndarray[Any, Any]) -> Source | None:
         """Where a NumPy array is found."""
 

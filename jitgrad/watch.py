@@ -36,6 +36,7 @@ from jitgrad.guards import (
     MISSING,
     SCALARS,
     Item,
+    keys_of,
 )
 from jitgrad.hostscalar import HostScalar
 from jitgrad.pytree import nodes_of
@@ -255,6 +256,13 @@ class Watch(Collector):
                         self._by_object[id(owner)] = made
                         return Captured(made)
         return None
+
+    def begun(self, owner: dict[Any, Any]) -> None:
+        for x in (owner, *owner.values()):
+            item = self._by_object.get(id(x))
+            if item is not None and item.now is x:  # else it is met with what it holds now
+                self._by_key[id(x), "size", None].now = keys_of(x)
+                self._expand(item, x)
 
     def array(self, array: np.ndarray[Any, Any]) -> Source | None:
         item = self._by_object.get(id(array))

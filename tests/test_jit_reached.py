@@ -170,9 +170,9 @@ def test_a_debugger_sees_all_and_all_is_guarded() -> None:
     assert fast.stats.traces == 2 and "length of GROWS" in fast.explain_last_miss()
 
 
-@pytest.mark.parametrize(("kind", "traces"), [("sgd", 3), ("momentum", 4), ("adam", 4)])
-def test_gradient_accumulation_is_recorded_once_for_each_path(kind: str, traces: int) -> None:
-    """No gradients yet; gradients; the step that makes the optimizer's state; the step after it."""
+@pytest.mark.parametrize("kind", ["sgd", "momentum", "adam"])
+def test_gradient_accumulation_is_recorded_once_for_each_path(kind: str) -> None:
+    """No gradients yet; gradients; the step."""
 
     def make() -> tuple[Any, Any, Any]:
         jg.manual_seed(0)
@@ -201,7 +201,7 @@ def test_gradient_accumulation_is_recorded_once_for_each_path(kind: str, traces:
         assert jg.allclose(fast(x, y, last), plain(x, y, last), atol=1e-6)
     for p, q in zip(model.parameters(), other.parameters(), strict=True):
         assert jg.allclose(p, q, atol=1e-5)
-    assert fast.stats.traces == traces and fast.stats.segments == 0, fast.explain_last_miss()
+    assert fast.stats.traces == 3 and fast.stats.segments == 0, fast.explain_last_miss()
 
 
 def test_the_storm_of_a_list_that_grows_says_the_way_out() -> None:

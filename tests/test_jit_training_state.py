@@ -163,3 +163,33 @@ def test_state(run: Run, traces: int) -> None:
     assert stats.traces <= traces, f.explain_last_miss()
     assert stats.fallbacks == 0 and bool(stats.segments) is (run is inside)
     assert stats.hits or run is inside
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam"])
+def test_state_begins_when_a_gradient_comes(name) -> None:
+    """A parameter that is used from the third call on: state begins in that call, and each way of
+    calling is recorded once."""
+
+    def run(compiled: bool):
+        a, b = (nn.Parameter(jg.tensor([1.0, -2.0, 0.0], dtype=jg.float64)) for _ in "ab")
+        options = {"momentum": 0.9} if name == "SGD" else {}
+        optimizer = getattr(jg.optim, name)([a, b], lr=0.1, **options)
+
+        def step(both: bool):
+            optimizer.zero_grad()
+            loss = (a * a).sum() + ((b * a).sum() if both else 0)
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        step = jit(step, fallback="error") if compiled else step
+        losses = [step(k > 1).item() for k in range(6)]
+        state = {k: v.tolist() for p in (a, b) for k, v in optimizer.state[p].items()}
+        return losses, a.tolist(), b.tolist(), state, step
+
+    *eager, _ = run(False)
+    *found, step = run(True)
+    for x, y in zip(found[:3], eager[:3], strict=True):
+        assert x == pytest.approx(y, rel=1e-12)
+    assert found[3].keys() == eager[3].keys()
+    assert step.stats.traces == 2 and step.stats.hits == 4 and step.stats.fallbacks == 0

@@ -254,6 +254,9 @@ class Optimizer(StateDict):
                 with enable_grad():
                     loss = closure()
             known = self._known_updates()
+            if thread.recorder is not None and self._has_our_rule():
+                if not (thread.levels or thread.grad_enabled):
+                    thread.recorder.begin_before(self.state, self._begin_all)
             for group, h in self.hyper():
                 stateful, maximize = self.has_state(h), group.get("maximize")
                 updates = None
@@ -305,7 +308,7 @@ class Optimizer(StateDict):
             return
         if p._type.dtype.is_complex:
             p, grad = parts_of(p), parts_of(grad)
-        if not state:
+        if stateful and not state:
             self.begin(p, grad, state, h)
         if maximize:
             grad = -grad
@@ -313,6 +316,16 @@ class Optimizer(StateDict):
             self.update(p, grad, state, h)
         else:
             self._update_unless(self._skip, p, grad, state, h)
+
+    def _begin_all(self) -> None:
+        """Makes the state of all parameters that have a gradient and no state yet."""
+        for group, h in self.hyper():
+            if self.has_state(h):
+                for p in group["params"]:
+                    if (grad := p.grad) is not None and not (state := self.state[p]):
+                        if p.is_complex():
+                            p, grad = parts_of(p), parts_of(grad)
+                        self.begin(p, grad, state, h)
 
     @contextmanager
     def skipping(self, skip: Tensor) -> Iterator[None]:

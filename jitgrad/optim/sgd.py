@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from jitgrad.creation import full_like
 from jitgrad.functions import where
 from jitgrad.optim.optimizer import (
     Hyper,
@@ -49,6 +50,11 @@ class SGD(Optimizer):
 
     def has_state(self, h: Hyper) -> bool:
         return has(h["momentum"])
+
+    def begin(self, p: Tensor, grad: Tensor, state: State, h: Hyper) -> None:
+        # The first v is g: -0.0 is what changes no sum. (Gradients do not go through the first v.)
+        if not has(h["dampening"]) and not h["differentiable"]:
+            self.init_state(state, "momentum_buffer", full_like(p, -0.0))
 
     def update(self, p: Tensor, grad: Tensor, state: State, h: Hyper) -> None:
         grad = decayed(grad, p, h["weight_decay"])
