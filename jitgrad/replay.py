@@ -191,9 +191,12 @@ class Specialisation:
         """Which slot (.grad) holds what the trace is not for, as text; "" where none does. Without
         `leaves`, those of captured tensors alone."""
         for owner, key, grad in self.trace.slots:
-            if isinstance(owner, Arg) and leaves is None:
+            if not isinstance(owner, Arg):
+                now = owner.item.now._grad
+            elif leaves is not None:
+                now = leaves[owner.index]._grad
+            else:
                 continue
-            now = (leaves[owner.index] if isinstance(owner, Arg) else owner.item.now)._grad
             if (now is None) != (grad is None) or (grad is not None and grad != leaf_facts(now)):
                 return f"{self.watch.name(owner)}.{key}: {short(grad and grad[1])} -> {short(now)}"
         return ""
