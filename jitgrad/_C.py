@@ -12,16 +12,19 @@ from typing import Any
 from jitgrad import accelerator
 from jitgrad.conversions import parse_to
 from jitgrad.device import device
+from jitgrad.function_modes import get_mode, pop_mode, push_mode
 from jitgrad.fx import Node as Node
 from jitgrad.fx import Proxy
 from jitgrad.missing import missing, names_module
 from jitgrad.random import Generator as Generator
-from jitgrad.runtime.overriding import PLAIN, Disabled, enabled
+from jitgrad.runtime.overriding import PLAIN, AllDisabled, Disabled, enabled, modes
 from jitgrad.serialization.reader import PyTorchFileReader as PyTorchFileReader
 from jitgrad.state import state
 from jitgrad.tensor import Tensor
 
-DisableTorchFunctionSubclass = DisableTorchFunction = Disabled
+DisableTorchFunctionSubclass, DisableTorchFunction = Disabled, AllDisabled
+_push_on_torch_function_stack, _pop_torch_function_stack = push_mode, pop_mode
+_get_function_stack_at = get_mode
 
 
 def _disabled_torch_function_impl(
@@ -38,6 +41,16 @@ PLAIN.add(_disabled_torch_function_impl)
 def _is_torch_function_enabled() -> bool:
     """Whether classes may override functions here."""
     return enabled()
+
+
+def _is_torch_function_mode_enabled() -> bool:
+    """Whether a TorchFunctionMode is asked here."""
+    return bool(modes())
+
+
+def _len_torch_function_stack() -> int:
+    """How many modes are on in this thread."""
+    return len(modes())
 
 
 _TensorMeta = type(Tensor)

@@ -61,6 +61,7 @@ from jitgrad import first_nan as first_nan
 from jitgrad import foreach as foreach
 from jitgrad import forest as forest
 from jitgrad import func as func
+from jitgrad import function_modes as function_modes
 from jitgrad import functions as functions
 from jitgrad import fused as fused
 from jitgrad import fx as fx

@@ -146,6 +146,9 @@ def conversion(name: str, dtype: DType) -> Callable[..., Tensor]:
     return method
 
 
+type_.__name__ = "type"
+
+
 def type_as(self: Tensor, other: Tensor) -> Tensor:
     """Converted to other's dtype, on its device."""
     expect_tensor("type_as", other)

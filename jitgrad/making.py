@@ -47,6 +47,7 @@ def makes(function: Function, follows: bool = False) -> Function:
             out = pinned(out)
         return out.requires_grad_() if grad else out
 
+    vars(made)["makes"] = True  # function_modes.py
     return made  # type: ignore[return-value]
 
 

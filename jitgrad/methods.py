@@ -51,7 +51,7 @@ def _collect() -> None:
     for module, names in _TABLE.items():
         for name in names.split():
             FUNCTIONS[name] = getattr(module, name)
-    FUNCTIONS["diagonal"] = shape.diagonal_view
+    FUNCTIONS["diagonal"] = _called(shape.diagonal_view, "diagonal")
     for name, function in FUNCTIONS.items():
         FUNCTIONS[name] = numpy_names(function)
     for alias, name in elementwise.ALIASES.items():
@@ -115,6 +115,12 @@ def _polygamma_method(self: Tensor, n: int) -> Tensor:
     return special.polygamma(n, self)
 
 
+def _called(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """The function, which has this name from here on."""
+    function.__name__ = name
+    return function
+
+
 ONLY_METHODS: dict[str, Callable[..., Any]] = {
     "view": shape.view,
     "view_as": shape.view_as,
@@ -128,7 +134,7 @@ ONLY_METHODS: dict[str, Callable[..., Any]] = {
     "register_post_accumulate_grad_hook": hooks.register_post_accumulate_grad_hook,
     "retain_grad": hooks.retain_grad,
     "index_put_": indexing.index_put_,
-    "polygamma": _polygamma_method,
+    "polygamma": _called(_polygamma_method, "polygamma"),
 }
 
 NOT_METHODS = {
@@ -374,7 +380,7 @@ def attach() -> None:
         setattr(Tensor, name, located(function))
     for name in (*LATER, *FROM_NN):
         setattr(Tensor, name, _later(name))
-    _tensor.where = where_method
+    _tensor.where = _named(where_method, "where")
     for name in in_place_names():
         setattr(Tensor, name + "_", in_place(FUNCTIONS[name], name + "_"))
     owns: tuple[Callable[..., Any], ...] = (*inplace.IN_PLACE, *fills.FILLS, backward)

@@ -25,7 +25,7 @@ from jitgrad.runtime.userline import user_line
 from jitgrad.state import state
 
 # What Python or copying asks of the object itself.
-_OWN = frozenset(
+OWN = frozenset(
     {
         "__new__", "__init__", "__init_subclass__", "__class__", "__dict__", "__weakref__",
         "__slots__", "__getattribute__", "__setattr__", "__delattr__", "__hash__", "__reduce__",
@@ -35,7 +35,7 @@ _OWN = frozenset(
     }
 )  # fmt: skip
 # Operators that are another function's: the name of the method that PyTorch calls instead.
-_CALLED = {
+CALLED = {
     "__add__": "add", "__radd__": "add", "__iadd__": "add_", "__sub__": "sub", "__isub__": "sub_",
     "__mul__": "mul", "__rmul__": "mul", "__imul__": "mul_", "__truediv__": "div",
     "__itruediv__": "div_", "__mod__": "remainder", "__imod__": "remainder_", "__pow__": "pow",
@@ -51,7 +51,7 @@ def install(cls: type, base: type) -> None:
     between = cls.__mro__[: cls.__mro__.index(base)]
     own = {name for c in between for name in vars(c)}
     for name, value in vars(base).items():
-        if name in own or name in _OWN or (name.startswith("_") and not name.endswith("__")):
+        if name in own or name in OWN or (name.startswith("_") and not name.endswith("__")):
             continue
         if isinstance(value, property):
             setattr(cls, name, _property(value))
@@ -87,7 +87,7 @@ def _call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _method(name: str, own: Any, base: type) -> Callable[..., Any]:
     """A method or operator that asks first."""
-    function = getattr(base, _CALLED.get(name, name), own)
+    function = getattr(base, CALLED.get(name, name), own)
     reflected = getattr(base, _FORWARD.get(name, name))
 
     @functools.wraps(own)

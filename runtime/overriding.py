@@ -5,6 +5,8 @@ out: not before they run, which would cost every call, but where they fail. Obje
 tensors fail of themselves; tensors of overriding classes raise `Overridden` when a function asks
 for their type (jitgrad/overriding_class.py). Wrappers of public functions (arguments.py says which)
 catch errors anyway and hand them to `recover`; the outermost one makes the call.
+
+A mode (TorchFunctionMode) is asked before all classes; where it is: jitgrad/function_modes.py.
 """
 
 from __future__ import annotations
@@ -33,7 +35,17 @@ class Recalled(TypeError):
 
 
 class _Mode(threading.local):
+    """What holds in this thread.
+
+    Attributes:
+        off: how many `Disabled` it is in.
+        stack: the modes that are asked, the innermost last.
+        skips: the next question whether arguments override is answered with no.
+    """
+
     off = 0
+    stack: tuple[Any, ...] = ()
+    skips = False
 
 
 _mode = _Mode()
@@ -51,7 +63,7 @@ instead, or None. They find its wrapper's frame at depth 2."""
 
 
 class Disabled:
-    """A context in which nothing is overridden."""
+    """A context in which no class overrides anything. Modes are asked."""
 
     def __enter__(self) -> None:
         _mode.off += 1
@@ -60,9 +72,50 @@ class Disabled:
         _mode.off -= 1
 
 
+class AllDisabled(Disabled):
+    """A context in which no class overrides anything, and no mode is asked."""
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        self._outer = modes()
+        set_modes(())
+
+    def __exit__(self, *error: object) -> None:
+        set_modes(self._outer)
+        super().__exit__(*error)
+
+
 def enabled() -> bool:
     """Whether classes may override functions here."""
     return not _mode.off
+
+
+def modes() -> tuple[Any, ...]:
+    """The modes that are asked in this thread, the innermost last."""
+    return _mode.stack
+
+
+def set_modes(stack: tuple[Any, ...]) -> None:
+    """Sets the modes that are asked in this thread."""
+    _mode.stack = stack
+
+
+def skip_one(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """function(*args, **kwargs), a user's function that asks whether it is overridden: the first
+    time, it is not."""
+    _mode.skips = True
+    try:
+        return function(*args, **kwargs)
+    finally:
+        _mode.skips = False
+
+
+def overridden(values: Iterable[Any]) -> bool:
+    """Whether a mode, or the class of one of these arguments, overrides a call."""
+    if _mode.skips:
+        _mode.skips = False
+        return False
+    return bool(_mode.stack) or bool(overriders(values))
 
 
 def is_wrapper(function: Callable[..., Any]) -> None:
@@ -97,21 +150,31 @@ def overriders(values: Iterable[Any]) -> list[Any]:
 def call_override(
     function: Any, found: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """What the first of the overriding objects makes of a call that is not NotImplemented.
+    """What the innermost mode, or else the first of the overriding objects, makes of a call that is
+    not NotImplemented. While a mode is asked, those outside of it are the ones that are on.
 
     Raises TypeError when all of them give NotImplemented.
     """
     types = tuple(map(type, found))
-    for x in found:
+    stack = _mode.stack
+    for x in (*stack[-1:], *found):
         for tell in told:
             tell(type(x).__name__)
-        result = x.__torch_function__(function, types, args, kwargs)
+        is_mode = bool(stack) and x is stack[-1]
+        if is_mode:
+            _mode.stack = stack[:-1]
+        try:
+            result = x.__torch_function__(function, types, args, kwargs)
+        finally:
+            if is_mode:
+                _mode.stack = stack
         if result is not NotImplemented:
             return result
     name = getattr(function, "__module__", "") or ""
+    asked = f"by the mode {type(stack[-1]).__name__} or " if stack else ""
     raise TypeError(
-        f"no implementation found for '{name}.{getattr(function, '__name__', function)}' on types "
-        f"that implement __torch_function__: {[cls.__name__ for cls in types]}"
+        f"no implementation found for '{name}.{getattr(function, '__name__', function)}' {asked}on "
+        f"types that implement __torch_function__: {[cls.__name__ for cls in types]}"
     )
 
 
