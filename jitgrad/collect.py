@@ -608,6 +608,20 @@ class Collector(State):
                 package = names.get("__package__") or ""
                 name = importlib.util.resolve_name("." * level + name, package)
             self.imported(name, reads)
+        for key in sorted(reads.modules):
+            self._module_of(str(names.get("__name__", "")) if key == "__name__" else key)
+        if reads.by_name is not None and "" in reads.by_name:
+            self.reasons.append("uses __import__ in a way that jit does not follow")
+
+    def _module_of(self, key: str) -> None:
+        """Adds items for what code looks for in sys.modules, which need not be there."""
+        if not key:
+            self.reasons.append("uses sys.modules in a way that jit does not follow")
+        elif isinstance(sys.modules.get(key), ModuleType):
+            self.imported(key)
+        elif key not in sys.modules:
+            owner = self.root_namespace(sys.modules, "sys.modules")
+            self.put(owner, "absent", key, False, f"module {key}")
 
     def imported(self, name: str, reads: Reads | None = None) -> None:
         """Adds items for a module that code imports by name; it may not be loaded yet.

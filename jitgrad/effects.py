@@ -386,6 +386,8 @@ class Profile:
                 self._identities()
             if type(getattr(arg, "__self__", None)) is list and arg.__name__ == "append":
                 self._appended(arg.__self__)
+            if arg is __import__ and owner == "user" and self._imports(frame):
+                return
             if owner != "jitgrad" and not _is_callback(frame):
                 reason = impure_call(arg, owner)
                 if reason.startswith("calls threading."):
@@ -394,6 +396,17 @@ class Profile:
                     through = called_by_user(frame)
                     self._impure(f"calls {through}(), which {reason}" if through else reason,
                                  _line(frame))  # fmt: skip
+
+    def _imports(self, frame: FrameType) -> bool:
+        """Tells of the modules that code may be about to import by `__import__`. Gives whether it
+        is known which ones these are."""
+        variables = reads_of(frame.f_code).by_name
+        if variables is None or "" in variables:
+            return False
+        for name in map(frame.f_locals.get, variables):
+            if isinstance(name, str) and name in sys.modules:  # else the import itself tells
+                self._imported(name, False)
+        return True
 
 
 def _is_callback(frame: FrameType) -> bool:

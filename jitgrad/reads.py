@@ -24,7 +24,10 @@ class Reads:
     globals, locals, cells: paths from a global, an argument that is not reassigned, a free
     variable. The last name of a path may be stored to. loose: attributes of anything else.
     asked: those of them that may be absent (hasattr, getattr, try). stored: globals that it sets.
-    imports: (module, level). typed: arguments whose type() it asks, or that it gives to what takes
+    imports: (module, level). by_name: the variables whose values it gives to `__import__`, which it
+    calls if this is not None; "" for any other value but a constant, which is among the imports.
+    modules: the keys that it looks for in sys.modules; "" for what is no constant, or for more
+    than that. typed: arguments whose type() it asks, or that it gives to what takes
     no stand-ins of numbers; "" for any other value.
     looked: those paths that are not just handed to from_numpy or as_tensor. appended: those that
     are calls of append. sets: names that it assigns to, beside its variables; "[]" for items.
@@ -39,6 +42,8 @@ class Reads:
     asked: set[str] = field(default_factory=set)
     stored: set[str] = field(default_factory=set)
     imports: set[tuple[str, int]] = field(default_factory=set)
+    by_name: set[str] | None = None
+    modules: set[str] = field(default_factory=set)
     typed: set[str] = field(default_factory=set)
     looked: set[Path_] = field(default_factory=set)
     appended: set[Path_] = field(default_factory=set)
@@ -89,6 +94,45 @@ def _computes_names(instructions: list[dis.Instruction]) -> bool:
     return False
 
 
+def _note_import(out: Reads, i: dis.Instruction, after: list[dis.Instruction]) -> None:
+    """Notes what code that names `__import__` (instruction i) imports."""
+    out.by_name = out.by_name or set()
+    end = next((k for k, x in enumerate(after) if x.opname.startswith("CALL")), len(after))
+    given, more = after[0], after[1:end]
+    simple = i.opname == "LOAD_GLOBAL" and (i.arg or 0) & 1 and end < len(after)  # it is called
+    if simple and given.opname.startswith("LOAD_FAST") and not more and after[end].arg == 1:
+        out.by_name.add(_names(given.argval)[0])
+    elif simple and isinstance(given.argval, str) and all(x.opname in _MAKE_LISTS for x in more):
+        if given.opname.startswith("LOAD_CONST"):
+            out.imports.add((given.argval, 0))
+            return
+        out.by_name.add("")
+    else:
+        out.by_name.add("")
+
+
+_MAKE_LISTS = ("LOAD_CONST", "BUILD_LIST", "BUILD_TUPLE", "LIST_EXTEND", "KW_NAMES")
+
+
+def _note_modules(out: Reads, instructions: list[dis.Instruction], n: int) -> None:
+    """Notes what code looks for in what it calls `modules` (instruction n), which may be the
+    dict sys.modules."""
+    before, after = instructions[max(n - 2, 0) : n], instructions[n + 1 : n + 3]
+    at_sys = bool(before) and before[-1].argval == "sys"
+    ops = [i.opname for i in after]
+    if ops[0] == "CONTAINS_OP":
+        key: Any = before[0] if at_sys else before[-1]
+    else:
+        found = ops[1].startswith("BINARY_") or after[0].argval == "get"
+        key = (after[1] if after[0].argval == "get" else after[0]) if found else None
+    if key is not None and key.opname.startswith("LOAD_CONST") and isinstance(key.argval, str):
+        out.modules.add(key.argval)
+    elif key is not None and key.opname == "LOAD_GLOBAL" and key.argval == "__name__":
+        out.modules.add("__name__")
+    elif at_sys:
+        out.modules.add("")
+
+
 @lru_cache(maxsize=4096)
 def reads_of(code: CodeType) -> Reads:
     """Scans a code object, and in the functions nested in it the free variables that it passes on
@@ -127,6 +171,8 @@ def reads_of(code: CodeType) -> Reads:
         if i.argval is not None and op.startswith(_NAMING):
             for name in _names(i.argval):
                 out.lines.setdefault(name, set()).add(i.positions and i.positions.lineno)
+        if i.argval == "modules" and op.startswith(_NAMING) and not op.startswith("STORE"):
+            _note_modules(out, instructions, n)
         if op.startswith("LOAD_CONST") or op == "LOAD_SMALL_INT":
             constants.append(i.argval)
         if op.startswith(("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR")):
@@ -151,10 +197,12 @@ def reads_of(code: CodeType) -> Reads:
             path, into = (i.argval,), out.globals
             if i.argval == "pow" and any(_takes_three(k) for k in instructions[n + 1 :]):
                 out.typed.add("")  # pow(a, b, c) asks neither b nor c
+            if i.argval == "__import__":
+                _note_import(out, i, instructions[n + 1 :])
             if i.argval == "type":
                 after = [(k.opname, k.argval) for k in instructions[n + 1 : n + 3]]
-                given = after[0][1] if [k[:9] for k, _ in after] == ["LOAD_FAST", "CALL"] else ""
-                out.typed.add(given if given in arguments else "")
+                name = after[0][1] if [k[:9] for k, _ in after] == ["LOAD_FAST", "CALL"] else ""
+                out.typed.add(name if name in arguments else "")
         elif op in ("STORE_GLOBAL", "DELETE_GLOBAL"):
             out.stored.add(i.argval)
             out.sets.add(i.argval)
@@ -192,6 +240,8 @@ def reads_of(code: CodeType) -> Reads:
         out.cells |= passed  # a free variable of this code, which only the nested one names
         out.looked |= passed & nested.looked
         out.appended |= passed & nested.appended
+    if "__import__" in code.co_consts or "__import__" in out.loose:  # not by its own name
+        out.by_name = {*(out.by_name or ()), ""}
     used = {p[0] for p in out.globals} | out.loose
     used |= {n for paths in (out.globals, out.locals, out.cells) for p in paths for n in p[1:]}
     out.every = out.every or bool(used & _ALL_NAMES) or _computes_names(instructions)

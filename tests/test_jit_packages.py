@@ -5,6 +5,7 @@ of it ends a trace, and what is read is guarded.
 
 from __future__ import annotations
 
+import builtins
 import copy
 import importlib
 import importlib.util
@@ -12,6 +13,7 @@ import logging
 import os
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -146,6 +148,128 @@ def test_a_module_that_was_looked_for_is_loaded_later(
         assert "jg_nothing" in f.explain_last_miss()
     finally:
         sys.modules.pop("jg_nothing", None)
+
+
+# -- modules that are named, not imported ----------------------------------------------------------
+def by_function(x: Any) -> Any:
+    return x * __import__("jg_named").SCALE
+
+
+def by_function_with_names(x: Any) -> Any:
+    return x * __import__("jg_named", None, None, ["SCALE"], 0).SCALE
+
+
+def by_variable(x: Any, name: str = "jg_named") -> Any:
+    return x * __import__(name).SCALE
+
+
+def by_key(x: Any) -> Any:
+    return x * sys.modules["jg_named"].SCALE
+
+
+def by_local_key(x: Any) -> Any:
+    from sys import modules
+
+    return x * modules["jg_named"].SCALE if "jg_named" in sys.modules else x
+
+
+def by_get(x: Any) -> Any:
+    found: Any = sys.modules.get("jg_named", None)
+    return x * found.SCALE
+
+
+_aliased = __import__
+
+
+def by_alias(x: Any) -> Any:
+    return x * _aliased("jg_named").SCALE
+
+
+def by_attribute(x: Any) -> Any:
+    return x * getattr(builtins, "__import__")("jg_named").SCALE  # noqa: B009
+
+
+def by_map(x: Any) -> Any:
+    for module in map(__import__, ["jg_named"]):
+        x = x * module.SCALE
+    return x
+
+
+def by_item(x: Any) -> Any:
+    names = ["jg_named"]
+    return x * __import__(names[0]).SCALE
+
+
+def by_expression(x: Any, end: str = "named") -> Any:
+    return x * __import__("jg_" + end).SCALE
+
+
+def by_computed_key(x: Any, name: str = "jg_named") -> Any:
+    return x * sys.modules[name].SCALE
+
+
+def by_method(x: Any) -> Any:
+    for module in map(sys.modules.get, ["jg_named"]):
+        x = x * getattr(module, "SCALE", 0.0)
+    return x
+
+
+def by_walking(x: Any) -> Any:
+    for module in list(sys.modules.values()):
+        if module.__name__ == "jg_named":
+            return x * module.SCALE
+    return x
+
+
+WHOLE = [by_function, by_function_with_names, by_variable, by_key, by_get]
+FOLLOWED = [
+    by_local_key, by_alias, by_attribute, by_map, by_item, by_expression, by_computed_key,
+    by_method, by_walking,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("code", [*WHOLE, *FOLLOWED])
+def test_modules_that_are_named(code: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is read of them is guarded; where jit cannot tell which they are, Python runs."""
+    first: Any = ModuleType("jg_named")
+    first.SCALE = 2.0
+    monkeypatch.setitem(sys.modules, "jg_named", first)
+    f = jit(code)
+    for scale in (2.0, 3.0, 5.0):
+        if scale == 5.0:
+            second: Any = ModuleType("jg_named")
+            second.SCALE = scale
+            monkeypatch.setitem(sys.modules, "jg_named", second)
+        else:
+            first.SCALE = scale
+        for _ in range(2):
+            assert f(X).tolist() == [scale, 2 * scale, 3 * scale]
+    if code in WHOLE:
+        assert f.stats.traces == f.stats.hits == 3 and f.stats.segments == 0, f.explain()
+
+
+def looked_for(x: Any) -> Any:
+    return x * 2 if "jg_absent" in sys.modules else x
+
+
+def asked_for(x: Any) -> Any:
+    return x * 2 if sys.modules.get("jg_absent") else x
+
+
+def imported_by_function(x: Any) -> Any:
+    try:
+        __import__("jg_absent")
+    except ImportError:
+        return x
+    return x * 2
+
+
+@pytest.mark.parametrize("code", [looked_for, asked_for, imported_by_function])
+def test_modules_that_are_not_there_yet(code: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    f = jit(code)
+    check(f, [1.0, 2.0, 3.0], 1)
+    monkeypatch.setitem(sys.modules, "jg_absent", ModuleType("jg_absent"))
+    check(f, [2.0, 4.0, 6.0], 2)
 
 
 def test_attributes_that_functions_have_of_python() -> None:
