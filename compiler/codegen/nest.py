@@ -17,10 +17,10 @@ import llvmlite.ir as ir
 
 from jitgrad.compiler import kernels, loops
 from jitgrad.compiler.codegen.accumulate import COLUMN_BLOCK, LANE_BLOCK, Accumulator
+from jitgrad.compiler.codegen.ahead import Ahead
 from jitgrad.compiler.codegen.code import I64, i64
 from jitgrad.compiler.codegen.function import Function
 from jitgrad.compiler.codegen.memory import broadcast, iota
-from jitgrad.compiler.codegen.next_row import NextRow
 from jitgrad.compiler.codegen.program import Program, RowPart, Step
 from jitgrad.compiler.codegen.schedule import Space, coefficient, walk
 from jitgrad.compiler.codegen.scope import Scope
@@ -467,7 +467,7 @@ class Nest:
         self._buffer_memory = {}
         self._most_lanes = 1
         self.bind_buffers(top, 1)
-        self._next_row = NextRow.of(self.program, fn)
+        self._ahead = Ahead.of(self.program, fn)
         with top.loop(fn.begin, fn.end, 1) as (point, r):
             self.unflatten(point, r, self.program.outer)
             for step in self.program.steps:
@@ -482,9 +482,9 @@ class Nest:
                     point.bind_local(reduce.array, child.locals[reduce.array])
 
     def ask_ahead(self, scope: Scope, step: Step, i: ir.Value) -> None:
-        """In the last pass over a row: asks for the next row's elements from i on."""
-        if self._next_row is not None and step is self._next_row.step and scope.mask is None:
-            self._next_row.ask(scope, i)
+        """Asks for memory beside elements from i on, where this pass over a row is to do so."""
+        if self._ahead is not None and scope.mask is None:
+            self._ahead.ask(scope, step, i)
 
     def _wide(self, step: Step) -> int:
         size = step.cost()

@@ -1,4 +1,4 @@
-"""Kernels that go over rows more than once ask for the next row: which do, and values."""
+"""Kernels that go over rows more than once ask for memory ahead: which do, for what, and values."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import jitgrad as jg
 import jitgrad.nn.functional as F
 from jitgrad.runtime.knobs import knob
 
-CALL = re.compile(r"call void @\"?llvm.prefetch")
+CALL = re.compile(r"call void @\"?llvm.prefetch[^(]*\(ptr [^,]*, i32 ([01])")
 
 
-def asked(f: Callable[..., Any], *args: Any) -> int:
-    """How many lines the code of f asks for, in its text."""
+def asked(f: Callable[..., Any], *args: Any, write: bool = False) -> int:
+    """How many lines the code of f asks for, to read or to write them, in its text."""
     text = jg.jit(f).lower(*args).llvm()
-    return len(CALL.findall(text))
+    return CALL.findall(text).count(str(int(write)))
 
 
 def large(*shape: int) -> Any:
@@ -33,6 +33,9 @@ def test_which_kernels_ask() -> None:
     assert asked(lambda x: F.layer_norm(x, (1000,)), x) > 0
     assert asked(lambda x: x.sum(-1), x) == 0  # one pass: the processor looks ahead by itself
     assert asked(lambda x: x * 2 + 1, x) == 0
+    assert asked(lambda x: F.softmax(x, -1), x, write=True) > 0
+    assert asked(lambda x: (x - x.mean(-1, keepdim=True)).sum(-1), x, write=True) == 0
+    assert asked(lambda x: F.softmax(x, -1), jg.randn(8, 1000), write=True) == 0
     assert asked(lambda x: F.softmax(x, -1), jg.randn(8, 1000)) == 0  # it lies in the cache
 
 
