@@ -38,7 +38,21 @@ from jitgrad.runtime.errors import CompileError
 
 _ALIGNMENT = 256
 _KEPT = 32  # graphs, and sets of memory that were seen once
-_Launch = tuple[Any, Shape, int, list[tuple[str, int]]]
+
+
+@dataclass(frozen=True)
+class _Launch:
+    """number: of its kernel in the image. words: of its parameters, each with its kind."""
+
+    number: int
+    function: Any
+    shape: Shape
+    blocks: int
+    words: list[tuple[str, int]]
+
+    def key(self) -> tuple[int, ...]:
+        """Launches of equal keys do the same."""
+        return (self.number, self.blocks, *[word for _, word in self.words])
 
 
 @dataclass(frozen=True)
@@ -220,7 +234,7 @@ class CudaCompiled:
             ]
             if shape.sites:
                 words.append(("*int64", address(cell)))
-            parts[-1].append((function, shape, -(-points // grain), words))
+            parts[-1].append(_Launch(number, function, shape, -(-points // grain), words))
         for n, launches in enumerate(parts):
             if n:
                 self._check(cell, arrays, named)
@@ -234,7 +248,7 @@ class CudaCompiled:
         if not self.replays or len(launches) < 2 or capture.current(device.index) is not None:
             _launch_all(device, launches, stream)
             return
-        key = tuple([(blocks, *(word for _, word in words)) for *_, blocks, words in launches])
+        key = tuple([launch.key() for launch in launches])
         with device.noting:
             graph = self._graph(key, launches)
         if graph is None:
@@ -299,12 +313,12 @@ class _Graph:
 
 
 def _launch_all(device: Device, launches: list[_Launch], stream: int) -> None:
-    for function, shape, blocks, words in launches:
-        if shape.call is not None:
-            _call(shape, [word for _, word in words], device, stream)
+    for x in launches:
+        if x.shape.call is not None:
+            _call(x.shape, [word for _, word in x.words], device, stream)
             continue
-        grid = min(blocks, shape.max_blocks)
-        device.driver.launch(device.index, function, grid, shape.threads, stream, words)
+        grid = min(x.blocks, x.shape.max_blocks)
+        device.driver.launch(device.index, x.function, grid, x.shape.threads, stream, x.words)
 
 
 def _call(shape: Shape, words: list[int], device: Device, stream: int) -> None:

@@ -41,6 +41,25 @@ def test_sizes() -> None:
 
 
 @pages
+def test_what_is_freed_while_a_stream_that_uses_it_is_captured_is_reused_later(page: int) -> None:
+    """An event noted in a graph passes at no time that one could wait for."""
+    driver, a = new(page=page)
+    stream = driver.new_stream(0, 0)
+    x = a.allocate(1000)
+    a.used_on(x, stream)
+    a.divert(stream, -1)
+    driver.begin_capture(0, stream)
+    a.free(x)
+    assert a.allocate(1000) != x
+    graph = driver.end_capture(0, stream)
+    a.divert(stream, None)
+    assert driver._graphs[graph] == []
+    driver.synchronize(0)
+    assert a.allocate(1000) == x
+    a.check()
+
+
+@pages
 def test_blocks_are_split_and_merged(page: int) -> None:
     driver, a = new(page=page)
     first, second, third = (a.allocate(1000) for _ in range(3))

@@ -130,6 +130,54 @@ def test_loads_of_contractions_are_told_whether_they_are_coalesced(f: Any, loads
     assert resources.coalesced(shape) == loads
 
 
+def _resources_of(graph: Any, arch: str) -> list[resources.Resources]:
+    """What ptxas says of each kernel of a graph."""
+    target, found = gpu_target(arch), []
+    for code in cuda_stages(graph, Options(), target).all_generated():
+        for symbol, shape in code.shapes.items():
+            text, entry = to_ptx(code.module_text, symbol, shape, target)
+            found.append(resources.assemble(text, entry, shape, arch))
+    return found
+
+
+def _conv(dims: int) -> Any:
+    def f(x: jg.Tensor, w: jg.Tensor) -> jg.Tensor:
+        convolution = getattr(jg.nn.functional, f"conv{dims}d")
+        return jg.relu(convolution(x, w, padding=1) + 1)
+
+    return f, [jg.ones(2, 3, *[6] * dims), jg.ones(4, 3, *[3] * dims)]
+
+
+def _of_any_size(f: Any, args: list[Any]) -> Any:
+    """The graph of a function whose arguments' sizes are all symbolic."""
+    g = jg.jit(f, dynamic=True, fallback="error")
+    g(*args)
+    return g.specialisations[0].trace.graph
+
+
+@wheels
+@pytest.mark.parametrize(
+    ("f", "args"),
+    [
+        *(pytest.param(*_conv(n), marks=[] if n == 3 else pytest.mark.long) for n in (1, 2, 3)),
+        (lambda x, y: jg.softmax(x @ y, -1), [jg.ones(2, 3, 9, 5), jg.ones(2, 3, 5, 8)]),
+    ],
+    ids=["conv1d", "conv2d", "conv3d", "matmul"],
+)
+def test_kernels_of_symbolic_sizes_keep_their_sums_in_registers(f: Any, args: list[Any]) -> None:
+    """Loops over a thread's elements are unrolled, long as the arithmetic of places is."""
+    rows = _resources_of(_of_any_size(f, args), "sm_90")
+    assert rows and [r for r in rows if r.spills or r.stack] == []
+
+
+@wheels
+def test_reductions_of_a_kernel_share_their_shared_memory() -> None:
+    """However many there are, it is within what a block may have."""
+    f = jg.jit(lambda x: tuple((x * k).sum(-1) for k in range(30)))
+    rows = f.lower(jg.TensorSpec((64, 4096), jg.float64)).resources("sm_90")
+    assert max(r.shared for r in rows) == 8 * 8  # a number for each warp
+
+
 @wheels
 @pytest.mark.long
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])

@@ -113,6 +113,7 @@ class Allocator:
         self._waiting: deque[tuple[int, Block]] = deque()  # (event, block), oldest first
         self._events: list[int] = []  # that can be recorded again
         self._late: deque[int] = deque()  # addresses to free when the work under way is done
+        self._captured: list[int] = []  # addresses to free when no stream of theirs is captured
         self._lock = _Turn(self._free_late)
 
     # -- allocating --------------------------------------------------------------------------------
@@ -319,9 +320,13 @@ class Allocator:
             self._give_back(self._late.popleft())
 
     def _give_back(self, address: int) -> None:
-        block = self._used.pop(address, None)
+        block = self._used.get(address)
         if block is None:
             raise CudaError(f"[cuda] no memory was allocated at address {address:#x}")
+        if not self._diverted.keys().isdisjoint(block.streams):
+            self._captured.append(address)  # an event of a stream that is captured would not pass
+            return
+        del self._used[address]
         if self.history is not None:
             self.history.append(("free", address, 0))
         for name, n in (
@@ -355,6 +360,8 @@ class Allocator:
         with self._lock:
             if pool is None:
                 del self._diverted[stream]
+                self._late += self._captured
+                self._captured.clear()
                 return
             self._diverted[stream] = pool
             self._kept[pool] = self._kept.get(pool, 0) + 1

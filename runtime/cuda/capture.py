@@ -72,8 +72,10 @@ class Capture:
         """The graph is ready."""
         device = self.device
         del devices.captures()[device.index]
-        device.allocator.divert(self.stream, None)
-        self.handle = device.driver.end_capture(device.index, self.stream)
+        try:
+            self.handle = device.driver.end_capture(device.index, self.stream)
+        finally:
+            device.allocator.divert(self.stream, None)
 
     def write_now(self, to: int, host: int, nbytes: int) -> None:
         """Copies host memory into the graph's at once; waits for it."""

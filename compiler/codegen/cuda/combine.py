@@ -58,18 +58,18 @@ class Combine:
 
     def block(self, w: KernelWriter, state: Sequence[str]) -> str:
         """The result of the whole block, in every thread of it."""
-        shared = [w.shared(w.threads, self.dtype)]
         if self.is_arg:
-            shared.append(w.shared(w.threads, dtypes.int64))
+            shared = [w.exchange(w.threads, self.dtype), w.exchange(w.threads, dtypes.int64, "at")]
             text = f"block_{self.combine}({', '.join([*state, *shared])}, {w.threads})"
             return w.let(text)
         halves = self.dtype in scalar.HALVES
         exchanged = halves or self.dtype.name in _SHUFFLED
         name = f"{'warps' if exchanged else 'block'}_{self.combine}"
+        places = max(w.threads // 32, 1) if exchanged else w.threads
         value = state[0]
         if self.dtype is dtypes.bool_:
             value = f"u8({value})"
-        text = f"{name}({value}, {shared[0]}, {w.threads})"
+        text = f"{name}({value}, {w.exchange(places, self.dtype)}, {w.threads})"
         if self.dtype is dtypes.bool_:
             return w.let(f"({text} != 0)")
         if halves:

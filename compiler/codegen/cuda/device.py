@@ -175,6 +175,17 @@ def div_trunc(a, b):
 
 
 @device
+def quotient(a, b):
+    """Of numbers that are not negative, by one that is not 0: without Python's cases."""
+    return i64(u64(a) // u64(b))
+
+
+@device
+def remainder(a, b):
+    return i64(u64(a) % u64(b))
+
+
+@device
 def clamp(index, extent):
     return max(min(index, extent - 1), 0)
 
@@ -392,6 +403,8 @@ def _warps(combine: Any) -> Any:
             for k in range(1, threads // 32):
                 value = combine(value, shared[k])
             cuda.syncthreads()
+        else:  # 0 and -0 are equal, so threads may have found either: all take the first one's
+            value = cuda.shfl_sync(_ALL, value, 0)
         return value
 
     return warps

@@ -233,12 +233,11 @@ class _Nest:
         w = self.writer
         scope = point.child()
         if not step.space.axes and not step.reduces:
-            values = scope.values([s.value for s in step.stores])  # flags faults in every thread
+            # The others do not even read: it may be what the first one writes.
             with w.block("if t == 0:"):
-                inner = scope.child(keep=True)
-                named = [w.let(v) for v in values]
+                named = [w.let(v) for v in scope.values([s.value for s in step.stores])]
                 for s, value in zip(step.stores, named, strict=True):
-                    inner.store(s.array, s.offset, value)
+                    scope.store(s.array, s.offset, value)
             return
         accs = [Combine(r.combine, r.value.dtype) for r in step.reduces]
         states = [a.start(w) for a in accs]

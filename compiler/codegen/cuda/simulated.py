@@ -128,6 +128,14 @@ def div_trunc(a, b):
     return quotient + type(a)(1) if a % b != 0 and (a < 0) != (b < 0) else quotient
 
 
+def quotient(a, b):
+    return a // b
+
+
+def remainder(a, b):
+    return a % b
+
+
 def clamp(index, extent):
     return max(min(index, extent - 1), 0)
 
@@ -282,8 +290,9 @@ def shared_array(number, count, dtype, alignment):
         return kept[number]
 
 
-def gathered(value, shared, threads):
+def gathered(value, threads):
     """The values of all threads, in all of them."""
+    shared = shared_array("gathered", threads, object, 0)
     shared[cuda.threadIdx.x] = value
     cuda.syncthreads()
     found = [shared[k] for k in range(threads)]
@@ -292,7 +301,7 @@ def gathered(value, shared, threads):
 
 
 def combined(value, shared, threads, combine):
-    first, *rest = gathered(value, shared, threads)
+    first, *rest = gathered(value, threads)
     for x in rest:
         first = combine(first, x)
     return first
@@ -326,7 +335,7 @@ warps_sum, warps_prod, warps_max, warps_min = block_sum, block_prod, block_max, 
 
 
 def best(value, index, values, indices, threads, takes):
-    pairs = zip(gathered(value, values, threads), gathered(index, indices, threads), strict=True)
+    pairs = zip(gathered(value, threads), gathered(index, threads), strict=True)
     x, i = next(pairs)
     for y, j in pairs:
         if takes(y, j, x, i):

@@ -20,12 +20,15 @@ from jitgrad.compiler.symbolic import Dim, hint, is_static
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import DType
 
+_MOST = 1 << 31  # places are of 32 bits
+
 
 def sort(arrays: Sequence[Array], symbol: str, target: CudaTarget) -> list[Part]:
     """The launches of a stable sort: values and places."""
     define = arrays[0].define
     assert isinstance(define, Sort)
-    if is_static([define.extent, *arrays[0].shape]) and hint(define.extent) >= target.long_line:
+    known = is_static([define.extent, *arrays[0].shape])
+    if known and target.long_line <= hint(define.extent) < _MOST:
         return _by_digits(arrays, define, symbol, target)
     return [_by_blocks(arrays, define, symbol, target)]
 

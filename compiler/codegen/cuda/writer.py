@@ -56,6 +56,7 @@ class KernelWriter:
         self._head: list[str] = []
         self._used: dict[int, str] = {}
         self._aligned: dict[str, str] = {}
+        self._exchanges: dict[tuple[int, DType, str], str] = {}
 
     # -- lines -----------------------------------------------------------------------------------
     def line(self, text: str) -> None:
@@ -91,6 +92,14 @@ class KernelWriter:
         self._head.append(f"    {name} = cuda.shared.array({count}, np.{kind}, 16)")
         self.shared_bytes += count * (4 if wide else dtype.itemsize)
         return name
+
+    def exchange(self, count: int, dtype: DType, what: str = "") -> str:
+        """A shared array that the reductions of a kernel use in turn: each waits, before it ends,
+        until every thread has read. what: another one of the same reduction has another word."""
+        key = count, dtype, what
+        if key not in self._exchanges:
+            self._exchanges[key] = self.shared(count, dtype)
+        return self._exchanges[key]
 
     def local(self, count: int, dtype: DType) -> str:
         """An array of the thread's own, of values as they are in registers."""
@@ -158,8 +167,11 @@ class KernelWriter:
         """Binds the axes of a space to the point number `flat` in row-major order."""
         for k in range(len(space.axes) - 1, 0, -1):
             extent = self.dim(space.extents[k])
-            scope.axes[space.axes[k]] = self.let(f"{flat} % {extent}", "j")
-            flat = self.let(f"{flat} // {extent}", "j")
+            parts = f"{flat} % {extent}", f"{flat} // {extent}"
+            if isinstance(space.extents[k], Sym):  # short code, so that loops around are unrolled
+                parts = f"remainder({flat}, {extent})", f"quotient({flat}, {extent})"
+            scope.axes[space.axes[k]] = self.let(parts[0], "j")
+            flat = self.let(parts[1], "j")
         if space.axes:
             scope.axes[space.axes[0]] = flat
 
