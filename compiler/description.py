@@ -25,7 +25,7 @@ _SECTION = b"jitgrad"
 class Described(NamedTuple):
     """A file, or one in an archive. digest: its checksum, found right; None for a kind of file that
     has none. info: the description; None where there is none: in what maps weights, and in
-    WebAssembly that is yet to be linked."""
+    WebAssembly that other programs made."""
 
     name: str
     nbytes: int
@@ -52,7 +52,7 @@ def _one(data: bytes, name: str) -> Described:
     digest = None
     if data.startswith(_ELF):
         digest = check_seal(data, name)
-    elif data.startswith(_WASM) and not _is_object(data):
+    elif data.startswith(_WASM):
         digest = _check_module(data, name)
     return Described(name, len(data), digest, _description(data))
 
@@ -73,7 +73,8 @@ def _description(data: bytes) -> dict[str, Any] | None:
 
 # -- WebAssembly ---------------------------------------------------------------------------------
 def described_module(module: bytes, metadata: str) -> bytes:
-    """A module with its description and the SHA-256 of all before it as its last section."""
+    """A module, or an object that is yet to be linked to one, with its description and the SHA-256
+    of all before it as its last section. (Linkers copy that of an object among the module's.)"""
     name = bytes([len(_SECTION)]) + _SECTION
     text = metadata.encode() + b"\0"
     head = b"\0" + _leb128(len(name) + len(text) + 32)
@@ -81,14 +82,35 @@ def described_module(module: bytes, metadata: str) -> bytes:
     return whole + hashlib.sha256(whole).digest()
 
 
-def _is_object(data: bytes) -> bool:
-    """Whether it is yet to be linked: it has the section that says how."""
-    return b"\x07linking" in data
+def _sections(data: bytes) -> list[bytes] | None:
+    """The contents of the custom sections, b"" for others; None where they are not whole."""
+    found, at = [], 8
+    while at < len(data):
+        kind, size, shift = data[at], 0, 0
+        at += 1
+        while True:
+            if at >= len(data) or shift > 28:
+                return None
+            size |= (data[at] & 127) << shift
+            at, shift = at + 1, shift + 7
+            if data[at - 1] < 128:
+                break
+        if kind > 13 or at + size > len(data):
+            return None
+        found.append(data[at : at + size] if kind == 0 else b"")
+        at += size
+    return found
 
 
-def _check_module(data: bytes, name: str) -> bytes:
+def _check_module(data: bytes, name: str) -> bytes | None:
+    """The checksum, found right; None of a module that others linked or made."""
+    label = bytes([len(_SECTION)]) + _SECTION
+    sections = _sections(data)
+    ours = [s.startswith(label) for s in sections or ()]
+    if ours and not ours[-1] and (any(ours) or _BEGIN not in data):
+        return None
     found = hashlib.sha256(data[:-32]).digest()
-    if found != data[-32:]:
+    if sections is None or found != data[-32:]:
         raise ArtifactError(
             f"[inspect] the content of {name!r} ({len(data)} bytes) does not match its checksum: "
             "the file was truncated, altered or stripped; export it again"

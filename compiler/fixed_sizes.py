@@ -19,8 +19,9 @@ from jitgrad.runtime.errors import CompileError
 def at_sizes(graph: Graph, dims: Mapping[str, int]) -> Graph:
     """The graph with all dims replaced by their sizes; no slots.
 
-    Raises CompileError, naming the user's line, where an op gives another shape at these sizes than
-    its symbolic shape says (an op that treats a size of 1 as one to broadcast, say).
+    Raises what an op raises that does not take these sizes, and CompileError where one gives
+    another shape at them than its symbolic shape says (an op that treats a size of 1 as one to
+    broadcast, say); with the user's line.
     """
 
     def fixed(t: TensorType) -> TensorType:
@@ -32,11 +33,14 @@ def at_sizes(graph: Graph, dims: Mapping[str, int]) -> Graph:
         new[item.value] = out.add_input(fixed(item.value.type), item.kind, item.name)
     for node in graph.nodes:
         attrs: dict[str, Any] = {k: concrete(v, dims) for k, v in node.attrs}
-        made = out.add_node(node.op, [new[v] for v in node.inputs], attrs, node.line)
+        where = f" (at {node.line})" if node.line else ""
+        try:
+            made = out.add_node(node.op, [new[v] for v in node.inputs], attrs, node.line)
+        except (RuntimeError, ValueError, IndexError) as error:
+            raise type(error)(f"{error}{where}") from None
         for v, w in zip(node.outputs, made, strict=True):
             if w.type != fixed(v.type):
                 sizes = ", ".join(f"{k} = {n}" for k, n in dims.items())
-                where = f" (at {node.line})" if node.line else ""
                 raise CompileError(
                     f"[{node.op.name}] expected {fixed(v.type)} where {sizes}; got {w.type}{where}"
                 )

@@ -191,7 +191,7 @@ def _sizes(model: Model) -> str:
    of the inputs, in order (those of 0-dimensional ones may be NULL), and set_sizes the sizes
    themselves; both return JG_OK, JG_BUSY, or JG_BAD_ARGUMENT (see jg_{name}_last_error; sizes are
    then as they were). output_shape gives the shape of result i for these sizes; it stays valid
-   until they are set anew, and is NULL before. */
+   until they are set anew, and is NULL before. In a run, arrays without elements may be NULL. */
 int jg_{name}_n_sizes(void);
 const char *jg_{name}_size_name(int i);
 int64_t jg_{name}_size_min(int i);

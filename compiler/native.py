@@ -41,7 +41,6 @@ from jitgrad.compiler.size_limits import (
     at_most,
     conditions,
     empty_at_zero,
-    expect_declared_zeros,
     with_limits,
 )
 from jitgrad.compiler.stages import Stages
@@ -226,6 +225,8 @@ def _write(
             _replace(header_path, c_header(model, header_path.name, file.name).encode())
 
     if path.suffix in (".o", ".a"):
+        if made.is_wasm:
+            code = described_module(code, model.metadata)
         members = [(f"{symbol}.o", _sealed(code, made), capi.public_symbols(model, made.is_wasm))]
         if built.mapping:
             more = _sealed(built.mapping, made)
@@ -400,9 +401,9 @@ def _part(
     )  # fmt: skip
     if graph.env.hints:
         env = simple.env
-        empty = empty_at_zero(simple)
-        expect_declared_zeros(env, empty)
-        model.sizes = [Size(n, 0 if n in empty else env.low[n], env.high[n]) for n in env.hints]
+        model.empty = empty_at_zero(simple)
+        low = {**env.low, **dict.fromkeys(model.empty, 0)}
+        model.sizes = [Size(n, low[n], env.high[n]) for n in env.hints]
         model.conditions, model.syms = conditions(env), syms
     if simple.writes:
         model.own = [ports[slot] for slot in offsets]

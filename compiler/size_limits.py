@@ -7,11 +7,11 @@ a graph's dims their ranges, and `at_most`, the bounds that follow. What a call 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from itertools import product
 
 from jitgrad.compiler.fixed_sizes import at_sizes
-from jitgrad.compiler.ir import Graph, all_nodes
+from jitgrad.compiler.ir import Graph, Node, all_nodes
 from jitgrad.compiler.parse import parse
 from jitgrad.compiler.symbolic import (
     LARGEST,
@@ -21,23 +21,29 @@ from jitgrad.compiler.symbolic import (
     Sym,
     bounds,
     evaluate,
+    same,
     substitute,
+    surely_le,
 )
+from jitgrad.compiler.types import TensorType
 from jitgrad.runtime.errors import CompileError
 
 _MOST_CORNERS = 64
 _MOST_STEPS = 4096
+_MOST_TRIED = 16  # least sizes of a dim that ops may refuse
 
 
 def with_limits(graph: Graph) -> Graph:
     """A copy of a graph whose dims have ranges: `env.low`, `env.high`; its other guards are left.
 
-    The least size is 1, or 2 for a dim at whose size of 1 the graph's types would not hold. Raises
-    CompileError where a dim has no maximum.
+    The least size is what was declared, 0 too, else 1; more where conditions, or ops that do not
+    take it, say so. Raises CompileError where a dim has no maximum, or a size of 0 was declared and
+    is not taken.
     """
     copy = parse(str(graph))
     env = copy.env
-    env.low.update(dict.fromkeys(env.hints, 1))
+    zeros = {str(g.b): str(g) for g in env.guards if _declares_zero(g, env)}
+    env.low.update({name: 0 if name in zeros else 1 for name in env.hints})
     env.guards = [g for g in env.guards if not _is_range(g, env)]
     unlimited = [name for name in env.hints if name not in env.high]
     if unlimited:
@@ -50,33 +56,82 @@ def with_limits(graph: Graph) -> Graph:
     if hidden:
         raise CompileError(f"[native] no input shows the dims {sorted(hidden)} by themselves")
     env.guards += _at_least_one(copy)
-    for name in env.hints:
-        if env.low[name] == 1 and not _holds(copy, {**env.high, name: 1}):
-            env.low[name] = 2
     _raise_low(env)
+    for name in env.hints:
+        first = env.low[name]
+        while env.low[name] - first < _MOST_TRIED and _fault(copy, {name: env.low[name]}):
+            env.low[name] += 1
+        if name in zeros and env.low[name]:
+            why = _fault(copy, {name: 0}) or "what was recorded holds where " + " and ".join(
+                g.told() for g in graph.env.guards if not g.holds({**env.high, name: 0})
+            )
+            raise CompileError(
+                f"[native] expected to take {name} = 0, which Dim({name!r}, min=0) declares; the "
+                f"least that can be is {env.low[name]}: {why}; leave min out, or export that case, "
+                "with other inputs, for itself"
+            )
     names = list(env.hints)
     corners = product(*((env.low[n], env.high[n]) for n in names))
     for _, corner in zip(range(_MOST_CORNERS), corners, strict=False):
         sizes = dict(zip(names, corner, strict=True))
-        if not _holds(copy, sizes):
+        if _fault(copy, sizes):
             at_sizes(copy, sizes)  # says which op
     return copy
 
 
+def _declares_zero(g: Guard, env: ShapeEnv) -> bool:
+    """Whether a guard is the least size of 0 that was declared of a dim."""
+    least = g.kind == "<=" and g.outcome and not isinstance(g.a, Sym) and g.a == 0
+    return least and str(g.b) in env.hints
+
+
 def _at_least_one(graph: Graph) -> list[Guard]:
-    """What keeps the sizes of a graph's values from being 0, where those of its dims are not: code
-    reads operands that have an element."""
+    """What keeps the sizes of a graph's values from being 0 where an op does not take that."""
     env = graph.env
     named: dict[str, Dim] = {name: Sym({(name,): 1}, env) for name in env.hints}
-    shapes = [v.type.shape for node in all_nodes(graph) for v in node.outputs]
     found: dict[Dim, Guard] = {}
-    for d in (d for shape in shapes for d in shape if isinstance(d, Sym)):
-        if d.names() <= named.keys():
+    tried: dict[Dim, bool | None] = {}
+    for node in all_nodes(graph):
+        types = [v.type for v in node.inputs]
+        for d in dict.fromkeys(d for t in types for d in t.shape if isinstance(d, Sym)):
+            if not d.names() <= named.keys():
+                continue
             own = substitute(d, named)
-            least = bounds(own)[0]
-            if least is None or least < 1:
-                found[own] = Guard("<=", 1, own, True, "")
+            if str(own) in named or own in found or surely_le(1, own):
+                continue
+            if own not in tried:
+                tried[own] = _taken_at_zero(graph, own)
+            if not (_takes_zero(node, d) if tried[own] is None else tried[own]):
+                found[own] = Guard("<=", 1, own, True, node.line)
     return list(found.values())
+
+
+def _taken_at_zero(graph: Graph, d: Dim) -> bool | None:
+    """Whether the graph's types hold at the sizes of a dim that make `d` 0; None where it is of
+    several dims, or of one with too many sizes to try."""
+    assert isinstance(d, Sym)
+    name, *others = d.names()
+    low, high = graph.env.low[name], graph.env.high[name]
+    if others or high - low > _MOST_STEPS:
+        return None
+    zeros = [n for n in range(low, high + 1) if evaluate(d, {name: n}) == 0]
+    return len(zeros) <= _MOST_TRIED and not any(_fault(graph, {name: n}) for n in zeros)
+
+
+def _takes_zero(node: Node, d: Sym) -> bool:
+    """Whether an op is known to take operands of which this size is 0."""
+
+    def without(t: TensorType) -> TensorType:
+        return t.with_shape(tuple(0 if same(s, d) else s for s in t.shape))
+
+    guards = list(d.env.guards)
+    try:
+        node.op.infer(*(without(v.type) for v in node.inputs), **dict(node.attrs))
+    except (CompileError, RuntimeError, ValueError, IndexError, TypeError):
+        return False
+    finally:
+        d.env.guards[:] = guards
+    return True
 
 
 def empty_at_zero(graph: Graph) -> list[str]:
@@ -93,25 +148,10 @@ def empty_at_zero(graph: Graph) -> list[str]:
     for name in env.hints:
         sizes = {**env.high, name: 0}
         empty = all(0 in [evaluate(d, sizes) for d in shape] for shape in shapes)
-        least = env.low[name] == 1 and name not in tied and not graph.writes
-        if least and empty and env.holds(sizes) and _holds(graph, sizes):
+        least = env.low[name] <= 1 and name not in tied and not graph.writes
+        if least and empty and env.holds(sizes) and not _fault(graph, sizes):
             found.append(name)
     return found
-
-
-def expect_declared_zeros(env: ShapeEnv, empty: Collection[str]) -> None:
-    """Raises CompileError where a size of 0 was declared (`0 <= n`) of a dim with a range that is
-    not among the `empty` ones."""
-    for g in env.guards:
-        name = str(g.b)
-        declared = g.kind == "<=" and g.outcome and not isinstance(g.a, Sym) and g.a == 0
-        if declared and name in env.hints and name not in empty:
-            raise CompileError(
-                f"[native] expected to take {name} = 0, which Dim({name!r}, min=0) declares; "
-                f"native code takes {name} from {env.low[name]}, and 0 only where all results then "
-                "have no elements and all ops take it; leave min out and call what is exported in "
-                "Python for 0, or export that case, with other inputs, for itself"
-            )
 
 
 def _raise_low(env: ShapeEnv) -> None:
@@ -131,15 +171,17 @@ def _raise_low(env: ShapeEnv) -> None:
             env.low[name], env.high[name] = low, high
 
 
-def _holds(graph: Graph, sizes: Mapping[str, int]) -> bool:
-    """Whether the types of all values are what their symbolic forms say, where sizes may be so."""
+def _fault(graph: Graph, sizes: Mapping[str, int]) -> str:
+    """Why the types of values are not what their symbolic forms say, at sizes (others are the
+    largest) that may be; "" where they are."""
+    sizes = {**graph.env.high, **sizes}
     if not graph.env.holds(sizes):
-        return True
+        return ""
     try:
         at_sizes(graph, sizes)
-    except (CompileError, RuntimeError, ValueError, IndexError):
-        return False
-    return True
+    except (CompileError, RuntimeError, ValueError, IndexError) as error:
+        return str(error)
+    return ""
 
 
 def _is_range(g: Guard, env: ShapeEnv) -> bool:

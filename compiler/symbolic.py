@@ -96,12 +96,20 @@ class Guard(NamedTuple):
         dims = [d for d in (self.a, self.b) if isinstance(d, Sym)]
         return not self.holds({n: d.env.hints[n] + _PERIOD for d in dims for n in d.names()})
 
+    def told(self) -> str:
+        """The guard as Python, and what in the user's code asked for it."""
+        where = [self.called] * bool(self.called) + [f"at {self.line}"] * bool(self.line)
+        return self.expression() + (f" ({', '.join(where)})" if where else "")
+
     def expression(self, names: Mapping[str, str] | None = None) -> str:
         """The guard as Python over the names of dims (`names`: what they are called there)."""
         opposite = {"==": ("!=", False), "<": ("<=", True), "<=": ("<", True)}
         kind, swap = (self.kind, False) if self.outcome else opposite[self.kind]
-        a, b = (self.b, self.a) if swap else (self.a, self.b)
-        return f"{expression(a, names)} {kind} {expression(b, names)}"
+        sides = [expression(x, names) for x in ((self.b, self.a) if swap else (self.a, self.b))]
+        for k, text in enumerate(sides):
+            if text.startswith("(") and " % " in text and text.find(")") == len(text) - 1:
+                sides[k] = text[1:-1]
+        return f"{sides[0]} {kind} {sides[1]}"
 
 
 @dataclass
@@ -421,6 +429,12 @@ def bounds(d: Dim) -> tuple[int | None, int | None]:
     return low, high
 
 
+def surely_le(a: Dim, b: Dim) -> bool:
+    """True when a <= b in every call; False when it is not known."""
+    least = bounds(b - a)[0]
+    return least is not None and least >= 0
+
+
 def _without_quotients(d: Sym, upper: bool) -> tuple[int, Dim]:
     """(s, e) with d <= e / s (>= where not `upper`): a // b lies between (a - b + 1) / b and a / b,
     for quotients by numbers that stand by themselves in the sum."""
@@ -505,12 +519,35 @@ def expression(d: Dim, names: Mapping[str, str] | None = None) -> str:
     """A dim as Python over the names of dims (`names`: what they are called there)."""
     if not isinstance(d, Sym):
         return str(d)
+    d, rests = _remainders(d)
     parts = []
     for m, c in d.key:
         factors = ([str(c)] if c != 1 or not m else []) + [_atom_text(a, names) for a in m]
         parts.append(" * ".join(factors))
+    for f, c in rests:
+        parts.append(" * ".join([str(c)] * (c != 1) + [_atom_text(f, names)]))
     text = " + ".join(parts).replace("+ -1 * ", "- ").replace("+ -", "- ")
     return f"({text})" if len(parts) > 1 else text
+
+
+def _remainders(d: Sym) -> tuple[Sym, list[tuple[Func, int]]]:
+    """d as a sum with multiples of remainders: c a - c b (a // b) is c (a % b)."""
+    found = []
+    for m in [m for m in d.terms if any(isinstance(x, Func) for x in m)]:
+        for f in [x for x in m if isinstance(x, Func) and x.name == "floordiv"]:
+            if len(_terms(f.b)) != 1:
+                continue
+            ((by, scale),) = _terms(f.b).items()
+            whole = {tuple(sorted((f, *by), key=_sort_key)): scale}
+            c, none = divmod(-d.terms.get(m, 0), scale)
+            if none or not c or set(whole) != {m}:
+                continue
+            of = _terms(f.a)
+            if of and all(d.terms.get(k, 0) == c * n for k, n in of.items()):
+                left = {k: n - c * (of.get(k, 0) - whole.get(k, 0)) for k, n in d.terms.items()}
+                d = Sym(left, d.env)
+                found.append((Func("mod", f.a, f.b), c))
+    return d, found
 
 
 def _atom_text(atom: Atom, names: Mapping[str, str] | None) -> str:

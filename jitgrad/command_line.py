@@ -79,8 +79,16 @@ def _parser() -> argparse.ArgumentParser:
                         "each call)")  # fmt: skip
     p.add_argument("--max", action="append", default=[], metavar="NAME=SIZE",
                    help="the largest size of that name: a library has memory for it")  # fmt: skip
+    p.add_argument("--min", action="append", default=[], metavar="NAME=SIZE",
+                   help="the least size of that name, which may be 0")  # fmt: skip
     p.add_argument("--target", help="the processor or system that native code is for")
     p.add_argument("--weights", metavar="FILE", help="a file of their own for a library's weights")
+
+    p = command("weights", _weights, "Write the weights of a file alone, for a library of the same "
+                                     "model.")  # fmt: skip
+    p.add_argument("file", help="m.jgx")
+    p.add_argument("output", help="net.weights")
+    p.add_argument("--target", help="what the library was exported for")
 
     p = command("inspect", _inspect, "Inputs, outputs, sizes, graph and memory plan of a file.")
     p.add_argument("file")
@@ -151,10 +159,10 @@ def _version(package: str) -> str:
 def _export(given: Any) -> None:
     target = _find(given.source)
     inputs, names, dynamic = [], [], []
-    largest = dict(map(_largest, given.max))
+    largest, least = dict(map(_size, given.max)), dict(map(_size, given.min))
     for number, text in enumerate(given.input):
         name, array, sizes = _example(text, largest)
-        dims = {k: Dim(n, max=largest.get(n)) for k, n in sizes.items()}
+        dims = {k: Dim(n, min=least.get(n), max=largest.get(n)) for k, n in sizes.items()}
         names.append(name or f"input{number}")
         inputs.append(jitgrad.from_numpy(array))
         dynamic.append(dims)
@@ -163,7 +171,7 @@ def _export(given: Any) -> None:
         options["dynamic_shapes"] = dynamic
     output = Path(given.output)
     named = list(dict.fromkeys(d.__name__ for k in dynamic for d in k.values()))
-    unknown = [n for n in largest if n not in named]
+    unknown = [n for n in {**largest, **least} if n not in named]
     if unknown:
         raise _Mistake(f"no size of the inputs is called {', '.join(unknown)}")
     unlimited = [n for n in named if n not in largest]
@@ -182,7 +190,13 @@ def _export(given: Any) -> None:
     print(f"{exported!r}\nwritten to {output}: {output.stat().st_size:,} bytes")
 
 
-def _largest(text: str) -> tuple[str, int]:
+def _weights(given: Any) -> None:
+    exported = jitgrad.load_exported(given.file)
+    exported.weights(given.output, target=given.target)
+    print(f"written to {given.output}: {Path(given.output).stat().st_size:,} bytes")
+
+
+def _size(text: str) -> tuple[str, int]:
     name, _, size = text.partition("=")
     if not name.isidentifier() or not size.isdigit():
         raise _Mistake(f"expected NAME=SIZE, as batch=64; got {text!r}")

@@ -104,6 +104,10 @@ def _axes(spec: Any, rank: int, name: str) -> dict[int, tuple[str, int, int | No
     return found
 
 
+_BY_SIZE = {"split", "unbind"}
+"""Functions that give as many tensors as a size says."""
+
+
 def refuse_fixed_dims(env: ShapeEnv, name: str) -> None:
     """Raises CompileError where recording needed the very value of a dynamic dim. (That two dims
     are equal, or that a number divides one, is a condition like any other.)"""
@@ -115,12 +119,11 @@ def refuse_fixed_dims(env: ShapeEnv, name: str) -> None:
     ]
     if not fixed:
         return
-    texts = []
-    for g in fixed:
-        where = [g.called] * bool(g.called) + [f"at {g.line}"] * bool(g.line)
-        texts.append(g.expression() + (f" ({', '.join(where)})" if where else ""))
+    texts = [g.told() for g in fixed]
     names = sorted({g.called for g in fixed} - {""})
     why, do = [], ["leave these dims out of dynamic_shapes"]
+    if _BY_SIZE & {*names}:
+        do.append("ask for a number of parts (chunk, tensor_split), or reshape to a dim of its own")
     if names:
         why.append(f"{' and '.join(names)} can do this for fixed sizes only")
     if any(not g.called for g in fixed):

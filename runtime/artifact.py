@@ -181,7 +181,7 @@ class Model:
             if not low <= size <= high:
                 do = f"export the model with another range of Dim({name!r})"
                 if size == 0 and low == 1:
-                    do = "native code takes 0 only where all results then have no elements"
+                    do = f"export the model with Dim({name!r}, min=0, max={high}) for 0"
                 raise ValueError(
                     f"[{self.name}] expected {name} to be {low} to {high}; got {size}; {do}"
                 )

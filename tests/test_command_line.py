@@ -12,6 +12,7 @@ import pytest
 import jitgrad as jg
 from jitgrad.command_line import main
 from jitgrad.compiler import link
+from jitgrad.runtime import load
 
 MODEL = """
 from jitgrad import nn
@@ -129,8 +130,25 @@ def test_checksums_of_objects(folder, capsys):
             assert "truncated" in said or "altered" in said
 
 
+@pytest.mark.skipif(link.find_linker() is None, reason="no linker on this machine")
+def test_weights_alone_and_a_least_size(folder, capsys):
+    options = ["--input", "x=nx4", "--max", "n=8", "--min", "n=0"]
+    assert main(["export", "net.py:Net", "-o", "m.jgx", *options]) == 0
+    options += ["--weights", "net.weights"]
+    assert main(["export", "net.py:Net", "-o", "libnet.so", *options]) == 0
+    assert main(["weights", "m.jgx", "again.weights"]) == 0
+    size = (folder / "again.weights").stat().st_size
+    assert f"written to again.weights: {size:,} bytes" in capsys.readouterr().out
+    library = load(folder / "libnet.so", weights=folder / "again.weights")
+    assert library.sizes == {"n": (0, 8)} and library(np.ones((2, 4), np.float32)).shape == (2, 3)
+    assert main(["weights", "m.jgx", "libnet.so"]) == 2
+    assert "expected weights to be the path" in capsys.readouterr().err
+    assert main(["weights", "net.py", "again.weights"]) == 2
+
+
 @pytest.mark.parametrize(("file", "target"), [
-    ("net.o", None), ("net.o", "riscv64-linux-gnu"), ("libnet.a", "aarch64-linux-gnu"),
+    ("net.o", None), ("net.o", "riscv64-linux-gnu"), ("net.o", "wasm32"),
+    ("libnet.a", "aarch64-linux-gnu"),
     ("libnet.so", "aarch64-linux-gnu"), ("libnet.so", "portable"), ("libnet.dylib", None),
     ("net.wasm", None),
 ])  # fmt: skip

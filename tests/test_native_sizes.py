@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import subprocess
@@ -9,7 +10,7 @@ import threading
 
 import numpy as np
 import pytest
-from test_export_programs import TARGET, run
+from test_export_programs import IN_VALGRIND, TARGET, run
 from test_native_targets import HARNESS, build, close, needs_node, needs_x86, needs_zig, node
 from test_python_loader import bare
 
@@ -226,7 +227,7 @@ def test_sizes_of_two_names_that_must_be_equal(tmp_path):
     graph.save(tmp_path / "m.jgx")
     library, again = load(tmp_path / "libnet.so"), jg.load_exported(tmp_path / "m.jgx")
     assert [str(p) for p in library.inputs] == ["x: float32[n, 2]", "y: float32[m, 2]"]
-    assert [low for low, _ in library.sizes.values()] == [2, 1]
+    assert [low for low, _ in library.sizes.values()] == [1, 1]
     x, y = jg.rand(5, 2), jg.rand(5, 2)
     for made in (graph(x, y), again(x, y), library(x.numpy(), y.numpy())):
         close(np.asarray(made[0]), (x + y).numpy())
@@ -534,26 +535,168 @@ def test_a_choice_that_a_declared_size_decides_is_no_condition():
 
 
 def test_a_size_of_zero_that_is_declared_is_taken_or_refused(tmp_path):
-    """Never narrowed in silence; Exported takes it in any case."""
-
-    def later(k, q):
-        return jg.cat([k, q])
-
+    """Never narrowed in silence; what is refused is what Exported refuses."""
     p = {0: jg.Dim("p", min=0, max=8)}
-    exported = jg.export(later, jg.rand(3, 2), jg.rand(1, 2), dynamic_shapes={"k": p})
-    assert exported(jg.rand(0, 2), jg.ones(1, 2)).tolist() == [[1.0, 1.0]]
-    exported.save(tmp_path / "m.jgx")
-    for graph in (exported, jg.load_exported(tmp_path / "m.jgx")):
-        with pytest.raises(CompileError, match=r"to take p = 0.*takes p from 1, and 0 only"):
-            graph.native(tmp_path / "libcache.so")
+    exported = jg.export(lambda x: x.amax(0), jg.rand(3, 2), names=["x"], dynamic_shapes=[p])
+    with pytest.raises(CompileError, match=r"to take p = 0.* is 1: \[amax\].*\(at "):
+        exported.native(tmp_path / "libgreatest.so")
+    exported = jg.export(lambda x: x[0], jg.rand(3, 2), names=["x"], dynamic_shapes=[p])
+    with pytest.raises(CompileError, match=r"to take p = 0.*holds where 0 < p \(select, at "):
+        exported.native(tmp_path / "libfirst.so")
     exported = jg.export(lambda x: x * 2, jg.rand(3, 2), names=["x"], dynamic_shapes=[p])
     exported.native(tmp_path / "libtwice.so")
     assert load(tmp_path / "libtwice.so").sizes == {"p": (0, 8)}
     undeclared = {0: jg.Dim("p", max=8)}
-    exported = jg.export(later, jg.rand(3, 2), jg.rand(1, 2), dynamic_shapes={"k": undeclared})
+    exported = jg.export(lambda k, q: jg.cat([k, q]), jg.rand(3, 2), jg.rand(1, 2),
+                         dynamic_shapes={"k": undeclared})  # fmt: skip
     exported.native(tmp_path / "libcache.so")
-    with pytest.raises(ValueError, match="p to be 1 to 8; got 0; native code takes 0 only"):
+    with pytest.raises(ValueError, match=r"p to be 1 to 8; got 0; .*Dim\('p', min=0, max=8\)"):
         load(tmp_path / "libcache.so")(np.ones((0, 2), np.float32), np.ones((1, 2), np.float32))
+
+
+def later(k, v, q):
+    """A step of attention that starts from an empty cache."""
+    k, v = jg.cat([k, q * 2], 1), jg.cat([v, q + 1], 1)
+    return F.scaled_dot_product_attention(q, k, v), k, v
+
+
+def of_none(x, w):
+    """What reads, sums and multiplies along a dim that may have no elements."""
+    return {
+        "sum": x.sum(0), "mean": x.mean(0), "all": x.sum(), "var": x.var(0), "product": w @ x.T @ x,
+        "rows": x @ w.T, "total": x.cumsum(0).sum(0), "padded": F.pad(x, (1, 1, 2, 3)),
+        "joined": jg.cat([x[:, 1:], w[:, :-1], x[:, 1:]]), "turned": jg.cat([x.flip(0), w]),
+        "sorted": jg.cat([w, x.sort(0)[0]]), "best": (w[:, None] - x).square().sum((1, 2)),
+        "softmax": (w @ x.T).softmax(1) @ x, "written": w.T.clone().index_add(1, jg.arange(
+            x.shape[0]) % 3, x.T), "conv": F.conv1d(F.pad(x.T[None], (3, 3)), w[None]),
+    }  # fmt: skip
+
+
+n0 = jg.Dim("n", min=0, max=7)
+FROM_NONE = {  # function, examples' shapes, dims
+    "cache": (later, [(2, 3, 4), (2, 3, 4), (2, 1, 4)], [{1: n0}, {1: n0}, None]),
+    "of none": (of_none, [(5, 6), (6, 6)], [{0: n0}, None]),
+    "columns": (
+        lambda x, y: (jg.cat([x, y, x], 1), (x @ x.T) + y.sum(), F.pad(x, (2, 1))),
+        [(3, 5), (3, 2)], [{1: n0}, None],
+    ),
+    "two": (
+        lambda x, y: (jg.cat([x, y]), x.sum(0) + y.sum(0), (x @ y.T).sum()),
+        [(3, 4), (4, 4)], [{0: n0}, {0: jg.Dim("m", min=0, max=4)}],
+    ),
+    "differences": (
+        lambda x, y: (jg.cat([x[:-1], y]), x.diff(dim=0).sum(0)), [(4, 3), (2, 3)],
+        [{0: jg.Dim("n", min=1, max=7)}, None],
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=FROM_NONE)
+def from_none(request, tmp_path_factory):
+    """A function, a library of it, and inputs of every size, one of them at least."""
+    f, shapes, dims = FROM_NONE[request.param]
+    folder = tmp_path_factory.mktemp("none")
+    exported = jg.export(
+        f, *[jg.rand(*s) for s in shapes], names=["x", "y", "z"][: len(shapes)], dynamic_shapes=dims
+    )
+    exported.native(folder / "libnet.so")
+    ranges = {d.__name__: d for spec in dims for d in (spec or {}).values()}
+    inputs = []
+    for sizes in itertools.product(*(range(d.min, d.max + 1) for d in ranges.values())):
+        known = dict(zip(ranges, sizes, strict=True))
+        given = []
+        for shape, spec in zip(shapes, dims, strict=True):
+            names = {k: d.__name__ for k, d in (spec or {}).items()}
+            given.append(jg.rand(*[known[names[k]] if k in names else s
+                                   for k, s in enumerate(shape)]))  # fmt: skip
+        inputs.append(given)
+    return f, folder, inputs, {name: (d.min, d.max) for name, d in ranges.items()}
+
+
+def test_sizes_of_zero_where_something_is_computed(from_none):
+    f, folder, inputs, ranges = from_none
+    library = load(folder / "libnet.so", threads=2)
+    assert library.sizes == ranges
+    for xs in inputs:
+        got = library(*[x.numpy() for x in xs])
+        for y, want in zip(got, leaves_of(f(*xs)), strict=True):
+            jg.testing.assert_close(jg.from_numpy(y), want, equal_nan=True, rtol=2e-5, atol=1e-5)
+
+
+def test_sizes_of_zero_in_the_python_module_beside_it(from_none):
+    f, folder, inputs, _ = from_none
+    for k in (0, len(inputs) - 1):
+        results = [y.numpy() for y in leaves_of(f(*inputs[k]))]
+        np.savez(folder / f"{k}.npz", len(inputs[k]), *[x.numpy() for x in inputs[k]], *results)
+    bare(
+        folder,
+        f"""
+        model = libnet.load()
+        for k in (0, {len(inputs) - 1}):
+            count, *arrays = np.load(f"{{k}}.npz").values()
+            for y, want in zip(model(*arrays[:count]), arrays[count:]):
+                assert y.shape == want.shape and np.allclose(y, want, atol=1e-5, equal_nan=True)
+    """,
+    )
+
+
+EMPTY_CACHE = r"""
+#include <stdio.h>
+#include <string.h>
+#include "libnet.h"
+int main(void) {
+    static float k[2 * 8 * 4], v[2 * 8 * 4], k2[2 * 8 * 4], v2[2 * 8 * 4], y[2 * 4], q[2 * 4];
+    jg_net *model = jg_net_create(2);
+    if (!model) { puts(jg_net_status()); return 1; }
+    for (int n = 0; n < 5; n++) {
+        for (int i = 0; i < 8; i++) q[i] = (float)((i * 7 + n * 3) % 5) / 5;
+        if (jg_net_resize(model, n)) { puts(jg_net_last_error(model)); return 2; }
+        int bad = jg_net_call(model, n ? k : NULL, n ? v : NULL, q, y, k2, v2);
+        if (bad) { puts(jg_net_last_error(model)); return 3; }
+        memcpy(k, k2, sizeof k), memcpy(v, v2, sizeof v);
+        for (int i = 0; i < 8; i++) printf("%.9g ", y[i]);
+    }
+    jg_net_destroy(model);
+    return 0;
+}
+"""
+
+
+@needs_cc
+@pytest.mark.parametrize("valgrind", [False, True], ids=["alone", "valgrind"])
+def test_from_c_with_an_empty_cache(valgrind, tmp_path):
+    f, shapes, dims = FROM_NONE["cache"]
+    exported = jg.export(f, *[jg.rand(*s) for s in shapes], dynamic_shapes=dims)
+    exported.native(tmp_path / "libnet.a", target=IN_VALGRIND if valgrind else TARGET)
+    (tmp_path / "main.c").write_text(EMPTY_CACHE)
+    command = ["cc", "-Wall", "-Wextra", "-Werror", "-pedantic", "main.c", "libnet.a", "-pthread",
+               "-o", "main"]  # fmt: skip
+    subprocess.run(command, cwd=tmp_path, check=True)
+    said = np.array(run(["./main"], tmp_path, valgrind).split(), np.float32)
+    k = v = jg.zeros(2, 0, 4)
+    want = []
+    for n in range(5):
+        q = jg.tensor([(i * 7 + n * 3) % 5 / 5 for i in range(8)]).reshape(2, 1, 4)
+        y, k, v = f(k, v, q)
+        want.append(y.numpy().ravel())
+    close(said, np.concatenate(want))
+
+
+@needs_zig
+@needs_node
+def test_wasm_with_an_empty_cache(tmp_path):
+    f, shapes, dims = FROM_NONE["cache"]
+    exported = jg.export(f, *[jg.rand(*s) for s in shapes], dynamic_shapes=dims)
+    exported.native(tmp_path / "m.wasm")
+    q = jg.rand(2, 1, 4)
+    said = node(tmp_path, f"""
+        const q = new Float32Array({json.dumps(q.numpy().ravel().tolist())});
+        model.resize({{ n: 0 }});
+        const first = model.run(new Float32Array(0), new Float32Array(0), q).map((x) => x.slice());
+        console.log(JSON.stringify(Array.from(first[0])));
+    """).splitlines()  # fmt: skip
+    want = f(jg.zeros(2, 0, 4), jg.zeros(2, 0, 4), q)[0]
+    close(np.array(json.loads(said[0])), want.numpy().ravel())
 
 
 def of_windows(x):
@@ -567,20 +710,20 @@ def of_windows(x):
 
 n6, h7, w7 = jg.Dim("n", max=6), jg.Dim("h", max=7), jg.Dim("w", max=7)
 DERIVED = {  # function, example's shape, dims, the least size that a library takes
-    "all but the last": (lambda x: x[:-1] * 2, (4, 2), {0: n6}, 2),
-    "all but the first": (lambda x: x[1:] + x[:-1].sum(0), (4, 2), {0: n6}, 2),
-    "roll": (lambda x: x.roll(1, 0) + x, (4, 2), {0: n6}, 2),
-    "diff": (lambda x: x.diff(dim=0), (4, 2), {0: n6}, 2),
+    "all but the last": (lambda x: x[:-1] * 2, (4, 2), {0: n6}, 1),
+    "all but the first": (lambda x: x[1:] + x[:-1].sum(0), (4, 2), {0: n6}, 1),
+    "roll": (lambda x: x.roll(1, 0) + x, (4, 2), {0: n6}, 1),
+    "diff": (lambda x: x.diff(dim=0), (4, 2), {0: n6}, 1),
     "unfold": (lambda x: x.unfold(0, 2, 1).sum(-1), (4, 2), {0: n6}, 2),
     "pool": (lambda x: F.max_pool2d(x, 2), (2, 2, 6, 6), {2: h7, 3: w7}, 2),
     "conv": (lambda x: F.conv1d(x, jg.ones(3, 2, 3)), (2, 2, 6), {2: h7}, 3),
-    "product": (lambda x: x[1:] @ x.T, (4, 2), {0: n6}, 2),
-    "softmax": (lambda x: x[1:].softmax(0).sum(0) + jg.ones(1, 2), (4, 2), {0: n6}, 2),
+    "product": (lambda x: x[1:] @ x.T, (4, 2), {0: n6}, 1),
+    "softmax": (lambda x: x[1:].softmax(0).sum(0) + jg.ones(1, 2), (4, 2), {0: n6}, 1),
     "join": (lambda x: jg.cat([x[2:], x[:1]]), (5, 2), {0: n6}, 3),
     "greatest": (lambda x: x[2:].amax(0), (5, 2), {0: n6}, 3),
-    "variance": (lambda x: x[1:].var(0), (5, 2), {0: n6}, 2),
-    "pairs": (lambda x: x[1:, None] * x[None, 1:], (4, 2), {0: n6}, 2),
-    "half": (lambda x: x[: x.shape[0] // 2].sum(0), (4, 2), {0: n6}, 2),
+    "variance": (lambda x: x[1:].var(0), (5, 2), {0: n6}, 1),
+    "pairs": (lambda x: x[1:, None] * x[None, 1:], (4, 2), {0: n6}, 1),
+    "half": (lambda x: x[: x.shape[0] // 2].sum(0), (4, 2), {0: n6}, 1),
     "windows": (of_windows, (1, 8, 8, 2), {1: jg.Dim("h", max=9), 2: jg.Dim("w", max=9)}, 1),
 }
 

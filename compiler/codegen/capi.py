@@ -100,7 +100,9 @@ def emit_text(model: Model, target: Target, part: int | None = None) -> str:
 class Emitter(Interface):
     """Attributes: words of an instance: ERROR, BUSY, SIZED (1, or EMPTY where the sizes leave
     nothing to compute), and where those begin whose number depends on the model: `sizes_at`,
-    `shapes_at` (of the results), `bufs`."""
+    `shapes_at` (of the results), `instead` (for each port: the address of memory that is read in
+    its place, where it has no elements; 0 where it has some), `bufs`. arena_at: the arena's first
+    byte."""
 
     ERROR, BUSY, SIZED, EMPTY = _ERROR, _BUSY, _SIZED, 2
 
@@ -110,7 +112,11 @@ class Emitter(Interface):
         self.sizes_at = _CELL + 1
         self.shapes_at = self.sizes_at + max(1, len(model.syms))
         ranks = sum(len(p.shape) for _, p in model.outputs) if model.sizes else 0
-        self.bufs = self.shapes_at + ranks
+        self.instead = self.shapes_at + ranks
+        self.bufs = self.instead + (len(model.ports) if model.spare else 0)
+        own = _round_up(model.weights_bytes) if model.own else 0
+        self.header = _round_up((self.bufs + model.image.n_buffers) * 8)
+        self.arena_at = self.header + own
         declare = self._declare
         self.run_table = declare("jg_run", I32, [PTR, PTR, PTR, I64])
         self.pool_create = declare("jg.pool_create", PTR, [I64])
@@ -265,11 +271,10 @@ class Emitter(Interface):
         many = b.icmp_signed(">", asked, limit)
         threads = b.select(few, const(1), b.select(many, limit, asked))
 
-        header = _round_up((self.bufs + image.n_buffers) * 8)
-        arena = _round_up(image.arena_bytes)
+        header = self.header
+        arena = _round_up(max(image.arena_bytes, model.spare))
         each = sum(_round_up(n) for n in image.scratch.values())
-        own = _round_up(model.weights_bytes) if model.own else 0
-        nbytes = b.add(const(header + own + arena + _LINE), b.mul(threads, const(each)))
+        nbytes = b.add(const(self.arena_at + arena + _LINE), b.mul(threads, const(each)))
         raw = b.call(self.malloc, [nbytes])
         with b.if_then(b.icmp_unsigned("==", b.ptrtoint(raw, I64), const(0)), likely=False):
             b.ret(null)
@@ -291,15 +296,15 @@ class Emitter(Interface):
         put(b, me, _CELL, const(abi.NO_ERROR))
         if model.state:
             address = b.ptrtoint(weights, I64)
-            if own:
+            if model.own:
                 address = b.add(start, const(header))
                 to = b.inttoptr(address, PTR)
                 b.call(self._memcpy(), [to, weights, const(model.weights_bytes)])
             for slot, offset in model.state.items():
                 put(b, me, self.bufs + slot, b.add(address, const(offset)))
         for slot, offset in image.arena.items():
-            put(b, me, self.bufs + slot, b.add(start, const(header + own + offset)))
-        at: ir.Value = b.add(start, const(header + own + arena))
+            put(b, me, self.bufs + slot, b.add(start, const(self.arena_at + offset)))
+        at: ir.Value = b.add(start, const(self.arena_at + arena))
         for slot, size in image.scratch.items():
             put(b, me, self.bufs + slot, at)
             at = b.add(at, b.mul(threads, const(_round_up(size))))
@@ -435,7 +440,8 @@ class Emitter(Interface):
         message: ir.Value,
         refuse: ir.Block,
     ) -> None:
-        """Stores the caller's pointers in their slots; null and misaligned ones are refused."""
+        """Stores the caller's pointers in their slots; null and misaligned ones are refused, but of
+        arrays without elements."""
         if not ports:
             return
 
@@ -456,6 +462,7 @@ class Emitter(Interface):
             mask = p.itemsize - 1 if p.numel else -1
             rows.append([const(slot), const(mask), self.text(null_text), self.text(align_text)])
         table = reference(self.struct_array(rows, what))
+        first = self.instead + (len(self.model.inputs) if what == "outputs" else 0)
         i = variable(b, 0)
         with while_loop(b, lambda: b.icmp_signed("<", b.load(i, typ=I64), const(len(rows)))):
             n = b.load(i, typ=I64)
@@ -463,7 +470,12 @@ class Emitter(Interface):
             slot_word, mask_word = get(b, row, 0), get(b, row, 1)
             pointer = b.load(b.gep(given, [n], source_etype=PTR), typ=PTR)
             address = b.ptrtoint(pointer, I64)
-            with b.if_then(b.icmp_signed(">=", mask_word, zero), likely=True):
+            must = b.icmp_signed(">=", mask_word, zero)
+            if self.model.spare:
+                instead = get(b, me, b.add(n, const(first)))
+                some = b.icmp_signed("==", instead, zero)
+                address, must = b.select(some, address, instead), b.and_(must, some)
+            with b.if_then(must, likely=True):
                 refuse_if(b.icmp_unsigned("==", address, zero), get(b, row, 2))
                 off = b.and_(address, mask_word)
                 refuse_if(b.icmp_unsigned("!=", off, zero), get(b, row, 3))

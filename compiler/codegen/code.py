@@ -128,16 +128,20 @@ class Code:
         return self._op("mul", lambda a, b: a * b, x, y)
 
     def div(self, x: Int, y: Int) -> Int:
-        """x // y for x >= 0, y > 0."""
+        """x // y for x >= 0, y > 0; any number for y = 0, as sizes may be where no loop runs."""
         if isinstance(y, int) and y == 1:
             return x
-        return self._op("udiv", lambda a, b: a // b, x, y)
+        return self._op("udiv", lambda a, b: a // b, x, self._divisor(y))
 
     def rem(self, x: Int, y: Int) -> Int:
-        """x % y for x >= 0, y > 0."""
+        """x % y for x >= 0, y > 0; any number for y = 0."""
         if isinstance(y, int) and y == 1:
             return 0
-        return self._op("urem", lambda a, b: a % b, x, y)
+        return self._op("urem", lambda a, b: a % b, x, self._divisor(y))
+
+    def _divisor(self, y: Int) -> Int:
+        """y, or 1 where it is 0: a division by 0 ends the program."""
+        return y if isinstance(y, int) else self.max(1, y)
 
     def ceildiv(self, x: Int, y: int) -> Int:
         return self.div(self.add(x, y - 1), y)

@@ -109,8 +109,7 @@ class Ops:
             return self.compare(op, e.args[0].dtype, args)
         if op in ARITHMETIC:
             if e.dtype is INDEX and op in ("floordiv", "mod") and all(map(_not_negative, e.args)):
-                divide = self.builder.udiv if op == "floordiv" else self.builder.urem
-                return divide(args[0], args[1])
+                return self._divide_index(op, e.args[1], *args)
             return self.arithmetic(op, e.dtype, args)
         raise InternalError(f"op {op} of {e.dtype.name} reached code generation")
 
@@ -227,6 +226,14 @@ class Ops:
         if op in ("div", "floordiv", "mod"):
             return self._divide(op, dtype, a, args[1])
         raise InternalError(f"{op} of {dtype.name}")
+
+    def _divide_index(self, op: str, by: Expr, a: ir.Value, d: ir.Value) -> ir.Value:
+        """Of what is not negative. A size may be 0 outside of the loops that it leaves no steps."""
+        b, n = self.builder, width_of(a)
+        if by.op != "const":
+            none = b.icmp_unsigned("==", d, constant(0, INDEX, n))
+            d = b.select(none, constant(1, INDEX, n), d)
+        return b.udiv(a, d) if op == "floordiv" else b.urem(a, d)
 
     def _divide(self, op: str, dtype: DType, a: ir.Value, d: ir.Value) -> ir.Value:
         """Never traps: the divisors 0 (whose result the IR discards) and -1 divide by 1 instead."""

@@ -18,7 +18,7 @@ from jitgrad.compiler.codegen.target import Target
 from jitgrad.compiler.codegen.words import I32, I64, PTR, const, define, word
 from jitgrad.compiler.image import Image
 from jitgrad.compiler.size_limits import at_most
-from jitgrad.compiler.symbolic import Dim, Guard, Sym, expression, prod
+from jitgrad.compiler.symbolic import Dim, Guard, Sym, expression, prod, surely_le
 from jitgrad.runtime import artifact_format as fmt
 
 
@@ -35,6 +35,18 @@ class Port:
     def numel(self) -> int:
         """How many elements it has, at most."""
         return at_most(prod(self.shape))
+
+    @property
+    def vacant(self) -> list[int]:
+        """Its axes whose size may be 0."""
+        dims = enumerate(self.shape)
+        return [k for k, d in dims if isinstance(d, Sym) and not surely_le(1, d)]
+
+    @property
+    def spare(self) -> int:
+        """The most bytes of what is left of it where the index of a dim that may be 0 is 0."""
+        rests = [(*self.shape[:k], *self.shape[k + 1 :]) for k in self.vacant]
+        return max((at_most(prod(rest)) * self.itemsize for rest in rests), default=0)
 
     @property
     def labels(self) -> list[int | str]:
@@ -69,8 +81,9 @@ class Model:
         weights: the bytes, where an object of the target cannot be filled later.
         side: the layout of the file that the weights are in, b"" where the library has them;
             weights_file: what it is called.
-        sizes: the symbolic dims. conditions: what else must hold of them. syms: what kernels read,
-        in the order of the instance's words.
+        sizes: the symbolic dims; empty: those at whose size of 0 there is nothing to compute.
+        conditions: what else must hold of them. syms: what kernels read, in the order of the
+        instance's words.
     """
 
     name: str
@@ -88,8 +101,20 @@ class Model:
     side: bytes = b""
     weights_file: str = ""
     sizes: list[Size] = field(default_factory=list)
+    empty: Sequence[str] = ()
     conditions: list[Guard] = field(default_factory=list)
     syms: list[Sym] = field(default_factory=list)
+
+    @property
+    def ports(self) -> list[Port]:
+        """The inputs, then the outputs."""
+        return [p for _, p in (*self.inputs, *self.outputs)]
+
+    @property
+    def spare(self) -> int:
+        """The bytes that kernels may read of an array without elements (`ops/regions.readable`);
+        0 where none has no elements."""
+        return max((p.spare for p in self.ports), default=0)
 
     @property
     def useful_threads(self) -> int:

@@ -410,8 +410,10 @@ class Scope:
         b = home.at_end()
         zero = constant(0, INDEX, width_of(index))
         one = constant(1, INDEX, width_of(index))
-        low = b.select(b.icmp_signed("<", index, zero), zero, b.sub(extent, one))
-        return b.select(bad, low, index)
+        low = b.icmp_signed("<", index, zero)
+        if e.args[1].op != "const":
+            low = b.or_(low, b.icmp_signed("==", extent, zero))
+        return b.select(bad, b.select(low, zero, b.sub(extent, one)), index)
 
     def branch_to(self, condition: ir.Value, body: Callable[[ir.IRBuilder], object]) -> None:
         """if (condition) body(builder), out of line. May split a block that is already left."""

@@ -3,7 +3,8 @@
 Owns the functions set_sizes, set_shapes, output_shape and the table of sizes. An instance keeps
 what follows from the sizes that were set last: the words that kernels read (Ctx word 2) and, behind
 them, the shapes of the results. Memory is made for the largest sizes, so setting them makes none.
-A size may be 0 where all results then have no elements; a call does nothing then.
+Where all results have no elements, a call does nothing. Other arrays without elements, which need
+no memory, are read at memory of the instance: `Emitter.instead`.
 """
 
 from __future__ import annotations
@@ -122,10 +123,16 @@ def _emit_take(e: Emitter) -> ir.Function:
             put(b, me, at, emit_dim(b, d, values))
             at += 1
     empty: ir.Value = ir.Constant(ir.IntType(1), 0)
-    for s in e.model.sizes:
-        if s.low == 0:
-            empty = b.or_(empty, b.icmp_signed("==", values[s.name], const(0)))
+    for name in e.model.empty:
+        empty = b.or_(empty, b.icmp_signed("==", values[name], const(0)))
     put(b, me, e.SIZED, b.select(empty, const(e.EMPTY), const(1)))
+    spare = b.add(b.ptrtoint(me, I64), const(e.arena_at))
+    for k, port in enumerate(e.model.ports if e.model.spare else ()):
+        none: ir.Value = ir.Constant(ir.IntType(1), 0)
+        for axis in port.vacant:
+            size = emit_dim(b, port.shape[axis], values)
+            none = b.or_(none, b.icmp_signed("==", size, const(0)))
+        put(b, me, e.instead + k, b.select(none, spare, const(0)))
     b.ret(ir.Constant(PTR, None))
     return function
 

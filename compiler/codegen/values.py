@@ -70,8 +70,7 @@ class Reader:
                 code.at(self.frame.ctx, abi.CTX_ERROR, I64), align=8, typ=self.frame.ctx.type
             )
             b.atomic_rmw("umin", cell, self.frame.site(e.attr), "monotonic")
-        low = code.max(0, index)
-        return code.value(code.min(low, code.sub(extent, 1)))
+        return code.value(code.max(0, code.min(index, code.sub(extent, 1))))
 
 
 def emit(roots: Sequence[Expr], reader: Reader, width: int = 1) -> list[ir.Value]:

@@ -50,7 +50,7 @@ from jitgrad.compiler.ops.record import (
     same_shape,
     zeros_like,
 )
-from jitgrad.compiler.ops.regions import accumulator, all_of, rounded
+from jitgrad.compiler.ops.regions import accumulator, all_of, readable, rounded
 from jitgrad.compiler.symbolic import Dim, Sym, hint
 from jitgrad.compiler.types import TensorType
 from jitgrad.runtime import dtypes
@@ -235,7 +235,7 @@ class Scatter(Along):
         read, tests = [], []
         for k, i in enumerate(at):
             small = k != along and index.shape[k] != base.shape[k]
-            read.append(_min(i, index.shape[k]) if small else i)
+            read.append(readable(i, index.shape[k]) if small else i)
             tests.append(i < dim(index.shape[k]) if small else None)
         inside = all_of(tests)
         for j in range(count):
@@ -310,11 +310,6 @@ def _in_size(size: int, d: int) -> Check:
 
 def _le(a: Dim, b: Dim) -> bool:
     return a is b or bool(a <= b)
-
-
-def _min(i: Expr, n: Dim) -> Expr:
-    from_end = dim(n - 1)
-    return select(i < from_end, i, from_end)
 
 
 def along(index: np.ndarray, at: int) -> tuple[np.ndarray, ...]:

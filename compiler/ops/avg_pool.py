@@ -38,9 +38,8 @@ from jitgrad.compiler.ops.regions import (
     guarded,
     in_last_dims,
     rounded,
-    surely_le,
 )
-from jitgrad.compiler.symbolic import Dim, Sym, hint, prod
+from jitgrad.compiler.symbolic import Dim, Sym, hint, prod, surely_le
 from jitgrad.compiler.types import TensorType
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import DType

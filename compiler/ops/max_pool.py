@@ -30,8 +30,8 @@ from jitgrad.compiler.ops.pooling import (
     window_elements,
 )
 from jitgrad.compiler.ops.record import OnnxContext, Sample, op
-from jitgrad.compiler.ops.regions import accumulator, all_of, guarded, rounded, span, surely_le
-from jitgrad.compiler.symbolic import Dim, hint, prod
+from jitgrad.compiler.ops.regions import accumulator, all_of, guarded, rounded, span
+from jitgrad.compiler.symbolic import Dim, hint, prod, surely_le
 from jitgrad.compiler.types import TensorType
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import DType

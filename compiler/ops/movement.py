@@ -41,6 +41,7 @@ from jitgrad.compiler.ops.record import (
 from jitgrad.compiler.ops.regions import (
     guard_empty,
     is_empty,
+    readable,
     zero_filled,
 )
 from jitgrad.compiler.symbolic import Dim, Sym, hint, is_static, prod, same
@@ -481,7 +482,7 @@ class Concatenate(Op):
             if k > 0:
                 own = make("max", own, const(0, INDEX))
             if k < len(parts) - 1:
-                own = make("min", own, dim(x.shape[axis] - 1))
+                own = readable(own, x.shape[axis])
             value = load(x, (*at[:axis], own, *at[axis + 1 :]))
             stop = dim(start + x.shape[axis])
             inside = at[axis] < stop

@@ -17,7 +17,6 @@ from jitgrad.compiler.loops import (
     Array,
     Builder,
     const,
-    dim,
     load,
     make,
     select,
@@ -27,7 +26,7 @@ from jitgrad.compiler.loops import (
 )
 from jitgrad.compiler.ops.examples import integers, strided, uniform
 from jitgrad.compiler.ops.record import OnnxContext, Op, Sample, op, same_shape
-from jitgrad.compiler.ops.regions import accumulator, is_empty, rounded
+from jitgrad.compiler.ops.regions import accumulator, is_empty, readable, rounded
 from jitgrad.compiler.symbolic import Dim
 from jitgrad.compiler.types import TensorType
 from jitgrad.runtime import dtypes
@@ -98,7 +97,7 @@ class Pick(Op):
             return b.pointwise(shape, x.dtype, const(0, x.dtype))
         at = b.axes(len(shape))
         row = load(rows, at[axis : axis + 2]).cast(INDEX)
-        safe = make("min", make("max", row, const(0, INDEX)), dim(x.shape[axis] - 1))
+        safe = readable(make("max", row, const(0, INDEX)), x.shape[axis])
         value = load(x, (*at[:axis], safe, *at[axis + 2 :]))
         return b.pointwise(shape, x.dtype, select(row >= 0, value, 0))
 
@@ -199,7 +198,7 @@ class Resample(Op):
         at = b.axes(len(shape))
         tap = (number(len(shape)), at[axis])
         row = load(rows, tap).cast(INDEX)
-        safe = make("min", make("max", row, const(0, INDEX)), dim(x.shape[axis] - 1))
+        safe = readable(make("max", row, const(0, INDEX)), x.shape[axis])
         acc = accumulator(x.dtype)
         part = (load(x, (*at[:axis], safe, *at[axis + 1 :])) * load(weights, tap)).cast(acc)
         body = select(row >= 0, part, 0)

@@ -23,7 +23,7 @@ from jitgrad.compiler.loops import (
 )
 from jitgrad.compiler.ops.examples import strided, uniform
 from jitgrad.compiler.ops.record import OnnxContext, Op, op, same_shape
-from jitgrad.compiler.ops.regions import all_of, in_last_dims, span
+from jitgrad.compiler.ops.regions import all_of, in_last_dims, readable, span
 from jitgrad.compiler.symbolic import Dim, hint, prod, smin
 from jitgrad.compiler.types import TensorType
 from jitgrad.runtime import dtypes
@@ -190,7 +190,7 @@ def covering(
         number = make("max", reach, zero) // stride
         tests = [reach >= 0, (make("max", reach, zero) % stride).eq(0), number <= last]
         count, covers = kernel, None
-    window = make("min", make("max", number, zero), last)
+    window = readable(make("max", number, zero), windows)
     return Cover(count, window, all_of(tests), covers)
 
 
@@ -202,7 +202,7 @@ def in_range(place: Expr, n: Dim, low: bool, high: bool) -> tuple[Expr | None, E
         safe = make("max", safe, const(0, INDEX))
     if high:
         tests.append(place < dim(n))
-        safe = make("min", safe, dim(n - 1))
+        safe = readable(safe, n)
     return all_of(tests), safe
 
 

@@ -25,7 +25,7 @@ from jitgrad.compiler.loops import (
     make,
     select,
 )
-from jitgrad.compiler.symbolic import Dim, Sym, hint, smax
+from jitgrad.compiler.symbolic import Dim, Sym, hint, smax, surely_le
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import DType
 
@@ -38,14 +38,11 @@ def span(n: Dim, step: int) -> Dim:
     return max(0, extent) if isinstance(extent, int) else smax(0, extent)
 
 
-def surely_le(a: Dim, b: Dim) -> bool:
-    """True when a <= b by form alone (dims are at least 2); False when it is not known."""
-    d = b - a
-    if not isinstance(d, Sym):
-        return d >= 0
-    plain = all(isinstance(x, str) for m in d.terms for x in m)
-    low = sum(c * 2 ** len(m) for m, c in d.terms.items())
-    return plain and all(c > 0 for m, c in d.terms.items() if m) and low >= 0
+def readable(index: Expr, n: Dim) -> Expr:
+    """An index of at least 0, clamped so that a dim of size n may be read there. Where n may be 0
+    it is 0 then: what is read is not used, but it must be in memory."""
+    index = make("min", index, dim(n - 1))
+    return index if surely_le(1, n) else make("max", index, const(0, INDEX))
 
 
 @dataclass(eq=False)
@@ -76,7 +73,7 @@ def strided_read(at: Expr, extent: Dim, n: Dim, low: Dim, step: int) -> StridedR
         tests.append((j % step).eq(0))
     index = j // step
     if not surely_le(extent, low + n * step):
-        index = make("min", index, dim(n - 1))
+        index = readable(index, n)
     return StridedRead(all_of(tests), index)
 
 

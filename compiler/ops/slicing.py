@@ -38,11 +38,11 @@ from jitgrad.compiler.ops.regions import (
     guard_empty,
     guarded,
     is_empty,
+    readable,
     span,
     strided_read,
-    surely_le,
 )
-from jitgrad.compiler.symbolic import Dim, Sym, hint, smax, smin
+from jitgrad.compiler.symbolic import Dim, Sym, hint, smax, smin, surely_le
 from jitgrad.compiler.types import TensorType
 from jitgrad.runtime import dtypes
 
@@ -410,7 +410,7 @@ class DiagonalUpdate(Op):
             return b.pointwise(base.shape, base.dtype, old)
         row, column = at[axis1], at[axis2]
         place = row - max(0, -offset)
-        place = make("max", make("min", place, dim(update.shape[-1] - 1)), const(0, INDEX))
+        place = readable(make("max", place, const(0, INDEX)), update.shape[-1])
         rest = [i for k, i in enumerate(at) if k not in (axis1, axis2)]
         new = load(update, (*rest, place))
         return b.pointwise(base.shape, base.dtype, select((column - row).eq(offset), new, old))

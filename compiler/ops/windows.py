@@ -22,7 +22,7 @@ from jitgrad.compiler.loops import (
 )
 from jitgrad.compiler.ops.examples import strided, uniform
 from jitgrad.compiler.ops.record import OnnxContext, Op, Sample, op
-from jitgrad.compiler.ops.regions import accumulator, all_of
+from jitgrad.compiler.ops.regions import accumulator, all_of, readable
 from jitgrad.compiler.symbolic import Dim, Sym, hint
 from jitgrad.compiler.types import TensorType
 
@@ -176,7 +176,7 @@ class Fold(Op):
         window = latest - j
         offset = at[axis] - window * step
         tests = [window >= 0, window < dim(windows), offset < size]
-        window = make("min", make("max", window, const(0, INDEX)), dim(windows - 1))
+        window = readable(make("max", window, const(0, INDEX)), windows)
         offset = make("min", offset, const(size - 1, INDEX))
         wide = accumulator(y.dtype)
         value = load(y, (*at[:axis], window, *at[axis + 1 :], offset)).cast(wide)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jitgrad.compiler.ops.record import OPS, same_shape
-from jitgrad.compiler.symbolic import Sym, plain
+from jitgrad.compiler.symbolic import Sym, hint, plain
 from jitgrad.compiler.symbolic import prod as dims_product
 from jitgrad.compiler.types import broadcast_shapes
 from jitgrad.dispatch import apply
@@ -435,6 +435,11 @@ def split(
                 f"{total} (input tensor's size at dimension {axis}), but got "
                 f"split_sizes={sizes}"
             )
+    elif isinstance(split_size_or_sections, Sym):  # how many there are is a condition
+        size = split_size_or_sections
+        count = -(-hint(total) // max(1, hint(size)))
+        assert (count - 1) * size < total <= count * size
+        sizes = [size] * (count - 1) + [total - (count - 1) * size]
     else:
         size, total = operator.index(split_size_or_sections), operator.index(total)
         if size < 0 or (size == 0 and total != 0):
@@ -456,11 +461,10 @@ def chunk(input: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
     axis = one_axis("chunk", input.ndim, dim)
     total = input._type.shape[axis]
     if isinstance(total, Sym):
-        if total % chunks == 0:
+        if hint(total) % chunks == 0 and total % chunks == 0:
             return split(input, [total // chunks] * chunks, axis)
-        total = operator.index(total)  # of how many parts there are, and of which sizes
     size = (total + chunks - 1) // chunks
-    if size == 0:
+    if not isinstance(size, Sym) and size == 0:
         return split(input, [0] * chunks, axis)
     return split(input, size, axis)
 
@@ -479,7 +483,7 @@ def tensor_split(
         raise RuntimeError(
             "tensor_split expected at least a 1-dimensional tensor, but got a tensor with 0 dims"
         )
-    total = operator.index(input._type.shape[axis])
+    total = input._type.shape[axis]
     if isinstance(indices_or_sections, Tensor):
         if indices_or_sections.dtype is not dtypes.int64 or indices_or_sections.ndim > 1:
             raise RuntimeError(
@@ -496,8 +500,13 @@ def tensor_split(
         n = indices_or_sections
         if n <= 0:
             raise RuntimeError(f"number of sections must be larger than 0, got {n}")
-        sizes = [total // n + (1 if i < total % n else 0) for i in range(n)]
-        return split(input, sizes, axis)
+        counted = [0]
+        for i in range(n - 1):
+            counted.append(counted[-1] + (total + n - 1 - i) // n)
+        parts = zip(counted, [*counted[1:], total], strict=True)
+        return tuple([
+            called(slice_along(input, axis, *part), "SplitWithSizesBackward0") for part in parts
+        ])  # fmt: skip
     cuts = [min(max(c + total if c < 0 else c, 0), total) for c in indices_or_sections]
     bounds = [0, *cuts, total]
     parts = []
@@ -714,12 +723,16 @@ def roll(input: Tensor, shifts: Any, dims: Any = ()) -> Tensor:
         size = input._type.shape[axis]
         if size == 0:
             continue
-        shift = shift % plain(size)  # at a size of 1 both 0 and 1 give what came
-        if shift == 0:
+        shift = shift % (plain(size) if shift == 1 else size)  # of one element, 1 is as good as 0
+        if isinstance(shift, Sym):  # 0 at some sizes
+            twice = apply(OPS["concatenate"], (input, input), {"axis": axis})
+            input = slice_along(twice, axis, size - shift, 2 * size - shift)
+        elif shift:
+            head = slice_along(input, axis, size - shift, size)
+            tail = slice_along(input, axis, 0, size - shift)
+            input = apply(OPS["concatenate"], (head, tail), {"axis": axis})
+        else:
             continue
-        head = slice_along(input, axis, size - shift, size)
-        tail = slice_along(input, axis, 0, size - shift)
-        input = apply(OPS["concatenate"], (head, tail), {"axis": axis})
         moved = True
     return input if moved else clone(input)
 

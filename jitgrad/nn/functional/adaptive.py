@@ -16,8 +16,9 @@ import numpy as np
 
 from jitgrad.casting import wide_in_3d
 from jitgrad.compiler.ops import OPS
-from jitgrad.compiler.symbolic import Sym
+from jitgrad.compiler.symbolic import Sym, is_static
 from jitgrad.creation import tensor
+from jitgrad.functions.shape import cat, slice_along
 from jitgrad.nn.functional.args import expect_tensors
 from jitgrad.nn.functional.tables import Array, Table, resampled, table
 from jitgrad.runtime import dtypes
@@ -92,8 +93,12 @@ def adaptive_avg_pool(n: int, input: Tensor, output_size: Sizes) -> Tensor:
     op = f"adaptive_avg_pool{n}d"
     sizes = _checked(n, op, input, output_size, batch_only=True)
     lead = input.dim() - n
-    if all(s == 1 for s in sizes):
+    if all(not isinstance(s, Sym) and s == 1 for s in sizes):
         return input.mean(tuple(range(lead, input.dim())), keepdim=True)
+    if not is_static(input.shape[lead:]):
+        x = input.to(dtypes.float32) if input.dtype.itemsize == 2 else input
+        x = _of_windows(x, lead, sizes, lambda part, dim: part.mean(dim, keepdim=True))
+        return x.to(input.dtype)
     spatial = [int(d) for d in input.shape[lead:]]
     if all(s and d % s == 0 for d, s in zip(spatial, sizes, strict=True)):
         kernel = tuple(d // s for d, s in zip(spatial, sizes, strict=True))
@@ -115,11 +120,15 @@ def adaptive_max_pool(n: int, input: Tensor, output_size: Sizes, return_indices:
     op = f"adaptive_max_pool{n}d"
     sizes = _checked(n, op, input, output_size, batch_only=False)
     lead = input.dim() - n
-    if all(s == 1 for s in sizes) and any(isinstance(d, Sym) for d in input.shape[lead:]):
+    if all(not isinstance(s, Sym) and s == 1 for s in sizes) and any(
+        isinstance(d, Sym) for d in input.shape[lead:]
+    ):
         values, places = input.flatten(lead).max(-1)  # whatever the size
         shape = (*input.shape[:lead], *sizes)
         values, places = values.reshape(shape), places.reshape(shape)
         return (values, places) if return_indices else values
+    if not (return_indices or is_static(input.shape[lead:])):
+        return _of_windows(input, lead, sizes, lambda part, dim: part.max(dim, keepdim=True)[0])
     spatial = [int(d) for d in input.shape[lead:]]
     if all(s and d % s == 0 for d, s in zip(spatial, sizes, strict=True)):
         kernel = tuple(d // s for d, s in zip(spatial, sizes, strict=True))
@@ -132,6 +141,18 @@ def adaptive_max_pool(n: int, input: Tensor, output_size: Sizes, return_indices:
         where = places.reshape((*input.shape[:lead], math.prod(sizes)))
         values = input.flatten(lead).gather(-1, where).reshape(tuple(places.shape))
     return (values, places) if return_indices else values
+
+
+def _of_windows(x: Tensor, lead: int, sizes: Sequence[int], reduced: Any) -> Tensor:
+    """x of any size with its dims from `lead` on reduced, the last one first, window by window."""
+    for dim in range(x.dim() - 1, lead - 1, -1):
+        n, m = x.shape[dim], sizes[dim - lead]
+        if isinstance(m, Sym):  # it is n: None was given
+            continue
+        bounds = [(i * n // m, -(-(i + 1) * n // m)) for i in range(m)]
+        parts = [reduced(slice_along(x, dim, *bound), dim) for bound in bounds]
+        x = cat(parts, dim) if parts else slice_along(x, dim, 0, 0)
+    return x
 
 
 def _largest(x: Tensor, n: int, spatial: Sequence[int], sizes: Sequence[int]) -> Tensor:

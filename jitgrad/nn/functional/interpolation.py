@@ -178,10 +178,19 @@ def _sizes(
             raise TypeError(f"[{op}] expected size to be ints; got {size!r}") from None
     scales = [float(s) for s in _pair(op, "scale_factor", scale_factor, n, input.shape)]
     sizes = [
-        d * int(s) if isinstance(d, Sym) and s.is_integer() else int(math.floor(d * s))
+        _scaled(d, s) if isinstance(d, Sym) else int(math.floor(d * s))
         for d, s in zip(spatial, scales, strict=True)
     ]
     return sizes, [None] * n if recompute else list(scales)
+
+
+def _scaled(size: Any, scale: float) -> Any:
+    """floor(size * scale): a formula of the size where the product is exact."""
+    if not math.isfinite(scale):
+        return int(math.floor(size * scale))
+    above, below = scale.as_integer_ratio()
+    exact = above < 1 << 20 and below < 1 << 20
+    return size * above // below if exact else int(math.floor(size * scale))
 
 
 def interpolate(

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
+from jitgrad.compiler.ops import OPS
+from jitgrad.compiler.symbolic import Sym, is_static
+from jitgrad.functions.shape import pad_constant, slice_along, stack
 from jitgrad.nn.functional.args import IntOrInts, expect_tensors, per_dim
 from jitgrad.nn.functional.tables import Table, picked, spread, table
 from jitgrad.tape.names import called, naming
@@ -95,18 +100,26 @@ class _Windows:
                 f"0; got {self.kernel}, {self.dilation}, {self.stride}, {self.padding}"
             )
 
-    def tables(self, op: str, sizes: tuple[int, int], what: str) -> list[Table]:
-        """For each dim, what each of its windows reads, (elements of one, windows)."""
-        spans = [d * (k - 1) + 1 for k, d in zip(self.kernel, self.dilation, strict=True)]
-        counts = [
-            (n + 2 * p - span) // s + 1
-            for n, p, span, s in zip(sizes, self.padding, spans, self.stride, strict=True)
-        ]
-        if min(counts) < 1:
+    @property
+    def spans(self) -> list[int]:
+        """How many neighbours a window lies among, for each dim."""
+        return [d * (k - 1) + 1 for k, d in zip(self.kernel, self.dilation, strict=True)]
+
+    def counts(self, op: str, sizes: Sequence[int], what: str) -> list[int]:
+        """The number of windows along each dim."""
+        room = [n + 2 * p for n, p in zip(sizes, self.padding, strict=True)]
+        if any(n < span for n, span in zip(room, self.spans, strict=True)):
             raise RuntimeError(
                 f"[{op}] expected windows no larger than {what}, padded; got {what} {sizes}, "
                 f"kernel_size {self.kernel}, dilation {self.dilation}, padding {self.padding}"
             )
+        return [
+            (n - span) // s + 1 for n, span, s in zip(room, self.spans, self.stride, strict=True)
+        ]
+
+    def tables(self, op: str, sizes: tuple[int, int], what: str) -> list[Table]:
+        """For each dim, what each of its windows reads, (elements of one, windows)."""
+        counts = self.counts(op, sizes, what)
         return [
             _windows(*given)
             for given in zip(
@@ -145,12 +158,55 @@ def unfold(
             f"{tuple(input.shape)}"
         )
     x = input if input.dim() == 4 else input.unsqueeze(0)
-    sizes = int(x.shape[2]), int(x.shape[3])
-    rows, columns = windows.tables(op, sizes, "input")
-    x = picked(picked(x, 2, rows), 4, columns)  # (N, C, KH, OH, KW, OW)
-    batch, channels, kh, oh, kw, ow = x.shape
-    out = x.transpose(3, 4).reshape((batch, channels * kh * kw, oh * ow))
+    sizes = x.shape[2], x.shape[3]
+    if is_static(sizes):
+        rows, columns = windows.tables(op, sizes, "input")
+        x = picked(picked(x, 2, rows), 4, columns).transpose(3, 4)
+    else:
+        x = _unfolded(x, windows, windows.counts(op, sizes, "input"))
+    batch, channels, kh, kw, oh, ow = x.shape
+    out = x.reshape((batch, channels * kh * kw, oh * ow))
     return out if input.dim() == 4 else out.squeeze(0)
+
+
+def _unfolded(x: Tensor, windows: _Windows, counts: Sequence[int]) -> Tensor:
+    """The windows (N, C, KH, KW, OH, OW) of images of any size: a slice for each place in one."""
+    ph, pw = windows.padding
+    x = pad_constant(x, (pw, pw, ph, ph))
+    for dim, axis in ((2, 0), (4, 1)):  # (N, C, KH, OH, W), then (N, C, KH, OH, KW, OW)
+        step, reach = windows.stride[axis], (counts[axis] - 1) * windows.stride[axis] + 1
+        starts = [k * windows.dilation[axis] for k in range(windows.kernel[axis])]
+        x = stack([slice_along(x, dim, s, s + reach, step) for s in starts], dim)
+    return x.transpose(3, 4)
+
+
+def _output_sizes(op: str, output_size: Any) -> tuple[int, int]:
+    """Two sizes, which may be symbolic, or one for both."""
+    several = isinstance(output_size, (tuple, list))
+    given = tuple(output_size) if several else (output_size, output_size)
+    if len(given) == 2 and any(isinstance(n, Sym) for n in given):
+        return given
+    rows, columns = per_dim(output_size, 2, op, "output_size")
+    return rows, columns
+
+
+def _folded(x: Tensor, windows: _Windows, sizes: Sequence[int]) -> Tensor:
+    """Windows (N, C, KH, OH, KW, OW) added up in images of any size: each place in a window at its
+    distance from the others of its kind."""
+    for dim, axis in ((4, 1), (2, 0)):
+        padding, step = windows.padding[axis], windows.stride[axis]
+        room = sizes[axis] + 2 * padding
+        parts = []
+        for k in range(windows.kernel[axis]):
+            part = x.select(dim, k)
+            first = k * windows.dilation[axis]
+            reach = (part.shape[dim] - 1) * step + 1
+            low, high, interior = [0] * part.dim(), [0] * part.dim(), [0] * part.dim()
+            low[dim], high[dim], interior[dim] = first, room - first - reach, step - 1
+            attrs = {"low": tuple(low), "high": tuple(high), "interior": tuple(interior)}
+            parts.append(OPS["pad"](part, **attrs, value=0))
+        x = slice_along(sum(parts[1:], parts[0]), dim, padding, padding + sizes[axis])
+    return x
 
 
 @naming("Col2ImBackward0")
@@ -166,14 +222,13 @@ def fold(
     op = "fold"
     expect_tensors(op, input=input)
     windows = _Windows(op, kernel_size, dilation, padding, stride)
-    sizes = per_dim(output_size, 2, op, "output_size")
+    sizes = _output_sizes(op, output_size)
     if input.dim() not in (2, 3) or 0 in input.shape[-2:]:
         raise RuntimeError(
             f"[{op}] expected input (N, C KH KW, L) or (C KH KW, L), empty in the batch at most; "
             f"got {tuple(input.shape)}"
         )
-    rows, columns = windows.tables(op, (sizes[0], sizes[1]), "output_size")
-    (kh, oh), (kw, ow) = rows.rows.shape, columns.rows.shape
+    (kh, kw), (oh, ow) = windows.kernel, windows.counts(op, sizes, "output_size")
     x = input if input.dim() == 3 else input.unsqueeze(0)
     if x.shape[1] % (kh * kw) or x.shape[2] != oh * ow:
         raise RuntimeError(
@@ -182,6 +237,10 @@ def fold(
         )
     batch, channels = x.shape[0], x.shape[1] // (kh * kw)
     x = x.reshape((batch, channels, kh, kw, oh, ow)).transpose(3, 4)
+    if not is_static(sizes):
+        x = _folded(x, windows, sizes)
+        return x if input.dim() == 3 else x.squeeze(0)
+    rows, columns = windows.tables(op, sizes, "output_size")
     x = spread(x.reshape((batch, channels, kh, oh, kw * ow)), 4, columns)
     x = spread(x.reshape((batch, channels, kh * oh, sizes[1])), 2, rows)
     return x if input.dim() == 3 else x.squeeze(0)

@@ -10,11 +10,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-import numpy as np
-
 import jitgrad.functions as ops
 from jitgrad.casting import wide
-from jitgrad.creation import tensor
+from jitgrad.compiler.symbolic import Sym
+from jitgrad.creation import linspace, ones, tensor, zeros
+from jitgrad.functions.shape import meshgrid
 from jitgrad.nn.functional.args import expect_dtype, expect_tensors
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.userline import warn
@@ -61,8 +61,8 @@ def grid_sample(
             f"(N, OD, OH, OW, 3); got {tuple(input.shape)} and {tuple(grid.shape)}"
         )
     expect_dtype(op, input.dtype, grid=grid)
-    spatial = [int(d) for d in input.shape[2:]]
-    if 0 in spatial:
+    spatial = list(input.shape[2:])
+    if any(d == 0 for d in spatial):
         raise RuntimeError(
             f"[{op}] expected input with no empty spatial dim; got {tuple(input.shape)}"
         )
@@ -111,14 +111,14 @@ def _unnormalised(at: Tensor, n: int, align: bool | None) -> Tensor:
 def _clipped(at: Tensor, n: int) -> Tensor:
     """Into [0, n - 1]; NaN becomes 0. The derivative at the bounds is 0, as PyTorch's."""
     at = ops.where(at > 0, at, 0.0)
-    return ops.where(at < n - 1, at, float(n - 1))
+    return ops.where(at < n - 1, at, 1.0 * (n - 1))
 
 
 def _reflected(at: Tensor, n: int, align: bool | None) -> Tensor:
     """Mirrored at the centres of the corner elements, or at the edges, as often as it takes."""
-    low, extent = (0.0, float(n - 1)) if align else (-0.5, float(n))
-    if extent == 0:
+    if align and n == 1:
         return _nothing_of(at)
+    low, extent = (0.0, 1.0 * (n - 1)) if align else (-0.5, 1.0 * n)
     away = at - low
     away = ops.where(away < 0, -away, away)
     rest, turns = away.fmod(extent), (away / extent).floor()
@@ -225,7 +225,7 @@ def affine_grid(theta: Tensor, size: Sequence[int], align_corners: bool | None =
         raise ValueError(
             f"[{op}] expected theta of a floating dtype; got {theta.dtype} {tuple(theta.shape)}"
         )
-    wanted = tuple(int(d) for d in size)
+    wanted = tuple(d if isinstance(d, Sym) else int(d) for d in size)
     n = len(wanted) - 2
     if n not in (2, 3):
         raise NotImplementedError(
@@ -235,7 +235,7 @@ def affine_grid(theta: Tensor, size: Sequence[int], align_corners: bool | None =
         raise ValueError(
             f"[{op}] expected theta (N, {n}, {n + 1}) for size {wanted}; got {tuple(theta.shape)}"
         )
-    if min(wanted) <= 0:
+    if any(d <= 0 for d in wanted):
         raise ValueError(f"[{op}] expected a size with no empty dim; got {wanted}")
     if theta.shape[0] != wanted[0]:
         raise RuntimeError(
@@ -243,14 +243,15 @@ def affine_grid(theta: Tensor, size: Sequence[int], align_corners: bool | None =
         )
     spatial = wanted[2:]
     lines = [_line(d, bool(align_corners)) for d in spatial]
-    columns = [np.broadcast_to(c, spatial) for c in np.ix_(*lines)]
-    base = np.stack([*columns[::-1], np.ones(spatial)], -1).reshape(-1, n + 1)
-    grid = ops.matmul(tensor(base, dtype=theta.dtype), theta.mT)
+    columns = [c.expand(spatial) for c in meshgrid(*lines, indexing="ij")]
+    one = ones(spatial, dtype=dtypes.float64)
+    base = ops.stack([*columns[::-1], one], -1).reshape((-1, n + 1))
+    grid = ops.matmul(base.to(theta.dtype), theta.mT)
     return grid.reshape((wanted[0], *spatial, n))
 
 
-def _line(n: int, align: bool) -> np.ndarray:
+def _line(n: int, align: bool) -> Tensor:
     if n == 1:
-        return np.zeros(1)
-    line = np.linspace(-1.0, 1.0, n)
+        return zeros(1, dtype=dtypes.float64)
+    line = linspace(-1.0, 1.0, n, dtype=dtypes.float64)
     return line if align else line * ((n - 1) / n)
