@@ -13,12 +13,14 @@ from random_graphs import random_graph
 from test_passes import reference
 
 import jitgrad.compiler.ops.control  # noqa: F401 (for its records)
+from jitgrad.compiler.fixed_sizes import at_sizes
 from jitgrad.compiler.ir import Graph
 from jitgrad.compiler.ops import OPS
 from jitgrad.compiler.ops.record import Op, Sample
 from jitgrad.compiler.pipeline import Options, compile_graph
 from jitgrad.compiler.types import TensorType
 from jitgrad.runtime import dtypes
+from jitgrad.runtime.errors import CompileError
 
 # Relative tolerance by the dtype's bytes; the ulp of each op is tested in test_math.py.
 _RTOL = {2: 1e-2, 4: 2e-5, 8: 1e-12}
@@ -118,6 +120,62 @@ def _symbolic(op: Op, limit: int | None) -> None:
 @pytest.mark.parametrize("name", sorted(OPS))
 def test_all_samples_with_symbolic_dims(name: str) -> None:
     _symbolic(OPS[name], None)
+
+
+def _without(op: Op, sample: Sample) -> None:
+    """The sample with each of its sizes at 0, by code that takes that."""
+    args = [np.asarray(a) for a in sample.args]
+    sizes = {f"n{d}": d for a in args for d in a.shape if d > 1}
+    graph = Graph()
+    dims = {d: graph.env.dim(name, d) for name, d in sizes.items()}
+    values = []
+    for i, a in enumerate(args):
+        shape = tuple(dims.get(d, d) for d in a.shape)
+        values.append(
+            graph.add_input(TensorType(shape, dtypes.from_numpy(a.dtype)), "arg", f"x{i}")
+        )
+    graph.outputs = list(graph.add_node(op, values, sample.attrs))
+    asked = list(graph.env.guards)
+    graph.env.low.update(dict.fromkeys(sizes, 0))
+    compiled = compile_graph(graph)
+    for name, size in sizes.items():
+        call = {**sizes, name: 0}
+        if not all(g.holds(call) for g in asked):
+            continue
+        none = [a[tuple(slice(0 if d == size else d) for d in a.shape)] for a in args]
+        try:
+            at_sizes(graph, call)
+            with np.errstate(all="ignore"):
+                out = op.reference(*(a.copy() for a in none), **sample.attrs)
+        except (CompileError, RuntimeError, ValueError, IndexError, ZeroDivisionError):
+            continue  # the op does not take it
+        room = [np.zeros(max(a.size, 1 << 12), a.dtype)[: a.size].reshape(a.shape) for a in none]
+        for to, a in zip(room, none, strict=True):
+            to[...] = a
+        got = compiled.run(room, tuple(call[n] for n in graph.env.hints))
+        for x, y in zip(got, out if isinstance(out, tuple) else (out,), strict=True):
+            _close(x, np.asarray(y))
+
+
+def _samples_without(op: Op) -> None:
+    for sample in _samples(op):
+        if any(d > 1 for a in sample.args for d in np.shape(a)) and not op.random:
+            try:
+                _without(op, sample)
+            except BaseException as e:
+                e.add_note(f"sample {sample.note!r} {sample.attrs}")
+                raise
+
+
+@pytest.mark.parametrize("name", ["concatenate", "pad", "slice_update", "sum", "matmul"])
+def test_samples_without_elements(name: str) -> None:
+    _samples_without(OPS[name])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", sorted(OPS))
+def test_all_samples_without_elements(name: str) -> None:
+    _samples_without(OPS[name])
 
 
 def _check_random(seed: int) -> None:
