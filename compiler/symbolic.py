@@ -411,6 +411,9 @@ def _by_form(kind: str, diff: Sym) -> bool | None:
     return None
 
 
+_Range = tuple[int | None, int | None]
+
+
 def bounds(d: Dim) -> tuple[int | None, int | None]:
     """What a dim is at least and at most in every call; None where nothing is known."""
     if not isinstance(d, Sym):
@@ -461,12 +464,7 @@ def _bounds(d: Sym) -> tuple[int | None, int | None]:
         a: int | None = 1
         b: int | None = 1
         for atom in m:
-            x, y = _atom_bounds(atom, d.env)
-            if x is None or x < 0:
-                a = b = None
-                break
-            a = None if a is None else a * x
-            b = None if b is None or y is None else b * y
+            a, b = _product((a, b), _atom_bounds(atom, d.env))
         if c < 0:
             a, b = b, a
         low = None if low is None or a is None else low + c * a
@@ -474,14 +472,27 @@ def _bounds(d: Sym) -> tuple[int | None, int | None]:
     return low, high
 
 
+def _product(x: _Range, y: _Range) -> _Range:
+    """The bounds of a product, of those of its factors."""
+    (a, b), (c, d) = x, y
+    if a is not None and c is not None and a >= 0 and c >= 0:
+        return a * c, None if b is None or d is None else b * d
+    if a is None or b is None or c is None or d is None:
+        return None, None
+    corners = (a * c, a * d, b * c, b * d)
+    return min(corners), max(corners)
+
+
 def _atom_bounds(atom: Atom, env: ShapeEnv) -> tuple[int | None, int | None]:
     if isinstance(atom, str):
         return env.low.get(atom, 2), env.high.get(atom, LARGEST)
     (a, c), (b, d) = bounds(atom.a), bounds(atom.b)
     if atom.name == "floordiv":
-        if a is None or a < 0 or b is None or b < 1:
+        if b is None or b < 1:
             return None, None
-        return (0 if d is None else a // d), (None if c is None else c // b)
+        least = None if a is None else a // b if a < 0 else 0 if d is None else a // d
+        most = None if c is None else c // b if c >= 0 else -1 if d is None else c // d
+        return least, most
     if atom.name == "max":
         known = [x for x in (a, b) if x is not None]
         return max(known, default=None), (None if c is None or d is None else max(c, d))

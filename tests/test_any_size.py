@@ -53,6 +53,9 @@ FUNCTIONS = {  # function, the least sizes
 }  # fmt: skip
 
 
+IN_LIBRARY = ("roll", "split", "unfold", "fold", "adaptive means", "half", "border", "affine")
+
+
 def parts(y):
     return y if isinstance(y, tuple) else (y,)
 
@@ -94,16 +97,17 @@ def test_derivatives(name):
 
 
 @pytest.mark.skipif(link.find_linker() is None, reason="no linker on this machine")
-def test_a_library_of_all(tmp_path):
+def test_a_library(tmp_path):
     def all_of(x):
-        return tuple(y for f, _ in FUNCTIONS.values() for y in parts(f(x)))
+        functions = [FUNCTIONS[name][0] for name in IN_LIBRARY]
+        return tuple(y for f in functions for y in parts(f(x)))
 
     jg.manual_seed(0)
     exported = jg.export(all_of, jg.rand(1, 3, 7, 6), names=["x"], dynamic_shapes=[{2: h, 3: w}])
     exported.native(tmp_path / "libnet.so")
     library = load(tmp_path / "libnet.so")
-    assert library.sizes == {"h": (3, 9), "w": (3, 8)}
-    for rows, columns in sizes((3, 3)):
+    assert library.sizes == {"h": (2, 9), "w": (3, 8)}
+    for rows, columns in sizes((2, 3)):
         x = jg.rand(1, 3, rows, columns)
         for y, want in zip(library(x.numpy()), all_of(x), strict=True):
             np.testing.assert_allclose(y, want.numpy(), rtol=1e-5, atol=1e-5)

@@ -149,7 +149,7 @@ def _of_windows(x: Tensor, lead: int, sizes: Sequence[int], reduced: Any) -> Ten
         n, m = x.shape[dim], sizes[dim - lead]
         if isinstance(m, Sym):  # it is n: None was given
             continue
-        bounds = [(i * n // m, -(-(i + 1) * n // m)) for i in range(m)]
+        bounds = [(i * n // m, ((i + 1) * n + m - 1) // m) for i in range(m)]
         parts = [reduced(slice_along(x, dim, *bound), dim) for bound in bounds]
         x = cat(parts, dim) if parts else slice_along(x, dim, 0, 0)
     return x
