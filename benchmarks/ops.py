@@ -1,8 +1,8 @@
-"""Single ops beside PyTorch's: python benchmarks/ops.py [--cpu] [--seed N] [--threads 1] [name ...]
+"""Single ops beside PyTorch's: python benchmarks/ops.py [--eager] [--cpu] [--seed N] [name ...]
 
 Ops that table.py has no line for (workloads/single_ops.py), alone and with their gradients. Each is
-compiled alone. A number is PyTorch's time over ours: above 1 we are faster. With --seed shapes are
-drawn at random, so that nothing is tuned to the ones here.
+compiled alone; with --eager it runs in eager code. A number is PyTorch's time over ours: above 1 we
+are faster. With --seed shapes are drawn at random, so that nothing is tuned to the ones here.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import argparse
 import random
 
 from _harness import asked_clock, compare
-from workloads.common import OURS, PYTORCH, function
+from workloads.common import EAGER, HEADS, OURS, PYTORCH, function
 from workloads.single_ops import programs
 
 _DATA = """
@@ -32,6 +32,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=0.05, help="of one round")
     parser.add_argument("--seed", type=int, help="of shapes drawn at random")
+    parser.add_argument("--eager", action="store_true", help="ours in eager code")
     parser.add_argument("--cpu", action="store_true", help="the processor's time")
     args = parser.parse_args()
     rng = None if args.seed is None else random.Random(args.seed)
@@ -44,6 +45,8 @@ def main() -> None:
         result = _DRAWN.get(name.split(":")[0], "step()")
         for c in chosen:
             c.source = c.source.replace("step().detach()", f"compared({result})")
+            if args.eager and c.name == OURS:
+                c.source = c.source.replace(HEADS[OURS], HEADS[EAGER])
         title = f"{name} {shapes}"
         found = compare(title, chosen, args.rounds, args.seconds, args.threads, 1e-3, asked_clock())
         if len(found) == 2 and all(r.seconds for r in found.values()):

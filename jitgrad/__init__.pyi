@@ -34,6 +34,8 @@ from jitgrad import command_line as command_line
 from jitgrad import compile_cost as compile_cost
 from jitgrad import compiler as compiler
 from jitgrad import compiling as compiling
+from jitgrad import composite_records as composite_records
+from jitgrad import composites as composites
 from jitgrad import control_flow as control_flow
 from jitgrad import conversions as conversions
 from jitgrad import copying as copying
@@ -100,6 +102,7 @@ from jitgrad import overrides as overrides
 from jitgrad import overriding_class as overriding_class
 from jitgrad import pair as pair
 from jitgrad import pending as pending
+from jitgrad import plain as plain
 from jitgrad import printing as printing
 from jitgrad import profiler as profiler
 from jitgrad import promotion as promotion

@@ -34,11 +34,14 @@ from jitgrad.tape.node import (
     StartNode,
     next_seq,
 )
+from jitgrad.tape.pieces import PiecesNode
 from jitgrad.tape.views import CopySlicesNode, put_chain
 from jitgrad.tensor import Tensor, intern_type, static_type, wrap
 from jitgrad.values import is_part, plain_attrs, plain_type
 
-_PLAIN_NODES = (Node, IdentityNode, OverwrittenNode, CopySlicesNode, LeafNode, StartNode)
+_PLAIN_NODES = (
+    Node, IdentityNode, OverwrittenNode, CopySlicesNode, LeafNode, PiecesNode, StartNode,
+)  # fmt: skip
 
 
 class Untraceable(BaseException):

@@ -13,14 +13,15 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
-from jitgrad import dispatch
+from jitgrad import composites, dispatch
 from jitgrad.autograd.straight import Code, StandIn, Typed
 from jitgrad.compiler.ops.record import Op, apply_like, op
 from jitgrad.compiler.symbolic import prod
 from jitgrad.compiler.types import TensorType
 from jitgrad.dispatch import plan_of
+from jitgrad.plain import is_unwatched
 from jitgrad.runtime.dtypes import Category, DType
-from jitgrad.state import state
+from jitgrad.tape.names import called, name_of
 from jitgrad.tape.node import EVERY
 from jitgrad.tensor import Tensor
 
@@ -62,7 +63,8 @@ class _Value(Typed):
 
 
 class Fused(Op):
-    """Base of fused records, of one result. A subclass gives `name` and `compose`.
+    """Base of fused records, of one result. A subclass gives `name` and `compose`. Where it is much
+    work, `compose` runs as a composite (composites.py).
 
     most: the derivative computes values of the forward pass again, which pays up to so many
     elements of an operand. None: it computes none that are worth keeping.
@@ -129,15 +131,7 @@ class Fused(Op):
 
 def fits(record: Fused, operands: Sequence[Tensor]) -> bool:
     """Whether the record is applied as itself to these."""
-    modes = state.__dict__
-    if (
-        modes["recorder"] is not None
-        or modes["watcher"] is not None
-        or modes["abstract"]
-        or modes["levels"]
-        or modes["saved_hooks"]
-        or dispatch.timing is not None
-    ):
+    if not is_unwatched():
         return False
     for x in operands:
         if x._data is None or x._type.device != "cpu":
@@ -149,6 +143,10 @@ def fits(record: Fused, operands: Sequence[Tensor]) -> bool:
 
 def apply(record: Fused, operands: tuple[Tensor, ...], attrs: dict[str, Any]) -> Any:
     """The record applied to tensors; its composition where somebody may tell the difference."""
+    if composites.is_large(operands):
+        made = composites.run(record.compose, operands, attrs)
+        if made is not None:
+            return called(made, name_of(record, made._type))
     if fits(record, operands):
         return dispatch.apply(record, operands, attrs)
     return record.compose(*operands, **attrs)

@@ -56,6 +56,8 @@ def kernel_of(
         return None
     if any(t.dtype.is_complex for t in (*types, *outs)) or any(t.numel == 0 for t in outs):
         return None
+    if op.graph is not None:
+        return _OneGraph(op, types, outs, attrs, plain)
     much = op.work(types, outs, attrs) >= WORTH
     if op.random:
         return _Draw(op, types, outs, attrs, plain, 0 if much else DRAWS)
@@ -110,8 +112,11 @@ class _OneOp:
         key = (self.op, tuple([(t.dtype, t.ndim) for t in self.types]), tuple(self.attrs.items()))
         family = _families.get(key)
         if family is None:
-            family = _families[key] = _Family(self.op, self.types, self.attrs)
-        return family.compile([tuple(map(int, t.shape)) for t in self.types])
+            op, attrs = self.op, self.attrs
+            family = _families[key] = Family(
+                lambda types, env: compile_node(op, types, attrs, env), self.types
+            )
+        return family.find([tuple(map(int, t.shape)) for t in self.types])
 
 
 def compile_node(
@@ -120,11 +125,18 @@ def compile_node(
     """The op compiled for these types; None, with a warning, where that fails."""
     from jitgrad.compiler.one_node import compile_op
 
+    return attempt(op.name, types, lambda: compile_op(op, types, attrs, env))
+
+
+def attempt(
+    name: str, types: Sequence[TensorType], make: Callable[[], Compiled]
+) -> Compiled | None:
+    """What `make` compiles for operands of these types; None, with a warning, where it fails."""
     try:
-        return compile_op(op, types, attrs, env)
+        return make()
     except Exception as error:
         warn(
-            f"[{op.name}] expected to compile a kernel for {', '.join(map(str, types))}, but: "
+            f"[{name}] expected to compile a kernel for {', '.join(map(str, types))}, but: "
             f"{type(error).__name__}: {error}; eager code goes on with NumPy "
             "(JITGRAD_EAGER=numpy never compiles)"
         )
@@ -139,38 +151,39 @@ _MOST_EXACT = 64
 """So many shapes of a family get code of their own; then all that changed is symbolic."""
 
 
-class _Family:
-    """The kernels of an op for one choice of dtypes, ranks and attributes."""
+class Family:
+    """What is made for operands of the dtypes and ranks of `types`: make(types, env), or None. env
+    has the symbolic dims of the types; None where there are none."""
 
-    def __init__(self, op: Any, types: Sequence[TensorType], attrs: dict[str, Any]) -> None:
-        self.op, self.attrs = op, attrs
+    def __init__(self, make: Callable[..., Any], types: Sequence[TensorType]) -> None:
+        self.make = make
         self.like = [(t.dtype, t.device) for t in types]
         self.seen: list[Shapes] = []
-        self.exact: dict[tuple[Any, ...], Compiled | None] = {}
-        self.general: list[tuple[ShapeEnv, list[tuple[Any, ...]], Compiled]] = []
+        self.exact: dict[tuple[Any, ...], Any] = {}
+        self.general: list[tuple[ShapeEnv, list[tuple[Any, ...]], Any]] = []
 
-    def compile(self, shapes: Shapes) -> Compiled | None:
-        """Code for these shapes."""
+    def find(self, shapes: Shapes) -> Any:
+        """What was made for these shapes, or for sizes that they have."""
         key = tuple(shapes)
         if key not in self.exact:
             self.exact[key] = self._find(shapes)
         return self.exact[key]
 
-    def _find(self, shapes: Shapes) -> Compiled | None:
-        for env, form, compiled in self.general:
+    def _find(self, shapes: Shapes) -> Any:
+        for env, form, made in self.general:
             if _fits(env, form, shapes):
-                return compiled
+                return made
         relatives = self._relatives(shapes)
         self.seen.append(shapes)
         if len(self.seen) > _MOST_EXACT:
             relatives = self.seen[:-1]
         elif len(relatives) < _EXACT:
-            return compile_node(self.op, self._types(shapes), self.attrs)
+            return self.make(self._types(shapes), None)
         env = ShapeEnv()
         form = _form(env, [*relatives, shapes])
         if not _fits(env, form, shapes):  # a size of 0 or 1, which code is made for
-            return compile_node(self.op, self._types(shapes), self.attrs)
-        found = compile_node(self.op, self._types(form), self.attrs, env)
+            return self.make(self._types(shapes), None)
+        found = self.make(self._types(form), env)
         if found is not None:
             self.general.append((env, form, found))
         return found
@@ -223,7 +236,16 @@ def _fits(env: ShapeEnv, form: Sequence[tuple[Any, ...]], shapes: Shapes) -> boo
     return env.holds(values)
 
 
-_families: dict[Any, _Family] = {}
+_families: dict[Any, Family] = {}
+
+
+# -- composites ------------------------------------------------------------------------------------
+class _OneGraph(_OneOp):
+    """What a record that stands for a graph (composites.py) runs, compiled."""
+
+    def _compile(self) -> Compiled | None:
+        compiled: Compiled | None = self.op.compiled
+        return compiled
 
 
 # -- random ops ------------------------------------------------------------------------------------

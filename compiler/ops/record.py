@@ -242,6 +242,7 @@ class Op:
             (`with_precision`), where it allows less than the highest precision.
         slow: the reference takes several times as long as a kernel, also where it is much work.
         flat: linear in pieces in its one operand: the second derivative is zero, not absent.
+        graph: what it computes, where it stands for other records (jitgrad/composites.py).
     """
 
     name: str = ""
@@ -262,6 +263,7 @@ class Op:
     precise: bool = False
     slow: bool = False
     flat: bool = False
+    graph: Any = None
 
     def __init__(self) -> None:
         if not self.name or OPS.made(self.name):

@@ -6,6 +6,7 @@ import numpy as np
 
 from jitgrad import creation
 from jitgrad.casting import wide
+from jitgrad.composites import composite
 from jitgrad.functions import elementwise, linalg, reduce
 from jitgrad.functions.args import expect_dtype, expect_floating, expect_tensor
 from jitgrad.functions.shape import broadcast_shapes_of
@@ -17,6 +18,7 @@ _MANY_ROWS = 25
 """From more rows than these on, cdist computes Euclidean distances by a matrix product."""
 
 
+@composite
 def pairwise_distance(
     x1: Tensor, x2: Tensor, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False
 ) -> Tensor:
@@ -25,6 +27,7 @@ def pairwise_distance(
     return called(reduce.vector_norm(x1 - x2 + eps, p, -1, keepdim), "NormBackward1")
 
 
+@composite
 def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
     """x1 . x2 / (max(|x1|, eps) * max(|x2|, eps)) along dim; shapes broadcast.
 
@@ -49,6 +52,7 @@ def _unit(x: Tensor, dim: int, eps: float) -> Tensor:
 
 
 @wide
+@composite
 @naming("CdistBackward0")
 def cdist(
     x1: Tensor, x2: Tensor, p: float = 2.0,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from jitgrad.compiler.ops.record import OPS
+from jitgrad.composites import composite
 from jitgrad.dispatch import apply
 from jitgrad.functions.args import one_axis, one_given, positions
 from jitgrad.functions.elementwise import generated, where
@@ -110,6 +111,7 @@ def renorm(input: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:
     return called(cast(input * factor, input.dtype), "RenormBackward0")
 
 
+@composite
 @naming("LogcumsumexpBackward0")
 def logcumsumexp(input: Tensor, dim: int) -> Tensor:
     """log(cumsum(exp(x))) along dim, stable: pairs at distances 1, 2, 4, ... are joined.

@@ -12,6 +12,7 @@ from jitgrad.casting import wide
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.compiler.symbolic import Sym, is_static
 from jitgrad.compiler.symbolic import prod as dims_product
+from jitgrad.composites import composite
 from jitgrad.dispatch import apply, full
 from jitgrad.functions.args import all_axes, one_axis
 from jitgrad.functions.complex_numbers import squared_size
@@ -374,6 +375,7 @@ def topk(input: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: boo
     return TYPES["topk"](*sorted_first(input, axis, largest, k))
 
 
+@composite
 @naming("LinalgVectorNormBackward0")
 def vector_norm(
     input: Tensor,

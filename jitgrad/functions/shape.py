@@ -10,6 +10,7 @@ from jitgrad.compiler.ops.record import OPS, same_shape
 from jitgrad.compiler.symbolic import Sym, hint, plain
 from jitgrad.compiler.symbolic import prod as dims_product
 from jitgrad.compiler.types import broadcast_shapes
+from jitgrad.composites import composite
 from jitgrad.dispatch import apply
 from jitgrad.functions.args import (
     as_dim,
@@ -780,6 +781,7 @@ def pad_constant(input: Tensor, pad: Sequence[Any], value: float = 0.0) -> Tenso
 
 
 # -- triangles and diagonals ---------------------------------------------------------------------
+@composite
 def _triangle(name: str, input: Tensor, diagonal: int) -> Tensor:
     if input.ndim < 2:
         raise RuntimeError(f"{name}: input tensor must have at least 2 dimensions")

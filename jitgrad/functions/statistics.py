@@ -16,6 +16,7 @@ import numpy as np
 from jitgrad.casting import wide
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.compiler.symbolic import Sym
+from jitgrad.composites import composite
 from jitgrad.creation import arange, host_tensor, linspace, placed
 from jitgrad.dispatch import apply
 from jitgrad.functions.args import (
@@ -220,6 +221,7 @@ def _quantile(
 
 
 # -- histograms and distinct elements --------------------------------------------------------------
+@composite
 def histc(input: Tensor, bins: int = 100, min: Any = 0, max: Any = 0) -> Tensor:
     """How many elements fall into each of `bins` equal parts of [min, max] (the elements' own range
     when both are 0). The last part includes its upper end; what is outside does not count."""

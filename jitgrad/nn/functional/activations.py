@@ -14,6 +14,7 @@ from typing import Any
 import jitgrad.functions as ops
 from jitgrad import fused
 from jitgrad.autograd.modes import is_grad_enabled
+from jitgrad.composites import composite
 from jitgrad.nn.functional.args import expect_tensors
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import Category, DType
@@ -28,8 +29,9 @@ def activation(formula: Callable[..., Tensor], integers: bool = False) -> Callab
     """The formula on tensors only (of integers, too, or not), with 16-bit dtypes computed in
     float32."""
     name = formula.__name__
+    written, formula = formula, composite(formula)
 
-    @functools.wraps(formula)
+    @functools.wraps(written)
     def function(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         expect_tensors(name, input=input)
         if not integers and input.dtype.category <= Category.INT:
@@ -83,6 +85,7 @@ def _between(x: Tensor, low: Any, high: Any, inside: Tensor) -> Tensor:
     return ops.where(x <= low_bound, low_value, ops.where(x >= high_bound, high_value, inside))
 
 
+@composite
 def _hardtanh(x: Tensor, low: float, high: float) -> Tensor:
     return in_pieces(_between(x, (low, low), (high, high), x).to(x.dtype), x, "hardtanh")
 

@@ -9,6 +9,7 @@ import math
 
 import jitgrad.functions as ops
 from jitgrad.autograd.modes import no_grad
+from jitgrad.composites import composite
 from jitgrad.creation import arange, ones, zeros
 from jitgrad.functions.args import expect_one_device, expect_range
 from jitgrad.functions.select import expect_positions, searchsorted
@@ -122,11 +123,25 @@ def embedding_bag(
     if offsets is not None and offsets.dtype not in (dtypes.int64, dtypes.int32):
         raise RuntimeError(f"[{op}] expected offsets of int64 or int32; got {offsets._type}")
     _expect_bags(input, offsets, mode, per_sample_weights, scale_grad_by_freq)
-    flat = expect_positions(op, input.reshape(-1).long(), 0, weight.shape[0])
+    if per_sample_weights is not None:
+        expect_dtype(op, weight.dtype, per_sample_weights=per_sample_weights)
+    out = _bags(
+        input, weight, offsets, per_sample_weights, max_norm, norm_type, scale_grad_by_freq, mode,
+        include_last_offset, padding_idx,
+    )  # fmt: skip
+    return called(out, "EmbeddingBagBackward0")
+
+
+@composite
+def _bags(
+    input: Tensor, weight: Tensor, offsets: Tensor | None, per_sample_weights: Tensor | None,
+    max_norm: float | None, norm_type: float, scale_grad_by_freq: bool, mode: str,
+    include_last_offset: bool, padding_idx: int | None,
+) -> Tensor:  # fmt: skip
+    flat = expect_positions("embedding_bag", input.reshape(-1).long(), 0, weight.shape[0])
     wide = dtypes.float32 if weight.dtype.itemsize == 2 else weight.dtype
     rows = _rows(flat, weight, max_norm, norm_type, scale_grad_by_freq).to(wide)
     if per_sample_weights is not None:
-        expect_dtype(op, weight.dtype, per_sample_weights=per_sample_weights)
         rows = rows * per_sample_weights.reshape(-1, 1)
     counted = flat >= 0 if padding_idx is None else flat != padding_idx
     if offsets is None:
@@ -138,7 +153,7 @@ def embedding_bag(
     else:
         bags = int(offsets.shape[0]) - include_last_offset
         out = _ragged_bags(rows, counted, offsets, bags, mode)
-    return called(out.to(weight.dtype), "EmbeddingBagBackward0")
+    return out.to(weight.dtype)
 
 
 def _expect_bags(

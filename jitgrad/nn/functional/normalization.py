@@ -12,6 +12,7 @@ from typing import Any
 import jitgrad.functions as ops
 from jitgrad import fused
 from jitgrad.autograd.modes import no_grad
+from jitgrad.composites import composite
 from jitgrad.info import finfo
 from jitgrad.nn.functional.args import (
     expect_floating,
@@ -114,21 +115,56 @@ def batch_norm(
                     running_mean.copy_(fused.apply(fused.moved, (running_mean, x), moves))
                     running_var.copy_(fused.apply(fused.moved, (running_var, x), moves | unbias))
             return cast(_normalised(x, dims, weight, bias, eps, shape), input._type.dtype)
-        mean, centred, var = _centre(x, dims)
-        if running_mean is not None and running_var is not None and count > 0:
-            with no_grad():
-                new_mean = mean.detach().reshape(-1)
-                new_var = var.detach().reshape(-1) * (count / (count - 1))
-                for running, new in ((running_mean, new_mean), (running_var, new_var)):
-                    running.copy_(_wide(running) * (1 - momentum) + new * momentum)
-    else:
-        if running_mean is None or running_var is None:
-            raise RuntimeError(
-                "[batch_norm] expected running_mean and running_var when not training; got None"
-            )
-        centred = x - running_mean.reshape(shape)
-        var = running_var.reshape(shape)
-    scaled = centred * ops.rsqrt(_wide(var) + eps)
+        if running_mean is None or running_var is None or count == 0:
+            return _normed(input, weight, bias, dims, eps)
+        out, mean, var = _batch_normed(
+            input, running_mean, running_var, weight, bias, dims, momentum, count / (count - 1), eps
+        )
+        with no_grad():
+            running_mean.copy_(mean)
+            running_var.copy_(var)
+        return out
+    if running_mean is None or running_var is None:
+        raise RuntimeError(
+            "[batch_norm] expected running_mean and running_var when not training; got None"
+        )
+    return _normed_by(input, running_mean, running_var, weight, bias, eps)
+
+
+@composite
+def _normed(
+    input: Tensor, weight: Tensor | None, bias: Tensor | None, dims: tuple[int, ...], eps: float
+) -> Tensor:
+    """By the statistics over dims; weight and bias (C)."""
+    _, centred, var = _centre(_wide(input), dims)
+    return _per_channel(centred * ops.rsqrt(var + eps), weight, bias).to(input.dtype)
+
+
+@composite
+def _batch_normed(
+    input: Tensor, running_mean: Tensor, running_var: Tensor, weight: Tensor | None,
+    bias: Tensor | None, dims: tuple[int, ...], momentum: float | Tensor, unbias: float, eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """_normed, and what the running statistics become."""
+    mean, centred, var = _centre(_wide(input), dims)
+    moved = []
+    with no_grad():
+        new_mean, new_var = mean.detach().reshape(-1), var.detach().reshape(-1) * unbias
+        for running, new in ((running_mean, new_mean), (running_var, new_var)):
+            moved.append(_wide(running.detach()) * (1 - momentum) + new * momentum)
+    out = _per_channel(centred * ops.rsqrt(var + eps), weight, bias).to(input.dtype)
+    return out, moved[0], moved[1]
+
+
+@composite
+def _normed_by(
+    input: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None,
+    eps: float,
+) -> Tensor:  # fmt: skip
+    """By these statistics; all others (C)."""
+    shape = (1, -1) + (1,) * (input.dim() - 2)
+    centred = _wide(input) - mean.reshape(shape)
+    scaled = centred * ops.rsqrt(_wide(var.reshape(shape)) + eps)
     return _per_channel(scaled, weight, bias).to(input.dtype)
 
 
@@ -181,6 +217,17 @@ def _expect_last_dims(
     expect_shape(op, shape, **affine)
 
 
+@composite
+def _group_normed(
+    input: Tensor, weight: Tensor | None, bias: Tensor | None, groups: int, eps: float
+) -> Tensor:
+    n, channels = input.shape[:2]
+    size = channels // groups * math.prod(input.shape[2:])
+    _, centred, var = _centre(_wide(input).reshape(n, groups, size), (2,))
+    scaled = (centred * ops.rsqrt(var + eps)).reshape(input.shape)
+    return _per_channel(scaled, weight, bias).to(input.dtype)
+
+
 @naming("NativeGroupNormBackward0")
 def group_norm(
     input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None,
@@ -208,9 +255,7 @@ def group_norm(
             f"[{op}] Expected more than 1 value per channel when training, got input size "
             f"{tuple(input.shape)}"
         )
-    _, centred, var = _centre(_wide(input).reshape(n, num_groups, size), (2,))
-    scaled = (centred * ops.rsqrt(var + eps)).reshape(input.shape)
-    return _per_channel(scaled, weight, bias).to(input.dtype)
+    return _group_normed(input, weight, bias, groups=num_groups, eps=eps)
 
 
 def instance_norm(
@@ -250,16 +295,18 @@ def instance_norm(
     expect_same_or_wide(op, input.dtype, weight=weight, bias=bias, **given)
     if (running_mean is None) != (running_var is None):
         raise ValueError(f"[{op}] expected both of running_mean and running_var, or neither")
-    mean, centred, var = _centre(_wide(input), tuple(range(2, input.dim())))
+    dims = tuple(range(2, input.dim()))
     if running_mean is not None and running_var is not None:
         with no_grad():
-            new_mean = mean.detach().mean(0).reshape(-1)
-            new_var = var.detach().mean(0).reshape(-1) * (count / (count - 1))
+            mean, _, var = _centre(_wide(input.detach()), dims)
+            new_mean = mean.mean(0).reshape(-1)
+            new_var = var.mean(0).reshape(-1) * (count / (count - 1))
             for running, new in ((running_mean, new_mean), (running_var, new_var)):
                 running.copy_(_wide(running) * (1 - momentum) + new * momentum)
-    return _per_channel(centred * ops.rsqrt(var + eps), weight, bias).to(input.dtype)
+    return _normed(input, weight, bias, dims, eps)
 
 
+@composite
 def rms_norm(
     input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None,
     eps: float | None = None,
@@ -295,6 +342,7 @@ def local_response_norm(
     return across_channels(input, (size // 2, (size - 1) // 2), size, alpha, beta, k)
 
 
+@composite
 def across_channels(
     input: Tensor, reach: tuple[int, int], size: int, alpha: float, beta: float, k: float
 ) -> Tensor:
@@ -307,10 +355,15 @@ def across_channels(
     return input / (squares.sum(-1) * (alpha / size) + k) ** beta
 
 
+@composite
+def _unit(input: Tensor, p: float, dim: int, eps: float) -> Tensor:
+    return input / ops.norm(input, p, dim, keepdim=True).clamp(min=eps)
+
+
 def normalize(
     input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: Tensor | None = None
 ) -> Tensor:
     """x / max(norm(x, p, dim), eps), of input's shape; written into `out`, if given."""
     expect_tensors("normalize", input=input)
-    result = input / ops.norm(input, p, dim, keepdim=True).clamp(min=eps)
+    result = _unit(input, p, dim, eps)
     return result if out is None else out.copy_(result)

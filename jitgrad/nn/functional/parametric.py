@@ -7,6 +7,7 @@ import math
 
 import jitgrad.functions as ops
 from jitgrad.casting import lower
+from jitgrad.composites import composite
 from jitgrad.creation import rand_like, zeros_like
 from jitgrad.nn.functional.activations import activation, applied, in_place, softmax
 from jitgrad.nn.functional.args import expect_dtype, expect_floating, expect_tensors
@@ -35,7 +36,12 @@ def prelu(input: Tensor, weight: Tensor) -> Tensor:
         if input.dim():
             spread[min(1, input.dim() - 1)] = -1
         weight = weight.reshape(spread)
-    return in_pieces(ops.where(input > 0, input, weight * input), input, "prelu")
+    return _leaky(input, weight)
+
+
+@composite
+def _leaky(x: Tensor, slope: Tensor) -> Tensor:
+    return in_pieces(ops.where(x > 0, x, slope * x), x, "prelu")
 
 
 @naming("GluBackward0")

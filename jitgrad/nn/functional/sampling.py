@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import jitgrad.functions as ops
 from jitgrad.casting import wide
 from jitgrad.compiler.symbolic import Sym
+from jitgrad.composites import composite
 from jitgrad.creation import linspace, ones, tensor, zeros
 from jitgrad.functions.shape import meshgrid
 from jitgrad.nn.functional.args import expect_dtype, expect_tensors
@@ -61,13 +62,23 @@ def grid_sample(
             f"(N, OD, OH, OW, 3); got {tuple(input.shape)} and {tuple(grid.shape)}"
         )
     expect_dtype(op, input.dtype, grid=grid)
-    spatial = list(input.shape[2:])
-    if any(d == 0 for d in spatial):
+    if any(d == 0 for d in input.shape[2:]):
         raise RuntimeError(
             f"[{op}] expected input with no empty spatial dim; got {tuple(input.shape)}"
         )
     if mode == "bicubic" and n != 2:
         raise RuntimeError(f"[{op}] mode 'bicubic' is for 4 dims; got {tuple(input.shape)}")
+    return called(
+        _sampled(input, grid, mode, padding_mode, align_corners), "GridSampler2DBackward0"
+    )
+
+
+@composite
+def _sampled(
+    input: Tensor, grid: Tensor, mode: str, padding_mode: str, align_corners: bool | None
+) -> Tensor:
+    n = input.dim() - 2
+    spatial = input.shape[2:]
     x, at = input, grid.flatten(1, -2)
     if input.dtype.itemsize == 2:
         x, at = x.to(dtypes.float32), at.to(dtypes.float32)
@@ -78,9 +89,7 @@ def grid_sample(
     out = _weighted(x, dims, spatial)
     if mode == "nearest":  # the grid's gradient is zero, not missing
         out = out + sum(_nothing_of(p) for p in places).unsqueeze(1)  # type: ignore[union-attr]
-    return called(
-        out.reshape((*input.shape[:2], *grid.shape[1:-1])).to(input.dtype), "GridSampler2DBackward0"
-    )
+    return out.reshape((*input.shape[:2], *grid.shape[1:-1])).to(input.dtype)
 
 
 def grid_sampler(
