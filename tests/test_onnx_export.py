@@ -182,14 +182,24 @@ def test_external_data(apart: bool, tmp_path: Any) -> None:
 def test_weights_that_need_a_second_file(tmp_path: Any, monkeypatch: Any) -> None:
     from jitgrad.onnx import exporter
 
+    def of_a_message(array: Any, name: Any = None) -> Any:
+        assert array.nbytes <= exporter.LARGEST, "as protobuf does with more than 2 GB"
+        return from_array(array, name)
+
+    from_array = onnx.numpy_helper.from_array
+    monkeypatch.setattr(onnx.numpy_helper, "from_array", of_a_message)
     monkeypatch.setattr(exporter, "LARGEST", 1000)
+    monkeypatch.setattr(exporter, "_SMALL", 1000)
     model = nn.Linear(64, 64).eval()
     exported = jitgrad.export(model, torch.ones(2, 64))
     with pytest.raises(ValueError, match="expected weights of at most 1,000 bytes in one file"):
         exported.onnx(tmp_path / "m.onnx", external_data=False)
     exported.onnx(tmp_path / "m.onnx")
-    assert (tmp_path / "m.onnx.data").exists()
+    assert (tmp_path / "m.onnx.data").stat().st_size == 64 * 64 * 4
     assert_same(tmp_path / "m.onnx", model, torch.randn(2, 64))
+    program = jitgrad.onnx.export(model, (torch.ones(2, 64),))
+    with pytest.raises(ValueError, match=r"use Exported.onnx\(path\)"):
+        _ = program.model_proto
 
 
 # -- custom ops -----------------------------------------------------------------------------------

@@ -12,8 +12,9 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
+import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
@@ -32,7 +33,10 @@ from jitgrad.version import jitgrad as own_version
 if TYPE_CHECKING:
     from jitgrad.export import Exported
 
+Weight = Callable[[np.ndarray[Any, Any], str], onnx.TensorProto]
+
 LARGEST = 2**31 - 2**20  # protobuf's limit of 2 GiB for one message, less what is not weights
+_SMALL = 1024  # bytes: weights below it stay in the model's own file
 _MANY = 20  # nodes of one op that an error lists
 
 
@@ -70,7 +74,26 @@ def unsupported(
 def to_model(
     exported: Exported, *, opset: int = 18, custom: Mapping[str, Any] | None = None
 ) -> onnx.ModelProto:
-    """The model in memory, unchecked. See `Exported.onnx` for arguments and errors."""
+    """The model in memory, unchecked. See `Exported.onnx` for arguments and errors; ValueError for
+    weights over 2 GB, which no single message holds."""
+    refuse_large(exported, "Exported.onnx(path), which writes them to a file of their own")
+    return walked(exported, opset=opset, custom=custom).model(_inside)
+
+
+def refuse_large(exported: Exported, instead: str) -> None:
+    """Raises ValueError where the weights are too large for one message of protobuf."""
+    size = _size(exported)
+    if size > LARGEST:
+        raise ValueError(
+            f"[onnx] expected weights of at most {LARGEST:,} bytes in one file; got {size:,}; use "
+            f"{instead}"
+        )
+
+
+def walked(
+    exported: Exported, *, opset: int = 18, custom: Mapping[str, Any] | None = None
+) -> _Walk:
+    """Every node in its ONNX form, or the error that lists those that have none."""
     if exported.graph.writes:
         changed = [exported.graph.inputs[w.input].name for w in exported.graph.writes]
         raise CompileError(
@@ -82,7 +105,7 @@ def to_model(
     walk = _Walk(exported, opset, custom)
     if walk.missing:
         raise UnsupportedOperatorError(_listed(walk.missing, exported.graph.name, opset))
-    return walk.model()
+    return walk
 
 
 def write_onnx(
@@ -95,18 +118,18 @@ def write_onnx(
 ) -> OnnxFile:
     """Writes the model and checks it as ONNX's checker does. See `Exported.onnx`."""
     target = Path(path)
-    model = to_model(exported, opset=opset, custom=custom)
-    size = sum(a.nbytes for a in exported.state.values())
-    apart = size > LARGEST if external_data is None else external_data
-    if size > LARGEST and not apart:
-        raise ValueError(
-            f"[onnx] expected weights of at most {LARGEST:,} bytes in one file; got {size:,}; use "
-            "external_data=True"
-        )
-    data = _write(model, target, apart)
+    walk = walked(exported, opset=opset, custom=custom)
+    apart = _size(exported) > LARGEST if external_data is None else external_data
+    if not apart:
+        refuse_large(exported, "external_data=True")
+    data = _write(walk, target, apart)
     return OnnxFile(
         str(target), data, opset, tuple(exported.input_names), tuple(_outputs(exported))
     )
+
+
+def _size(exported: Exported) -> int:
+    return sum(a.nbytes for a in exported.state.values())
 
 
 def _outputs(exported: Exported) -> list[str]:
@@ -210,14 +233,15 @@ class _Walk:
         return registered_form(node.op.name, self.writer.opset) or node.op.onnx
 
     # -- the model -----------------------------------------------------------------------------
-    def model(self) -> onnx.ModelProto:
+    def model(self, weight: Weight) -> onnx.ModelProto:
+        """The model; `weight(array, name)` makes each initializer."""
         writer, exported = self.writer, self.exported
         writer.at("", "")
         for v, name in zip(self.graph.outputs, self.outputs, strict=True):
             self._name_output(self.names[v], name)
         used = {n for node in writer.nodes for n in node.input} | writer.captured
         weights = [
-            numpy_helper.from_array(exported.state[i.name], self.names[i.value])
+            weight(exported.state[i.name], self.names[i.value])
             for i in self.graph.inputs
             if i.kind != "arg" and self.names[i.value] in used
         ]
@@ -274,7 +298,28 @@ def _reason(error: Exception, node: Node) -> str:
     return f"{str(error).removeprefix(f'[{node.op.name}] ')} (operands {operands})"
 
 
-def _write(model: onnx.ModelProto, path: Path, apart: bool) -> str | None:
+def _inside(array: np.ndarray[Any, Any], name: str) -> onnx.TensorProto:
+    """An initializer that holds its data."""
+    return numpy_helper.from_array(array, name)
+
+
+def _beside(array: np.ndarray[Any, Any], name: str, file: IO[bytes], location: str) -> Any:
+    """An initializer whose data goes to the end of a file, without being in the message, which may
+    hold 2 GB at most."""
+    tensor = onnx.TensorProto(
+        name=name,
+        dims=array.shape,
+        data_type=helper.np_dtype_to_tensor_dtype(array.dtype),
+        data_location=onnx.TensorProto.EXTERNAL,
+    )
+    place = {"location": location, "offset": file.tell(), "length": array.nbytes}
+    for key, value in place.items():
+        tensor.external_data.add(key=key, value=str(value))
+    file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return tensor
+
+
+def _write(walk: _Walk, path: Path, apart: bool) -> str | None:
     """Writes beside the path, checks, then renames: a failure leaves what was there."""
     folder = path.parent
     try:
@@ -289,16 +334,22 @@ def _write(model: onnx.ModelProto, path: Path, apart: bool) -> str | None:
     try:
         draft = scratch / path.name
         if apart:
-            onnx.save_model(
-                model, str(draft), save_as_external_data=True, location=data, size_threshold=1024
-            )
+            with open(scratch / data, "wb") as file:
+                model = walk.model(
+                    lambda array, name: (
+                        _inside(array, name)
+                        if array.nbytes < _SMALL
+                        else _beside(array, name, file, data)
+                    )
+                )
+                has_data = file.tell() > 0
         else:
-            onnx.save_model(model, str(draft))
+            model, has_data = walk.model(_inside), False
+        onnx.save_model(model, str(draft))
         try:
             onnx.checker.check_model(str(draft), full_check=True)
         except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
             raise OnnxExporterError(f"[onnx] ONNX's checker refuses the model: {error}") from error
-        has_data = (scratch / data).exists()
         if has_data:
             os.replace(scratch / data, folder / data)
         os.replace(draft, path)
@@ -307,4 +358,4 @@ def _write(model: onnx.ModelProto, path: Path, apart: bool) -> str | None:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-__all__ = ["Missing", "OnnxFile", "to_model", "unsupported", "write_onnx"]
+__all__ = ["Missing", "OnnxFile", "to_model", "unsupported", "walked", "write_onnx"]

@@ -154,7 +154,10 @@ def export(
         if verify:
             _verify(exported, f, tensors)
     else:
-        _ = program.model_proto  # what cannot be written is refused now
+        from jitgrad.onnx.exporter import walked
+
+        expect_package()
+        walked(exported, opset=opset)  # what cannot be written is refused now
     return program
 
 
