@@ -10,6 +10,7 @@ for three choices of sizes, then with symbolic dims (`kernels.Family`).
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from typing import Any
@@ -210,12 +211,16 @@ def _trace(
     before = state.grad_enabled
     state.grad_enabled = True
     try:
-        traced = trace(noted, arguments, types)
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            traced = trace(noted, arguments, types)
     except (Untraceable, Exception):  # the user's error comes, with its line, when it is run
         return None
     finally:
         state.grad_enabled = before
-    if traced.draws or any(x._data is None or x.ndim or x.requires_grad for x in traced.captured):
+    if warned or traced.draws:  # what warns does so in each call
+        return None
+    if any(x._data is None or x.ndim or x.requires_grad for x in traced.captured):
         return None
     if env is not None:
         traced.body.graph.env = env

@@ -33,9 +33,9 @@ _known: dict[Any, Any] = {}
 def composite(function: Callable[..., Any]) -> Callable[..., Any]:
     """A decorator of functions of tensors that are composed of ops.
 
-    Results are new tensors, one or several. It reads and changes nothing but its arguments, and
-    warns of nothing. Called with anything but tensors, numbers, words, dtypes and tuples of these
-    it runs as it is written.
+    Results are new tensors, one or several. It reads and changes nothing but its arguments. Where
+    it warns it runs as it is written, and so it does when it is called with anything but tensors,
+    numbers, words, dtypes and tuples of these.
     """
 
     @functools.wraps(function)

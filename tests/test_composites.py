@@ -80,6 +80,15 @@ CASES: dict[str, tuple[Any, list[Any]]] = {
     "hardtanh": (F.hardtanh, [normal(*ROWS)]),
     "mish": (F.mish, [normal(*ROWS)]),
     "linear": (F.linear, [normal(*ROWS), normal(31, 397), normal(31)]),
+    "mse_loss": (F.mse_loss, [normal(*ROWS), normal(*ROWS, seed=1)]),
+    "smooth_l1_loss": (
+        lambda x, y: F.smooth_l1_loss(x, y, reduction="sum"),
+        [normal(*ROWS), normal(*ROWS, seed=1)],
+    ),
+    "cross-entropy of two classes": (
+        lambda x, y: F.binary_cross_entropy_with_logits(x, y.sigmoid(), reduction="none"),
+        [normal(*ROWS), normal(*ROWS, seed=1)],
+    ),
     "embedding_bag": (
         lambda w, i: F.embedding_bag(i, w, mode="mean", padding_idx=3),
         [normal(501, 67), whole(501, 99, 7)],
@@ -329,6 +338,36 @@ def test_a_write_to_what_was_saved_is_seen():
     z.add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.sum().backward()
+
+
+def test_each_call_warns():
+    x, y = jg.tensor(normal(*ROWS)), jg.tensor(normal(7, 397))
+    for _ in range(3):
+        with pytest.warns(UserWarning, match="broadcast"):
+            F.mse_loss(x, y)
+
+
+def test_only_what_the_derivative_reads_is_saved():
+    x = jg.tensor(normal(*ROWS), requires_grad=True)
+    z = x * 1
+    y = z.tril()
+    assert is_composite(y)
+    z.add_(1)  # nothing of it is read
+    y.sum().backward()
+    np.testing.assert_array_equal(x.grad, jg.ones_like(x).tril())
+
+
+@pytest.mark.parametrize("count", [9, 601])
+@pytest.mark.parametrize("right", [False, True])
+def test_searchsorted(count, right, compilations):
+    edges, x = np.sort(normal(count)), normal(*ROWS)
+    x[0, 0, :9] = edges[:9]
+    x[0, 1, 0] = np.nan
+    got = jg.searchsorted(jg.tensor(edges), jg.tensor(x), right=right)
+    assert len(compilations) == 1
+    wanted = np.searchsorted(edges, x, "right" if right else "left")
+    np.testing.assert_array_equal(got, wanted)
+    assert got.dtype is jg.int64
 
 
 def test_memory_is_let_go_of():

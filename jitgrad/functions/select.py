@@ -11,6 +11,7 @@ import numpy as np
 from jitgrad.casting import widest
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.compiler.symbolic import Sym, prod
+from jitgrad.composites import composite
 from jitgrad.dispatch import apply
 from jitgrad.functions.args import (
     expect_dtype,
@@ -384,6 +385,7 @@ _FEW = 16
 """Up to so many sorted elements, values are compared with each of them."""
 
 
+@composite
 def _count_before(ordered: Tensor, values: Tensor, right: bool, size: int) -> Tensor:
     """The number of elements that come before each value: not those from it on (NaN is last)."""
     wide = ordered if ordered.ndim == 1 else ordered.unsqueeze(-2)
@@ -391,6 +393,7 @@ def _count_before(ordered: Tensor, values: Tensor, right: bool, size: int) -> Te
     return elementwise(OPS["logical_not"], after).sum(-1)
 
 
+@composite
 def _bisect(ordered: Tensor, values: Tensor, right: bool, size: int) -> Tensor:
     """The same by binary search: one gather for each bit of the size."""
     low = constant(0, dtypes.int64).expand(tuple(values._type.shape))

@@ -61,7 +61,7 @@ def reads_of_gradients(
     nout = 1 if op.nout == 1 else len(out_types)
     keys = saved_keys(op, len(operand_types), nout)
     whole = (keys,) * len(operand_types)
-    if len(keys) == 0 or len(operand_types) == 1:
+    if len(keys) == 0 or (len(operand_types) == 1 and EVERY not in op.saves):
         return whole
     taint = _Taint()
 

@@ -13,6 +13,7 @@ import jitgrad.functions as ops
 from jitgrad import fused
 from jitgrad.casting import wide
 from jitgrad.compiler.ops.record import OPS
+from jitgrad.composites import composite
 from jitgrad.creation import ones_like
 from jitgrad.dispatch import apply
 from jitgrad.functions.args import expect_expandable, expect_range, expect_real
@@ -52,6 +53,7 @@ def _difference(op: str, input: Tensor, target: Tensor) -> Tensor:
 
 
 @wide
+@composite
 def mse_loss(
     input: Tensor, target: Tensor, size_average: bool | None = None, reduce: bool | None = None,
     reduction: str = "mean", weight: Tensor | None = None,
@@ -66,6 +68,7 @@ def mse_loss(
 
 
 @wide
+@composite
 def l1_loss(
     input: Tensor, target: Tensor, size_average: bool | None = None, reduce: bool | None = None,
     reduction: str = "mean", weight: Tensor | None = None,
@@ -80,6 +83,7 @@ def l1_loss(
 
 
 @wide
+@composite
 @naming("SmoothL1LossBackward0")
 def smooth_l1_loss(
     input: Tensor, target: Tensor, size_average: bool | None = None, reduce: bool | None = None,
@@ -101,6 +105,7 @@ def smooth_l1_loss(
 
 
 @wide
+@composite
 def huber_loss(
     input: Tensor, target: Tensor, reduction: str = "mean", delta: float = 1.0,
     weight: Tensor | None = None,
@@ -144,6 +149,7 @@ _FLAT = 1e-12
 
 
 @wide
+@composite
 def binary_cross_entropy(
     input: Tensor, target: Tensor, weight: Tensor | None = None, size_average: bool | None = None,
     reduce: bool | None = None, reduction: str = "mean",
@@ -192,6 +198,7 @@ def _expect_probabilities(op: str, input: Tensor) -> Tensor:
 
 
 @wide
+@composite
 def binary_cross_entropy_with_logits(
     input: Tensor,
     target: Tensor,
@@ -225,6 +232,7 @@ def binary_cross_entropy_with_logits(
 
 
 @wide
+@composite
 def kl_div(
     input: Tensor, target: Tensor, size_average: bool | None = None, reduce: bool | None = None,
     reduction: str = "mean", log_target: bool = False,
@@ -252,6 +260,7 @@ def kl_div(
 
 
 @wide
+@composite
 def poisson_nll_loss(
     input: Tensor, target: Tensor, log_input: bool = True, full: bool = False,
     size_average: bool | None = None, eps: float = 1e-8, reduce: bool | None = None,
