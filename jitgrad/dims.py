@@ -104,7 +104,7 @@ class History:
         for i, x in enumerate(leaves):
             if i in ints:
                 self._int(out, i, x, names[i])
-            elif isinstance(x, Tensor) and x._data is not None and x._data.flags.c_contiguous:
+            elif isinstance(x, Tensor) and (x._data is None or x._data.flags.c_contiguous):
                 self._tensor(out, i, x, names[i], specs.get(names[i]))
         return out
 

@@ -53,6 +53,7 @@ from jitgrad.segments import Segments
 from jitgrad.sources import Captured
 from jitgrad.state import abstract_mode, state
 from jitgrad.stores import Store, find_stores, objection, settle_stores, tensors_of
+from jitgrad.symbols import Symbols
 from jitgrad.tensor import Tensor
 from jitgrad.unrolled import warn_of_loop
 from jitgrad.watch import Watch
@@ -527,6 +528,11 @@ class JitFunction:
         except BaseException:
             recorder.kept_number()
             raise
+
+    def declared_sizes(self, leaves: Sequence[Any], names: Sequence[str]) -> Symbols:
+        """The symbolic sizes of a call of tensors without data: those that are declared."""
+        history = History(self._history.dynamic, self._history.declared)
+        return history.symbols(leaves, names, ())
 
     def symbolic_trace(
         self, args: tuple[Any, ...], env: ShapeEnv, kwargs: dict[str, Any] | None = None,

@@ -15,17 +15,19 @@ from jitgrad.compiler.codegen.cuda.target import gpu_target
 from jitgrad.compiler.graph_cache import find_compiled
 from jitgrad.compiler.ir import Graph
 from jitgrad.compiler.printer import kernel_text, plan_text
-from jitgrad.compiler.symbolic import ShapeEnv
+from jitgrad.compiler.symbolic import ShapeEnv, Sym
 from jitgrad.compiler.types import TensorType
 from jitgrad.device import device as make_device
 from jitgrad.effects import is_module
 from jitgrad.explain import compile_options, pair_options
 from jitgrad.facts import layout
-from jitgrad.pytree import flatten, tree_map
+from jitgrad.lifting import leaf_names
+from jitgrad.pytree import flatten, tree_map, unflatten
 from jitgrad.recorder import Recorder
 from jitgrad.runtime.dtypes import DType
 from jitgrad.runtime.errors import CompileError
 from jitgrad.state import defaults
+from jitgrad.symbols import Symbols
 from jitgrad.tensor import Tensor, wrap
 
 _MISSING: Any = object()
@@ -149,8 +151,13 @@ class Lowered:
         self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
         env: ShapeEnv | None = None,
     ) -> None:  # fmt: skip
-        self.function, self.args, self.kwargs = function, args, kwargs
+        self.function = function
         absent = tree_map(_without_data, (args, kwargs))
+        symbols = None
+        if env is None:
+            absent, symbols = _symbolic(function, *absent)
+            env = ShapeEnv() if symbols is None else symbols.env
+        self.args, self.kwargs = tree_map(_spec, absent)
         made: list[_Tracer] = []
 
         def recorder(name: str, finder: Any) -> _Tracer:
@@ -158,7 +165,7 @@ class Lowered:
             return made[0]
 
         try:
-            self.trace = function.symbolic_trace(absent[0], env or ShapeEnv(), absent[1], recorder)
+            self.trace = function.symbolic_trace(absent[0], env, absent[1], recorder)
         except RuntimeError as error:
             if "is abstract" not in str(error):
                 raise
@@ -170,6 +177,8 @@ class Lowered:
         finally:
             for tracer in made:
                 tracer.undo()
+        if symbols is not None and (fixed := symbols.fixed()):
+            raise CompileError(f"[lower] {function.name}: {fixed}")
         self.graph: Graph = self.trace.graph
         pair = self.trace.pair
         self.backward: Graph | None = None if pair is None else pair.backward
@@ -303,11 +312,10 @@ class Lowered:
 
                 code = compile_graph(graph, chosen)
             self._held.append(code)
-        expected = tree_map(_spec, (self.args, self.kwargs))
         lowered = self
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            lowered._check(expected, (args, kwargs))
+            lowered._check((lowered.args, lowered.kwargs), (args, kwargs))
             return lowered.function(*args, **kwargs)
 
         call.__name__ = call.__qualname__ = self.function.name
@@ -322,7 +330,7 @@ class Lowered:
                 f"got {other}; lower it for these as well"
             )
         for a, b in zip(wanted, got, strict=True):
-            if a is not b and (type(a) is not type(b) or a != b):
+            if a is not b and (type(a) is not type(b) or a != b) and not _takes(a, b):
                 raise TypeError(
                     f"[{self.function.name}] expected {a!r}, as lowered; got {b!r}; lower it for "
                     "this type as well, or call the jitted function itself"
@@ -333,7 +341,36 @@ def _spec(x: Any) -> Any:
     return TensorSpec.of(x) if isinstance(x, Tensor) else x
 
 
+def _symbolic(
+    function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, Symbols | None]:
+    """The arguments with the symbolic sizes that are declared of the jitted function; and these."""
+    leaves, structure = flatten((args, kwargs))
+    names = leaf_names(function.__wrapped__, args, structure)
+    symbols: Symbols = function.declared_sizes(leaves, names)
+    for i, shape in symbols.shapes.items():
+        x = leaves[i]
+        leaves[i] = wrap(None, TensorType(shape, x.dtype, str(x.device)))
+        leaves[i]._requires_grad = x._requires_grad
+    return unflatten(structure, leaves), symbols
+
+
+def _takes(a: Any, b: Any) -> bool:
+    """Whether a spec with symbolic sizes is for another's sizes, too."""
+    if not (isinstance(a, TensorSpec) and isinstance(b, TensorSpec)):
+        return False
+    if len(a.shape) != len(b.shape):
+        return False
+    sizes = [d if isinstance(c, Sym) else c for c, d in zip(a.shape, b.shape, strict=True)]
+    return TensorSpec(sizes, a.dtype, device=a.device, requires_grad=a.requires_grad) == b
+
+
 def _without_data(x: Any) -> Any:
-    if isinstance(x, Tensor):
-        x = TensorSpec.of(x)
-    return x.absent() if isinstance(x, TensorSpec) else x
+    if isinstance(x, TensorSpec):
+        return x.absent()
+    if not isinstance(x, Tensor):
+        return x
+    absent = TensorSpec.of(x).absent()
+    if "_dynamic_dims" in x.__dict__:
+        absent.__dict__["_dynamic_dims"] = x.__dict__["_dynamic_dims"]
+    return absent

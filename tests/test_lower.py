@@ -171,3 +171,31 @@ def test_many_values_drop_the_oldest_and_say_so(monkeypatch: Any) -> None:
     assert len(caught) == 1 and fast.stats.traces == 6
     gc.collect()
     assert len(fast.specialisations) == 3
+
+
+def test_declared_sizes_are_symbolic() -> None:
+    """As in calls: by name, all of them, or marked. The code serves all sizes."""
+
+    def f(x: Any, w: Any) -> Any:
+        return F.conv2d(x, w).relu().sum(1)
+
+    fast = jit(f, dynamic_shapes={"x": {0: jg.Dim("n"), 2: jg.Dim("h")}})
+    w = jg.randn(5, 3, 3, 3)
+    lowered = fast.lower(TensorSpec((4, 3, 8, 9)), w)
+    assert lowered.graph.env.hints == {"n": 4, "h": 8}
+    run = lowered.compile()
+    for n, h in ((6, 8), (6, 8), (3, 12)):
+        x = jg.randn(n, 3, h, 9)
+        assert jg.allclose(run(x, w), f(x, w), atol=1e-5)
+    assert fast.stats.compiles == fast.stats.traces == 1 and fast.stats.hits == 2
+    with pytest.raises(TypeError, match="as lowered"):
+        run(jg.randn(4, 3, 8, 10), w)
+
+    hints = jit(f, dynamic=True).lower(jg.randn(4, 3, 8, 9), w).graph.env.hints
+    assert sorted(hints.values()) == [3, 4, 5, 8, 9]  # equal ones are one
+    marked = jg.randn(4, 2)
+    jg.mark_dynamic(marked, 0)
+    assert len(jit(lambda x: x + 1).lower(marked).graph.env.hints) == 1
+    fixing = jit(lambda x: x[: int(x.shape[0]) - 1], dynamic_shapes={"x": {0: jg.Dim("n")}})
+    with pytest.raises(CompileError, match="declared to be dynamic, but code fixes"):
+        fixing.lower(TensorSpec((4, 2)))

@@ -436,11 +436,11 @@ def split(
                 f"{total} (input tensor's size at dimension {axis}), but got "
                 f"split_sizes={sizes}"
             )
-    elif isinstance(split_size_or_sections, Sym):  # how many there are is a condition
-        size = split_size_or_sections
-        count = -(-hint(total) // max(1, hint(size)))
-        assert (count - 1) * size < total <= count * size
-        sizes = [size] * (count - 1) + [total - (count - 1) * size]
+    elif isinstance(split_size_or_sections, Sym):
+        each: Any = split_size_or_sections
+        count = -(-hint(total) // max(1, hint(each)))
+        bool((count - 1) * each < total <= count * each)  # how many there are is a condition
+        sizes = [each] * (count - 1) + [total - (count - 1) * each]
     else:
         size, total = operator.index(split_size_or_sections), operator.index(total)
         if size < 0 or (size == 0 and total != 0):
@@ -501,12 +501,12 @@ def tensor_split(
         n = indices_or_sections
         if n <= 0:
             raise RuntimeError(f"number of sections must be larger than 0, got {n}")
-        counted = [0]
+        counted: list[Any] = [0]
         for i in range(n - 1):
             counted.append(counted[-1] + (total + n - 1 - i) // n)
-        parts = zip(counted, [*counted[1:], total], strict=True)
+        spans = zip(counted, [*counted[1:], total], strict=True)
         return tuple([
-            called(slice_along(input, axis, *part), "SplitWithSizesBackward0") for part in parts
+            called(slice_along(input, axis, *span), "SplitWithSizesBackward0") for span in spans
         ])  # fmt: skip
     cuts = [min(max(c + total if c < 0 else c, 0), total) for c in indices_or_sections]
     bounds = [0, *cuts, total]
