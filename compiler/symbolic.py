@@ -432,6 +432,17 @@ def bounds(d: Dim) -> tuple[int | None, int | None]:
     return low, high
 
 
+def settled(d: Dim) -> Dim:
+    """The number that a dim is in every call, by its bounds or by a guard; the dim where none is
+    known."""
+    if not isinstance(d, Sym):
+        return d
+    low, high = bounds(d)
+    if low is not None and low == high:
+        return low
+    return d.hint if d.env.known("==", d, d.hint) else d
+
+
 def surely_le(a: Dim, b: Dim) -> bool:
     """True when a <= b in every call; False when it is not known."""
     least = bounds(b - a)[0]

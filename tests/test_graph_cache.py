@@ -259,3 +259,22 @@ def test_guards_that_compiling_made_come_with_the_code() -> None:
     env.hints["n"] = 12
     env.guards.clear()
     assert graph_cache.sizes_of(graph, image) is None and not env.guards
+
+
+def test_programs_of_one_key_are_not_mixed() -> None:
+    """Compiled for other sizes a graph is another program: its own code has its own arena. (Without
+    a cache, and where threads compile the same at once, both are made.)"""
+
+    def f(x: Any) -> Any:
+        rows = (jg.arange(x.shape[0] // 2, dtype=jg.float64) * 2).long()
+        return x.index_select(0, rows).square().sum()
+
+    with knob(cache=False):
+        for n in (7, 5, 4, 9):
+            fast = jit(f, dynamic=True)
+            for _ in range(3):
+                x = jg.rand(n, 3, requires_grad=True)
+                fast(x).backward()
+                found, x.grad = x.grad, None
+                f(x).backward()
+                np.testing.assert_allclose(found.numpy(), x.grad.numpy(), 1e-6)

@@ -30,7 +30,7 @@ from jitgrad.compiler.loops import (
     postorder,
     rewrite,
 )
-from jitgrad.compiler.symbolic import Dim, Sym, hint
+from jitgrad.compiler.symbolic import Dim, Sym, hint, settled
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.errors import CompileError
 
@@ -166,8 +166,8 @@ def prepare(kernel: LoopKernel, math: bool = False) -> Program:
     """The program of a kernel; with `math`, math functions stay as they are. Raises CompileError
     for complex dtypes."""
     operands = Operands()
-    p = len(kernel.outer)
-    outer = dict(enumerate(kernel.outer))
+    p, space = len(kernel.outer), Space(list(range(len(kernel.outer))), _settled(kernel.outer))
+    outer = dict(enumerate(space.extents))
     local: dict[Array, Array] = {}
     buffers: dict[Array, int] = {}
     for a in kernel.locals:
@@ -180,7 +180,8 @@ def prepare(kernel: LoopKernel, math: bool = False) -> Program:
             local[a], buffers[flat] = flat, numel
     steps = []
     for stage in kernel.stages:
-        extents = {**outer, **{p + j: d for j, d in enumerate(stage.inner)}}
+        inner = Space([p + j for j in range(len(stage.inner))], _settled(stage.inner))
+        extents = {**outer, **dict(zip(inner.axes, inner.extents, strict=True))}
         s = Simplifier(extents)
 
         def flatten(e: Expr, s: Simplifier = s) -> Expr:
@@ -193,15 +194,18 @@ def prepare(kernel: LoopKernel, math: bool = False) -> Program:
             offset = flatten(offset_of(store.array, store.index))
             stores.append(FlatStore(target, offset, value, store.combine))
         reduces = [replace(r, value=flatten(r.value)) for r in stage.reduces]
-        inner = Space([p + j for j in range(len(stage.inner))], list(stage.inner))
         steps.append(Step(inner, stores, reduces))
-    space = Space(list(range(p)), list(kernel.outer))
     _refuse(e for s in steps for e in s.roots())
     program = Program(space, steps, buffers, operands, named_dims(kernel))
     _collapse(program)
     _join_copies(program)
     program.aligned = _neighbours(program)
     return program
+
+
+def _settled(extents: Iterable[Dim]) -> list[Dim]:
+    """Extents as loops have them: an axis of one point is none to the indices (index.py)."""
+    return [settled(d) for d in extents]
 
 
 def _refuse(roots: Iterable[Expr]) -> None:
