@@ -151,8 +151,8 @@ def _read(key: str) -> Image | None:
 
 
 def remember(key: str, image: Image, library: Library) -> Loaded:
-    """Keeps what was compiled. (Another program of this key, made for other sizes, say, may be there
-    already: what compiled this one goes on with this one.)"""
+    """Keeps what was compiled. (Another program of this key, made for other sizes, say, may be
+    there already: what compiled this one goes on with this one.)"""
     cache.put(key, _entry(image, library))
     found = Loaded(image, library)
     with _lock:
