@@ -110,7 +110,10 @@ class Compiled:
             owners=(library, self._calls),
             release_gil=report.bytes_after >= threads.WORTH_RELEASING,
         )
-        self._call = self.executable.caller(self.makers)
+        if not syms:  # straight to the code, with nothing of this class between
+            self.run_prepared = self.executable.caller(self.makers, self._run_into)  # type: ignore[method-assign]
+            if not image.n_once:
+                self.run = self.run_prepared  # type: ignore[method-assign]
 
     def _address(self, key: str, symbol: str) -> int:
         if key == CONTROL:
@@ -144,15 +147,14 @@ class Compiled:
         results: list[np.ndarray] | None = None,
     ) -> list[np.ndarray]:  # fmt: skip
         """As `run`, where no constant has changed since `prepare`."""
-        if self.syms:
-            return self._run_symbolic(arrays, dims, results)
+        return self._run_symbolic(arrays, dims, results)
+
+    def _run_into(self, arrays: Sequence[np.ndarray], results: list[np.ndarray]) -> None:
+        """As `run_prepared`, without symbolic dims, into `results`."""
         try:
-            if results is None:
-                return self._call(arrays)
             self.executable.run([*arrays, *results])
         except _Fault as fault:
             raise self._error(fault, arrays, {}) from None
-        return results
 
     def _run_symbolic(
         self, arrays: Sequence[np.ndarray], dims: tuple[int, ...] | None,

@@ -19,8 +19,12 @@ ROW_WORDS = 6
 
 # The array that is `self` of jg_py_call.
 CALL_CTX, CALL_BUFS, CALL_TABLE, CALL_NROWS, CALL_NARGS = 0, 1, 2, 3, 4
-CALL_TYPE, CALL_SAVE, CALL_RESTORE, CALL_FROM_LONG = 5, 6, 7, 8
-CALL_WORDS = 9
+CALL_TYPE, CALL_SAVE, CALL_RESTORE, CALL_FROM_LONG, CALL_BUSY = 5, 6, 7, 8, 9
+CALL_WORDS = 10
+
+# What jg_py_call answers when nothing has run: these are no arrays that it takes, or its words
+# serve another call.
+CALL_REFUSED, CALL_TAKEN = -1, -2
 
 # Byte offsets inside a Python object and an ndarray that jg_py_call relies on (64-bit CPython with
 # a GIL); `runtime/threads.py` checks them before it allows jg_py_call.

@@ -370,6 +370,7 @@ class Model:
 
     def _fail(self, instance: _Instance, status: int) -> None:
         text = (self._functions.last_error(instance.handle) or b"").decode(errors="replace")
+        instance.words[abi.CALL_BUSY] = 0
         self._idle.append(instance)
         if status == fmt.FAULT:
             raise RuntimeError(f"[{self.name}] {text or 'the model found bad values'}")

@@ -7,7 +7,8 @@ of the words (`compiler/codegen/pool.py`), or threads (`runtime/threads.py`).
 A warm call allocates nothing: it takes a frame from the executable's idle list, an arena from the
 list that all executables share, lets `jg_py_call` store the arrays' addresses and run the table,
 and puts both back. Each concurrent call has a frame of its own, so calls never wait for each other
-here. `list.pop` and `list.append` are atomic, so the lists need no lock.
+here. `list.pop` and `list.append` are atomic, so the lists need no lock. Calls of small programs
+(`caller`) share one frame instead, which says itself whether it is free.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ class _Frame:
 
     __slots__ = (
         "words", "ctx", "cell", "sizes", "bufs", "varying", "call", "native_args", "once_args",
-        "pool", "scratch", "sizes_now", "plan", "arena_address", "arena",
+        "pool", "scratch", "sizes_now", "plan", "arena_address", "arena", "call_words",
     )  # fmt: skip
 
     def __init__(self, program: Executable) -> None:
@@ -118,6 +119,7 @@ class _Frame:
         self.words[:] = 0
         ends = np.cumsum([abi.CTX_WORDS, 1, program.n_sizes, abi.CALL_WORDS])
         self.ctx, self.cell, self.sizes, call_words, self.bufs = np.split(self.words, ends)
+        self.call_words = call_words
 
         self.cell[0] = abi.NO_ERROR
         self.ctx[abi.CTX_POOL] = self.pool.address if self.pool else 0
@@ -165,6 +167,11 @@ class _Frame:
             if self.plan.nbytes:
                 self.arena = Arena(self.plan.nbytes)
                 self.use_arena(self.arena)
+
+    def release(self) -> None:
+        """After a call that failed, and whose error was read: the frame can be called again."""
+        self.cell[0] = abi.NO_ERROR
+        self.call_words[abi.CALL_BUSY] = 0
 
     def set_sizes(self, program: Executable, sizes: Sequence[int]) -> None:
         """Stores the symbolic sizes and plans the arena for them, if they differ from before."""
@@ -278,35 +285,68 @@ class Executable:
             self._raise(frame)
 
     def caller(
-        self, makers: Sequence[Callable[[], NDArray[Any]]]
-    ) -> Callable[[Sequence[NDArray[Any]]], list[NDArray[Any]]]:
-        """A function that runs the program on the arrays it is given and on results that `makers`
-        make, which it returns: `run` for programs without symbolic sizes, with less Python."""
-        idle, parallel, run = self._idle, self.parallel, self.run
+        self,
+        makers: Sequence[Callable[[], NDArray[Any]]],
+        slow: Callable[[Sequence[NDArray[Any]], list[NDArray[Any]]], None],
+    ) -> Callable[..., list[NDArray[Any]]]:
+        """A function (arrays, dims=None, results=None) that runs the program on the arrays it is
+        given and on `results`, or on those that `makers` make, and returns these: as `run` for
+        programs without symbolic sizes, with less Python. `dims` it does not read.
+
+        slow(arrays, results): runs the program, too, and raises its errors. It is called for what
+        is not the common case: a frame that serves another call, arrays of a subclass, and where a
+        kernel has flagged an error (such a call has written no state).
+        """
         if not self.plain or threads.native().bind is None:
 
-            def borrow(arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
-                results = [make() for make in makers]
-                run([*arrays, *results])
+            def borrow(
+                arrays: Sequence[NDArray[Any]], dims: Any = None, results: Any = None
+            ) -> list[NDArray[Any]]:
+                if results is None:
+                    results = [make() for make in makers]
+                slow(arrays, results)
                 return results
 
             return borrow
-        take, give, take_frame, ended = idle.pop, idle.append, self._take_frame, self._ended
 
-        def call(arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
-            results = [make() for make in makers]
-            try:
-                frame = take() if not parallel else take_frame()
-            except IndexError:
-                frame = take_frame()
-            code = frame.call(*arrays, *results)  # type: ignore[misc]
-            if code:
-                ended(frame, code, [*arrays, *results])
-            elif len(idle) < _MAX_IDLE_FRAMES:
-                give(frame)
-            return results
+        def renew() -> _Frame:
+            namespace["frame"] = frame = _Frame(self)
+            return frame
 
-        return call
+        def failed(frame: _Frame, code: int, arrays: Any, results: list[NDArray[Any]]) -> None:
+            if code > 0:
+                frame.release()
+            slow(arrays, results)
+
+        namespace: dict[str, Any] = {
+            "frame": None, "renew": renew, "failed": failed, "threads": threads,
+            **{f"make{i}": make for i, make in enumerate(makers)},
+        }  # fmt: skip
+        exec(
+            compile(self._caller_source(len(makers)), "<call of compiled code>", "exec"), namespace
+        )
+        return namespace["call"]
+
+    def _caller_source(self, n_results: int) -> str:
+        """The Python of `caller` where one frame serves all calls that do not overlap."""
+        n = self.n_varying - n_results
+        given = "".join(f"a{i}, " for i in range(n))
+        made = "".join(f"r{i}, " for i in range(n_results))
+        stale = "now is None or now.pool is not threads.current" if self.parallel else "now is None"
+        lines = [
+            "def call(arrays, dims=None, results=None):",
+            "    if results is None:",
+            *(f"        r{i} = make{i}()" for i in range(n_results)),
+            f"        results = [{made}]",
+            f"    else: [{made}] = results",
+            f"    [{given}] = arrays",
+            "    now = frame",
+            f"    if {stale}: now = renew()",
+            f"    code = now.call({given}{made})",
+            "    if code: failed(now, code, arrays, results)",
+            "    return results",
+        ]
+        return "\n".join(lines)
 
     def run_pointers(self, pointers: Sequence[int], sizes: Sequence[int] = ()) -> None:
         """Like `run`, from addresses; the caller keeps the memory alive. 1 to 2 us slower."""
@@ -350,7 +390,7 @@ class Executable:
 
     def _raise(self, frame: _Frame) -> None:
         site = int(frame.cell[0])
-        frame.cell[0] = abi.NO_ERROR
+        frame.release()
         self._idle.append(frame)
         make = self.sites.get(site)
         if make is None:

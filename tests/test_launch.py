@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from pool_kernels import kernels, runtime
 
-from jitgrad.runtime import buffers, launch, threads
+from jitgrad.runtime import abi, buffers, launch, threads
 from jitgrad.runtime.errors import InternalError
 from jitgrad.runtime.launch import COMMIT, ArenaPlan, Executable, Launch
 
@@ -229,8 +229,64 @@ def test_small_programs_have_arenas_of_their_own():
     assert frame.arena.nbytes == program.arena.nbytes
     other = launch._Frame(program)  # as a second thread would have
     assert other.arena.address != frame.arena.address
-    call = program.caller([lambda: zeros(100)])
-    assert (call([x])[0][:50] == np.arange(50) + 3).all() and program._idle == [frame]
+
+
+def test_one_frame_serves_calls_that_do_not_overlap():
+    program, x, ran = chain(50), np.arange(100), []
+
+    def slow(arrays, results):
+        ran.append(None)
+        program.run([*arrays, *results])
+
+    call = program.caller([lambda: zeros(100)], slow)
+    out = zeros(100)
+    assert call([x], None, [out])[0] is out and (out[:50] == np.arange(50) + 3).all()
+    for n in (3, 2, 1):
+        threads.set_num_threads(n)
+        assert (call([x])[0][:50] == np.arange(50) + 3).all()
+    assert not program._idle and not ran
+    frame = call.__globals__["frame"]
+    frame.call_words[abi.CALL_BUSY] = 1  # as while another thread is in it
+    assert (call([x])[0][:50] == np.arange(50) + 3).all()
+    frame.call_words[abi.CALL_BUSY] = 0
+    assert (call([x.view(np.memmap)])[0][:50] == np.arange(50) + 3).all()  # a subclass
+    assert len(ran) == 2 and len(program._idle) == 1
+    assert (call([x])[0][:50] == np.arange(50) + 3).all() and len(ran) == 2
+    with pytest.raises(ValueError, match="unpack"):
+        call([x, x])
+
+
+def test_a_call_that_failed_frees_its_frame():
+    program, ran = failing(), []
+
+    def slow(arrays, results):
+        ran.append(None)
+        program.run([*arrays, *results])
+
+    call = program.caller([], slow)
+    good, bad, state = zeros(8), np.arange(8) - 4, zeros(8)
+    for i in range(3):
+        with pytest.raises(IndexError):
+            call([good, bad, state])
+        assert len(ran) == i + 1 and not state.any()
+    call([good, good, state])
+    assert len(ran) == 3 and (state == 1).all()
+
+
+def test_many_threads_share_the_frame_of_a_caller():
+    program = chain()
+
+    def slow(arrays, results):
+        program.run([*arrays, *results])
+
+    call = program.caller([lambda: zeros(100)], slow)
+
+    def work(seed):
+        x = np.arange(100) * seed
+        for _ in range(300):
+            np.testing.assert_array_equal(call([x])[0], x + 3)
+
+    run_in_threads(8, work)
 
 
 def test_warm_calls_allocate_no_frame_and_share_arenas(monkeypatch):
