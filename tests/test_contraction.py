@@ -239,6 +239,16 @@ def test_one_row_or_column_in_any_layout(m: int, n: int, k: int, dtype: DType) -
         assert out.tobytes() == results[0][0].tobytes()
 
 
+@pytest.mark.parametrize("n", [1, 7, 8, 17])
+def test_columns_of_one_row_are_read_where_they_lie(n: int) -> None:
+    """Also those that fill no vector: nothing is packed but the row."""
+    target = targets.host()
+    kernel = matmul_kernel(1, n, 64, F32, F32, transposed=(False, True))[2]
+    assert plan_blocks(kernel, target).one_row == "columns"
+    code = generate(kernel, target)
+    assert not code.workspace and code.scratch < 64 * 16 * 4
+
+
 def test_bits_by_target() -> None:
     """Targets with FMA agree whatever their vector width; those without, with each other."""
     host = targets.host()
@@ -490,7 +500,7 @@ def test_equal_kernels_share_a_key() -> None:
 def test_a_is_packed_once_for_many_blocks_of_columns(
     dtype: DType, flip: bool, batch: tuple[int, ...]
 ) -> None:
-    m, n, k = 61, 509, 121
+    m, n, k = 61, 509, 203
     kernel = matmul_kernel(m, n, k, dtype, F64 if dtype is F64 else F32, batch, (flip, False))[2]
     plan = plan_blocks(kernel, targets.host())
     assert "a" in plan.packed and plan.block_cols < n
@@ -513,6 +523,8 @@ def test_tiles_waste_little_and_count_their_loads() -> None:
     tile = choose_tile(target, F32, 64, 512)
     assert -(-64 // tile.mr) * tile.mr <= 65 and tile.nv > 1  # a vector of B serves few products
     assert choose_tile(replace(target, cpu="znver4"), F32, 64, 512).nv == 1
+    for rows in (64, 256):  # a torn panel costs more than whole ones of somewhat small tiles
+        assert rows % choose_tile(target, F32, rows, rows).mr == 0
 
 
 @pytest.mark.parametrize(("m", "n", "k"), [(64, 784, 576), (128, 784, 64), (784, 96, 300)])

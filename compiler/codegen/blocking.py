@@ -68,8 +68,8 @@ class Plan:
         not is packed by each task.
     strip: columns whose results are made together, row after row; 0: tile after tile.
     kept: the sides, "a" and "b", whose panels stay between calls: they are made of constants.
-    one_row: "rows" or "columns": there is one row, and B is read where it lies, along its rows or
-        its columns, but for a torn last panel; else "".
+    one_row: "rows" or "columns": there is one row, and B is read where it lies, along its rows (but
+        for a torn last panel) or its columns; else "".
     dot: how products of narrow operands are formed in groups along k; else None.
     direct_a: the steps of A (as emit_micro's) where it is read where it lies, but for a torn last
         panel; else None. direct_b: the same of B, any steps.
@@ -168,7 +168,7 @@ def plan_blocks(kernel: ContractionKernel, target: Target, keeps: bool = True) -
             one_row, tile = "rows", Tile(1, 1, tile.width)
         elif (
             access is not None and access.parts[2].is_unit and access.parts[1].stride is not None
-            and tile.width >= LANES and hn >= tile.width and c.acc.is_floating_point
+            and tile.width >= LANES and c.acc.is_floating_point
         ):  # fmt: skip
             one_row, tile = "columns", Tile(1, 1, tile.width)
         else:

@@ -209,7 +209,9 @@ class _Engine:
     # -- launch: blocks ------------------------------------------------------------------------
     def _blocks(self, frame: Frame) -> None:
         p, code, tile = self.plan, frame.code, self.plan.tile
-        micro = self.uses(micro_routine(tile, self.acc, self.target, dot=p.dot, lanes=p.lanes))
+        micro = None
+        if p.one_row != "columns":
+            micro = self.uses(micro_routine(tile, self.acc, self.target, dot=p.dot, lanes=p.lanes))
         of_a, of_b = (storage_type(self.packed[side]) for side in "ab")
         micro_a = None  # for panels of A that are read where they lie
         if p.direct_a is not None:
@@ -222,7 +224,8 @@ class _Engine:
         if "b" not in self.panels:
             source_b = self._source(frame, "b", p.block_cols, p.depth_cap)
             packed = tile.nr if p.one_row or p.direct_b else p.block_cols  # the last panel, or all
-            b_block = frame.scratch(of_b, packed * p.depth_cap * self.copies)
+            if p.one_row != "columns":
+                b_block = frame.scratch(of_b, packed * p.depth_cap * self.copies)
         signs = column_signs = None  # of products of which A is stored with 128 added
         if p.dot is not None and p.dot.flips:
             signs = self.uses(signs_routine(tile, p.dot, self.target))
@@ -302,10 +305,9 @@ class _Engine:
                     self._pack_edge(source_a, a_panels, whole_rows, rows, tile.mr, depth)
                 b_stride: Int
                 if source_b is not None:
-                    assert b_block is not None
                     source_b.set_k(start, depth)
                     b_stride = code.mul(padded, tile.nr)
-                    b_base = b_block
+                    b_base = source_b.address(0, 0) if b_block is None else b_block
                     if p.direct_b:
                         whole = code.mul(code.div(cols, tile.nr), tile.nr)
                         self._pack_edge(source_b, b_block, whole, cols, tile.nr, depth)
@@ -332,12 +334,14 @@ class _Engine:
                     )
                 if row_kernel is not None:
                     assert source_b is not None
-                    whole = code.mul(code.div(cols, tile.nr), tile.nr)
+                    ready = cols
+                    if p.one_row == "rows":
+                        ready = code.mul(code.div(cols, tile.nr), tile.nr)
                     step = source_b.k.stride if p.one_row == "rows" else source_b.x.stride
                     arguments = [
                         code.value(depth), a_panels, source_b.address(0, 0), code.value(step),
                         home, first, *([row_sums] if row_sums is not None else []),
-                        code.value(whole),
+                        code.value(ready),
                     ]  # fmt: skip
                     code.b.call(row_kernel, arguments)
 
@@ -373,7 +377,7 @@ class _Engine:
                             b_panel, code.value(b_step), result, first, place, code.value(pace),
                             *last_arguments,
                         ]  # fmt: skip
-                        if row_kernel is not None:  # the last panel is left, if it is not whole
+                        if p.one_row == "rows":  # the last panel is left, if it is not whole
                             assert source_b is not None
                             left = code.sub(cols, col)
                             with code.b.if_then(code.less(left, tile.nr)):
@@ -390,7 +394,7 @@ class _Engine:
                                     code.b.call(micro_a, [code.value(depth), a_panel, *rest])
                                 with packed_one:
                                     code.b.call(micro, [code.value(depth), a_panels, *rest])
-                        else:
+                        elif micro is not None:
                             a_panel = code.at(a_panels, code.mul(i, a_stride), of_a)
                             code.b.call(micro, [steps, a_panel, *rest])
                         if epilogue is not None and not wide:

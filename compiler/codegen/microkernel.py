@@ -73,7 +73,10 @@ def vector_registers(target: Target) -> int:
 # of B and one of A fit. The ones with few rows serve products with few rows.
 _TILES = {
     16: ((6, 2), (4, 3), (5, 2), (3, 4), (2, 5), (1, 8)),
-    32: ((14, 2), (13, 2), (8, 3), (12, 2), (6, 4), (5, 4), (4, 6), (3, 8), (2, 8), (1, 12)),
+    32: (
+        *((14, 2), (13, 2), (8, 3), (12, 2), (8, 2), (6, 4), (5, 4), (4, 6)),
+        *((3, 8), (2, 8), (1, 12)),
+    ),
 }
 # With AVX-512 an element of A is an operand in memory, so one vector of B is enough, where there is
 # one multiply-add a cycle; where there are two, loads are what it waits for: 17 of 16 products.
@@ -81,7 +84,12 @@ NARROW = (16, 1)
 MICRO = (I64, PTR, PTR, I64, PTR, I1, PTR, I64)  # the parameters of a micro-kernel
 _ONE_FMA = "znver4"
 # Part of the peak that a tile reaches, roughly: loads and latency cost the small ones.
-_WORTH = {(4, 3): 0.97, (5, 2): 0.93, (3, 4): 0.95, (2, 5): 0.85, (1, 8): 0.5}
+_WORTH = {
+    **{(4, 3): 0.97, (5, 2): 0.93, (3, 4): 0.95, (2, 5): 0.85, (1, 8): 0.5},
+    (8, 2): 0.97,
+}
+_TORN = 0.5  # of the work of a panel of rows, what it costs beside that if it is not whole: a copy
+# of its operand, and results by masks
 
 
 def candidates(target: Target, acc: DType) -> list[Tile]:
@@ -104,7 +112,9 @@ def choose_tile(
         tiles.insert(0 if target.cpu == _ONE_FMA else len(tiles), NARROW)
     for mr, nv in among or tiles:
         tile = Tile(mr, nv, width)
-        padded = -(-max(rows, 1) // mr) * mr * (-(-max(cols, 1) // tile.nr) * tile.nr)
+        padded: float = -(-max(rows, 1) // mr) * mr * (-(-max(cols, 1) // tile.nr) * tile.nr)
+        if rows > mr and rows % mr:
+            padded += _TORN * mr * (-(-max(cols, 1) // tile.nr) * tile.nr)
         cost = padded / _WORTH.get((mr, nv), 1.0 if mr > 3 else 0.9)
         if (mr, nv) == NARROW and target.cpu != _ONE_FMA:
             cost *= 17 / 16
@@ -366,8 +376,9 @@ def emit_columns(module: ir.Module, name: str, width: int, acc: DType, ops: Ops)
 
         void columns(i64 kb, ptr a, ptr b, i64 b_step, ptr c, i1 first, i64 count)
 
-    As emit_row, but column x of b begins at b + x * b_step. A vector holds the LANES sums of
-    width / LANES columns: neighbours along k, which lie together, are neighbours in it.
+    As emit_row, but column x of b begins at b + x * b_step, and `count` is any number of columns;
+    c has room for whole vectors, in which the last column is repeated. A vector holds the LANES
+    sums of width / LANES columns: neighbours along k, which lie together, are neighbours in it.
     """
     element = storage_type(acc)
     kind = ir.FunctionType(VOID, [I64, PTR, PTR, I64, PTR, I1, I64])
@@ -384,6 +395,7 @@ def emit_columns(module: ir.Module, name: str, width: int, acc: DType, ops: Ops)
     vector = ir.VectorType(element, width)
     whole = code.mul(code.div(kb, width), width)
     fours = code.mul(code.div(kb, LANES), LANES)
+    last = code.sub(count, 1)
     each = width // LANES  # columns of a vector
     sums = [code.local(vector) for _ in range(LANES)]
     nbytes = size_of(element)
@@ -399,7 +411,8 @@ def emit_columns(module: ir.Module, name: str, width: int, acc: DType, ops: Ops)
     with code.loop(0, count, width) as x:
         for total in sums:
             b.store(ir.Constant(vector, None), total, align=nbytes)
-        columns = [code.at(b_ptr, code.mul(code.add(x, r), b_step), element) for r in range(width)]
+        numbers = [code.min(code.add(x, r), last) for r in range(width)]
+        columns = [code.at(b_ptr, code.mul(r, b_step), element) for r in numbers]
         groups = [columns[g * each : (g + 1) * each] for g in range(LANES)]
         with code.loop(0, whole, width) as k:
             for g, group in enumerate(groups):
