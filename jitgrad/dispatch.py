@@ -431,9 +431,10 @@ def _make_plan(key: Any, op: Any, operands: tuple[Any, ...], attrs: dict[str, An
     if static:
         if len(plans) >= _MAX_PLANS:
             plans.clear()
-        with suppress(TypeError):  # an attribute that cannot be hashed: inferred every time
-            plans[key] = plan
-            plan.lasts = not plan.zeros
+        if not (plan.zeros and type(kernel) in gpu.kernels.MADE_OF_ATTRIBUTES):
+            with suppress(TypeError):  # an attribute that cannot be hashed: inferred every time
+                plans[key] = plan
+                plan.lasts = not plan.zeros
     return plan
 
 

@@ -6,6 +6,7 @@ Code of ops is made by the compiler's GPU pipeline (compiler/pipeline.py, compil
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -62,7 +63,31 @@ def strides_of(arrays: Sequence[Array]) -> Strides:
 def device_kernel(
     op: Any, types: Sequence[TensorType], outs: Sequence[TensorType], attrs: dict[str, Any]
 ) -> Callable[..., Any]:
-    """What runs an op of which an operand or a result is on a GPU."""
+    """What runs an op of which an operand or a result is on a GPU. Attributes are part of its code:
+    0.0 and -0.0 have code of their own, found again here, as one plan cannot serve both."""
+    zeros = [k for k, v in attrs.items() if type(v) is float and v == 0.0]
+    if not zeros:
+        return _device_kernel(op, types, outs, attrs)
+    signs = tuple([math.copysign(1.0, attrs[k]) for k in zeros])
+    key = (op, tuple(types), tuple(outs), tuple(attrs.items()), signs)
+    try:
+        found = _with_zeros.get(key)
+    except TypeError:  # an attribute that cannot be hashed
+        return _device_kernel(op, types, outs, attrs)
+    if found is None:
+        if len(_with_zeros) >= _MOST:
+            _with_zeros.clear()
+        found = _with_zeros[key] = _device_kernel(op, types, outs, attrs)
+    return found
+
+
+_with_zeros: dict[Any, Callable[..., Any]] = {}
+_MOST = 1024
+
+
+def _device_kernel(
+    op: Any, types: Sequence[TensorType], outs: Sequence[TensorType], attrs: dict[str, Any]
+) -> Callable[..., Any]:
     if op.name == "to_device":
         target = outs[0].device
         later = bool(attrs.get("non_blocking"))
@@ -108,6 +133,10 @@ class _View(_OnDevice):
             return self.op.reference(*arrays, **self.attrs)
         except InternalError:
             return super().__call__(*arrays)
+
+
+MADE_OF_ATTRIBUTES = {_OnDevice, _View}
+"""Kernels that hold the attributes of the application that they were made for."""
 
 
 class _Empty:
@@ -184,6 +213,7 @@ _stores: dict[Any, Any] = {}
 
 def _forget() -> None:
     _stores.clear()
+    _with_zeros.clear()
     plans.clear()
 
 

@@ -204,12 +204,14 @@ def to_device(
 
 
 def to_kernel(x: np.ndarray[Any, Any], device: devices.Device, tag: str = "") -> DeviceArray:
-    """A copy of what a kernel reads of the host's; in a graph that is captured, as it is now."""
+    """A copy of what a kernel reads of the host's; in a graph that is captured, as it is now, in
+    memory that none of the graph's own work has."""
     graph = capture.current(device.index)
     if graph is None:
         return to_device(x, device, tag)
     source = np.ascontiguousarray(x)
-    made = new(x.shape, x.dtype, device, tag)
+    with devices.on_stream(device.index, graph.side):
+        made = new(x.shape, x.dtype, device, tag)
     graph.held.append(made)
     if x.size:
         graph.write_now(address_of(made), address_of(source), source.nbytes)

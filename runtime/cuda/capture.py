@@ -40,7 +40,12 @@ def refuse(index: int, what: str, why: str) -> None:
 
 class Capture:
     """What a thread gives to a stream from here until `end`, as a graph. Raises RuntimeError on the
-    default stream, and where the device's work is captured already."""
+    default stream, and where the device's work is captured already.
+
+    side: a stream of the graph's own, on which none of its work runs: what the work reads of the
+    host is written there, once, into memory of that stream. Were it of the graph's pool, an array
+    that was freed earlier in the capture might have had it, and each replay would write that again.
+    """
 
     def __init__(self, device: devices.Device, stream: int, pool: int | None = None) -> None:
         if not stream:
@@ -55,7 +60,7 @@ class Capture:
         self.handle: int | None = None
         self.held: list[Any] = []
         self.cells: list[tuple[Any, Any, Callable[[Any], BaseException | None]]] = []
-        self._side = device.new_stream()
+        self.side = device.new_stream()
         if device.blas is not None:  # its workspace stays for good
             device.driver.use(device.index)
             device.blas.prepare(stream)
@@ -80,8 +85,8 @@ class Capture:
     def write_now(self, to: int, host: int, nbytes: int) -> None:
         """Copies host memory into the graph's at once; waits for it."""
         driver, index = self.device.driver, self.device.index
-        driver.copy_in(index, to, host, nbytes, self._side)
-        driver.synchronize_stream(index, self._side)
+        driver.copy_in(index, to, host, nbytes, self.side)
+        driver.synchronize_stream(index, self.side)
 
     def replay(self, stream: int) -> None:
         """Does the work again, on a stream, which is the current one. Where kernels check what they
@@ -105,7 +110,7 @@ class Capture:
         if self.handle is not None:
             self.device.synchronize()
             self.device.driver.release_graph(self.device.index, self.handle)
-            self.device.release_stream(self._side)
+            self.device.release_stream(self.side)
             self.handle = None
             self.held.clear()
             self.cells.clear()

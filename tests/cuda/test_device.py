@@ -515,6 +515,17 @@ def test_tensors_are_not_made_by_way_of_the_host(make: Any) -> None:
         make()
 
 
+def test_attributes_keep_the_sign_of_zero() -> None:
+    x = on_gpu(3) - 5
+    for f in (
+        lambda k: torch.full((2,), k, device="cuda"),
+        lambda k: torch.nn.functional.pad(x, (1, 1), value=k),
+        lambda k: torch.nn.functional.hardtanh(x, k, 1.0),
+    ):
+        for k in (-0.0, 0.0, -0.0):
+            assert torch.signbit(f(k))[0].item() == (str(k) == "-0.0")
+
+
 def test_running_out_of_memory_says_who_holds_it() -> None:
     with pytest.raises(torch.cuda.OutOfMemoryError, match="Tried to allocate 400.00 GiB"):
         torch.empty(1, device="cuda").expand(100 << 30).clone()
