@@ -45,7 +45,9 @@ _READS = {
 }
 """What users did who read the data of a tensor inside vmap."""
 _SHARES = ("numpy", "share_memory_")
-_ON_DEVICE = ("data_ptr", "__dlpack__", "__cuda_array_interface__", "record_stream")
+_ON_DEVICE = (
+    "data_ptr", "__dlpack__", "__cuda_array_interface__", "record_stream", "deepcopy", "pickle",
+)  # fmt: skip
 """What takes the array of a tensor on a GPU as it is, there."""
 """Reads that give the memory itself, which must be the host's."""
 

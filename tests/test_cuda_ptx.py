@@ -64,6 +64,8 @@ def test_a_device_newer_than_all_that_is_known_gets_code_of_the_newest() -> None
     assert target_of_device("sm_130") == gpu_target("sm_121")
     assert target_of_device("sm_101") == gpu_target("sm_100")
     assert target_of_device("sm_90") == gpu_target("sm_90")
+    with pytest.raises(ValueError, match="got 'sm_90a'; kernels use none of its own.*'sm_90'"):
+        gpu_target("sm_90a")
     with pytest.raises(CompileError, match="expected a GPU from sm_75 on"):
         target_of_device("sm_61")
 

@@ -36,6 +36,7 @@ from jitgrad.cuda.memory import reset_max_memory_cached as reset_max_memory_cach
 from jitgrad.cuda.memory import reset_peak_memory_stats as reset_peak_memory_stats
 from jitgrad.cuda.memory import set_per_process_memory_fraction as set_per_process_memory_fraction
 from jitgrad.cuda.streams import Event as Event
+from jitgrad.cuda.streams import ExternalStream as ExternalStream
 from jitgrad.cuda.streams import Stream as Stream
 from jitgrad.cuda.streams import StreamContext as StreamContext
 from jitgrad.cuda.streams import current_stream as current_stream
@@ -47,7 +48,6 @@ from jitgrad.runtime import cuda as _runtime
 from jitgrad.settings import OutOfMemoryError as OutOfMemoryError
 
 has_half = False
-default_generators: tuple[Any, ...] = ()
 
 
 def _no_device(what: str) -> RuntimeError:
@@ -178,6 +178,14 @@ def seed_all() -> None:
     seed()
 
 
+def initial_seed() -> int:
+    """The seed of the generator, which devices share with the CPU. Raises RuntimeError without a
+    device."""
+    if not is_available():
+        raise _no_device("initial_seed")
+    return random.initial_seed()
+
+
 def get_rng_state(device: Any = "cuda") -> Any:
     """The generator's state."""
     if not is_available():
@@ -209,4 +217,6 @@ def set_rng_state_all(new_states: Any) -> None:
 def __getattr__(name: str) -> Any:
     if name in _TENSOR_TYPES:
         return _TENSOR_TYPES[name]
+    if name == "default_generators":  # one for each device: the generator that they share
+        return (random.default_generator,) * device_count()
     raise no_such(__name__, name)

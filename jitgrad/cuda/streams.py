@@ -10,6 +10,7 @@ import weakref
 from typing import Any
 
 from jitgrad.cuda.memory import index_of
+from jitgrad.device import device as Device
 from jitgrad.runtime import cuda
 
 
@@ -27,6 +28,21 @@ class Stream:
         self.cuda_stream: int = there.new_stream(priority) if given is None else given
         if given is None:
             weakref.finalize(self, there.release_stream, self.cuda_stream, priority).atexit = False
+
+    @property
+    def device(self) -> Device:
+        """The device that the stream is of."""
+        return Device("cuda", self.device_index)
+
+    @property
+    def priority(self) -> int:
+        """The priority that the stream was made with; 0 for the default stream and others'."""
+        return cuda.device.device(self.device_index).priority_of(self.cuda_stream)
+
+    @property
+    def stream_id(self) -> int:
+        """A number that is the stream's alone on its device: the driver's handle."""
+        return self.cuda_stream
 
     def synchronize(self) -> None:
         """Waits for all work on the stream."""
@@ -69,6 +85,13 @@ class Stream:
         return f"<Stream device=cuda:{self.device_index} cuda_stream={self.cuda_stream:#x}>"
 
 
+class ExternalStream(Stream):
+    """A stream of another library, by the driver's handle. Its owner keeps it."""
+
+    def __init__(self, stream_ptr: int, device: Any = None) -> None:
+        super().__init__(device, handle=stream_ptr)
+
+
 class Event:
     """A mark in a stream. enable_timing: `elapsed_time` may be asked."""
 
@@ -79,6 +102,23 @@ class Event:
         self._timing = enable_timing
         self._event: int | None = None
         self.device_index = -1
+
+    @property
+    def device(self) -> Device | None:
+        """The device on which the event was recorded; None before."""
+        return None if self._event is None else Device("cuda", self.device_index)
+
+    @property
+    def cuda_event(self) -> int:
+        """The driver's handle; 0 before the event is recorded."""
+        return self._event or 0
+
+    def ipc_handle(self) -> bytes:
+        """Raises RuntimeError: nothing is shared with other processes."""
+        raise RuntimeError(
+            "[cuda.Event.ipc_handle] expected an event of this process; events and memory of a GPU "
+            "are not shared with other processes; synchronize the event before you tell of it"
+        )
 
     def record(self, stream: Stream | None = None) -> None:
         """Marks the end of a stream's work (the current stream's if None)."""

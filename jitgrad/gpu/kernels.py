@@ -208,6 +208,7 @@ def _dense(x: Any) -> Any:
     return made
 
 
+cuda.arrays.strided_copy = _dense
 _stores: dict[Any, Any] = {}
 
 
@@ -236,6 +237,9 @@ def store(target: Array, value: Array, type_: TensorType, non_blocking: bool = F
     index = into.device_index
     device = cuda.device.device(index)
     if not is_there(value):
+        if not any(s for s, n in zip(value.strides, value.shape, strict=True) if n > 1):
+            _fill(into, value[(slice(0, 1),) * value.ndim], type_)
+            return
         value = cuda.arrays.to_device(value, device, non_blocking=non_blocking)
     elif given.device_index != index:
         if not given.flags.c_contiguous:
@@ -252,6 +256,26 @@ def store(target: Array, value: Array, type_: TensorType, non_blocking: bool = F
             index, address_of(target), address_of(value), target.nbytes, stream
         )
         return
+    _run_store(target, value, type_)
+
+
+def _fill(target: Any, one: Array, type_: TensorType) -> None:
+    """target's elements become the one element of a host array: a number, which is part of
+    captured work, and of which nothing is copied but the element."""
+    index = target.device_index
+    device = cuda.device.device(index)
+    content = one.tobytes()
+    if target.flags.c_contiguous and len(set(content)) == 1:
+        stream = cuda.device.current_stream(index)
+        device.driver.fill(index, address_of(target), content[0], target.nbytes, stream)
+        return
+    there = cuda.arrays.to_kernel(one, device)
+    _run_store(target, np.broadcast_to(there, target.shape, subok=True), type_)
+
+
+def _run_store(target: Array, value: Array, type_: TensorType) -> None:
+    """target's elements become value's by a kernel; both are on one device."""
+    index = cuda.arrays.device_of(target).index  # type: ignore[arg-type]
     strides = strides_of([target, value])
     key = (type_.shape, type_.dtype, index, strides)
     code = _stores.get(key)

@@ -138,7 +138,7 @@ class Allocator:
                     block = self._grow(size, stream)
             if block is None:
                 self.failures += 1
-                raise OutOfMemoryError(self._failure(nbytes))
+                raise OutOfMemoryError(self._failure(nbytes, tag))
             block = self._split(self._align(block, size), size)
             block.used, block.requested, block.tag = True, nbytes, tag
             self._used[block.address] = block
@@ -461,14 +461,16 @@ class Allocator:
             held[block.tag or "unknown"] = held.get(block.tag or "unknown", 0) + block.nbytes
         return sorted(held.items(), key=lambda x: -x[1])[:count]
 
-    def _failure(self, nbytes: int) -> str:
+    def _failure(self, nbytes: int, tag: str) -> str:
         free, total = self.driver.memory_info(self.device)
         used = self.counts["allocated_bytes"].current
         reserved = self.counts["reserved_bytes"].current
+        wanted = f" for {tag}" if tag else ""
         limit = "" if self.limit is None else f" (limited to {_bytes(self.limit)})"
         held = "".join(f"\n  {_bytes(n):>10}  {tag}" for tag, n in self.holders())
         return (
-            f"[cuda] CUDA out of memory. Tried to allocate {_bytes(nbytes)}. GPU {self.device} has "
+            f"[cuda] CUDA out of memory. Tried to allocate {_bytes(nbytes)}{wanted}. GPU "
+            f"{self.device} has "
             f"{_bytes(total)}{limit} in all, {_bytes(free)} of them free; {_bytes(used)} are "
             f"allocated, {_bytes(reserved - used)} reserved but not allocated. Free tensors, use "
             f"smaller batches, or call cuda.empty_cache(). Most is held by:{held or ' nobody'}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -89,10 +89,8 @@ class DeviceArray(np.ndarray[Any, Any]):
         return super().__getitem__(parts if Ellipsis in parts else (*parts, Ellipsis))
 
     def copy(self, order: Any = "C") -> Any:
-        """A dense copy on the device; by way of the host where this one is not dense."""
-        if dense(self):
-            return duplicate(self)
-        return to_device(host_copy(self), device_of(self))
+        """A dense copy on the device."""
+        return duplicate(self) if dense(self) else strided_copy(self)
 
     def item(self, *args: Any) -> Any:
         """An element as a Python number: waits for the device."""
@@ -108,7 +106,7 @@ class DeviceArray(np.ndarray[Any, Any]):
     __str__ = __repr__
 
     def __deepcopy__(self, memo: dict[int, Any] | None) -> DeviceArray:
-        return duplicate(self)
+        return self.copy()
 
     def __reduce__(self) -> Any:
         return self._refuse()
@@ -283,6 +281,15 @@ def duplicate(x: DeviceArray) -> DeviceArray:
         stream = devices.current_stream(device.index)
         device.driver.copy_within(device.index, address_of(made), address_of(x), x.nbytes, stream)
     return made
+
+
+def _copy_by_host(x: DeviceArray) -> DeviceArray:
+    return to_device(host_copy(x), device_of(x))
+
+
+strided_copy: Callable[[DeviceArray], DeviceArray] = _copy_by_host
+"""A dense copy on the device of an array that is not dense. Kernels are not made here: who makes
+them puts one in the place of the way by the host (jitgrad/gpu/kernels.py)."""
 
 
 def host_copy(x: DeviceArray) -> np.ndarray[Any, Any]:

@@ -38,6 +38,7 @@ class Device:
         self._held: deque[tuple[int, Any]] = deque()
         self.noting = threading.RLock()
         self._idle: dict[int, list[int]] = {}  # priority -> streams that were given back
+        self._priorities: dict[int, int] = {}  # of the streams that were made here
 
     def hold(self, x: Any, stream: int) -> None:
         """Keeps something of the host until the work that a stream has now is done."""
@@ -62,7 +63,13 @@ class Device:
         try:
             return idle.pop()
         except IndexError:
-            return self.driver.new_stream(self.index, priority)
+            stream = self.driver.new_stream(self.index, priority)
+            self._priorities[stream] = priority
+            return stream
+
+    def priority_of(self, stream: int) -> int:
+        """The priority that a stream was asked for with; 0 for those that were not made here."""
+        return self._priorities.get(stream, 0)
 
     def release_stream(self, stream: int, priority: int = 0) -> None:
         """Keeps a stream for the next who wants one. Memory is the allocator's by streams: the

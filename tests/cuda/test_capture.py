@@ -45,7 +45,7 @@ def test_eager_work_is_replayed_on_what_its_inputs_are_now(driver: SimulatedDriv
         x.fill_(k)
         g.replay()
         assert y.tolist() == [max(2 * k + 1, 0)] * 4
-    assert driver.launches == launches + 2  # two graphs; filling is a copy
+    assert driver.launches == launches + 4  # two graphs, two fills
 
 
 def test_compiled_calls_and_what_they_write() -> None:
@@ -128,6 +128,38 @@ def test_pinned_memory_is_read_at_each_replay() -> None:
     host.fill_(6)
     g.replay()
     assert y.tolist() == [7, 7, 7]
+
+
+def _gradient(x: Any) -> Any:
+    w = x.detach().requires_grad_()
+    return torch.autograd.grad((w * w).sum() + w.sum(), w)[0]
+
+
+def _with_zero_grad(x: Any) -> Any:
+    w = torch.nn.Parameter(x)
+    w.grad = x * 2
+    torch.optim.SGD([w], 0.1).zero_grad(set_to_none=False)
+    return w.grad + w.detach()
+
+
+def _with_numbers_written(x: Any) -> Any:
+    y, z = x * 3, x * 5
+    z.zero_()
+    y[0] = 5
+    y[1:].fill_(-0.5)
+    return y + z
+
+
+@pytest.mark.parametrize("f", [_gradient, _with_zero_grad, _with_numbers_written])
+def test_gradients_and_written_numbers_are_captured(f: Any) -> None:
+    x = torch.ones(3, device="cuda")
+    g, y = captured(f, x)
+    for k in (2.0, -1.0):
+        x.fill_(k)
+        want = f(x).tolist()
+        for _ in range(2):
+            g.replay()
+            assert y.tolist() == want
 
 
 @pytest.mark.parametrize(

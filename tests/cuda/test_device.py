@@ -527,7 +527,7 @@ def test_attributes_keep_the_sign_of_zero() -> None:
 
 
 def test_running_out_of_memory_says_who_holds_it() -> None:
-    with pytest.raises(torch.cuda.OutOfMemoryError, match="Tried to allocate 400.00 GiB"):
+    with pytest.raises(torch.cuda.OutOfMemoryError, match="Tried to allocate 400.00 GiB for clone"):
         torch.empty(1, device="cuda").expand(100 << 30).clone()
 
 
@@ -545,3 +545,26 @@ def test_streams_and_events() -> None:
     assert start.elapsed_time(end) > 0 and end.query() and side.query()
     assert x.tolist() == [2, 4, 6, 8]
     torch.cuda.synchronize()
+
+
+def test_what_streams_and_events_say_of_themselves() -> None:
+    here = torch.device("cuda", 0)
+    urgent = torch.cuda.Stream(priority=-1)
+    assert (urgent.device, urgent.priority) == (here, -1)
+    assert urgent.stream_id == urgent.cuda_stream != torch.cuda.Stream().stream_id
+    assert torch.cuda.ExternalStream(urgent.cuda_stream) == urgent
+    assert torch.cuda.ExternalStream(urgent.cuda_stream).priority == -1
+    assert torch.cuda.default_stream().priority == 0
+    event = torch.cuda.Event()
+    assert (event.device, event.cuda_event) == (None, 0)
+    event.record(urgent)
+    assert event.device == here and event.cuda_event > 0
+    with pytest.raises(RuntimeError, match="not shared with other processes"):
+        event.ipc_handle()
+
+
+def test_the_generator_of_devices() -> None:
+    torch.cuda.manual_seed(7)
+    assert torch.cuda.initial_seed() == torch.initial_seed() == 7
+    assert len(torch.cuda.default_generators) == torch.cuda.device_count()
+    assert torch.cuda.default_generators[0] is torch.default_generator

@@ -96,9 +96,12 @@ def gpu_target(arch: str) -> CudaTarget:
         return SIMULATOR
     number = _number(arch)
     if number not in _KNOWN:
+        plain = arch[:-1] if isinstance(arch, str) else ""
+        special = _number(plain) in _KNOWN and arch[-1] in "af"
+        hint = f"; kernels use none of its own instructions: ask for {plain!r}" if special else ""
         raise ValueError(
             "[cuda] expected an architecture that CUDA makes code for "
-            f"({', '.join(f'sm_{k}' for k in _KNOWN)}); got {arch!r}"
+            f"({', '.join(f'sm_{k}' for k in _KNOWN)}); got {arch!r}{hint}"
         )
     return _target(number)
 
