@@ -153,6 +153,12 @@ def record(
 ) -> Exported:
     """What `export` gives, of a function that calls `of`: a Module, after which state is named.
     arguments: the tree that the function takes these inputs in; None: each is an argument."""
+    state = of.state_dict(keep_vars=True) if is_module(of) else {}
+    for i, x in enumerate(example_inputs):
+        _expect_host(of, f"input {i}", x._type.device)
+    for path, x in state.items():
+        if isinstance(x, Tensor):
+            _expect_host(of, path, x._type.device)
     inputs = [x.detach().clone() for x in example_inputs]
 
     def tree(leaves: Sequence[Tensor]) -> tuple[Any, ...]:
@@ -262,6 +268,16 @@ class _Before:
         set_rng_state(self.generator)
 
 
+def _expect_host(function: Any, what: str, device: str, line: str = "") -> None:
+    """Raises CompileError for what is on a GPU: exported code runs on the CPU."""
+    if device != "cpu":
+        where = f" (at {line})" if line else ""
+        raise CompileError(
+            f"[export] cannot export {_name(function)}: expected all tensors on the CPU, for which "
+            f"code is exported; {what} is on {device}; move it with .cpu(){where}"
+        )
+
+
 def _labels(function: Any, inputs: Sequence[Tensor], names: Sequence[str] | None) -> list[str]:
     """What the inputs are called."""
     labels = list(names) if names is not None else parameter_names(function, len(inputs))
@@ -293,6 +309,8 @@ def _named(
 
 
 def _name(function: Any) -> str:
+    if isinstance(function, str):
+        return function
     name = getattr(function, "__name__", None) or type(function).__name__
     return re.sub(r"\W", "_", name)
 
@@ -320,6 +338,11 @@ def _exported(
     arguments: Structure | None,
 ) -> Exported:
     """A pure graph made of a trace: all arguments inputs, captured tensors state."""
+    for node in trace.graph.nodes:
+        for v in (*node.inputs, *node.outputs):
+            _expect_host(
+                name, f"what {node.op.name} reads or gives", v.type.device, node.line or ""
+            )
     by_argument: dict[int, Entry] = {}
     captured: list[Entry] = []
     for e in trace.entries:

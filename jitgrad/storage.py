@@ -13,6 +13,7 @@ from types import CodeType
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
 from jitgrad import gpu
 from jitgrad.compiler.types import TensorType
@@ -86,12 +87,26 @@ class Storage:
         return Storage(np.array(array, order="K"), self.type)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        array = self._bytes("pickle")
-        if self.is_cuda:  # it comes back on the CPU
-            array = gpu.kernels.host_array(array)
+        array = self._on_host("pickle")
         if array.dtype.kind not in "biufc":  # bfloat16: its name is not NumPy's
             array = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        return _rebuild_storage, (array, self.type.dtype, tuple(self.type.shape))
+        return _rebuild_storage, (
+            array, self.type.dtype, tuple(self.type.shape), self.type.device
+        )  # fmt: skip
+
+    def elements(self) -> tuple[np.ndarray[Any, Any], int]:
+        """A copy, on the host, of all elements from the root's lowest to its highest address, and
+        the lowest address, which may be a GPU's."""
+        array = self._bytes("save")
+        low, high = span(array)
+        index = tuple(
+            slice(None, 1) if s >= 0 else slice(n - 1, None)
+            for s, n in zip(array.strides, array.shape, strict=True)
+        )
+        count = (high - low) // array.itemsize
+        first = array[index]
+        flat = as_strided(first, (count,), (array.itemsize,), subok=True)
+        return (gpu.kernels.host_array(flat) if self.is_cuda else flat.copy()), low
 
     # What of torch.UntypedStorage public code asks for.
     def data_ptr(self) -> int:
@@ -107,6 +122,11 @@ class Storage:
             raise RuntimeError(f"[{what}] expected a tensor with data; this one is abstract")
         return self.array
 
+    def _on_host(self, what: str) -> np.ndarray[Any, Any]:
+        """The memory, or a copy where it is a GPU's."""
+        found: np.ndarray[Any, Any] = gpu.kernels.host_array(self._bytes(what))
+        return found
+
     def nbytes(self) -> int:
         """Bytes of the root tensor."""
         if state.recorder is not None:
@@ -120,7 +140,7 @@ class Storage:
 
     def tolist(self) -> list[int]:
         """The bytes."""
-        return list(self._bytes("tolist").tobytes())
+        return list(self._on_host("tolist").tobytes())
 
     @classmethod
     def from_file(cls, filename: str, shared: bool = False, nbytes: int | None = None) -> Storage:
@@ -140,11 +160,11 @@ class Storage:
 
     def __getitem__(self, index: Any) -> Any:
         """A byte; of a slice, a storage that has a copy of these bytes."""
-        flat = np.ascontiguousarray(self._bytes("storage")).reshape(-1).view(np.uint8)
+        flat = np.ascontiguousarray(self._on_host("storage")).reshape(-1).view(np.uint8)
         if not isinstance(index, slice):
             return int(flat[index])
-        part = flat[index].copy()
-        return Storage(part, TensorType(part.shape, uint8))
+        part = gpu.kernels.moved(flat[index], self.type.device)
+        return Storage(part, TensorType(part.shape, uint8, self.type.device))
 
     def untyped(self) -> Storage:
         return self
@@ -198,7 +218,10 @@ class Storage:
         bump_epoch()
 
     def cpu(self) -> Storage:
-        return self
+        """This storage; of a GPU's a copy on the CPU."""
+        if not self.is_cuda:
+            return self
+        return Storage(self._on_host("cpu"), TensorType(self.type.shape, self.type.dtype))
 
     @property
     def is_cuda(self) -> bool:
@@ -226,10 +249,15 @@ def _at(new: np.ndarray[Any, Any], old: np.ndarray[Any, Any], low: int) -> Any:
     return np.ndarray(old.shape, old.dtype, new, offset, old.strides)
 
 
-def _rebuild_storage(plain: Any, dtype: DType, shape: tuple[int, ...]) -> Storage:
+def _rebuild_storage(
+    plain: Any, dtype: DType, shape: tuple[int, ...], device: str = "cpu"
+) -> Storage:
+    """The inverse of Storage.__reduce__. Raises RuntimeError for a GPU that is not here."""
     if plain.dtype != dtype.np:
         plain = plain.view(dtype.np).reshape(shape)
-    return Storage(plain, TensorType(shape, dtype))
+    if device != "cpu":
+        plain = gpu.kernels.moved(plain, device)
+    return Storage(plain, TensorType(shape, dtype, device))
 
 
 class TypedStorage:
@@ -258,7 +286,7 @@ class TypedStorage:
     __len__ = size
 
     def _values(self) -> np.ndarray[Any, Any]:
-        array = self._untyped_storage._bytes("storage")
+        array = self._untyped_storage._on_host("storage")
         return np.frombuffer(array.tobytes(), self.dtype.np)
 
     def tolist(self) -> Any:
@@ -281,7 +309,10 @@ class TypedStorage:
         return self
 
     def cpu(self) -> TypedStorage:
-        return self
+        """This storage; of a GPU's a copy on the CPU."""
+        if self.device == "cpu":
+            return self
+        return TypedStorage(self._untyped_storage.cpu(), self.dtype)
 
     @property
     def device(self) -> Any:

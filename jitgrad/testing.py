@@ -53,7 +53,9 @@ def assert_close(
             "Both 'rtol' and 'atol' must be either specified or unspecified; got "
             f"rtol={rtol}, atol={atol}"
         )
-    checks = _Checks(rtol, atol, equal_nan, check_dtype, check_stride, allow_subclasses)
+    checks = _Checks(
+        rtol, atol, equal_nan, check_device, check_dtype, check_stride, allow_subclasses
+    )  # fmt: skip
     fault = checks.fault(actual, expected, "")
     if fault:
         text = fault if msg is None else msg(fault) if callable(msg) else msg
@@ -64,11 +66,12 @@ class _Checks:
     """The comparison of two values, with its options. `fault` says what differs; "" if nothing."""
 
     def __init__(
-        self, rtol: float | None, atol: float | None, equal_nan: bool, check_dtype: bool,
-        check_stride: bool, subclasses: bool,
+        self, rtol: float | None, atol: float | None, equal_nan: bool, check_device: bool,
+        check_dtype: bool, check_stride: bool, subclasses: bool,
     ) -> None:  # fmt: skip
         self.rtol, self.atol, self.equal_nan = rtol, atol, equal_nan
-        self.check_dtype, self.check_stride, self.subclasses = check_dtype, check_stride, subclasses
+        self.check_device, self.check_dtype = check_device, check_dtype
+        self.check_stride, self.subclasses = check_stride, subclasses
 
     def fault(self, a: Any, b: Any, where: str) -> str:
         if _is_sequence(a) and _is_sequence(b):
@@ -127,6 +130,10 @@ class _Checks:
             return f"The values for attribute 'stride()' do not match: {a.stride()} != {b.stride()}"
         if a.dtype is not b.dtype and self.check_dtype:
             return f"The values for attribute 'dtype' do not match: {a.dtype} != {b.dtype}{where}"
+        if a.device != b.device and self.check_device:
+            return (
+                f"The values for attribute 'device' do not match: {a.device} != {b.device}{where}"
+            )
         rtol, atol = self._tolerances(a.dtype, b.dtype)
         common = promote_types(a.dtype, b.dtype)
         x, y = (_comparable(cast(t, common)) for t in (a, b))
@@ -186,7 +193,7 @@ def _is_number(x: Any) -> bool:
 
 def _comparable(x: Tensor) -> np.ndarray[Any, Any]:
     """The values in a dtype whose differences do not overflow."""
-    array = (x.float() if x.dtype in (dtypes.bfloat16, dtypes.float16) else x).numpy()
+    array = (x.float() if x.dtype in (dtypes.bfloat16, dtypes.float16) else x).cpu().numpy()
     if array.dtype.kind in "biu":
         return array.astype(np.int64)
     return array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)

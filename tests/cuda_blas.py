@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import ctypes
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
+from jitgrad.runtime.cuda import device
+from jitgrad.runtime.cuda.guarded import GuardedDriver
+
 _TYPES: dict[int, Any] = {0: np.float32, 1: np.float64, 2: np.float16, 14: ml_dtypes.bfloat16}
+
+
+def _opened() -> AbstractContextManager[None]:
+    """The device's memory can be read and written: this is work of the device."""
+    driver = device.driver()
+    return driver.open() if isinstance(driver, GuardedDriver) else nullcontext()
 
 
 class FakeBlas:
@@ -48,16 +58,17 @@ class FakeBlas:
         rows_a, rows_b = (m, k)[v["transa"]], (k, n)[v["transb"]]
         if v["lda"] < rows_a or v["ldb"] < rows_b or v["ldc"] < m:
             return 7
-        for i in range(count):
-            x = self._columns(v["a"], v["atype"], rows_a, (k, m)[v["transa"]], v["lda"],
-                              i * v["stride_a"])  # fmt: skip
-            y = self._columns(v["b"], v["btype"], rows_b, (n, k)[v["transb"]], v["ldb"],
-                              i * v["stride_b"])  # fmt: skip
-            z = self._columns(v["c"], v["ctype"], m, n, v["ldc"], i * v["stride_c"])
-            x = x.T if v["transa"] else x
-            y = y.T if v["transb"] else y
-            wide = np.float64 if double else np.float32
-            z[...] = (x.astype(wide) @ y.astype(wide)).astype(z.dtype)
+        with _opened():
+            for i in range(count):
+                x = self._columns(v["a"], v["atype"], rows_a, (k, m)[v["transa"]], v["lda"],
+                                  i * v["stride_a"])  # fmt: skip
+                y = self._columns(v["b"], v["btype"], rows_b, (n, k)[v["transb"]], v["ldb"],
+                                  i * v["stride_b"])  # fmt: skip
+                z = self._columns(v["c"], v["ctype"], m, n, v["ldc"], i * v["stride_c"])
+                x = x.T if v["transa"] else x
+                y = y.T if v["transb"] else y
+                wide = np.float64 if double else np.float32
+                z[...] = (x.astype(wide) @ y.astype(wide)).astype(z.dtype)
         return 0
 
     @staticmethod

@@ -69,13 +69,12 @@ class AsStrided(Op):
         size = tuple(map(int, size))
         if 0 in size:
             return x[:0].reshape(size)
-        step = x.strides[0]
-        bits = x.view(np.uint16) if x.dtype.kind == "V" or x.dtype.name == "bfloat16" else x
-        if x.flags.c_contiguous:  # so that NumPy knows at once whose memory it is
+        if x.flags.c_contiguous and type(x) is np.ndarray:  # NumPy knows at once whose memory it is
+            bits = x.view(np.uint16) if x.dtype.kind == "V" or x.dtype.name == "bfloat16" else x
             steps = tuple(int(s) * x.itemsize for s in stride)
             start = int(offset) * x.itemsize
             return np.ndarray(size, bits.dtype, bits, start, steps).view(x.dtype)
-        steps = tuple(int(s) * step for s in stride)
+        steps = tuple(int(s) * x.strides[0] for s in stride)
         part = x[int(offset) :]
         return np.lib.stride_tricks.as_strided(part, size, steps, subok=True)
 

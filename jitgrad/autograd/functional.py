@@ -286,7 +286,7 @@ def jacobian(
 
 def _all_rows(y: Tensor, xs: Tensors, create_graph: bool) -> Sequence[Tensor]:
     n = y.numel()
-    basis = eye(n, dtype=y.dtype).reshape(n, *y.shape)
+    basis = eye(n, dtype=y.dtype, device=y._type.device).reshape(n, *y.shape)
     found = _grad((y,), xs, (basis,), create_graph, True, True)
     zeros = [zeros_like(x).expand(n, *x.shape) for x in xs]
     return [z if g is None else g for g, z in zip(found, zeros, strict=True)]

@@ -138,7 +138,7 @@ def _basis(inputs: list[Tensor]) -> list[Tensor]:
     total, at, out = sum(x.numel() for x in inputs), 0, []
     for x in inputs:
         n = x.numel()
-        columns = eye(total, dtype=x.dtype).narrow(1, at, n)
+        columns = eye(total, dtype=x.dtype, device=x._type.device).narrow(1, at, n)
         out.append(columns.reshape(total, *x._type.shape))
         at += n
     return out

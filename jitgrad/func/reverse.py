@@ -280,7 +280,7 @@ def _basis(outputs: Sequence[Tensor]) -> list[Tensor]:
     sizes = [y.numel() for y in outputs]
     total, at, out = sum(sizes), 0, []
     for y, n in zip(outputs, sizes, strict=True):
-        columns = eye(total, dtype=y.dtype).narrow(1, at, n)
+        columns = eye(total, dtype=y.dtype, device=y._type.device).narrow(1, at, n)
         out.append(columns.reshape(total, *y._type.shape))
         at += n
     return out

@@ -12,6 +12,8 @@ from jitgrad.outside import export
 from jitgrad.runtime import cuda, dtypes
 from jitgrad.tensor import Tensor, wrap
 
+_NEWEST = 3  # version of the CUDA array interface that is read
+
 
 def to_dlpack(
     x: Tensor, *, stream: Any = None, max_version: Any = None, dl_device: Any = None,
@@ -72,9 +74,22 @@ def interface(x: Tensor) -> dict[str, Any]:
 
 def from_interface(source: Any) -> Tensor:
     """A tensor on the memory of what has a CUDA array interface, on the current device; the current
-    stream waits for its stream. Raises ValueError for masks, read-only memory, no memory, a stream
-    0, which the protocol forbids, and strides that are not of the shape."""
+    stream waits for its stream. Raises ValueError for keys that are missing, a newer version,
+    masks, read-only memory, no memory, a stream 0, which the protocol forbids, strides that are
+    not of the shape, and elements that lie between others."""
     given = source.__cuda_array_interface__
+    missing = [key for key in ("shape", "typestr", "data", "version") if key not in given]
+    if missing:
+        raise ValueError(
+            f"[as_tensor] expected a CUDA array interface with {missing[0]!r}; it has only "
+            f"{sorted(given)}"
+        )
+    if not 0 <= given["version"] <= _NEWEST:
+        raise ValueError(
+            f"[as_tensor] expected a CUDA array interface of version {_NEWEST} at most; got "
+            f"{given['version']}"
+        )
+    dtype = np.dtype(given["typestr"])
     address, read_only = given["data"]
     shape, strides = tuple(given["shape"]), given.get("strides")
     if not address and math.prod(shape):
@@ -83,6 +98,11 @@ def from_interface(source: Any) -> Tensor:
         raise ValueError("[as_tensor] expected a stream other than 0; use 1, the default stream")
     if strides is not None and len(strides) != len(shape):
         raise ValueError(f"[as_tensor] expected strides for shape {shape}; got {strides}")
+    if (address or 0) % dtype.itemsize or any(s % dtype.itemsize for s in strides or ()):
+        raise ValueError(
+            f"[as_tensor] expected an address and strides of whole elements of {dtype.itemsize} "
+            f"bytes; got {address:#x} and strides {strides}"
+        )
     if given.get("mask") is not None or read_only:
         raise ValueError("[as_tensor] expected memory that may be written, without a mask")
     device = cuda.device.device(None, "as_tensor")
@@ -90,7 +110,7 @@ def from_interface(source: Any) -> Tensor:
     if other not in (None, mine or 1):
         with cuda.device.on_stream(device.index, 0 if other == 1 else int(other)):
             cuda.dlpack.follow(device, mine or 1)
-    array = cuda.arrays.foreign(address, shape, strides, np.dtype(given["typestr"]), device, source)
+    array = cuda.arrays.foreign(address, shape, strides, dtype, device, source)
     return _tensor(array)
 
 

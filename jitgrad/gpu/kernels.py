@@ -130,9 +130,12 @@ class _View(_OnDevice):
 
     def __call__(self, *arrays: Array) -> Any:
         try:
-            return self.op.reference(*arrays, **self.attrs)
+            shown = self.op.reference(*arrays, **self.attrs)
         except InternalError:
             return super().__call__(*arrays)
+        if not is_there(shown):
+            raise InternalError(f"a view by {self.op.name} of an array on a GPU is the host's")
+        return shown
 
 
 MADE_OF_ATTRIBUTES = {_OnDevice, _View}

@@ -21,6 +21,7 @@ from jitgrad.tensor import Tensor
 _PREFIXES = tuple(f"{f}/" for f in FOLDERS)
 _PACKAGE = __name__.split(".", maxsplit=1)[0]
 _DEPTH = 4
+_JIT = ("/jit_function.py", "/jitted_module.py", "/segmented.py")
 
 
 def device_among(operands: Iterable[Any]) -> str | None:
@@ -42,10 +43,10 @@ def settled(op: Any, operands: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
     if len(devices) == 1 and not away:
         return None
     frames = _frames()
-    frame = frames[-1]
-    if len(devices) > 1 or (not _made_inside(frames) and _are_given(away, frame)):
+    if len(devices) > 1 or (not _made_inside(frames) and _are_given(away, frames)):
         devices.update(x._type.device for x in away)
-        raise with_line(RuntimeError(same_device_text(name_of(frame) or op.name, devices)))
+        called = next((f for f in reversed(frames) if not _is_jit(f)), frames[0])
+        raise with_line(RuntimeError(same_device_text(name_of(called) or op.name, devices)))
     (device,) = devices
     return tuple(
         [OPS["to_device"](x, device=device) if any(x is y for y in away) else x for x in operands]
@@ -71,15 +72,16 @@ def _arguments(frame: FrameType) -> list[Any]:
 def _made_inside(frames: list[FrameType]) -> bool:
     """Whether a public function between the user's call and the op got tensors of the GPU only:
     what is on the CPU was then made in it, whatever else the user's call got (a Module with a mask
-    on the CPU that it does not use). Public functions have wrappers, which keep their arguments."""
+    on the CPU that it does not use). Public functions have wrappers, which keep their arguments.
+    What calls a Module that has gone on says nothing: the Module's own tensors may be anywhere."""
     for frame in frames:
-        if frame.f_code.co_flags & 12 != 12:  # not f(*args, **kwargs)
-            continue
         given = _arguments(frame)
         if any(True for _ in _modules(given, _DEPTH)):
+            return False
+        if frame.f_code.co_flags & 12 != 12:  # not f(*args, **kwargs)
             continue
         tensors = list(_direct(given, _DEPTH))
-        if tensors and not any(x._type.device == "cpu" and x._type.shape for x in tensors):
+        if tensors and not any(map(_is_away, tensors)):
             return True
     return False
 
@@ -96,15 +98,29 @@ def name_of(frame: FrameType) -> str:
     return "" if name.startswith(("<", "_")) else name
 
 
-def _are_given(away: list[Tensor], frame: FrameType) -> bool:
-    """Whether tensors on the CPU are the user's: the function got such a tensor, whatever became of
-    it, or they are held by what it got."""
-    given = _without_host_arguments(frame.f_locals, _arguments(frame))
-    if any(x._type.device == "cpu" and x._type.shape for x in _direct(given, _DEPTH)):
+def _are_given(away: list[Tensor], frames: list[FrameType]) -> bool:
+    """Whether tensors on the CPU are the user's: the function that was called got such a tensor,
+    whatever became of it, or a Module that was called holds them or gave one to a function."""
+    given = [_without_host_arguments(f.f_locals, _arguments(f)) for f in frames]
+    if any(_is_away(x) for x in _direct(given[-1], _DEPTH)):
         return True
-    held = {id(x._storage) for module in _modules(given, _DEPTH) for x in module.parameters()}
-    held.update(id(x._storage) for module in _modules(given, _DEPTH) for x in module.buffers())
-    return any(id(x._storage) in held for x in away)
+    modules = list(_modules(given, _DEPTH + 1))
+    held = {id(x._storage) for module in modules for x in module.parameters()}
+    held.update(id(x._storage) for module in modules for x in module.buffers())
+    if not held:
+        return False
+    used = [*away, *(x for x in _direct(given, 3) if _is_away(x))]
+    return any(id(x._storage) in held for x in used)
+
+
+def _is_away(x: Tensor) -> bool:
+    """Whether a tensor is on the CPU, and no number."""
+    return x._type.device == "cpu" and bool(x._type.shape)
+
+
+def _is_jit(frame: FrameType) -> bool:
+    """Whether a frame is jit's, on the way to what it was made of."""
+    return frame.f_code.co_filename.endswith(_JIT)
 
 
 def _without_host_arguments(variables: Any, given: list[Any]) -> list[Any]:

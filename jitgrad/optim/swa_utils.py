@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from jitgrad.autograd.modes import no_grad
-from jitgrad.creation import tensor
 from jitgrad.functions import where
+from jitgrad.making import tensor
 from jitgrad.nn.batchnorm import _BatchNorm
 from jitgrad.nn.module import Module
 from jitgrad.optim.lr_scheduler.base import LRScheduler, Rate, for_groups
@@ -88,7 +88,7 @@ class AveragedModel(Module):
         self.module = copy.deepcopy(model)
         if device is not None:
             self.module = self.module.to(device)
-        self.register_buffer("n_averaged", tensor(0))
+        self.register_buffer("n_averaged", tensor(0, device=device))
         self.avg_fn = avg_fn
         self.multi_avg_fn = multi_avg_fn
         self.use_buffers = use_buffers

@@ -130,10 +130,14 @@ class _Writer:
         number = self._numbers.get(id(x))
         if number is not None:
             return number
-        data = x.detach()._array("save")
+        shown = x.detach()
+        data = shown._array("save")
         key, low = self._storage(x, data)
         item = data.itemsize
-        offset = (data.__array_interface__["data"][0] - low) // item if low else 0
+        offset = 0
+        if low:  # where the elements are, not where a copy of a GPU's is
+            data = shown._data
+            offset = (data.__array_interface__["data"][0] - low) // item
         strides = [s // item for s in data.strides]
         if not low:
             strides = [s // item for s in np.empty(data.shape, data.dtype).strides]
@@ -166,21 +170,11 @@ class _Writer:
         if self.shared.get(id(root), 0) < 2 or root.array is None:
             flat, low = np.ascontiguousarray(data).reshape(-1), 0
         else:  # all of the memory between the root's lowest and highest element
-            low, high = np.lib.array_utils.byte_bounds(root.array)
-            count = (high - low) // data.itemsize
-            first = _lowest(root.array)
-            flat = np.lib.stride_tricks.as_strided(first, (count,), (data.itemsize,)).copy()
+            flat, low = root.elements()
             self._keys[id(root)] = key, low
         self.storages[key] = flat.view(np.float64) if flat.dtype == np.complex128 else flat
         self._held.append(root)
         return key, low
-
-
-def _lowest(a: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The array's element of the lowest address, as a view of one element."""
-    index = tuple(slice(None, 1) if s >= 0 else slice(n - 1, None) for s, n in
-                  zip(a.strides, a.shape, strict=True))  # fmt: skip
-    return a[index].reshape(-1)
 
 
 def _count(x: Any, seen: dict[int, set[int]]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from jitgrad.autograd.modes import no_grad
-from jitgrad.creation import eye, from_numpy, randn
+from jitgrad.creation import eye, from_numpy, placed, randn
 from jitgrad.functions.shape import cat
 from jitgrad.nn.module import Module
 from jitgrad.nn.utils.parametrize import named_tensor, register_parametrization
@@ -24,7 +24,7 @@ def householder_product(v: Tensor, tau: Tensor) -> Tensor:
     Shapes: v (..., N, K), the vectors below the diagonal, which counts as ones; tau (..., K).
     """
     rows, columns = v.shape[-2:]
-    identity = eye(rows, columns, dtype=v.dtype)
+    identity = eye(rows, columns, dtype=v.dtype, device=v.device)
     v = v.tril(-1) + identity
     q = identity
     for k in reversed(range(columns)):
@@ -36,8 +36,10 @@ def householder_product(v: Tensor, tau: Tensor) -> Tensor:
 def _factors(a: Tensor) -> tuple[Tensor, Tensor]:
     """LAPACK's form of the QR decomposition of tall matrices (..., N, K): R and, below its
     diagonal, the vectors of the reflections; and tau (..., K)."""
-    raw, tau = np.linalg.qr(a.detach().numpy(), mode="raw")
-    return from_numpy(np.swapaxes(raw, -1, -2).copy()), from_numpy(tau)
+    raw, tau = np.linalg.qr(a.detach().cpu().numpy(), mode="raw")
+    found = (from_numpy(np.swapaxes(raw, -1, -2).copy()), from_numpy(tau))
+    factors, tau = (placed(x, a._type.device) for x in found)
+    return factors, tau
 
 
 def _orthonormal(a: Tensor) -> Tensor:
@@ -81,13 +83,16 @@ class _Orthogonal(Module):
             factors, tau = _factors(tall)
             signs = factors.diagonal(dim1=-2, dim2=-1).sign()
             signs = signs * (1 - 2 * (tau == 0).to(signs.dtype))
-            made = factors.tril(-1) + signs.unsqueeze(-2) * eye(rows, columns, dtype=value.dtype)
+            units = eye(rows, columns, dtype=value.dtype, device=value.device)
+            made = factors.tril(-1) + signs.unsqueeze(-2) * units
             return made.mT if wide else made
         if rows != columns:
-            more = randn(*tall.shape[:-2], rows, rows - columns, dtype=value.dtype)
+            size = (*tall.shape[:-2], rows, rows - columns)
+            more = randn(*size, dtype=value.dtype, device=value.device)
             tall = cat([tall, more], -1)
         self.base = _orthonormal(tall)
-        return -eye(*value.shape[-2:], dtype=value.dtype).expand(self.shape).clone()
+        units = eye(*value.shape[-2:], dtype=value.dtype, device=value.device)
+        return -units.expand(self.shape).clone()
 
 
 def orthogonal(

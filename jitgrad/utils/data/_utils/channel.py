@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from jitgrad.compiler.types import TensorType
 from jitgrad.multiprocessing.sharing import reduce_shared_tensor
 from jitgrad.runtime import memory_file
 from jitgrad.runtime.memory_file import Mapping
@@ -52,7 +53,8 @@ class _Pickler(pickle.Pickler):
         rebuild, (cls, storage, chain, requires_grad, extra) = reduce_shared_tensor(obj)
         data = obj._array("DataLoader worker")
         if data.nbytes < storage.nbytes():
-            storage, chain = Storage(np.array(data, order="C"), obj._type), ()
+            like = TensorType(obj._type.shape, obj._type.dtype)
+            storage, chain = Storage(np.array(data, order="C"), like), ()
         return rebuild, (cls, storage, chain, requires_grad, extra)
 
 

@@ -122,10 +122,17 @@ def collate_tensor_fn(batch: Any, *, collate_fn_map: Any = None) -> Tensor:
 
 
 def are_plain(tensors: Any) -> bool:
-    """Whether no tape, recorder or level follows these tensors: their arrays may be used."""
+    """Whether no tape, recorder or level follows these tensors, which are on the CPU: their arrays
+    may be used."""
     if state.recorder is not None or state.levels or state.abstract:
         return False
-    return all(type(x) is Tensor and x._data is not None and not x.requires_grad for x in tensors)
+    return all(
+        type(x) is Tensor
+        and x._data is not None
+        and x._type.device == "cpu"
+        and not x.requires_grad
+        for x in tensors
+    )
 
 
 def collate_numpy_array_fn(batch: Any, *, collate_fn_map: Any = None) -> Any:
