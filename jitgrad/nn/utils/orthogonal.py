@@ -37,9 +37,9 @@ def _factors(a: Tensor) -> tuple[Tensor, Tensor]:
     """LAPACK's form of the QR decomposition of tall matrices (..., N, K): R and, below its
     diagonal, the vectors of the reflections; and tau (..., K)."""
     raw, tau = np.linalg.qr(a.detach().cpu().numpy(), mode="raw")
-    found = (from_numpy(np.swapaxes(raw, -1, -2).copy()), from_numpy(tau))
-    factors, tau = (placed(x, a._type.device) for x in found)
-    return factors, tau
+    there = a._type.device
+    factors = placed(from_numpy(np.swapaxes(raw, -1, -2).copy()), there)
+    return factors, placed(from_numpy(tau), there)
 
 
 def _orthonormal(a: Tensor) -> Tensor:
