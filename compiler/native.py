@@ -127,7 +127,10 @@ def write_native(
     if made.is_wasm != (path.suffix == ".wasm") and path.suffix != ".o":
         raise ValueError(f"[native] {path.suffix} files are not for {made.triple}")
     if ("apple" in made.triple) != (path.suffix == ".dylib") and path.suffix in (".so", ".dylib"):
-        raise ValueError(f"[native] {path.suffix} files are not for {made.triple}")
+        hint = ""
+        if path.suffix == ".dylib":
+            hint = '; give target="aarch64-macos" or target="x86_64-macos"'
+        raise ValueError(f"[native] {path.suffix} files are not for {made.triple}{hint}")
     if path.is_dir():
         raise IsADirectoryError(f"[native] expected the path of a file; {str(path)!r} is a folder")
     if not path.parent.is_dir():
@@ -136,7 +139,7 @@ def write_native(
         )
     stem = path.name.removesuffix(path.suffix).removeprefix("lib") or path.stem
     symbol = _identifier(stem) if name is None else name
-    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", symbol):
+    if not isinstance(symbol, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", symbol):
         raise ValueError(f"[native] expected name to be a C identifier; got {name!r}")
     header_path = path.with_suffix(".h")
     if made.is_wasm:
@@ -396,7 +399,7 @@ def _part(
     model = capi.Model(
         name, image, inputs, outputs, offsets, packed.nbytes,
         faults=[_fault_text(site.node) for site in stages.program.sites],
-        features=[(f, _missing_text(f)) for f in needed],
+        features=[(f, _missing_text(f, target)) for f in needed],
         version=f"{creator}, format {fmt.FORMAT_VERSION}, for {target.triple} ({target.level})",
     )  # fmt: skip
     if graph.env.hints:
@@ -478,10 +481,13 @@ def _fault_text(node: Node) -> str:
     return f"{unknown_fault(node)}; operands {operands}".replace(node.line or "\0", where)
 
 
-def _missing_text(feature: str) -> str:
+def _missing_text(feature: str, target: Target) -> str:
+    older = features.older_level(feature)
+    if "apple" in target.triple:
+        older = f"x86_64-macos:{older}"
     return (
         f"this library was compiled for processors with {feature}, which this processor or its "
-        "operating system does not offer; export it for an older one (JITGRAD_CPU=x86-64-v2)"
+        f"operating system does not offer; export it for an older one (target='{older}')"
     )
 
 

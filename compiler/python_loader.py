@@ -156,7 +156,7 @@ class Model:
         for instance in getattr(self, "_all", []):
             self._destroy(instance)
 
-    def __call__(self, *arrays, **named):
+    def __call__(self, /, *arrays, **named):
         names = [n for n, *_ in INPUTS]
         if named:
             odd = named.keys() ^ set(names[len(arrays):])
@@ -213,12 +213,17 @@ class Model:
         return found
 
     def set_state(self, state):
-        """Replaces state by name. Raises KeyError, TypeError, ValueError for what does not fit."""
+        """Replaces state by name, with arrays, or numbers where NumPy makes its dtype of them.
+        Raises KeyError, TypeError, ValueError for what does not fit; then nothing has changed."""
         if not isinstance(state, dict):
             kind = type(state).__name__
             raise TypeError(f"[@NAME@] expected a dict of arrays by name; got {kind}")
         numbers = {name: i for i, (name, *_) in enumerate(STATES)}
-        checked = [(numbers[k], _checked(a, *STATES[numbers[k]])) for k, a in state.items()]
+        for name in state:
+            if name not in numbers:
+                raise KeyError(f"[@NAME@] no state is called {name!r}; there is {[*numbers]}")
+        checked = [(numbers[k], _checked(np.asarray(a), *STATES[numbers[k]]))
+                   for k, a in state.items()]
         for i, array in checked:
             with self._lock:
                 self._set_state(self._idle[0], i, array.ctypes.data)

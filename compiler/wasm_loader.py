@@ -90,6 +90,13 @@ _RESIZE = """
   }
 """
 
+_RESIZED = """\
+    if (!this.outputShapes) {
+      const names = sizes.map((s) => s.name).join(", ");
+      throw new Error(`${label}expected the sizes ${names} to be set; call resize before run`);
+    }
+"""
+
 
 def wasm_loader(model: Model, digest: str) -> str:
     """The text of the loader of a module with this SHA-256 ("": not known, not checked)."""
@@ -100,9 +107,9 @@ def wasm_loader(model: Model, digest: str) -> str:
         return json.dumps(rows)
 
     sizes = [{"name": s.name, "min": s.low, "max": s.high} for s in model.sizes]
-    resizing, example = "", ""
+    resizing, resized, example = "", "", ""
     if sizes:
-        resizing = _RESIZE
+        resizing, resized = _RESIZE, _RESIZED
         example = "//     model.resize({ " + ", ".join(f"{s.name}: {s.low}" for s in model.sizes)
         example += " });  // sizes that may differ; their arrays are as large as they say\n"
     side, weights, create = "", "", _CREATE
@@ -201,7 +208,7 @@ export class Model {{
   // One typed array for each input; gives an array of fresh typed arrays, one for each output.
   run(...given) {{
     this.check();
-    if (given.length !== inputs.length) {{
+{resized}    if (given.length !== inputs.length) {{
       const names = inputs.map(describe).join(", ") || "none";
       throw new TypeError(
         `${{label}}expected ${{inputs.length}} inputs (${{names}}); got ${{given.length}}`);

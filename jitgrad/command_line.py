@@ -30,6 +30,7 @@ from jitgrad.doctoring import doctor
 from jitgrad.runtime import dtypes
 from jitgrad.serve import serve
 from jitgrad.serve.models import load_model
+from jitgrad.version import jitgrad as own_version
 
 _ROUND_S = 0.05  # bench: seconds of a round, at least
 
@@ -58,6 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("jitgrad", description="Models as files: look, run, serve.")
+    parser.add_argument("--version", action="version", version=f"jitgrad {own_version}")
     commands = parser.add_subparsers(dest="command")
 
     def command(name: str, run: Callable[[Any], None], help: str) -> argparse.ArgumentParser:
@@ -72,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     p = command("export", _export, "Export a function or Module of a Python file.")
     p.add_argument("source", help="file.py:name or package.module:name; a function, a Module, or a "
                                   "class that makes one without arguments; an .onnx "
-                                  "file")  # fmt: skip
+                                  "or .jgx file")  # fmt: skip
     p.add_argument("-o", "--output", required=True, help="m.jgx, libnet.so, m.o, ... or m.onnx")
     p.add_argument("--input", action="append", default=[], metavar="[NAME=]SHAPE[:DTYPE]",
                    help="an example input: 8x64, or ids=nx128:int64 (a size by name is free in "
@@ -157,6 +159,11 @@ def _version(package: str) -> str:
 
 # -- export --------------------------------------------------------------------------------------
 def _export(given: Any) -> None:
+    if given.source.endswith(".jgx"):
+        if given.input or given.max or given.min:
+            raise _Mistake(f"--input, --max and --min are for what is recorded; {given.source} is")
+        _write(jitgrad.load_exported(given.source), given)
+        return
     target = _find(given.source)
     inputs, names, dynamic = [], [], []
     largest, least = dict(map(_size, given.max)), dict(map(_size, given.min))
@@ -178,7 +185,12 @@ def _export(given: Any) -> None:
     if unlimited and output.suffix not in (".jgx", ".onnx"):
         hint = " ".join(f"--max {n}=64" for n in unlimited)
         raise _Mistake(f"a library has memory for the largest sizes, which it is told: {hint}")
-    exported = jitgrad.export(target, *inputs, **options)
+    _write(jitgrad.export(target, *inputs, **options), given)
+
+
+def _write(exported: Any, given: Any) -> None:
+    """As the suffix of the output says."""
+    output = Path(given.output)
     if output.suffix in (".jgx", ".onnx") and (given.target or given.weights):
         raise _Mistake(f"--target and --weights are for native code; {output} is none")
     if output.suffix == ".jgx":

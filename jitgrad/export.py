@@ -33,6 +33,7 @@ from jitgrad.export_names import StateNames, number_node, plain_path
 from jitgrad.exported import Exported, load_exported
 from jitgrad.hostscalar import HostScalar
 from jitgrad.jit import JitFunction
+from jitgrad.library import calls_kept
 from jitgrad.lowered import Lowered
 from jitgrad.pytree import Structure, flatten, leaves_of, names_of, tree_map, unflatten
 from jitgrad.random import get_rng_state, set_rng_state
@@ -79,7 +80,7 @@ def export(
             nested at will; their shapes and dtypes are those of the exported graph. Each tensor is
             an input of its own, called by what leads to it ("cache.0.k"); `Exported` takes trees
             like these, native code and ONNX the tensors in this order.
-        names: of the inputs; default: the parameters' names.
+        names: of the inputs, of characters that print; default: the parameters' names.
         output_names: default: the keys of a dict of results ("loss", "out.hidden"), the field names
             of a named tuple; of others "output", or "output0", "output1", ...
         dynamic_shapes: the dims that may have another size in each call, by input name or, in a
@@ -88,8 +89,9 @@ def export(
             name have the same size. The function is then recorded once more, without data; see
             docs/export.md.
 
-    Raises TypeError for what is no tensor, CompileError naming reason and line for what cannot be
-    exported; a Module's state and the random generator are then as they were.
+    Raises TypeError for what is no tensor, ValueError for names that will not do, CompileError
+    naming reason and line for what cannot be exported; a Module's state and the random generator
+    are then as they were.
     """
     if not callable(function):
         raise TypeError(f"[export] expected a function or a Module; got {type(function).__name__}")
@@ -108,7 +110,9 @@ def export(
                 )
     if is_flat(example_inputs):
         return record(function, function, example_inputs, names, output_names, dynamic_shapes)
-    flat_names = [path for tree in paths for path in tree] if names is None else names
+    flat_names = [path for tree in paths for path in tree]
+    if names is not None:
+        flat_names = _expect_names(names, "names", len(leaves))
     if dynamic_shapes is not None:
         dynamic_shapes = _spread(dynamic_shapes, trees, labels, flat_names)
     arguments = Structure(tuple, None, tuple(trees))
@@ -159,6 +163,22 @@ def record(
     for path, x in state.items():
         if isinstance(x, Tensor):
             _expect_host(of, path, x._type.device)
+    for given, what in ((names, "names"), (output_names, "output_names")):
+        if given is not None:
+            _expect_strings(given, what)
+    with calls_kept():
+        return _record(function, of, example_inputs, names, output_names, dynamic_shapes, arguments)
+
+
+def _record(
+    function: Any,
+    of: Any,
+    example_inputs: Sequence[Tensor],
+    names: Sequence[str] | None,
+    output_names: Sequence[str] | None,
+    dynamic_shapes: DynamicShapes,
+    arguments: Structure | None,
+) -> Exported:
     inputs = [x.detach().clone() for x in example_inputs]
 
     def tree(leaves: Sequence[Tensor]) -> tuple[Any, ...]:
@@ -278,12 +298,31 @@ def _expect_host(function: Any, what: str, device: str, line: str = "") -> None:
         )
 
 
+def _expect_strings(names: Any, what: str) -> list[str]:
+    """`names` as a list. Raises TypeError for what is no list of strings, ValueError for names that
+    are empty or hold what does not print (C's strings end at NUL)."""
+    if isinstance(names, (str, bytes)) or not isinstance(names, Sequence):
+        raise TypeError(f"[export] expected {what} to be a list of strings; got {names!r}")
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f"[export] expected {what} to be strings; got {name!r} among them")
+        if not name or not name.isprintable():
+            raise ValueError(f"[export] expected {what} of characters that print; got {name!r}")
+    return list(names)
+
+
+def _expect_names(names: Sequence[str], what: str, count: int) -> list[str]:
+    """The names of so many inputs or results, which must differ."""
+    found = _expect_strings(names, what)
+    if len(found) != count or len(set(found)) != count:
+        raise ValueError(f"[export] expected {count} different {what}; got {found}")
+    return found
+
+
 def _labels(function: Any, inputs: Sequence[Tensor], names: Sequence[str] | None) -> list[str]:
     """What the inputs are called."""
-    labels = list(names) if names is not None else parameter_names(function, len(inputs))
-    if len(labels) != len(inputs) or len(set(labels)) != len(labels):
-        raise ValueError(f"[export] expected {len(inputs)} different names; got {labels}")
-    return labels
+    labels = parameter_names(function, len(inputs)) if names is None else names
+    return _expect_names(labels, "names", len(inputs))
 
 
 def _named(
@@ -363,7 +402,7 @@ def _exported(
     source_values: dict[Any, Value] = {Arg(i): v for i, v in argument_values.items()}
 
     def add_state(label: str, array: np.ndarray[Any, Any], type: TensorType) -> Value:
-        label = _unique(label, taken)
+        label = _unique(_expect_strings([label], "names of state")[0], taken)
         state[label] = array
         return graph.add_input(type, "state", label)
 
@@ -432,12 +471,8 @@ def _exported(
         if id(generator) in draws:
             first = draws[id(generator)]
             graph.writes.append(Write(places[first], _plus(graph, first, drawn)))
-    count = len(graph.outputs)
-    labels = list(output_names or ())
-    if output_names is None:
-        labels = _result_names(trace.structure)
-    if len(labels) != count or len(set(labels)) != count:
-        raise ValueError(f"[export] expected {count} different output names; got {labels}")
+    labels = _result_names(trace.structure) if output_names is None else output_names
+    labels = _expect_names(labels, "output_names", len(graph.outputs))
     return Exported(graph, state, names, labels, trace.structure, arguments)
 
 

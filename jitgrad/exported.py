@@ -65,7 +65,7 @@ class Exported:
         self._general: tuple[ShapeEnv, Compiled] | None = None
         self._special: dict[tuple[tuple[str, int], ...], Compiled] = {}
 
-    def __call__(self, *inputs: Any, **named: Any) -> Any:
+    def __call__(self, /, *inputs: Any, **named: Any) -> Any:
         """Runs on tensors of the exported shapes and dtypes, in order or by `input_names`. Raises
         TypeError or ValueError that names the input otherwise."""
         expected = [i for i in self.graph.inputs if i.kind == "arg"]

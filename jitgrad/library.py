@@ -9,12 +9,19 @@ own (`ops.aten`) are not in the registry: their public functions are.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from jitgrad.autograd.function import Function
+from jitgrad.body_recorder import Untraceable, trace
+from jitgrad.compiler.ops.record import OPS
+from jitgrad.dispatch import apply
+from jitgrad.hostscalar import HostScalar
 from jitgrad.missing import missing
-from jitgrad.pytree import flatten
+from jitgrad.pytree import flatten, unflatten
+from jitgrad.state import state
 from jitgrad.tensor import Tensor
 
 REGISTERED: dict[str, dict[str, CustomOpDef]] = {}
@@ -22,6 +29,20 @@ REGISTERED: dict[str, dict[str, CustomOpDef]] = {}
 
 _HERE = ("", "CPU", "CUDA", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
 _UNUSED = ("Meta", "MPS", "XPU", "HPU", "PrivateUse1")
+_CONSTANT = (bool, int, float, str, type(None))
+_exports = threading.local()
+
+
+@contextmanager
+def calls_kept() -> Iterator[None]:
+    """Inside, what is recorded with gradients off has a node `call` for each call of an operator,
+    which a symbolic function can write to ONNX (`jitgrad.export`)."""
+    before = getattr(_exports, "kept", False)
+    _exports.kept = True
+    try:
+        yield
+    finally:
+        _exports.kept = before
 
 
 class CustomOpDef:
@@ -35,6 +56,7 @@ class CustomOpDef:
         self._functions: dict[str, Callable[..., Any]] = {}
         self._derivative: tuple[Callable[..., Any], Callable[..., Any] | None] | None = None
         self._vmap: Callable[..., Any] | None = None
+        self._mutates = False
         self.__name__ = name.partition("::")[2]
 
     @property
@@ -54,6 +76,9 @@ class CustomOpDef:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         function = self._implementation(flatten((args, kwargs))[0])
+        kept = self._kept(function, args, kwargs)
+        if kept is not None:
+            return kept[0]
         if self._derivative is None:
             return function(*args, **kwargs)
         backward, setup = self._derivative
@@ -78,6 +103,46 @@ class CustomOpDef:
         parts = {name: staticmethod(rule) for name, rule in rules.items()}
         made: Any = type(self.__name__, (Function,), parts)
         return made.apply(*bound.args)
+
+    def _kept(self, function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any] | None:
+        """The result, in a tuple, of a call that becomes one node of the graph that is recorded for
+        an export; None where its ops do: with gradients on, inside vmap, and of a function that no
+        graph holds (it writes to its arguments, draws random numbers, looks at values)."""
+        recorder = state.recorder
+        if not getattr(_exports, "kept", False) or self._mutates or recorder is None:
+            return None
+        if state.grad_enabled or state.levels or not hasattr(recorder, "draw_block"):
+            return None
+        bound = inspect.signature(function).bind(*args, **kwargs)
+        bound.apply_defaults()
+        given = [("", x) for x in bound.args] + list(bound.kwargs.items())
+        given = [(k, float(x) if isinstance(x, HostScalar) else x) for k, x in given]
+        constants = (y for _, x in given for y in (x if isinstance(x, (tuple, list)) else (x,)))
+        if not all(isinstance(x, Tensor) or type(x) in _CONSTANT for x in constants):
+            return None
+        if any(isinstance(y, Tensor) for _, x in given if isinstance(x, (tuple, list)) for y in x):
+            return None
+        operands = [x for _, x in given if isinstance(x, Tensor)]
+        before = recorder.reason
+        try:
+            made = trace(
+                lambda a, k: function(*a, **k),
+                (bound.args, bound.kwargs),
+                [x._type for x in operands],
+            )
+        except Untraceable:
+            recorder.reason = before
+            return None
+        if made.draws or not made.body.outputs:
+            return None
+        arguments = tuple([
+            (k, True, None) if isinstance(x, Tensor)
+            else (k, False, tuple(x) if isinstance(x, list) else x)
+            for k, x in given
+        ])  # fmt: skip
+        attrs = {"body": made.body, "name": self._name, "arguments": arguments}
+        found = apply(OPS["call"], (*operands, *made.captured), attrs)
+        return (unflatten(made.structure, list(found)),)
 
     def register_autograd(
         self, backward: Callable[..., Any], /, *, setup_context: Callable[..., Any] | None = None
@@ -127,6 +192,12 @@ def _register(op: CustomOpDef) -> CustomOpDef:
     return op
 
 
+def registered(name: str) -> bool:
+    """Whether an operator has this name, "namespace::name"."""
+    space, _, inner = name.partition("::")
+    return inner in REGISTERED.get(space, {})
+
+
 def _find(op: Any, what: str) -> CustomOpDef:
     if isinstance(op, CustomOpDef):
         return op
@@ -159,6 +230,7 @@ def custom_op(
         )
     _split(name, "custom_op")
     made = CustomOpDef(name, fn, schema)
+    made._mutates = bool(mutates_args)
     made.register_kernel(device_types, fn)
     return _register(made)
 

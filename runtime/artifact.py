@@ -115,10 +115,12 @@ class Model:
         self._before_fork: list[_Instance] = []
         self._one = threading.Lock() if self.states else None  # of an instance that has state
         self._idle: list[_Instance] = [_Instance(self)]
+        self._out_is_input = any(p.name == "out" for p in self.inputs)
         _models.add(self)
 
     def __call__(
         self,
+        /,
         *arrays: NDArray[Any],
         out: NDArray[Any] | Sequence[NDArray[Any]] | None = None,
         **named: NDArray[Any],
@@ -128,13 +130,17 @@ class Model:
 
         Arrays that are not dense row-major are copied first; others are read where they are.
         Returns an array, or a tuple of arrays when the model has several outputs (or none). out:
-        arrays to write to instead of fresh ones: dense, writable, overlapping nothing.
+        arrays to write to instead of fresh ones: dense, writable, overlapping nothing; of a model
+        with an input that is called so, that input.
 
         Raises TypeError and ValueError for arguments that do not fit, naming the input;
         RuntimeError when the model found bad values (such as an index out of range).
         """
-        if named:
-            arrays = in_order(self.name, [p.name for p in self.inputs], arrays, named)
+        by_name: dict[str, Any] = named
+        if out is not None and self._out_is_input:
+            by_name, out = {**named, "out": out}, None
+        if by_name:
+            arrays = in_order(self.name, [p.name for p in self.inputs], arrays, by_name)
         if len(arrays) != self._count:
             raise self._wrong_count(arrays)
         if self.sizes:

@@ -183,6 +183,28 @@ def test_info_and_the_module_itself(capsys):
     )
     assert done.returncode == 0 and "serve" in done.stdout
     assert main([]) == 2
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as end:
+        main(["--version"])
+    assert not end.value.code
+    assert capsys.readouterr().out == f"jitgrad {jg.version.jitgrad}\n"
+
+
+def test_exported_files_become_native_code(folder, capsys):
+    assert main(["export", "net.py:Net", "-o", "net.jgx", "--input", "x=2x4"]) == 0
+    assert main(["export", "net.jgx", "-o", "libagain.so"]) == 0
+    x = np.ones((2, 4), np.float32)
+    want = jg.load_exported("net.jgx")(jg.from_numpy(x))
+    np.testing.assert_allclose(jg.runtime.load("libagain.so")(x), want.numpy(), rtol=1e-5)
+    assert main(["export", "net.jgx", "-o", "again.so", "--input", "2x4"]) == 2
+    assert "--input, --max and --min are for what is recorded" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("port", ["-1", "65536", "99999"])
+def test_ports_that_are_none(folder, capsys, port):
+    assert main(["serve", "net.py", "--port", port]) == 2
+    said = capsys.readouterr().err
+    assert said == f"jitgrad serve: [serve] expected a port from 0 to 65535; got {port}\n"
 
 
 @pytest.mark.parametrize(("arguments", "message"), [

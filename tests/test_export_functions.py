@@ -301,3 +301,62 @@ def test_functions_that_take_gradients_inside(how, module, dynamic, tmp_path):
 def test_what_needs_no_gradient_is_said_as_in_eager_code():
     with pytest.raises(RuntimeError, match="element 0 of tensors does not require grad"):
         torch.export(lambda x: torch.autograd.grad(x.sum(), x)[0], torch.rand(3))
+
+
+class Wraps(nn.Module):
+    def __init__(self, key):
+        super().__init__()
+        self.parts = nn.ModuleDict({key: nn.Linear(3, 3)})
+
+    def forward(self, x):
+        return next(iter(self.parts.values()))(x)
+
+
+@pytest.mark.parametrize(("options", "kind", "text"), [
+    ({"names": "x"}, TypeError, "expected names to be a list of strings; got 'x'"),
+    ({"names": 3}, TypeError, "expected names to be a list of strings; got 3"),
+    ({"names": [3]}, TypeError, "expected names to be strings; got 3"),
+    ({"names": [""]}, ValueError, "expected names of characters that print; got ''"),
+    ({"names": ["a\0b"]}, ValueError, r"names of characters that print; got 'a\\x00b'"),
+    ({"names": ["a\nb"]}, ValueError, "expected names of characters that print"),
+    ({"output_names": "y"}, TypeError, "expected output_names to be a list of strings; got 'y'"),
+    ({"output_names": [None]}, TypeError, "expected output_names to be strings; got None"),
+    ({"output_names": ["y\x7f"]}, ValueError, "expected output_names of characters that print"),
+    ({"output_names": ["y", "z"]}, ValueError, "expected 1 different output_names"),
+])  # fmt: skip
+def test_names_that_will_not_do(options, kind, text):
+    with pytest.raises(kind, match=text):
+        torch.export(lambda x: x * 2, torch.ones(3), **options)
+
+
+def test_names_of_trees_and_state_that_will_not_do():
+    with pytest.raises(ValueError, match="expected names of characters that print"):
+        torch.export(lambda d: d["a\0"] * 2, {"a\0": torch.ones(3)})
+    exported = torch.export(lambda x: {"a\0": x * 2}, torch.ones(3))
+    assert exported.output_names == ("output",)
+    with pytest.raises(ValueError, match="expected names of state of characters that print"):
+        torch.export(Wraps("a\0").eval(), torch.ones(2, 3))
+
+
+def test_names_of_a_library(tmp_path):
+    exported = torch.export(lambda x: x * 2, torch.ones(3))
+    for name in (3, "", "a b", b"net"):
+        with pytest.raises(ValueError, match="expected name to be a C identifier; got"):
+            exported.native(tmp_path / "libm.so", name=name)
+
+
+def test_inputs_called_as_parameters_of_the_call(tmp_path):
+    """`self` and `out` are inputs, by name too."""
+
+    def f(self, out):
+        return self - out
+
+    x, y = torch.ones(3), torch.rand(3)
+    exported = torch.export(f, x, y)
+    want = (x - y).numpy()
+    np.testing.assert_array_equal(exported(self=x, out=y).numpy(), want)
+    exported.native(tmp_path / "libnamed.so")
+    loaded = load(tmp_path / "libnamed.so")
+    np.testing.assert_array_equal(loaded(self=x.numpy(), out=y.numpy()), want)
+    np.testing.assert_array_equal(loaded(x.numpy(), out=y.numpy()), want)
+    np.testing.assert_array_equal(loaded(x.numpy(), y.numpy()), want)

@@ -425,7 +425,9 @@ def test_targets_by_name():
 
 @pytest.mark.parametrize(("path", "target", "message"), [
     ("m.so", "wasm32", "files are not for wasm32"), ("m.wasm", "host", "files are not for"),
-    ("m.dylib", "aarch64-linux-gnu", "files are not for"), ("m.exe", None, "path that ends in"),
+    ("m.dylib", "aarch64-linux-gnu", "files are not for"),
+    ("m.dylib", None, 'give target="aarch64-macos" or target="x86_64-macos"'),
+    ("m.exe", None, "path that ends in"),
 ])  # fmt: skip
 def test_suffixes_and_targets(path, target, message, tmp_path):
     with pytest.raises(ValueError, match=message):

@@ -236,13 +236,87 @@ def test_a_custom_op_by_a_symbolic_function(tmp_path: Any) -> None:
 
 def test_what_symbolic_functions_may_not_do(tmp_path: Any) -> None:
     exported = jitgrad.export(torch.special.erfcx, torch.ones(4))
-    with pytest.raises(TypeError, match="attributes of Clip to end in"):
+    with pytest.raises(RuntimeError, match="of erfcx raised TypeError.*of Clip to end in"):
         exported.onnx(tmp_path / "m.onnx", custom={"erfcx": lambda g, x: g.op("Clip", x, low=1)})
     with pytest.raises(RuntimeError, match="ONNX has no op Nonsense"):
         exported.onnx(tmp_path / "m.onnx", custom={"erfcx": lambda g, x: g.op("Nonsense", x)})
     with pytest.raises(ValueError, match="expected the name of an op"):
         torch.onnx.register_custom_op_symbolic("mine::nothing", lambda g: None, 18)
     assert "nothing" not in OPS
+    for wrong, text in [
+        (lambda g, x: None, "symbolic function of erfcx to give a value, .* got NoneType"),
+        (lambda g, x: (x, x), "function of erfcx to give a value, as g.op does; got 2 of them"),
+        (lambda g, y, z: y, "symbolic function of erfcx raised TypeError"),
+        (lambda g, x: {}[1], "symbolic function of erfcx raised KeyError"),
+    ]:
+        with pytest.raises(jitgrad.onnx.OnnxExporterError, match=text):
+            exported.onnx(tmp_path / "m.onnx", custom={"erfcx": wrong})
+    for name in ("Erfcx", "erfc_x", "mine::nothing", "", 3):
+        with pytest.raises(ValueError, match="expected the name of an op; got"):
+            exported.onnx(tmp_path / "m.onnx", custom={name: lambda g, x: x})
+    with pytest.raises(TypeError, match="expected a function for 'erfcx'; got str"):
+        exported.onnx(tmp_path / "m.onnx", custom={"erfcx": "Erfcx"})
+    assert not os.listdir(tmp_path)
+
+
+def test_operators_of_users_stay_one_node(tmp_path: Any) -> None:
+    @jitgrad.library.custom_op("tests::scaled", mutates_args=())
+    def scaled(x: Any, by: float = 2.0, *, shift: Any) -> Any:
+        return x * by + shift + bias
+
+    @jitgrad.library.custom_op("tests::unused", mutates_args=())
+    def unused(x: Any) -> Any:
+        return x + 1
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.by = 3.0
+
+        def forward(self, x: Any, y: Any) -> Any:
+            return scaled(scaled(x, self.by, shift=y), shift=x).exp()
+
+    bias = torch.rand(4)
+    model, x, y = Model().eval(), torch.rand(3, 4), torch.rand(3, 4)
+    shapes = {"x": {0: "n"}, "y": {0: "n"}}
+    exported = jitgrad.export(model, x, y, dynamic_shapes=shapes)
+    assert [n.op.name for n in exported.graph.nodes] == ["call", "call", "exp"]
+    want = model(x, y)
+    torch.testing.assert_close(exported(x, y), want)
+    exported.save(tmp_path / "m.jgx")
+    torch.testing.assert_close(jitgrad.load_exported(tmp_path / "m.jgx")(x, y), want)
+    jitgrad.export(model, x, y).native(tmp_path / "libm12.so")
+    found = jitgrad.runtime.load(tmp_path / "libm12.so")(x.numpy(), y.numpy())
+    np.testing.assert_allclose(found, want.numpy(), rtol=1e-6)
+    path = tmp_path / "m.onnx"
+    exported.onnx(path)  # without a symbolic function: the ops in it
+    np.testing.assert_allclose(run(path, x=x, y=y)[0], want.numpy(), rtol=1e-6)
+
+    given = []
+
+    def symbolic(g: Any, x: Any, by: float, *, shift: Any) -> Any:
+        given.append(by)
+        return g.op("tests::Scaled", x, shift, by_f=by)
+
+    def kinds() -> list[str]:
+        return [n.op_type for n in onnx.load(path).graph.node]
+
+    exported.onnx(path, custom={"tests::scaled": symbolic})
+    assert (given, kinds()) == ([3.0, 2.0], ["Scaled", "Scaled", "Exp"])
+    assert not onnx.load(path).graph.initializer
+    torch.onnx.register_custom_op_symbolic("tests::scaled", symbolic)
+    try:
+        exported.onnx(path)
+        assert kinds() == ["Scaled", "Scaled", "Exp"]
+    finally:
+        torch.onnx.unregister_custom_op_symbolic("tests::scaled")
+    exported.onnx(path)
+    assert "Scaled" not in kinds()
+    with pytest.raises(ValueError, match="expected Model to have tests::unused as a node"):
+        exported.onnx(path, custom={"tests::unused": symbolic})
+    for name in ("tests::Scaled", "scaled"):
+        with pytest.raises(ValueError, match="or write 'tests::scaled'"):
+            exported.onnx(path, custom={name: symbolic})
 
 
 # -- dynamic dims ---------------------------------------------------------------------------------

@@ -163,6 +163,31 @@ def test_state(tmp_path):
     """)  # fmt: skip
 
 
+def test_state_of_no_dims_takes_numbers(tmp_path):
+    total = jg.zeros((), dtype=jg.float64)
+    jg.export(lambda x: total.add_(x) * 1, jg.ones((), dtype=jg.float64)).native(
+        tmp_path / "libnet.so"
+    )
+    bare(tmp_path, """
+        model = libnet.load()
+        for seven in (7.0, np.float64(7), np.array(7.0)):
+            model.set_state({"total": seven})
+            assert model.get_state()["total"] == 7
+        for wrong, kind, text in [
+            ({"total": "7"}, TypeError, "expected total to be an array of float64; got <U1"),
+            ({"total": np.float32(7)}, TypeError, "array of float64; got float32"),
+            ({"total": [7.0]}, ValueError, "expected total to have shape []; got [1]"),
+            ({"totl": 7.0}, KeyError, "no state is called 'totl'; there is ['total']"),
+        ]:
+            try:
+                model.set_state(wrong)
+                raise SystemExit(f"taken: {wrong}")
+            except kind as error:
+                assert text in error.args[0], error
+        assert model.get_state()["total"] == 7
+    """)  # fmt: skip
+
+
 def test_the_import_of_a_library_runs_the_module_beside_it(tmp_path):
     """Python finds libnet.so before libnet.py."""
     exported = jg.export(lambda x: x * 2, jg.rand(3))

@@ -170,6 +170,8 @@ BAD = [
      "expected elements of FP32; got null"),
     ({"inputs": [{"name": "x", "datatype": "FP32", "shape": [2, 4], "data": [[1, 2, 3, 4], 5]}]},
      "mixed"),
+    ({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [[1, 2, 3], [4]]}]},
+     "expected rows of one length in 'data'; got rows of 1 and of 3"),
     ({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4],
                   "parameters": {"binary_data_size": 16}}]}, "16 bytes of binary data"),
     (request(numbers(1), outputs=[{"name": "z"}]), "no output is called 'z'"),
@@ -195,6 +197,13 @@ def test_a_body_that_is_too_large(server):
     c.request("POST", "/v2/models/m/infer", iter([b"x" * 6000] * 3), encode_chunked=True,
               headers={"Transfer-Encoding": "chunked"})  # fmt: skip
     assert c.getresponse().status == 413
+
+
+def test_bodies_are_read_as_they_are(server):
+    headers = {"Content-Encoding": "gzip"}
+    status, answer = server.post(request(numbers(1)), headers)
+    assert status == 415 and "got Content-Encoding: gzip" in answer["error"]
+    assert server.post(request(numbers(1)), {"Content-Encoding": "identity"})[0] == 200
 
 
 def test_a_slow_client_does_not_hold_others_up(server):

@@ -109,6 +109,11 @@ def required_features(target: Target) -> list[str]:
     return [f for f in _X86 if f in named]
 
 
+def older_level(feature: str) -> str:
+    """The level of x86-64 processors to compile for where this feature is missing."""
+    return "x86-64" if feature in _V2 else "x86-64-v2"
+
+
 def baseline(function: ir.Function, target: Target) -> None:
     """Compiles a function for any processor of the architecture, and inlines it nowhere.
 

@@ -36,7 +36,7 @@ from jitgrad.compiler.ops.record import OPS, Op, op
 
 # module -> the records that it makes
 _LATE = {
-    "control": "cond scan while_loop",
+    "control": "call cond scan while_loop",
     "airy": "airy_ai",
     "bessel_k": (
         "modified_bessel_k0 modified_bessel_k1 scaled_modified_bessel_k0 scaled_modified_bessel_k1"

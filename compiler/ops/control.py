@@ -1,4 +1,4 @@
-"""Control flow: scan, while_loop and cond, ops whose attributes hold graphs (compiler/body.py).
+"""Control flow: scan, while_loop, cond, call: ops whose attributes hold graphs (compiler/body.py).
 
 Owns their records; how a scan is reversed is in scan_derivative.py, how loops become launch rows in
 compiler/nested.py. Results are always a tuple. Operands that a body reads whole at each step
@@ -476,6 +476,59 @@ class Cond(Control):
         yield Sample((np.array([True]), x, w), attrs, "pred of shape (1,)")
 
 
+class Call(Control):
+    """call(*operands; body, name, arguments): what a body makes of the operands, under a name for
+    which a symbolic function can say how it is written to ONNX ("my::twice", a user's operator).
+
+    arguments: of the user's call, in order: (keyword or "", whether it is the next operand, its
+    value otherwise). Further operands are what the function captured. It has no derivative: with
+    gradients on a user's operator is recorded as the ops in it.
+    """
+
+    name = "call"
+    bodies = ("body",)
+    inlined = True
+    differentiable = False
+
+    def infer(self, *types: Any, **attrs: Any) -> tuple[TensorType, ...]:
+        self.expect_operands(attrs["body"], types)
+        return tuple(attrs["body"].outputs)
+
+    def reference(self, *arrays: np.ndarray, **attrs: Any) -> tuple[np.ndarray, ...]:
+        return tuple(np.array(y) for y in attrs["body"].run(arrays))
+
+    def batch(self, operands: Sequence[Any], batched: Sequence[bool], **attrs: Any) -> Any:
+        size = next(x.shape[0] for x, b in zip(operands, batched, strict=True) if b)
+        mapped = _all_batched(attrs["body"], tuple(batched), Size(size))
+        return self(*operands, **{**attrs, "body": mapped})
+
+    def slim(
+        self, attrs: dict[str, Any], used: Sequence[bool]
+    ) -> tuple[dict[str, Any], list[int], list[int]] | None:
+        return None
+
+    def symbolic_name(self, attrs: dict[str, Any]) -> str:
+        return str(attrs["name"])
+
+    def symbolic_arguments(
+        self, inputs: Sequence[str], attrs: dict[str, Any]
+    ) -> tuple[Sequence[Any], dict[str, Any]]:
+        operands = iter(inputs)
+        given = [
+            (k, next(operands) if is_operand else x) for k, is_operand, x in attrs["arguments"]
+        ]
+        return [x for k, x in given if not k], {k: x for k, x in given if k}
+
+    def onnx(self, ctx: OnnxContext, inputs: Sequence[str], **attrs: Any) -> Any:
+        return tuple(ctx.inline(attrs["body"].graph, inputs))
+
+    def samples(self) -> Iterable[Sample]:
+        x, w = np.array([0.5, -1.5, 2.0]), np.array([1.0, 2.0, -0.5])
+        arguments = (("", True, None), ("", False, 2.0), ("w", True, None))
+        attrs = {"body": _branches()[0], "name": "my::op", "arguments": arguments}
+        yield Sample((x, w), attrs, grad=False)
+
+
 def _onnx_scalar(ctx: OnnxContext, x: str) -> str:
     """An array of one element, 0-d."""
     return str(ctx.node("Reshape", [x, ctx.shape(())], allowzero=1))
@@ -759,4 +812,4 @@ def _branches() -> tuple[Body, Body]:
     return made[0], made[1]
 
 
-scan, while_loop, cond = Scan(), WhileLoop(), Cond()
+scan, while_loop, cond, call = Scan(), WhileLoop(), Cond(), Call()

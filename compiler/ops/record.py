@@ -235,6 +235,7 @@ class Op:
             the bits that a kernel gives (add, mul, cast, ...; not exp).
         chooses: vjp can be told which cotangents are wanted.
         bodies: the names of attributes that hold graphs (compiler/body.py).
+        inlined: is what its graph computes, and compiled as that (passes/simplify.py).
         sparse: vjp of several outputs gets None for those that nothing depends on, not zeros.
         linear: linear in its one operand, with attributes that a new leading axis leaves valid
             through `batch` (movement): the sum over that axis may be taken before or after.
@@ -258,6 +259,7 @@ class Op:
     differentiable: bool = True
     chooses: bool = False
     bodies: tuple[str, ...] = ()
+    inlined: bool = False
     sparse: bool = False
     linear: bool = False
     precise: bool = False
@@ -366,6 +368,16 @@ class Op:
 
     def onnx(self, ctx: OnnxContext, inputs: Sequence[str], *_: Any, **attrs: Any) -> Any:
         raise RuntimeError(f"[{self.name}] has no ONNX form")
+
+    def symbolic_name(self, attrs: dict[str, Any]) -> str:
+        """The name by which users' symbolic functions say how an application goes to ONNX."""
+        return self.name
+
+    def symbolic_arguments(
+        self, inputs: Sequence[str], attrs: dict[str, Any]
+    ) -> tuple[Sequence[Any], dict[str, Any]]:
+        """What such a function is called with, besides the graph."""
+        return inputs, attrs
 
     def samples(self) -> Iterable[Sample]:
         return ()

@@ -22,8 +22,9 @@ from jitgrad.compiler.passes.rules import Pattern, Rule, constant, match_node, r
 _RULES: dict[str, list[Rule]] = rules_by_op()
 
 
-def simplify(graph: Graph) -> Graph:
-    """One forward sweep over the nodes, then dead-code removal."""
+def simplify(graph: Graph, calls: bool = False) -> Graph:
+    """One forward sweep over the nodes, then dead-code removal. calls: records that say `inlined`
+    stay as they are, instead of the graphs that they hold."""
     replace: dict[Value, Value] = {}
     seen: dict[Any, Node] = {}
     nodes: list[Node] = []
@@ -46,25 +47,35 @@ def simplify(graph: Graph) -> Graph:
         inputs = [build(p, bound, line) for p in pattern[1]]
         return emit(Node(OPS[pattern[0]], inputs, {}, line))[0]
 
-    for old in graph.nodes:
-        inputs = tuple(replace.get(v, v) for v in old.inputs)
-        node = old if inputs == old.inputs else Node(old.op, inputs, old.attrs, old.line)
-        if node.op.bodies:
-            node = _with_bodies(node)
-        outputs = _noop(node) or _fold(node, emit)
-        if outputs is None:
-            for rule in _RULES.get(node.op.name, ()):
-                bound: dict[str, Value] = {}
-                if match_node(rule.pattern, node, bound):
-                    new = build(rule.replacement, bound, node.line)
-                    if new.type == node.outputs[0].type:
-                        outputs = (new,)
-                        break
-        if outputs is None:
-            outputs = emit(node)
-        for before, after in zip(old.outputs, outputs, strict=True):
-            if before is not after:
-                replace[before] = after
+    def visit(among: list[Node]) -> None:
+        for old in among:
+            inputs = tuple(replace.get(v, v) for v in old.inputs)
+            if old.op.inlined and not calls:
+                called: Graph = old.attr[old.op.bodies[0]].graph
+                replace.update(zip((i.value for i in called.inputs), inputs, strict=True))
+                visit(called.nodes)
+                found = (replace.get(v, v) for v in called.outputs)
+                replace.update(zip(old.outputs, found, strict=True))
+                continue
+            node = old if inputs == old.inputs else Node(old.op, inputs, old.attrs, old.line)
+            if node.op.bodies:
+                node = _with_bodies(node, calls)
+            outputs = _noop(node) or _fold(node, emit)
+            if outputs is None:
+                for rule in _RULES.get(node.op.name, ()):
+                    bound: dict[str, Value] = {}
+                    if match_node(rule.pattern, node, bound):
+                        new = build(rule.replacement, bound, node.line)
+                        if new.type == node.outputs[0].type:
+                            outputs = (new,)
+                            break
+            if outputs is None:
+                outputs = emit(node)
+            for before, after in zip(old.outputs, outputs, strict=True):
+                if before is not after:
+                    replace[before] = after
+
+    visit(graph.nodes)
     return remove_dead(graph.with_(nodes, replace))
 
 
@@ -100,14 +111,14 @@ def _fold(node: Node, emit: Any) -> tuple[Value, ...] | None:
 
 
 @lru_cache(512)
-def simplified_body(body: Body) -> Body:
+def simplified_body(body: Body, calls: bool = False) -> Body:
     """A graph that a node holds, simplified."""
-    return Body(simplify(body.graph))
+    return Body(simplify(body.graph, calls))
 
 
-def _with_bodies(node: Node) -> Node:
+def _with_bodies(node: Node, calls: bool) -> Node:
     """A node whose graphs are simplified."""
-    bodies = {name: simplified_body(node.attr[name]) for name in node.op.bodies}
+    bodies = {name: simplified_body(node.attr[name], calls) for name in node.op.bodies}
     if all(bodies[name] == node.attr[name] for name in bodies):
         return node
     return Node(node.op, node.inputs, {**node.attr, **bodies}, node.line)

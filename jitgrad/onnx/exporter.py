@@ -18,14 +18,15 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from jitgrad.compiler.ir import Graph, Node, Value
+from jitgrad.compiler.ir import Graph, Node, Value, all_nodes
+from jitgrad.compiler.ops import OPS
 from jitgrad.compiler.passes.simplify import simplify
 from jitgrad.compiler.types import TensorType
 from jitgrad.dynamic_shapes import conditions
 from jitgrad.onnx.errors import OnnxExporterError, UnsupportedOperatorError
 from jitgrad.onnx.importing.conditions import KEY
 from jitgrad.onnx.opsets import NEWEST, OLDEST, ir_version
-from jitgrad.onnx.symbolic import as_form, registered_form
+from jitgrad.onnx.symbolic import as_form, name_of, registered_function
 from jitgrad.onnx.writer import Writer, value_info
 from jitgrad.runtime.errors import CompileError
 from jitgrad.version import jitgrad as own_version
@@ -176,15 +177,30 @@ class _Walk:
 
     def __init__(self, exported: Exported, opset: int, custom: Mapping[str, Any] | None) -> None:
         self.exported, self.outputs = exported, _outputs(exported)
-        self.custom = dict(custom or {})
         self.writer = Writer(opset, self.inline)
         with exported.graph.env.deciding_by_form():  # what calls may be given stays as it was
-            self.graph: Graph = simplify(exported.graph)
+            self.graph: Graph = simplify(exported.graph, calls=True)
+        self.custom = self._custom(custom or {})
         self.names: dict[Value, str] = {}
         self.missing: list[Missing] = []
         self._declare()
         for node in self.graph.nodes:
             self._write(self.writer, node, self.names)
+
+    def _custom(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The symbolic functions by symbolic name. One for a user's operator that has no node is
+        refused: what it was asked to write would be written as the ops in it."""
+        held = {n.op.symbolic_name(n.attr) for n in all_nodes(self.graph)}
+        custom = {name_of(n, f, "onnx", held): f for n, f in given.items()}
+        gone = [n for n in custom if n not in held and n not in OPS]
+        if gone:
+            raise ValueError(
+                f"[onnx] expected {self.graph.name} to have {', '.join(gone)} as a node; it is not "
+                "called, or became the ops in it: so does an operator where gradients are on or "
+                "inside vmap, one with mutates_args or lists of tensors, and one that draws random "
+                "numbers or looks at values"
+            )
+        return custom
 
     def _declare(self) -> None:
         for name in self.outputs:
@@ -228,9 +244,11 @@ class _Walk:
             writer.typed(name, v.type)
 
     def _form(self, node: Node) -> Callable[..., Any]:
-        if node.op.name in self.custom:
-            return as_form(self.custom[node.op.name])
-        return registered_form(node.op.name, self.writer.opset) or node.op.onnx
+        name = node.op.symbolic_name(node.attr)
+        function = self.custom.get(name) or registered_function(name, self.writer.opset)
+        if function is None:
+            return node.op.onnx
+        return as_form(function, node.op, len(node.outputs))
 
     # -- the model -----------------------------------------------------------------------------
     def model(self, weight: Weight) -> onnx.ModelProto:

@@ -72,6 +72,8 @@ def serve(
     ]:  # fmt: skip
         if value < low:
             raise ValueError(f"[serve] expected {label} of at least {low}; got {value}")
+    if not 0 <= port < 2**16:
+        raise ValueError(f"[serve] expected a port from 0 to 65535; got {port}")
     label = name or re.sub(r"[^\w.-]", "_", Path(path).stem.removeprefix("lib"))
     if not re.fullmatch(r"[\w.-]+", label):
         raise ValueError(f"[serve] expected a name of letters, digits, _, . and -; got {name!r}")

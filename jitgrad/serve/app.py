@@ -180,6 +180,9 @@ class _Server:
     async def _body(self, request: Request) -> bytes:
         most = self.settings.max_body
         too_large = BadRequest(f"expected a body of at most {most} bytes", 413)
+        coding = request.headers.get("content-encoding", "identity").strip().lower()
+        if coding not in ("", "identity"):
+            raise BadRequest(f"expected a body as it is; got Content-Encoding: {coding[:50]}", 415)
         stated = request.headers.get("content-length", "0")
         if stated.isdigit() and int(stated) > most:
             raise too_large

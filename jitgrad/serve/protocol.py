@@ -216,6 +216,12 @@ def _flattened(data: list[Any], port: Port) -> list[Any]:
             break
         if not all(isinstance(row, list) for row in data):
             raise BadRequest(f"input {port.name!r}: rows and numbers are mixed in 'data'")
+        lengths = {len(row) for row in data}
+        if len(lengths) > 1:
+            raise BadRequest(
+                f"input {port.name!r}: expected rows of one length in 'data'; got rows of "
+                f"{min(lengths)} and of {max(lengths)}"
+            )
         data = [v for row in data for v in row]
     return data
 
