@@ -431,7 +431,7 @@ def _make_plan(key: Any, op: Any, operands: tuple[Any, ...], attrs: dict[str, An
     if static:
         if len(plans) >= _MAX_PLANS:
             plans.clear()
-        if not (plan.zeros and type(kernel) in gpu.kernels.MADE_OF_ATTRIBUTES):
+        if type(kernel) not in gpu.kernels.MADE_OF_ATTRIBUTES or not gpu.kernels.zeros_of(attrs):
             with suppress(TypeError):  # an attribute that cannot be hashed: inferred every time
                 plans[key] = plan
                 plan.lasts = not plan.zeros

@@ -64,8 +64,8 @@ def device_kernel(
     op: Any, types: Sequence[TensorType], outs: Sequence[TensorType], attrs: dict[str, Any]
 ) -> Callable[..., Any]:
     """What runs an op of which an operand or a result is on a GPU. Attributes are part of its code:
-    0.0 and -0.0 have code of their own, found again here, as one plan cannot serve both."""
-    zeros = [k for k, v in attrs.items() if type(v) is float and v == 0.0]
+    0 and -0.0 have code of their own, found again here, as one plan cannot serve both."""
+    zeros = zeros_of(attrs)
     if not zeros:
         return _device_kernel(op, types, outs, attrs)
     signs = tuple([math.copysign(1.0, attrs[k]) for k in zeros])
@@ -79,6 +79,11 @@ def device_kernel(
             _with_zeros.clear()
         found = _with_zeros[key] = _device_kernel(op, types, outs, attrs)
     return found
+
+
+def zeros_of(attrs: dict[str, Any]) -> list[str]:
+    """The attributes that are 0 or, equal to it, -0.0."""
+    return [k for k, v in attrs.items() if type(v) in (int, float) and v == 0]
 
 
 _with_zeros: dict[Any, Callable[..., Any]] = {}

@@ -101,7 +101,7 @@ def name_of(frame: FrameType) -> str:
 def _are_given(away: list[Tensor], frames: list[FrameType]) -> bool:
     """Whether tensors on the CPU are the user's: the function that was called got such a tensor,
     whatever became of it, or a Module that was called holds them or gave one to a function."""
-    given = [_without_host_arguments(f.f_locals, _arguments(f)) for f in frames]
+    given = [_without_host_arguments(f, _arguments(f)) for f in frames]
     if any(_is_away(x) for x in _direct(given[-1], _DEPTH)):
         return True
     modules = list(_modules(given, _DEPTH + 1))
@@ -123,14 +123,19 @@ def _is_jit(frame: FrameType) -> bool:
     return frame.f_code.co_filename.endswith(_JIT)
 
 
-def _without_host_arguments(variables: Any, given: list[Any]) -> list[Any]:
-    """The arguments of a function, or of a module's forward, that a wrapper calls, without those
-    that may be on the CPU (functions.args.takes_on_host)."""
-    owner, args = variables.get("self"), variables.get("args", ())
-    function = type(owner).forward if _is_module(owner) else variables.get("function")
+def _without_host_arguments(frame: FrameType, given: list[Any]) -> list[Any]:
+    """The arguments of a function, or of a module's forward, of this frame or that it wraps,
+    without those that may be on the CPU (functions.args.takes_on_host)."""
+    variables = frame.f_locals
+    owner, args = variables.get("self"), variables.get("args")
+    cls: Any = type(owner)
+    function = cls.forward if _is_module(owner) else variables.get("function")
     names = getattr(function, "on_host", ())
     if not names or function is None:
         return given
+    if args is None:
+        own = zip(frame.f_code.co_varnames, given, strict=False)
+        return [x for name, x in own if name not in names]
     args = (owner, *args) if _is_module(owner) else args
     bound = inspect.signature(function).bind(*args, **variables.get("kwargs", {}))
     return [x for name, x in bound.arguments.items() if name not in names]

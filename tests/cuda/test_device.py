@@ -522,7 +522,7 @@ def test_attributes_keep_the_sign_of_zero() -> None:
         lambda k: torch.nn.functional.pad(x, (1, 1), value=k),
         lambda k: torch.nn.functional.hardtanh(x, k, 1.0),
     ):
-        for k in (-0.0, 0.0, -0.0):
+        for k in (0, -0.0, 0.0, -0.0):
             assert torch.signbit(f(k))[0].item() == (str(k) == "-0.0")
 
 
