@@ -129,7 +129,7 @@ def _note_modules(out: Reads, instructions: list[dis.Instruction], n: int) -> No
         out.modules.add(key.argval)
     elif key is not None and key.opname == "LOAD_GLOBAL" and key.argval == "__name__":
         out.modules.add("__name__")
-    elif at_sys:
+    elif at_sys and ops[0] != "CONTAINS_OP":  # packages look for others that they work with
         out.modules.add("")
 
 

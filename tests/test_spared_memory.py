@@ -59,7 +59,7 @@ def test_activations_are_computed_again(monkeypatch: Any) -> None:
     # Of each layer, the sums before GELU are kept, its tanh, what comes out of it (1 each), and its
     # input, normalised and not (1/4 each). All but the sums and the plain input is computed again.
     assert plain.peak <= (LAYERS * 3.5 + 1.5) * WIDE
-    assert spared.peak <= (LAYERS * 1.25 + 4.25) * WIDE
+    assert spared.peak <= (LAYERS * 1.25 + 4.3) * WIDE
     assert spared.kernels > plain.kernels
 
 
