@@ -12,7 +12,7 @@ from typing import Any
 import jitgrad.functions as ops
 from jitgrad import fused
 from jitgrad.autograd.modes import no_grad
-from jitgrad.composites import composite
+from jitgrad.composites import composite, is_large
 from jitgrad.info import finfo
 from jitgrad.nn.functional.args import (
     expect_floating,
@@ -110,20 +110,29 @@ def batch_norm(
         ):
             if running_mean is not None and running_var is not None:
                 moves: dict[str, Any] = {"axes": dims, "momentum": momentum}
-                unbias = {"unbias": count / (count - 1)}
+                wide = {"unbias": count / (count - 1)}
                 with no_grad():
                     running_mean.copy_(fused.apply(fused.moved, (running_mean, x), moves))
-                    running_var.copy_(fused.apply(fused.moved, (running_var, x), moves | unbias))
+                    running_var.copy_(fused.apply(fused.moved, (running_var, x), moves | wide))
             return cast(_normalised(x, dims, weight, bias, eps, shape), input._type.dtype)
         if running_mean is None or running_var is None or count == 0:
             return _normed(input, weight, bias, dims, eps)
-        out, mean, var = _batch_normed(
-            input, running_mean, running_var, weight, bias, dims, momentum, count / (count - 1), eps
-        )
+        unbias = count / (count - 1)
+        if is_large((x,)):
+            out, new_mean, new_var = _batch_normed(
+                input, running_mean, running_var, weight, bias, dims, momentum, unbias, eps
+            )
+            with no_grad():
+                running_mean.copy_(new_mean)
+                running_var.copy_(new_var)
+            return out
+        # The statistics move first: who computes again what was not saved stops at the result.
+        mean, centred, var = _centre(x, dims)
         with no_grad():
-            running_mean.copy_(mean)
-            running_var.copy_(var)
-        return out
+            moved = _moved(running_mean, running_var, mean, var, momentum, unbias)
+            for running, new in zip((running_mean, running_var), moved, strict=True):
+                running.copy_(new)
+        return _per_channel(centred * ops.rsqrt(var + eps), weight, bias).to(input.dtype)
     if running_mean is None or running_var is None:
         raise RuntimeError(
             "[batch_norm] expected running_mean and running_var when not training; got None"
@@ -147,13 +156,22 @@ def _batch_normed(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """_normed, and what the running statistics become."""
     mean, centred, var = _centre(_wide(input), dims)
-    moved = []
     with no_grad():
-        new_mean, new_var = mean.detach().reshape(-1), var.detach().reshape(-1) * unbias
-        for running, new in ((running_mean, new_mean), (running_var, new_var)):
-            moved.append(_wide(running.detach()) * (1 - momentum) + new * momentum)
+        moved = _moved(running_mean, running_var, mean, var, momentum, unbias)
     out = _per_channel(centred * ops.rsqrt(var + eps), weight, bias).to(input.dtype)
-    return out, moved[0], moved[1]
+    return out, *moved
+
+
+def _moved(
+    running_mean: Tensor, running_var: Tensor, mean: Tensor, var: Tensor,
+    momentum: float | Tensor, unbias: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Running statistics, moved towards the mean and the variance without bias."""
+    new_mean, new_var = mean.detach().reshape(-1), var.detach().reshape(-1) * unbias
+    return (
+        _wide(running_mean.detach()) * (1 - momentum) + new_mean * momentum,
+        _wide(running_var.detach()) * (1 - momentum) + new_var * momentum,
+    )
 
 
 @composite
