@@ -146,6 +146,7 @@ def _spread(
     return found
 
 
+@calls_kept()
 def record(
     function: Any,
     of: Any,
@@ -163,22 +164,9 @@ def record(
     for path, x in state.items():
         if isinstance(x, Tensor):
             _expect_host(of, path, x._type.device)
-    for given, what in ((names, "names"), (output_names, "output_names")):
-        if given is not None:
-            _expect_strings(given, what)
-    with calls_kept():
-        return _record(function, of, example_inputs, names, output_names, dynamic_shapes, arguments)
-
-
-def _record(
-    function: Any,
-    of: Any,
-    example_inputs: Sequence[Tensor],
-    names: Sequence[str] | None,
-    output_names: Sequence[str] | None,
-    dynamic_shapes: DynamicShapes,
-    arguments: Structure | None,
-) -> Exported:
+    for strings, what in ((names, "names"), (output_names, "output_names")):
+        if strings is not None:
+            _expect_strings(strings, what)
     inputs = [x.detach().clone() for x in example_inputs]
 
     def tree(leaves: Sequence[Tensor]) -> tuple[Any, ...]:
