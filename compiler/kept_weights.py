@@ -86,6 +86,8 @@ def make(
         kept=image.kept,
         owners=(library,),
     )  # fmt: skip
+    for memory in program.kept.values():
+        memory.fill(0)  # what lies behind the last panel is stored, too
     nothing = np.zeros(1, np.int64)
     arrays = [state.get(k, nothing) for k in range(first)]
     program.prepare(arrays)

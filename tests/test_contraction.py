@@ -98,7 +98,17 @@ def execute(
         function = _KERNEL(library.address(code.key, launch.symbol))
         call = functools.partial(function, ctx.ctypes.data, bufs.ctypes.data, table.ctypes.data)
         run_blocks(call, evaluate(launch.total, sizes), launch.grain, workers)
+    for w in code.workspace:
+        if w.name.endswith("panels") and w.dtype.is_floating_point:
+            used = memory[w][: evaluate(prod(w.shape), sizes) * w.dtype.itemsize]
+            assert np.isfinite(used.view(w.dtype.np)).all() or not _finite(arrays), (
+                "what memory held"
+            )
     return int(error[0])
+
+
+def _finite(arrays: Mapping[Array, np.ndarray]) -> bool:
+    return all(np.isfinite(x.astype(np.float64)).all() for x in arrays.values())
 
 
 def matmul_kernel(

@@ -18,7 +18,7 @@ from jitgrad.compiler import link, native
 from jitgrad.compiler.graph_tensor import OPS
 from jitgrad.compiler.ir import Graph
 from jitgrad.compiler.types import TensorType
-from jitgrad.runtime import artifact_format, dtypes, load
+from jitgrad.runtime import artifact_format, buffers, dtypes, load
 from jitgrad.runtime.errors import ArtifactError, CompileError
 
 pytestmark = pytest.mark.skipif(link.find_linker() is None, reason="no linker on this machine")
@@ -28,6 +28,17 @@ needs_cc = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler"
 def network():
     jg.manual_seed(0)
     return nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 4)).eval()
+
+
+class Only(nn.Module):
+    """The first of a module's results."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, x):
+        return self.module(x)[0]
 
 
 @pytest.fixture(scope="module")
@@ -488,6 +499,38 @@ def test_weights_are_stored_as_the_code_reads_them(tmp_path):
         assert there == ([False, True] * 2 if label == "here" else [True] * 4)
         sizes[label] = library.info["weights_bytes"]
     assert sizes["here"] < 1.2 * sizes["level"]
+
+
+@needs_x86
+@pytest.mark.parametrize(
+    ("module", "shape"),
+    [
+        (nn.Linear(300, 10), (64, 300)),
+        (nn.Linear(37, 517), (9, 37)),
+        (nn.Linear(300, 211), (1, 300)),
+        (nn.Conv2d(19, 45, 3, padding=1), (1, 19, 14, 14)),
+        (nn.Conv2d(24, 37, 1), (2, 24, 9, 7)),
+        (nn.LSTM(21, 27), (5, 3, 21)),
+    ],
+)
+@pytest.mark.parametrize("dtype", [jg.float32, jg.bfloat16, jg.float64])
+def test_what_memory_held_is_not_stored(tmp_path, monkeypatch, module, shape, dtype):
+    """Where panels are wider than a weight, or begin at multiples of some bytes."""
+    model, x = module.eval().to(dtype), jg.rand(*shape).to(dtype)
+    model = model if not isinstance(model, nn.LSTM) else Only(model)
+    stored, empty = [], buffers.empty
+
+    for held in (0, 1, 255):
+
+        def used_before(nbytes, held=held):
+            memory = empty(nbytes)
+            memory.fill(held)
+            return memory
+
+        monkeypatch.setattr(buffers, "empty", used_before)
+        jg.export(model, x).native(tmp_path / "libnet.so")
+        stored.append((tmp_path / "libnet.so").read_bytes())
+    assert stored[0] == stored[1] == stored[2]
 
 
 @pytest.mark.parametrize("loop", [False, True])

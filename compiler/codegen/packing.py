@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 import llvmlite.ir as ir
 
 from jitgrad.compiler.codegen.access import operand_access
-from jitgrad.compiler.codegen.code import Int, prefetch, size_of, storage_type
+from jitgrad.compiler.codegen.code import Int, prefetch, size_of, storage_type, vector_of
 from jitgrad.compiler.codegen.emit import Ops
 from jitgrad.compiler.codegen.frame import Frame
 from jitgrad.compiler.codegen.positions import Positions
@@ -171,10 +171,12 @@ def pack(source: Source, panels: ir.Value, width: int, count: Int, depth: Int, s
 
 
 def edge_panel(source: Source, panel: ir.Value, x: Int, rest: Int, width: int, depth: Int) -> None:
-    """A panel with `rest` of `width` entries, from x on; the others are 0, or the last of them."""
+    """A panel with `rest` of `width` entries, from x on; the others are 0, or the last of them: not
+    what memory held, since arithmetic of numbers below the normal range can be slow."""
     code = source.frame.code
     block = _block_along_k(source, width, depth)
     if block > 1 and not _copied_pieces(source, width):
+        _clear(source, panel, width, depth)
         rows = min(_EDGE_ROWS, block, 1 << (width.bit_length() - 1))
         with code.loop(0, rest, rows) as first:
             first = code.min(first, width - rows)
@@ -188,6 +190,17 @@ def edge_panel(source: Source, panel: ir.Value, x: Int, rest: Int, width: int, d
             code.store(source.element_at(code.add(x, i), k), row, i, element)
         with code.loop(rest, width) as i:
             code.store(zero, row, i, element)
+
+
+def _clear(source: Source, panel: ir.Value, width: int, depth: Int) -> None:
+    """Makes a panel zero."""
+    code, element = source.frame.code, storage_type(source.acc)
+    pieces = in_powers(width, source.max_vector)
+    starts = [sum(pieces[:k]) for k in range(len(pieces))]
+    with code.loop(0, depth) as k:
+        row = code.at(panel, code.mul(k, width), element)
+        for start, piece in zip(starts, pieces, strict=True):
+            code.store(ir.Constant(vector_of(element, piece), None), row, start, element)
 
 
 def _copied_pieces(source: Source, width: int) -> list[int]:
