@@ -2,7 +2,7 @@
 
 Owns the numbering of slots and sizes, and the rows. Those of the bodies of control flow stand
 behind those of the program; the row of the control flow (codegen/drivers.py tells its words) says
-where.
+where. In front of it stand the rows that pack what all steps share.
 """
 
 from __future__ import annotations
@@ -180,6 +180,11 @@ class _Rows:
                 words = [self._word(x, slots, site) for x in launch.operands]
                 self._launch(code, launch, words, scratch, last)
 
+    def launch(self, code: Generated, launch: Launch, slots: Slots, site: int) -> None:
+        """A row that is a wave of its own."""
+        words = [self._word(x, slots, site) for x in launch.operands]
+        self._launch(code, launch, words, self._scratch(code, 0), True)
+
     def _scratch(self, code: Generated, number: int) -> list[int]:
         """The slot of the scratch that code needs, if any. Waves share the slots: scratch holds
         nothing from one block to the next, and what was written last is in the caches."""
@@ -279,6 +284,11 @@ class _Inner:
         program = stages.program
         slots = dict(zip(program.inputs, inputs, strict=True))
         slots.update(zip(program.fresh, results, strict=True))
+        slots.update((a, self.slots[a]) for a in stages.kept)
+        for code in stages.generated.values():
+            for launch in code.launches:
+                if launch.once:  # before the first step
+                    self.rows.launch(code, launch, slots, self.site)
         self.rows.parts.append(_Part(stages, slots, self.bases[name], self.site, self.args, where))
 
 

@@ -26,23 +26,29 @@ def is_nested(kernel: Kernel) -> bool:
     return call is not None and bool(call.node.op.bodies)
 
 
-def nest(kernel: Kernel, compile_part: Callable[[Graph, str], Stages]) -> Nested:
+def nest(kernel: Kernel, compile_part: Callable[[Graph, str, frozenset[int]], Stages]) -> Nested:
     """Compiles the graphs that the node of a kernel holds.
 
-    compile_part: the stages of a graph; its second argument is the path of the graph's nodes.
+    compile_part: the stages of a graph; its second argument is the path of the graph's nodes, the
+    third the numbers of the inputs that are the same in all steps: what kernels keep of those
+    (packed weights, say) is made before the first step.
     """
     call = call_of(kernel)
     assert call is not None and isinstance(kernel, SpecialKernel)
     node: Node = call.node
     arrays = operands_of(kernel)
     operands, results = arrays[: len(node.inputs)], arrays[len(node.inputs) :]
-    parts = {
-        name: compile_part(node.attr[name].graph, f"{call.number}/{name}/")
-        for name in node.op.bodies
-    }
+    carries = node.attr.get("carries")
+    parts = {}
+    for name in node.op.bodies:
+        graph = node.attr[name].graph
+        same: frozenset[int] = frozenset()
+        if carries is not None:
+            varying = carries if name == "cond" else carries + node.attr.get("xs", 0)
+            same = frozenset(range(varying, len(graph.inputs)))
+        parts[name] = compile_part(graph, f"{call.number}/{name}/", same)
     arena = {name: _bytes(f"arena_{name}", part.plan.peak) for name, part in parts.items()}
     made = Nested(node, parts, operands, results, call.site, arena)
-    carries = node.attr.get("carries")
     if carries is not None:
         for k, a in enumerate(results[:carries]):
             first, second = (Array(f"carry{k}_{i}", a.shape, a.dtype) for i in (0, 1))

@@ -283,8 +283,8 @@ def to_stages(
     ordered = [k for wave in schedule.waves for k in wave]
     run.dump("fused", lambda: "\n\n".join(map(kernel_text, ordered)))
 
-    def compile_part(inner: Graph, where: str) -> Stages:
-        return to_stages(inner, Options(), target, run, path + where)
+    def compile_part(inner: Graph, where: str, constants: frozenset[int]) -> Stages:
+        return to_stages(inner, Options(constants=constants), target, run, path + where)
 
     nested = {k: nest(k, compile_part) for k in ordered if is_nested(k)}
     generated: dict[Kernel, Generated] = {}

@@ -38,6 +38,11 @@ class Stages:
         """The temporary arrays that the code of each kernel needs while it runs."""
         return {k: g.workspace for k, g in self.generated.items()}
 
+    @property
+    def kept(self) -> list[Array]:
+        """What its kernels keep of inputs that are constant."""
+        return [a for g in self.generated.values() for a in g.kept]
+
     def planned(self, size_of: Callable[[Dim], int]) -> Stages:
         """The same stages with memory planned anew, for symbolic sizes as `size_of` says."""
         nested = {k: n.planned(size_of) for k, n in self.nested.items()}
@@ -99,6 +104,7 @@ class Nested:
     def workspace(self) -> list[Array]:
         """All the memory that it needs while it runs."""
         made = [*self.arena.values(), *(a for pair in self.buffers for a in pair)]
+        made += [a for part in self.parts.values() for a in part.kept]
         return made if self.answer is None else [*made, self.answer]
 
     def planned(self, size_of: Callable[[Dim], int]) -> Nested:

@@ -13,7 +13,7 @@ import pytest
 
 import jitgrad as jg
 import jitgrad.nn as nn
-from jitgrad.runtime import buffers
+from jitgrad.runtime import buffers, load
 
 
 def linear() -> nn.Module:
@@ -243,3 +243,103 @@ def test_one_row_has_the_bits_of_a_product_that_keeps_nothing(k: int, n: int) ->
         given(x, layer.weight)  # which runs the references
         y = np.array(given(x, layer.weight).tolist(), np.float32)
     assert y.tobytes() == counted().tobytes() and counted.is_right()
+
+
+def _packing(f: Any) -> tuple[int, int]:
+    """How many rows pack what steps of loops share before the first step, and in the steps."""
+    (spec,) = f.specialisations
+    image = spec.compiled.image
+    packs = {n for n, (_, symbol) in enumerate(image.kernels) if symbol.endswith("_pack_b")}
+    rows = [row[0] in packs for row in image.launches]
+    return sum(rows[: image.n_main]), sum(rows[image.n_main :])
+
+
+def _scan(x: Any, w: Any) -> Any:
+    return jg.scan(lambda h, x: (jg.tanh(x + h @ w), h.sum()), jg.zeros_like(x[0]), x)[0]
+
+
+def _scan_in_scan(x: Any, w: Any) -> Any:
+    def outer(h: Any, x: Any) -> Any:
+        u = jg.tanh(h @ w) / 50
+        return jg.scan(lambda h, _: (jg.tanh((h @ w) / 2 + h @ u), None), x, length=3)[0], h
+
+    return jg.scan(outer, jg.ones_like(x[0]), x)[0]
+
+
+def _while(x: Any, w: Any) -> Any:
+    return jg.while_loop(
+        lambda i, h: (i < 4) & ((h @ w).abs().max() < 1e6), lambda i, h: (i + 1, jg.tanh(h @ w)),
+        (0, x[0]),
+    )[1]  # fmt: skip
+
+
+def _while_never(x: Any, w: Any) -> Any:
+    return jg.while_loop(lambda h: h.abs().max() < 0, lambda h: (jg.tanh(h @ w),), (x[0],))[0]
+
+
+@pytest.mark.parametrize(
+    ("loop", "rows", "before", "inside"),
+    [(_scan, 5, 1, 0), (_scan, 200, 1, 0), (_scan_in_scan, 200, 1, 2), (_while, 5, 2, 0),
+     (_while_never, 7, 1, 0)],
+)  # fmt: skip
+def test_loops_pack_what_their_steps_share_before_the_first(
+    loop: Callable[..., Any], rows: int, before: int, inside: int
+) -> None:
+    jg.manual_seed(1)
+    f = jg.jit(loop, fallback="error")
+    for k in range(4):
+        x, w = jg.randn(6, rows, 200), jg.randn(200, 200) / 14
+        with jg.disable_jit():
+            wanted = np.array(loop(x, w).tolist(), np.float32)
+        found = np.array(f(x, w).tolist(), np.float32)
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5, err_msg=str(k))
+    assert _packing(f) == (before, inside)
+
+
+def test_what_a_step_makes_is_packed_in_the_step() -> None:
+    x = jg.randn(4, 200, 200) / 14
+    f = jg.jit(lambda x: jg.scan(lambda h, x: (jg.sin(h @ x), None), x[0], x)[0], fallback="error")
+    for _ in range(3):
+        found = np.array(f(x).tolist())
+    with jg.disable_jit():
+        h = x[0]
+        for k in range(4):
+            h = jg.sin(h @ x[k])
+    np.testing.assert_allclose(found, np.array(h.tolist()), rtol=1e-4, atol=1e-5)
+    assert _packing(f)[0] == 0
+
+
+@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
+def test_recurrent_weights_are_packed_once_a_call(kind: Any) -> None:
+    jg.manual_seed(2)
+    model = kind(20, 150, batch_first=True)
+    optimizer = jg.optim.SGD(model.parameters(), lr=0.05)
+    x = jg.randn(7, 11, 20)
+
+    def step(x: Any) -> Any:
+        optimizer.zero_grad()
+        loss = model(x)[0].square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    f = jg.jit(step, fallback="error")
+    start = {k: v.clone() for k, v in model.state_dict().items()}
+    found = [f(x).item() for _ in range(5)]
+    model.load_state_dict(start)
+    with jg.disable_jit():
+        wanted = [step(x).item() for _ in range(5)]
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    assert _packing(f)[1] == 0
+
+
+def test_exported_loops_pack_what_their_steps_share(tmp_path: Any) -> None:
+    model = nn.LSTM(20, 150)
+    x = jg.randn(7, 3, 20)
+    jg.export(lambda x: model(x)[0], x).native(tmp_path / "lstm.so")
+    loaded = load(tmp_path / "lstm.so")
+    for k in (1.0, 0.5, 1.0):
+        with jg.no_grad(), jg.disable_jit():
+            wanted = np.array(model(x * k)[0].tolist())
+        found = np.asarray(loaded((x * k).numpy()))
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
