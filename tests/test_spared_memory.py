@@ -10,6 +10,7 @@ import jitgrad as jg
 import jitgrad.nn as nn
 import jitgrad.nn.functional as F
 from jitgrad.compiler import pipeline
+from jitgrad.compiler.kernels import kernel_reads, kernel_writes
 from jitgrad.compiler.passes.faults import can_fault
 from jitgrad.runtime.knobs import knob
 
@@ -27,8 +28,8 @@ class Block(nn.Module):
         return x + self.down(F.gelu(self.up(self.norm(x)), approximate="tanh"))
 
 
-def run(least: int, monkeypatch: Any) -> tuple[Any, list[np.ndarray]]:
-    """The report of a step that is spared from `least` bytes on, and parameters after three."""
+def train_of(least: int, monkeypatch: Any) -> tuple[Any, nn.Module]:
+    """A step that is spared from `least` bytes on, after three calls, and the model."""
     monkeypatch.setattr(pipeline, "WORTH_SPARING", least)
     jg.manual_seed(0)
     model = nn.Sequential(*[Block() for _ in range(LAYERS)])
@@ -46,9 +47,14 @@ def run(least: int, monkeypatch: Any) -> tuple[Any, list[np.ndarray]]:
     with knob(cache=False):
         for _ in range(3):
             train(x)
-    return train.specialisations[0].compiled.report, [
-        p.detach().numpy() for p in model.parameters()
-    ]
+    return train, model
+
+
+def run(least: int, monkeypatch: Any) -> tuple[Any, list[np.ndarray]]:
+    """The report of such a step, and its parameters."""
+    train, model = train_of(least, monkeypatch)
+    report = train.specialisations[0].compiled.report
+    return report, [p.detach().numpy() for p in model.parameters()]
 
 
 def test_activations_are_computed_again(monkeypatch: Any) -> None:
@@ -61,6 +67,15 @@ def test_activations_are_computed_again(monkeypatch: Any) -> None:
     assert plain.peak <= (LAYERS * 3.5 + 1.5) * WIDE
     assert spared.peak <= (LAYERS * 1.25 + 4.3) * WIDE
     assert spared.kernels > plain.kernels
+
+
+def test_what_only_copies_are_read_of_is_not_stored(monkeypatch: Any) -> None:
+    stages = train_of(0, monkeypatch)[0].specialisations[0].compiled.stages
+    read = {a for k in stages.kernels for a in kernel_reads(k)}
+    made = [a for k in stages.kernels for a in kernel_writes(k)]
+    assert sum(a.name.endswith("_again") for a in made) >= LAYERS
+    roots = {*stages.program.roots, *stages.schedule.home}
+    assert not [a for a in made if a not in read and a not in roots]
 
 
 def test_positions_that_are_known_delay_no_update() -> None:

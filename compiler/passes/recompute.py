@@ -230,7 +230,8 @@ class _Uses:
         return True
 
     def applied(self, *chosen: _Copies) -> Schedule:
-        """The schedule with the copies in waves of their own, read from there on."""
+        """The schedule with the copies in waves of their own, read from there on; what nobody reads
+        any longer is not stored."""
         waves = list(self.schedule.waves)
         commit = self.schedule.commit
         for copies in sorted(chosen, key=lambda c: -c.before):  # the last first: numbers stay
@@ -238,7 +239,11 @@ class _Uses:
             waves[copies.before :] = [[k] for k in copies.kernels] + rest
             if copies.before <= self.schedule.commit:
                 commit += len(copies.kernels)
-        return replace(self.schedule, waves=waves, commit=commit)
+        read = {a for w in waves for k in w for a in kernel_reads(k)}
+        unread = {a for copies in chosen for a in copies.new} - read
+        waves = [[x for k in w if (x := _without(k, unread)) is not None] for w in waves]
+        commit -= sum(not w for w in waves[:commit])
+        return replace(self.schedule, waves=[w for w in waves if w], commit=commit)
 
     def _reading(self, kernel: Kernel, new: Mapping[Array, Array]) -> Kernel:
         reads = self.reads.get(kernel)
@@ -308,6 +313,23 @@ def renamed(kernel: Kernel, reads: Mapping[Array, Array], writes: Mapping[Array,
         if kept or reduces:
             stages.append(Stage(s.inner, kept, reduces))
     return LoopKernel(kernel.outer, stages, list(kernel.locals), kernel.lines, kernel.name)
+
+
+def _without(k: Kernel, unread: set[Array]) -> Kernel | None:
+    """A kernel without stores to some arrays; None if none is left."""
+    if not isinstance(k, (LoopKernel, ContractionKernel)) or can_fault(k):
+        return k
+    if not unread.intersection(kernel_writes(k)):
+        return k
+    if isinstance(k, ContractionKernel):
+        stores = [s for s in k.stores if s.array not in unread]
+        return replace(k, stores=stores) if stores else None
+    stages: list[Stage] = []
+    for s in k.stages:
+        kept = tuple(t for t in s.stores if t.array not in unread)
+        if kept or s.reduces:
+            stages.append(replace(s, stores=kept))
+    return replace(k, stages=stages) if any(s.stores for s in stages) else None
 
 
 def _stores(
