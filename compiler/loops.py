@@ -436,12 +436,17 @@ class Contraction:
 
 @dataclass(eq=False, repr=False)
 class Scan:
-    """Inclusive scan along output axis `along` of body, by combine ("sum", "prod", "max", ...)."""
+    """Inclusive scan along output axis `along` of body, by combine ("sum", "prod", "max", ...).
+
+    factor: what the sum of all earlier elements is multiplied by before an element is added (with
+    "sum" alone); None: nothing.
+    """
 
     along: int
     body: Expr
     combine: str
     reverse: bool = False
+    factor: Expr | None = None
 
 
 @dataclass(eq=False, repr=False)
@@ -548,9 +553,10 @@ class Builder:
         return self._array(shape, dtype, define)
 
     def scan(
-        self, shape: Sequence[Dim], along: int, body: Expr, combine: str, reverse: bool = False
-    ) -> Array:
-        return self._array(shape, body.dtype, Scan(along, body, combine, reverse))
+        self, shape: Sequence[Dim], along: int, body: Expr, combine: str, reverse: bool = False,
+        factor: Expr | None = None,
+    ) -> Array:  # fmt: skip
+        return self._array(shape, body.dtype, Scan(along, body, combine, reverse, factor))
 
     def scatter(
         self,
@@ -733,4 +739,6 @@ def definition_exprs(array: Array) -> list[Expr]:
         return [d.base, *d.index, d.value]
     if isinstance(d, Call):
         return list(d.operands)
+    if isinstance(d, Scan) and d.factor is not None:
+        return [d.body, d.factor]
     return [d.body]

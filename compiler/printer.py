@@ -102,7 +102,8 @@ def _definition(a: Array, texts: list[str]) -> str:
         how = " by Winograd" if d.winograd else ""
         return f"contraction{how} over {list(d.k)} m={d.m} n={d.n} of {texts[0]} * {texts[1]}"
     if isinstance(d, Scan):
-        return f"scan {d.combine} along {d.along} of {texts[0]}"
+        factor = f" with factor {texts[1]}" if len(texts) > 1 else ""
+        return f"scan {d.combine} along {d.along} of {texts[0]}{factor}"
     if isinstance(d, Scatter):
         index = ", ".join(texts[1:-1])
         return (

@@ -37,6 +37,7 @@ from jitgrad.compiler.loops import (
     rewrite,
 )
 from jitgrad.compiler.lower import Program
+from jitgrad.compiler.ops.scan import recurrence
 from jitgrad.compiler.passes.memory import Plan
 from jitgrad.compiler.passes.order import Schedule
 
@@ -208,6 +209,11 @@ def _special(m: Machine, a: Array) -> np.ndarray:
     if isinstance(d, Scan):
         v = np.broadcast_to(m.evaluate(d.body, g), shape)
         v = np.flip(v, d.along) if d.reverse else v
+        if d.factor is not None:
+            scale = np.broadcast_to(m.evaluate(d.factor, g), shape)
+            scale = np.flip(scale, d.along) if d.reverse else scale
+            out = recurrence(scale, v, d.along)
+            return np.flip(out, d.along) if d.reverse else out
         f = {"sum": np.cumsum, "prod": np.cumprod}.get(d.combine)
         if f is not None:
             out = f(v, axis=d.along, dtype=v.dtype)

@@ -31,6 +31,7 @@ from jitgrad.compiler.loops import (
 )
 from jitgrad.compiler.ops.error_functions import erfcx_reference
 from jitgrad.compiler.ops.gamma import in_long
+from jitgrad.compiler.ops.scan import recurrence
 from jitgrad.compiler.symbolic import Dim, evaluate
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import DType
@@ -140,7 +141,12 @@ class Interpreter:
             ufunc = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
             if d.reverse:
                 body = np.flip(body, d.along)
-            out = ufunc[d.combine].accumulate(body, axis=d.along, dtype=body.dtype)
+            if d.factor is not None:
+                factor = self.grid(d.factor, shape)
+                factor = np.flip(factor, d.along) if d.reverse else factor
+                out = recurrence(factor, body, d.along)
+            else:
+                out = ufunc[d.combine].accumulate(body, axis=d.along, dtype=body.dtype)
             return np.flip(out, d.along) if d.reverse else out
         if isinstance(d, Scatter):
             return self.scatter(d, shape)

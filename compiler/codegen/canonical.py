@@ -160,7 +160,7 @@ class _Form:
             self.words += [d.batch, d.m, d.n, d.acc.name, d.winograd, d.parts]
             self._dims(d.k)
         elif isinstance(d, Scan):
-            self.words += [d.along, d.combine, d.reverse]
+            self.words += [d.along, d.combine, d.reverse, d.factor is None]
         elif isinstance(d, Scatter):
             self.words.append(d.combine)
             self._dims(d.extents)

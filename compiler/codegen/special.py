@@ -118,7 +118,7 @@ class _ScanNest(Nest):
 
     def _along(self, scope: Scope, points: list[Scope]) -> None:
         """The scans of these points, whose loop is in `scope`."""
-        (store,) = self.program.steps[0].stores
+        store, *factors = self.program.steps[0].stores
         a = Accumulator(self.scan.combine, store.value.dtype)
         start = a.start(scope.width)[0]
         slots = [self.fn.slot(start.type) for _ in points]
@@ -132,8 +132,12 @@ class _ScanNest(Nest):
                 here = inner.child_with(point)
                 here.bind(self.scan.along, at)
                 new = here.vector(store.value)
+                scales = [here.vector(f.value) for f in factors]
                 b = here.at_end()
-                (total,) = a.join(self.fn.ops, [b.load(slot, typ=start.type)], [new])
+                before = b.load(slot, typ=start.type)
+                for scale in scales:
+                    before = self.fn.ops.arithmetic("mul", store.value.dtype, [before, scale])
+                (total,) = a.join(self.fn.ops, [before], [new])
                 b.store(total, slot)
                 here.store(store.array, store.offset, total)
 
@@ -144,13 +148,15 @@ def _scan(array: Array, scan: Scan, target: Target) -> Generated:
     outer = Space(others, [array.shape[k] for k in others])
     index = tuple(axis(k) for k in range(rank))
     extents = dict(enumerate(array.shape))
-    stores = [(array, offset_of(array, index), scan.body)]
+    # The factor stands behind the body; it is not stored.
+    bodies = [e for e in (scan.body, scan.factor) if e is not None]
+    stores = [(array, offset_of(array, index), e) for e in bodies]
     program = bare_program(outer, extents, stores, list(array.shape))
     last = scan.along == rank - 1
     whole = not scan.body.dtype.is_floating_point and not scan.body.dtype.is_complex
     extent = array.shape[scan.along]
     forward = last and not scan.reverse and not _is_one(extent)
-    prefixes = forward and (whole or scan.combine in ("max", "min"))
+    prefixes = forward and scan.factor is None and (whole or scan.combine in ("max", "min"))
     program.scalar = last and not prefixes
     part = Part(
         program,

@@ -1,5 +1,5 @@
 """Ops along one axis whose elements depend on earlier ones: cumsum, cumprod, cummax,
-cummin; and sort.
+cummin, recurrence; and sort.
 
 Owns their records. `axis` is a non-negative axis number.
 """
@@ -18,6 +18,7 @@ from jitgrad.compiler.loops import (
 )
 from jitgrad.compiler.ops import examples
 from jitgrad.compiler.ops.convert import cast_array, cast_expr
+from jitgrad.compiler.ops.movement import align_batch
 from jitgrad.compiler.ops.placing import zeros_of
 from jitgrad.compiler.ops.record import (
     OnnxContext,
@@ -157,7 +158,7 @@ class Cumprod(_Cumulative):
     """cumprod(x; axis, dtype=None). The derivative never divides, so zeros need no case.
 
     With p_i the product before i: d out_j / d x_i = p_i * (x_{i+1} ... x_j). So the cotangent of
-    x_i is p_i s_i with s_i = g_i + x_{i+1} s_{i+1}: a linear recurrence, done in log2(n) steps.
+    x_i is p_i s_i with s_i = g_i + x_{i+1} s_{i+1}: a recurrence.
     """
 
     name, combine = "cumprod", "prod"
@@ -181,7 +182,7 @@ class Cumprod(_Cumulative):
         later, before = _shift(y, k, -1, 0), _shift(out, k, 1, 1)
         if g.dtype.is_complex:
             later, before = op.conj(later), op.conj(before)
-        gx = op.mul(before, _recurrence(later, g, k, -1))
+        gx = op.mul(before, op.recurrence(later, g, axis=k, reverse=True))
         return (gx if gx.dtype is x.dtype else op.cast(gx, dtype=x.dtype),)
 
     def jvp(self, tangents: tuple[Any, ...], out: Any, *operands: Any, **attrs: Any) -> Any:
@@ -193,7 +194,7 @@ class Cumprod(_Cumulative):
             return zeros_like(out)
         if x.dtype is not out.dtype:
             x, t = op.cast(x, dtype=out.dtype), op.cast(t, dtype=out.dtype)
-        return _recurrence(x, op.mul(t, _shift(out, k, 1, 1)), k, 1)
+        return op.recurrence(x, op.mul(t, _shift(out, k, 1, 1)), axis=k)
 
     def onnx(self, ctx: OnnxContext, inputs: Sequence[str], **attrs: Any) -> Any:
         t = ctx.type(inputs[0])
@@ -207,6 +208,115 @@ class Cumprod(_Cumulative):
         yield from super().samples()
         zeros = np.array([[1.0, 0.0, 2.0, 0.0], [0.0, 3.0, 1.5, -2.0]])
         yield Sample((zeros,), {"axis": 1}, "zeros among the elements")
+
+
+def recurrence(a: np.ndarray, b: np.ndarray, axis: int) -> np.ndarray:
+    """y_i = b_i + a_i y_{i-1} along an axis, in b's dtype."""
+    y = np.empty_like(b)
+    factors, terms, out = (np.moveaxis(x, axis, 0) for x in (a, b, y))
+    before = np.zeros(out.shape[1:], y.dtype)
+    for n in range(len(out)):
+        before = np.add(np.multiply(before, factors[n, ...]), terms[n, ...], out=out[n, ...])
+    return y
+
+
+class Recurrence(AlongAxis):
+    """recurrence(a, b; axis, reverse=False): y_i = b_i + a_i y_{i-1}, with 0 before the first (from
+    the end when `reverse`). float16 and bfloat16 accumulate in float32 and round each result once.
+
+    With s_i = g_i + a_{i+1} s_{i+1} the cotangent of b_i is s_i, that of a_i is s_i y_{i-1}.
+    """
+
+    name = "recurrence"
+    complex_too = True
+    public = False
+    saves = (0, "out")
+    effort = 16
+
+    def infer(self, *types: TensorType, **attrs: Any) -> TensorType:
+        a, b = types
+        self.check_axis(b, attrs["axis"])
+        self.expect(
+            a.dtype is b.dtype and a.shape == b.shape and b.dtype.category >= dtypes.Category.FLOAT,
+            f"expected floats of one dtype and shape; got {a} and {b}",
+        )
+        return b
+
+    def reference(
+        self, a: np.ndarray, b: np.ndarray, axis: int, reverse: bool = False
+    ) -> np.ndarray:
+        half = is_half(dtypes.from_numpy(b.dtype))
+        factor, term = (x.astype(np.float32) if half else x for x in (a, b))
+        if reverse:
+            factor, term = np.flip(factor, axis), np.flip(term, axis)
+        y = recurrence(factor, term, axis)
+        return np.ascontiguousarray(np.flip(y, axis) if reverse else y).astype(b.dtype, copy=False)
+
+    def lower(self, b: Builder, *operands: Array, **attrs: Any) -> Array:
+        dtype, here = operands[1].dtype, b.axes(operands[1].ndim)
+        acc = dtypes.float32 if is_half(dtype) else dtype
+        factor, term = (cast_expr(load(x, here), acc) for x in operands)
+        reverse = attrs.get("reverse", False)
+        y = b.scan(operands[1].shape, attrs["axis"], term, "sum", reverse, factor)
+        return y if acc is dtype else b.pointwise(y.shape, dtype, cast_expr(load(y, here), dtype))
+
+    def vjp(self, g: Any, out: Any, *operands: Any, **attrs: Any) -> tuple[Any, ...]:
+        a, k, reverse = operands[0], attrs["axis"], attrs.get("reverse", False)
+        if _is_zero(a.shape[k]):
+            return zeros_like(a), zeros_like(a)
+        by = -1 if reverse else 1
+        after, before = _shift(a, k, -by, 0), _shift(out, k, by, 0)
+        if g.dtype.is_complex:
+            after, before = op.conj(after), op.conj(before)
+        gb = self(after, g, axis=k, reverse=not reverse)
+        return op.mul(gb, before), gb
+
+    def jvp(self, tangents: tuple[Any, ...], out: Any, *operands: Any, **attrs: Any) -> Any:
+        (ta, tb), a, k = tangents, operands[0], attrs["axis"]
+        if _is_zero(a.shape[k]) or (ta is None and tb is None):
+            return zeros_like(out)
+        if ta is not None:
+            by = -1 if attrs.get("reverse", False) else 1
+            moved = op.mul(ta, _shift(out, k, by, 0))
+            tb = moved if tb is None else op.add(tb, moved)
+        return self(a, tb, **attrs)
+
+    def batch(self, operands: Sequence[Any], batched: Sequence[bool], **attrs: Any) -> Any:
+        attrs["axis"] += 1
+        return self(*align_batch(operands, batched), **attrs)
+
+    def onnx(self, ctx: OnnxContext, inputs: Sequence[str], **attrs: Any) -> Any:
+        a, b = inputs
+        n, t, k = ctx.type(b).shape[attrs["axis"]], ctx.type(b), attrs["axis"]
+        if isinstance(n, Sym):
+            raise RuntimeError(
+                f"no ONNX form along a symbolic dim; got {t}; export with fixed sizes"
+            )
+        far, by = 1, -1 if attrs.get("reverse", False) else 1
+        while far < n:  # P. M. Kogge, H. S. Stone, IEEE Trans. Computers C-22 (1973)
+            b = ctx.node("Add", [b, ctx.node("Mul", [a, _onnx_shift(ctx, b, t, k, by * far, 0)])])
+            a = ctx.node("Mul", [a, _onnx_shift(ctx, a, t, k, by * far, 0)])
+            far *= 2
+        return b if far > 1 else str(ctx.node("Identity", [b]))
+
+    def samples(self) -> Iterable[Sample]:
+        for dtype in (np.float64, np.float32, np.float16, dtypes.bfloat16.np):
+            a, b = (examples.uniform((2, 3, 4), dtype=dtype) for _ in range(2))
+            for k in range(3):
+                yield Sample((a, b), {"axis": k}, str(dtype), grad=dtype is np.float64)
+                yield Sample((a, b), {"axis": k, "reverse": True}, grad=dtype is np.float64)
+        a, b = (
+            examples.uniform((7, 9), dtype=np.float64),
+            examples.uniform((7, 9), dtype=np.float64),
+        )
+        yield Sample((examples.strided(a), examples.strided(b)), {"axis": 1}, "strided")
+        yield Sample((a[0], b[0]), {"axis": 0, "reverse": True}, "one dim")
+        yield Sample((a[:0], b[:0]), {"axis": 1}, "empty")
+        yield Sample((a[:, :0], b[:, :0]), {"axis": 1}, "empty axis")
+        yield Sample((a[:, :1], b[:, :1]), {"axis": 1, "reverse": True}, "one element")
+        s = np.array([[1.0, np.nan, 2.0], [0.0, -np.inf, 1.0], [0.5, 0.0, np.inf]])
+        yield Sample((s, s[::-1].copy()), {"axis": 1}, "special", grad=False)
+        yield Sample((a + 1j * b, b - 2j * a), {"axis": 0, "reverse": True}, "complex")
 
 
 class _RunningExtreme(AlongAxis):
@@ -282,19 +392,25 @@ class Cummin(_RunningExtreme):
 def _onnx_running(
     ctx: OnnxContext, x: str, t: TensorType, axis: int, op_type: str, neutral: float
 ) -> str:
-    """The running combination of x along an axis, by recursive doubling (see `_recurrence`)."""
+    """The running combination of x along an axis, by recursive doubling."""
     n = t.shape[axis]
     if isinstance(n, Sym):
         raise RuntimeError(f"no ONNX form along a symbolic dim; got {t}; export with fixed sizes")
-    fill = ctx.constant(np.array(neutral, t.dtype.np))
     out, far = x, 1
     while far < n:
-        kept = ctx.node("Slice", [out, *(ctx.shape((v,)) for v in (0, n - far, axis))])
-        low = [far if k == axis else 0 for k in range(t.ndim)]
-        before = ctx.node("Pad", [kept, ctx.shape((*low, *([0] * t.ndim))), fill])
-        out = ctx.node(op_type, [before, out])
+        out = ctx.node(op_type, [_onnx_shift(ctx, out, t, axis, far, neutral), out])
         far *= 2
     return out if far > 1 else str(ctx.node("Identity", [x]))
+
+
+def _onnx_shift(ctx: OnnxContext, x: str, t: TensorType, axis: int, by: int, fill: float) -> str:
+    """y[i] = x[i - by] along an axis of fixed length, with `fill` where there is none."""
+    n, far = t.shape[axis], abs(by)
+    bounds = (0, n - far, axis) if by > 0 else (far, n, axis)
+    kept = ctx.node("Slice", [x, *(ctx.shape((v,)) for v in bounds)])
+    edge, none = [far if k == axis else 0 for k in range(t.ndim)], [0] * t.ndim
+    pads = ctx.shape((*edge, *none) if by > 0 else (*none, *edge))
+    return str(ctx.node("Pad", [kept, pads, ctx.constant(np.array(fill, t.dtype.np))]))
 
 
 def _is_zero(d: Dim) -> bool:
@@ -316,20 +432,6 @@ def _shift(x: Any, k: int, by: int, fill: float) -> Any:
     stops = tuple(stop if i == k else d for i, d in enumerate(x.shape))
     kept = op.slice(x, starts=starts, stops=stops, steps=(1,) * x.ndim)
     return op.concatenate(*((filled, kept) if by > 0 else (kept, filled)), axis=k)
-
-
-def _recurrence(a: Any, b: Any, k: int, direction: int) -> Any:
-    """y[i] = b[i] + a[i] y[i - direction] along axis k (y is 0 outside), by recursive doubling.
-
-    Source: P. M. Kogge, H. S. Stone, IEEE Trans. Computers C-22 (1973). The length is specialised:
-    a symbolic dim gets a guard on its value, for the number of steps depends on it.
-    """
-    n, far = int(a.shape[k]), 1
-    while far < n:
-        b = op.add(b, op.mul(a, _shift(b, k, direction * far, 0)))
-        a = op.mul(a, _shift(a, k, direction * far, 0))
-        far *= 2
-    return b
 
 
 class Sort(AlongAxis):
@@ -428,4 +530,5 @@ class Sort(AlongAxis):
 
 
 cumsum, cumprod, sort = Cumsum(), Cumprod(), Sort()
+Recurrence()
 cummax, cummin = Cummax(), Cummin()

@@ -77,7 +77,9 @@ def _set_exprs(array: Array, exprs: tuple[Expr, ...]) -> None:
         array.define = replace(d, base=exprs[0], index=exprs[1:-1], value=exprs[-1])
     elif isinstance(d, Call):
         array.define = replace(d, operands=exprs)
-    elif isinstance(d, (Scan, Sort, Pointwise, Reduction)):
+    elif isinstance(d, Scan):
+        array.define = replace(d, body=exprs[0], factor=exprs[1] if len(exprs) > 1 else None)
+    elif isinstance(d, (Sort, Pointwise, Reduction)):
         array.define = replace(d, body=exprs[0])
 
 

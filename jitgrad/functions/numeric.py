@@ -274,12 +274,14 @@ def _one_sided(a: Tensor, b: Tensor, c: Tensor, h: Any, k: Any) -> Tensor:
 
 
 # -- running extremes ------------------------------------------------------------------------------
+@composite
 @naming("CummaxBackward0")
 def cummax(input: Tensor, dim: int) -> Any:
     """(the greatest element so far along dim, the index of its last place). NaN wins."""
     return _running("cummax", input, dim)
 
 
+@composite
 @naming("CumminBackward0")
 def cummin(input: Tensor, dim: int) -> Any:
     """(the least element so far along dim, the index of its last place). NaN wins."""

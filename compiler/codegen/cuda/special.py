@@ -71,6 +71,7 @@ def scan(array: Array, define: Scan, symbol: str, target: CudaTarget) -> Part:
     rank, along = array.ndim, define.along
     flat = Flat(dict(enumerate(array.shape)), [array])
     body = flat.expr(define.body)
+    factor = None if define.factor is None else flat.expr(define.factor)
     stand_in, offset = flat.place(array, tuple(axis(k) for k in range(rank)))
     w = flat.writer(symbol, target)
     others = [k for k in range(rank) if k != along]
@@ -80,6 +81,7 @@ def scan(array: Array, define: Scan, symbol: str, target: CudaTarget) -> Part:
     acc = Combine(define.combine, body.dtype)
     lines = hint(outer.total)
     alone = along != rank - 1 or hint(array.shape[along]) < _LONG_SCAN or lines > _FEW_LINES
+    alone |= factor is not None
     at = f"{count} - 1 - m" if define.reverse else "m"
     if alone:
         with w.block(f"for p in range(cuda.grid(1), {total}, cuda.gridsize(1)):"):
@@ -89,6 +91,8 @@ def scan(array: Array, define: Scan, symbol: str, target: CudaTarget) -> Part:
             with w.block(f"for m in range({count}):"):
                 inner = point.child()
                 inner.axes[along] = w.let(at, "j")
+                if factor is not None:
+                    w.line(f"{state[0]} = {state[0]} * {inner.value(factor)}")
                 acc.add(w, state, [inner.value(body)])
                 inner.store(stand_in, offset, state[0])
         return Part(w, outer.total, w.threads)
