@@ -249,6 +249,19 @@ def test_one_row_or_column_in_any_layout(m: int, n: int, k: int, dtype: DType) -
         assert out.tobytes() == results[0][0].tobytes()
 
 
+@pytest.mark.parametrize("n,k", [(1024, 1024), (1500, 1400), (2100, 520), (300, 9000)])
+def test_one_row_reads_long_stretches(n: int, k: int) -> None:
+    """A task has blocks of k, rather than few columns, and the sums of one that has all."""
+    kernel = matmul_kernel(1, n, k, F32, F32)[2]
+    plan = plan_blocks(kernel, targets.host())
+    assert plan.one_row == "rows" and isinstance(plan.tasks, int)
+    assert plan.block_cols >= min(n, 1024) and plan.tasks >= 2
+    out, a, b = run_matmul(1, n, k, workers=2)
+    assert_product(out, a, b, F32)
+    for flips in ((True, False), (False, True)):
+        assert run_matmul(1, n, k, transposed=flips)[0].tobytes() == out.tobytes()
+
+
 @pytest.mark.parametrize("n", [1, 7, 8, 17])
 def test_columns_of_one_row_are_read_where_they_lie(n: int) -> None:
     """Also those that fill no vector: nothing is packed but the row."""

@@ -46,7 +46,7 @@ _DIRECT_BYTES = 1 << 17  # and the most bytes of an operand
 _KEPT = 512  # rows up to which packing B takes a share of a product worth keeping the panels, where
 # it is constant; and columns of a block up to which packing A for it does (10 % at 64, 2 % here)
 _REPEATED = 1 << 15  # elements of A, packed again, that are worth a launch that packs them once
-_ROW_COLS = 1024  # the most columns of one row, whose sums stay in L1
+_LONG = 1 << 12  # bytes of a row of a matrix that are read together, at least: a page
 _KEPT_ROW = 1 << 15  # elements of a constant B from which panels are read faster than its columns
 _ROW_TILE = 4  # vectors of panels for one row
 
@@ -63,7 +63,9 @@ class Plan:
     block_rows, block_cols: multiples of the tile's. depth_cap: no block of k is larger.
     deepest: the most k of a block: DEPTH, or more where blocks make no difference to sums.
     unit: blocks of k are multiples of it.
-    splits: how many partial results are summed at the end.
+    splits: how many partial results are summed at the end: the splits of the logical shape, or, of
+        one row by a matrix read along its rows, the blocks of k of the only split, so that tasks
+        read long stretches of memory; the sum is the same.
     packed: the sides, "a" and "b", that are packed once, by a launch of their own; a side that is
         not is packed by each task.
     strip: columns whose results are made together, row after row; 0: tile after tile.
@@ -179,13 +181,17 @@ def plan_blocks(kernel: ContractionKernel, target: Target, keeps: bool = True) -
     depth_cap = max(depth_cap, 1)
     nbytes = c.acc.itemsize if dot is None else dot.a.itemsize * dot.copies
     splits = splits_of(count, M, N, K)
+    wanted = min(_TASKS, max(1, hm * hn * hk * hc // _TASK_WORK))
+    if one_row == "rows" and wanted > 1 and all(isinstance(d, int) for d in (count, N, K, splits)):
+        blocks = -(-hk // deepest)
+        if splits == 1 and blocks <= _MAX_SPLITS and blocks * hc * hn <= _SPLIT_RESULTS:
+            splits = blocks
 
     # A's block fills a third of L2; B's block (when packed by the task) another.
     most_rows = max(tile.mr, target.l2 // 3 // (depth_cap * nbytes))
     row_blocks = -(-hm // most_rows)
     if row_blocks > 1:
         row_blocks = -(-row_blocks // 2) * 2  # so that two or four threads get equal shares
-    wanted = min(_TASKS, max(1, hm * hn * hk * hc // _TASK_WORK))
     others = max(1, hc * hint(splits))
     wide = _is_wide(kernel)
     if (
@@ -196,7 +202,7 @@ def plan_blocks(kernel: ContractionKernel, target: Target, keeps: bool = True) -
     one_row_block = isinstance(M, int) and block_rows >= M
     most_cols = _COLS
     if one_row:
-        most_cols = _ROW_COLS
+        most_cols = target.l1 * 2 // 3 // (LANES * nbytes)  # whose sums stay in the first cache
     elif _is_one(M):
         most_cols = 2 * tile.nr
     elif one_row_block:
@@ -205,7 +211,11 @@ def plan_blocks(kernel: ContractionKernel, target: Target, keeps: bool = True) -
     have = others * max(1, -(-hm // block_rows))
     if have * col_blocks < wanted:
         col_blocks = -(-wanted // have)
-    block_cols = _balanced(hn, col_blocks, tile.nr, have)
+    if one_row == "rows":
+        col_blocks = max(1, -(-hn // most_cols), min(col_blocks, hn * nbytes // _LONG))
+        block_cols = max(1, -(-hn // (col_blocks * tile.nr))) * tile.nr
+    else:
+        block_cols = _balanced(hn, col_blocks, tile.nr, have)
     direct_a, direct_b = None, False
     small = max(hm, hn) <= _DIRECT and max(hm, hn) * hk * nbytes <= _DIRECT_BYTES
     plain = not _is_one(M) and (dot is None or not (dot.tiles or dot.parts))
