@@ -262,6 +262,17 @@ def test_one_row_reads_long_stretches(n: int, k: int) -> None:
         assert run_matmul(1, n, k, transposed=flips)[0].tobytes() == out.tobytes()
 
 
+@pytest.mark.parametrize("dtype", [F32, F64])
+def test_columns_that_fill_no_vector_are_read_and_written_by_masks(dtype: DType) -> None:
+    target = targets.host()
+    if not target.has_masks:
+        pytest.skip("the target has none")
+    code = generate(matmul_kernel(33, 50, 47, dtype, dtype)[2], target)
+    text = "".join(c.module_text for c in code.with_routines())
+    assert text.count('call void @"llvm.masked.store') >= 1
+    assert text.count('@"llvm.masked.load') >= 1
+
+
 @pytest.mark.parametrize("n", [1, 7, 8, 17])
 def test_columns_of_one_row_are_read_where_they_lie(n: int) -> None:
     """Also those that fill no vector: nothing is packed but the row."""

@@ -1,10 +1,11 @@
 """The epilogue of a contraction: from a tile of accumulators to memory.
 
 Owns `Epilogue.emit`: for one tile, rounds the accumulators to the result's dtype, evaluates the
-stores' expressions, and stores them. Vectors are used for as many columns as fill them, where every
-store, and every load that depends on the column, lies contiguous along it; else elements. Index
-arithmetic (a causal mask compares row and column) is done once for a vector where it does not
-depend on the lane, else lane by lane.
+stores' expressions, and stores them. Vectors are used where every store, and every load that
+depends on the column, lies contiguous along it; else elements. Columns that do not fill a vector
+are the first lanes of one, by masks, where the target has them. Index arithmetic (a causal mask
+compares row and column) is done once for a vector where it does not depend on the lane, else lane
+by lane.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from jitgrad.compiler.codegen.code import Int, storage_type
 from jitgrad.compiler.codegen.convert import cast
 from jitgrad.compiler.codegen.emit import Ops
 from jitgrad.compiler.codegen.frame import Frame
-from jitgrad.compiler.codegen.memory import iota
+from jitgrad.compiler.codegen.memory import Access as Lanes
+from jitgrad.compiler.codegen.memory import first_lanes, iota, masks_pay
 from jitgrad.compiler.codegen.microkernel import Tile
 from jitgrad.compiler.codegen.positions import Positions
 from jitgrad.compiler.codegen.values import Reader, emit, from_storage, to_storage
@@ -76,6 +78,7 @@ class Epilogue:
         self.lane_axis: int | None = None
         self.by_lane: set[Expr] = set()
         self.width = self._vector_width(self.values)
+        self.masked = masks_pay(ops.target, [array.dtype.itemsize for array, _ in wanted])
 
     def _vector_width(self, roots: Sequence[Expr]) -> int:
         """Columns that are evaluated together; 1 where something forbids it."""
@@ -150,7 +153,14 @@ class Epilogue:
         whole = code.mul(code.div(cols, self.width), self.width)
         with code.loop(0, whole, self.width) as j:
             self._at(values, row, col, j, self.width)
-        if not (isinstance(whole, int) and whole == cols):
+        if isinstance(whole, int) and whole == cols:
+            return
+        if self.masked:
+            rest = code.value(code.sub(cols, whole))
+            with code.b.if_then(code.less(0, rest)):
+                mask = first_lanes(code.b, rest, self.width)
+                self._at(values, row, col, whole, self.width, mask)
+        else:
             with code.loop(whole, cols) as j:
                 self._at(values, row, col, j, 1)
 
@@ -163,19 +173,28 @@ class Epilogue:
         with code.loop(0, rows) as i, code.loop(0, cols) as j:
             self._at(self._row_of(tile, i), code.add(row, i), col, j, 1)
 
-    def _at(self, values: ir.Value, block_row: Int, col: Int, j: Int, width: int) -> None:
+    def _at(
+        self, values: ir.Value, block_row: Int, col: Int, j: Int, width: int,
+        mask: ir.Value | None = None,
+    ) -> None:  # fmt: skip
+        """`width` columns from column j of the tile on; of these, those of the mask."""
         code, frame, kernel = self.frame.code, self.frame, self.kernel
         value = code.load(values, j, storage_type(self.acc), width)
         value = self._rounded(value)
         block_col = code.add(col, j)
-        reader = _TileReader(self, value, block_row, block_col, width)
+        reader = _TileReader(self, value, block_row, block_col, width, mask)
         values = emit(self.values, reader, width)
         for n, (store, v) in enumerate(zip(kernel.stores, values, strict=True)):
             stored = to_storage(code, v, store.array.dtype, width)
             offset = self.offset(n, block_row, block_col)
             if offset is None:
                 offset = reader.offset(store.array, emit(store.index, reader))
-            code.store(stored, frame.array(store.array), offset, storage_type(store.array.dtype))
+            kind, memory = storage_type(store.array.dtype), frame.array(store.array)
+            if mask is None:
+                code.store(stored, memory, offset, kind)
+            else:
+                lanes = Lanes(memory, kind, code.value(offset), width, 1, mask)
+                lanes.store(code.b, stored, kind)
 
     def _rounded(self, value: ir.Value) -> ir.Value:
         """The accumulator in the result's dtype."""
@@ -207,10 +226,13 @@ def _outside_loads(roots: Sequence[Expr]) -> list[Expr]:
 class _TileReader(Reader):
     """Leaves of the epilogue at one element, or `width` columns, of a tile."""
 
-    def __init__(self, epilogue: Epilogue, value: ir.Value, row: Int, col: Int, width: int) -> None:
+    def __init__(
+        self, epilogue: Epilogue, value: ir.Value, row: Int, col: Int, width: int,
+        mask: ir.Value | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(epilogue.frame, epilogue.ops, {})
         self.epilogue, self.value, self.row, self.col = epilogue, value, row, col
-        self.width = width
+        self.width, self.mask = width, mask
         self.known = False
 
     def leaf(self, e: Expr) -> ir.Value | None:
@@ -226,7 +248,12 @@ class _TileReader(Reader):
             assert found is not None
             broadcast = self.width > 1 and found[0].parts[2].is_zero
             width = 1 if broadcast else self.width
-            value = code.load(ep.frame.array(e.attr), offset, storage_type(e.dtype), width)
+            kind, memory = storage_type(e.dtype), ep.frame.array(e.attr)
+            if self.mask is None or broadcast:
+                value = code.load(memory, offset, kind, width)
+            else:
+                lanes = Lanes(memory, kind, code.value(offset), width, 1, self.mask)
+                value = lanes.load(code.b, kind)
             value = from_storage(code, value, e.dtype, width)
             return code.splat(value, self.width) if broadcast else value
         if e.op == "axis" and not self.known:

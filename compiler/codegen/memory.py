@@ -6,6 +6,8 @@ business of `scope.py`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import llvmlite.ir as ir
 
 from jitgrad.compiler.codegen.code import (
@@ -22,6 +24,7 @@ from jitgrad.compiler.codegen.code import (
     undefined,
 )
 from jitgrad.compiler.codegen.emit import constant, mangle, width_of
+from jitgrad.compiler.codegen.target import Target
 from jitgrad.compiler.loops import INDEX
 
 
@@ -131,6 +134,17 @@ class Access:
         name = f"llvm.masked.scatter.{mangle(value.type)}.v{self.width}p0"
         f = _intrinsic(b, name, VOID, [value.type, pointers.type, mask.type])
         _masked_call(b, f, [value, pointers, mask], 1, alignment(kind))
+
+
+def masks_pay(target: Target, itemsizes: Iterable[int]) -> bool:
+    """Whether masked accesses to elements of these sizes are single instructions."""
+    least = 1 if target.has_small_masks else 4
+    return target.has_masks and all(size >= least for size in itemsizes)
+
+
+def first_lanes(b: ir.IRBuilder, count: ir.Value, width: int) -> ir.Value:
+    """The mask of the lanes below `count`."""
+    return b.icmp_signed("<", iota(width), broadcast(b, count, width))
 
 
 def _masked_call(

@@ -137,7 +137,7 @@ class Nest:
                 body(inner, i)
             if exact:
                 return
-        masked = self.fn.target.has_masks and self.program.masks_pay(self.fn.target)
+        masked = self.program.masks_pay(self.fn.target)
         narrow = self.width if masked and not 1 < wide < self.width else 1
         with scope.loop_from(slot, stop, narrow) as (inner, i):
             inner.bind_lanes(v, i, narrow, math.gcd(aligned, wide, narrow))

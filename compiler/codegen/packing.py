@@ -20,6 +20,8 @@ from jitgrad.compiler.codegen.access import operand_access
 from jitgrad.compiler.codegen.code import Int, prefetch, size_of, storage_type, vector_of
 from jitgrad.compiler.codegen.emit import Ops
 from jitgrad.compiler.codegen.frame import Frame
+from jitgrad.compiler.codegen.memory import Access as Lanes
+from jitgrad.compiler.codegen.memory import first_lanes, masks_pay
 from jitgrad.compiler.codegen.positions import Positions
 from jitgrad.compiler.codegen.values import Reader, emit, from_storage
 from jitgrad.compiler.loops import Expr
@@ -78,13 +80,19 @@ class Source:
             self.k.fill(start, count)
 
     # -- reading -------------------------------------------------------------------------------
-    def read(self, offset: Int, width: int = 1) -> ir.Value:
-        """`width` neighbours in memory at a whole offset, in the accumulator's dtype."""
+    def read(self, offset: Int, width: int = 1, mask: ir.Value | None = None) -> ir.Value:
+        """`width` neighbours in memory at a whole offset, in the accumulator's dtype; without those
+        that the mask leaves out."""
         assert self.access is not None
         code = self.frame.code
         array = self.access.array
         offset = code.add(self.batch_offset, offset)
-        value = code.load(self.frame.array(array), offset, self.element, width)
+        if mask is None:
+            value = code.load(self.frame.array(array), offset, self.element, width)
+        else:
+            memory = self.frame.array(array)
+            lanes = Lanes(memory, self.element, code.value(offset), width, 1, mask)
+            value = lanes.load(code.b, self.element)
         value = from_storage(code, value, array.dtype, width)
         (result,) = emit([self.expr], _Loaded(self.frame, self.ops, value), width)
         return result
@@ -182,6 +190,9 @@ def edge_panel(source: Source, panel: ir.Value, x: Int, rest: Int, width: int, d
             first = code.min(first, width - rows)
             _transpose_rows(source, panel, x, width, depth, block, first, rows, rest)
         return
+    if _is_copied_by_masks(source, width):
+        _copy_first(source, panel, x, rest, width, depth)
+        return
     element = storage_type(source.acc)
     zero = ir.Constant(element, None)
     with code.loop(0, depth) as k:
@@ -190,6 +201,34 @@ def edge_panel(source: Source, panel: ir.Value, x: Int, rest: Int, width: int, d
             code.store(source.element_at(code.add(x, i), k), row, i, element)
         with code.loop(rest, width) as i:
             code.store(zero, row, i, element)
+
+
+def _is_copied_by_masks(source: Source, width: int) -> bool:
+    """Whether the first entries of rows are read as vectors that are not whole."""
+    if source.access is None or not source.access.parts[1].is_unit or source.max_vector < 2:
+        return False
+    sizes = [source.access.array.dtype.itemsize, source.acc.itemsize]
+    return masks_pay(source.ops.target, sizes)
+
+
+def _copy_first(source: Source, panel: ir.Value, x: Int, rest: Int, width: int, depth: Int) -> None:
+    """`rest` neighbours along x, and zeros, for each k."""
+    code, element, vector = source.frame.code, storage_type(source.acc), source.max_vector
+    zero = ir.Constant(vector_of(element, vector), None)
+    pieces = []
+    for start in range(0, width, vector):
+        mask = first_lanes(code.b, code.value(code.sub(rest, start)), vector)
+        within = code.min(start, code.sub(rest, 1))  # where all are left out too
+        pieces.append((start, mask, source.x.at(code.add(x, within))))
+    with code.loop(0, depth) as k:
+        k_offset = source.k.at(k)
+        row = code.mul(k, width)
+        for start, mask, offset in pieces:
+            value = source.read(code.add(offset, k_offset), vector, mask)
+            value = code.b.select(mask, value, zero)
+            at, room = code.value(code.add(row, start)), width - start
+            stored = first_lanes(code.b, code.value(room), vector) if room < vector else None
+            Lanes(panel, element, at, vector, 1, stored).store(code.b, value, element)
 
 
 def _clear(source: Source, panel: ir.Value, width: int, depth: Int) -> None:

@@ -45,14 +45,21 @@ class _Packing:
         full = code.mul(code.div(depth, step), step)
         whole = code.mul(code.div(count, TILE), TILE)
         lines = code.local(I32, WORDS * self.dot.copies) if self.rows != self.along_k else None
-        with code.loop(0, whole, TILE) as x:
-            with code.loop(0, full, step) as k:
-                if self.access is None:
-                    self._elements(x, TILE, k, step)
-                else:
-                    self._tile(x, k, lines)
-            with code.b.if_then(code.less(full, depth)):
-                self._elements(x, TILE, full, code.sub(depth, full))
+
+        def tile(x: Int, k: Int) -> None:
+            if self.access is None:
+                self._elements(x, TILE, k, step)
+            else:
+                self._tile(x, k, lines)
+
+        if self.along_k:  # so that what is read together lies together
+            with code.loop(0, whole, TILE) as x, code.loop(0, full, step) as k:
+                tile(x, k)
+        else:
+            with code.loop(0, full, step) as k, code.loop(0, whole, TILE) as x:
+                tile(x, k)
+        with code.b.if_then(code.less(full, depth)), code.loop(0, whole, TILE) as x:
+            self._elements(x, TILE, full, code.sub(depth, full))
         rest = code.sub(count, whole)
         with code.b.if_then(code.less(0, rest)), code.loop(0, depth, step) as k:
             self._elements(whole, rest, k, code.min(step, code.sub(depth, k)))

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from jitgrad.compiler import kernels, loops
+from jitgrad.compiler.codegen.memory import masks_pay
 from jitgrad.compiler.codegen.schedule import (
     Operands,
     Space,
@@ -126,10 +127,8 @@ class Program:
 
     def masks_pay(self, target: Target) -> bool:
         """Masked memory accesses are single instructions for every element size of the kernel."""
-        if target.has_small_masks:
-            return True
         arrays = [a for a in self.operands.list if isinstance(a, Array)]
-        return all(a.dtype.itemsize >= 4 for a in [*arrays, *self.buffers])
+        return masks_pay(target, [a.dtype.itemsize for a in [*arrays, *self.buffers]])
 
 
 def _operations(roots: Iterable[Expr]) -> int:

@@ -42,7 +42,7 @@ def rows_at_once(nest: Nest) -> int:
     inner = [step for step in program.steps if step.space.axes]
     if special or not program.outer.axes or not any(step.reduces for step in inner):
         return 0
-    masks = target.has_masks and program.masks_pay(target)
+    masks = program.masks_pay(target)
     code = 0
     done: set[Array] = set()
     for step in inner:
