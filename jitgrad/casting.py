@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from jitgrad.promotion import cast
 from jitgrad.runtime import dtypes
-from jitgrad.runtime.arguments import CAUGHT, complete, expect_flags, locates
+from jitgrad.runtime.arguments import CAUGHT, apart, complete, expect_flags, locates
 from jitgrad.runtime.dtypes import DType
 from jitgrad.runtime.overriding import Call, Recalled, anew, outermost, recover
 from jitgrad.state import CASTS, state
@@ -123,11 +123,13 @@ def _decorator(choose: Callable[[Casting, list[Tensor]], DType | None]) -> Any:
                 if kwargs or len(args) > 2:
                     expect_flags(function, args, kwargs)
                 if settings is None or (settings.lower is None and not settings.cuda_on):
-                    return function(*args, **kwargs)
-                return _run(function, choose, settings, args, kwargs)
+                    made = function(*args, **kwargs)
+                else:
+                    made = _run(function, choose, settings, args, kwargs)
+                return made if getattr(made, "_view", made) is None else apart(made, args, kwargs)
             except CAUGHT as error:
-                if (made := recover(error, autocasting, args, kwargs)) is not None:
-                    return made[0]
+                if (found := recover(error, autocasting, args, kwargs)) is not None:
+                    return found[0]
                 complete(error, function, args, kwargs)
                 raise
 

@@ -466,7 +466,7 @@ def empty_strided(
     """A tensor to be filled (zeros here, always), with these steps between its elements."""
     last = sum((n - 1) * s for n, s in zip(size, stride, strict=True))
     memory = empty(0 if 0 in size else last + 1, dtype=dtype, device=device)
-    out = as_strided(memory, size, stride, 0)
+    out = as_strided(memory, size, stride, 0).detach()  # no view: nobody else has the memory
     return _finish(out, requires_grad, device)
 
 
@@ -476,6 +476,7 @@ def empty_permuted(
     *,
     dtype: DType | None = None,
     device: Any = None,
+    requires_grad: bool = False,
     **more: Any,
 ) -> Tensor:
     """A tensor to be filled, whose dims lie in memory in the order physical_layout."""
@@ -486,7 +487,8 @@ def empty_permuted(
             f"duplicate dims: got size {tuple(size)} and physical_layout {layout}"
         )
     memory = empty(*(size[k] for k in layout), dtype=dtype, device=device, **more)
-    return memory.permute(tuple(layout.index(k) for k in builtins.range(len(size))))
+    out = memory.permute(tuple(layout.index(k) for k in builtins.range(len(size)))).detach()
+    return _finish(out, requires_grad, device)
 
 
 # -- ranges --------------------------------------------------------------------------------------

@@ -280,7 +280,10 @@ def resize_(self: Tensor, *sizes: Any, size: Any = None, memory_format: Any = No
     root = self._storage.type.numel if self._storage.type.dtype is self.dtype else self.numel()
     offset = self.storage_offset()
     if count + offset <= root and shape.strides_known(self):
-        return _become(self, shape.as_strided(self, size, _strides(size), offset))
+        part = shape.as_strided(self, size, _strides(size), offset)
+        if self._view is None:  # it is no view of itself
+            part._view = None
+        return _become(self, part)
     old = self.detach().reshape(-1)
     have = self.numel()
     if have > count:

@@ -20,7 +20,7 @@ from jitgrad.functions.args import expect_one_device, numpy_names
 from jitgrad.functions.elementwise import records_in
 from jitgrad.methods import FUNCTIONS
 from jitgrad.promotion import can_cast, cast
-from jitgrad.runtime.arguments import CAUGHT, complete, expect_flags, located, locates
+from jitgrad.runtime.arguments import CAUGHT, apart, complete, expect_flags, located, locates
 from jitgrad.runtime.dtypes import DType
 from jitgrad.runtime.overriding import recover
 from jitgrad.runtime.userline import warn
@@ -42,13 +42,14 @@ def with_out(function: Callable[..., Any]) -> Callable[..., Any]:
         try:
             if kwargs or len(args) > 2:
                 expect_flags(function, args, kwargs)
-            if out is None:
-                return function(*args, **kwargs)
-            return _into(as_given(function), out, args, kwargs)
+            if out is not None:
+                return _into(as_given(function), out, args, kwargs)
+            made = function(*args, **kwargs)
+            return made if getattr(made, "_view", made) is None else apart(made, args, kwargs)
         except CAUGHT as error:
             given = kwargs if out is None else {**kwargs, "out": out}
-            if (made := recover(error, wrapper, args, given)) is not None:
-                return made[0]
+            if (found := recover(error, wrapper, args, given)) is not None:
+                return found[0]
             complete(error, function, args, kwargs)
             raise
 

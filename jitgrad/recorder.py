@@ -595,7 +595,8 @@ class Recorder(Looks):
             return AliasResult(entry.source, chain, requires_grad, roots.number(x))
         number, version = roots.number(x), storage.version - storage.hidden
         if x._node is None or not requires_grad:
-            return FreshResult(roots.add(storage), chain, requires_grad, number, -1, version)
+            view = x._view is not None and x._view.base is not None
+            return FreshResult(roots.add(storage), chain, requires_grad, number, -1, version, view)
         if self._is_spent(x):  # backward() ran inside: as in eager, it cannot run again
             return FreshResult(roots.add(storage), chain, True, number, SPENT, version)
         if chain:  # the compiled node makes what the view shows, on memory of its own
@@ -630,10 +631,11 @@ class Recorder(Looks):
     def _is_view_of(self, x: Tensor, entry: Entry) -> bool:
         """Whether the same views of the input, made anew, have x's place on the tape."""
         base = entry.tensor
+        if base is None or x._view is None:
+            return False
+        root = None if base._view is None else base._view.base
         return (
-            base is not None
-            and x._view is not None
-            and x._view.base is (base if base._base is None else base._base)
+            x._view.base is (base if root is None else root)
             and x._view.tracked
             and not self._counts.get(entry.storage)
             and self._made_here(x, base)

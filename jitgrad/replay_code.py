@@ -664,6 +664,8 @@ class Writer:
         if result.chain:
             base = f"{root}.detach()" if result.index in self.taped else root
             text = f"make_view({base}, {self._chain(result.chain)})"
+            if not result.view:
+                text += ".detach()"
         elif result.index in self.used:
             text = f"{root}.detach()"
         else:

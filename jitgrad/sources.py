@@ -132,7 +132,8 @@ class FreshResult:
 
     number: which tensor it is (results that are one tensor have one number). slot: which output
     of the compiled tape node it is, or -1; SPENT when backward() ran inside the function and
-    freed its graph. version: how often its storage was written in place.
+    freed its graph. version: how often its storage was written in place. view: it is a view of
+    another tensor.
     """
 
     index: int
@@ -141,6 +142,7 @@ class FreshResult:
     number: int
     slot: int = -1
     version: int = 0
+    view: bool = True
 
 
 Result = (

@@ -466,11 +466,13 @@ class Tensor(TensorMethods):
 
     def detach_(self) -> Tensor:
         """Takes this tensor off the tape. Raises RuntimeError for a view."""
-        if self._view is not None and self._view.base is not None:
+        if self._is_view():
             raise RuntimeError(
                 "[detach_] expected a tensor that is no view; use detach(), or detach_() its base"
             )
-        self._node, self._out, self._requires_grad = None, 0, False
+        for x in (self, self._was):
+            if x is not None:
+                x._node, x._out, x._requires_grad = None, 0, False
         bump_epoch()
         return self
 
@@ -504,7 +506,9 @@ class Tensor(TensorMethods):
     @property
     def _base(self) -> Tensor | None:
         self._asked("_base")
-        return None if self._view is None else self._view.base
+        view = self._view
+        base: Tensor | None = None if view is None else view.base
+        return None if base is None or base is self._was else base
 
     def _is_view(self) -> bool:
         return self._base is not None

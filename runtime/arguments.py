@@ -1,8 +1,10 @@
-"""Errors of calls of public functions: the user's line, and arguments of a wrong Python type.
+"""Calls of public functions: errors with the user's line, arguments of a wrong Python type, and
+which results are views.
 
 Owns `located`, which wraps a function, and `complete`, what every wrapper of a public function
 calls where it catches an error: it looks at the function's annotations then, so that calls that
 work pay nothing. What is annotated `Any` is not looked at. Bools are looked at before the call.
+`apart` is what every wrapper does with a result.
 """
 
 from __future__ import annotations
@@ -34,14 +36,46 @@ def located(function: Callable[..., Any]) -> Callable[..., Any]:
         try:
             if kwargs or len(args) > 2:
                 expect_flags(function, args, kwargs)
-            return function(*args, **kwargs)
+            made = function(*args, **kwargs)
+            return made if getattr(made, "_view", made) is None else apart(made, args, kwargs)
         except CAUGHT as error:
-            if (made := recover(error, locating, args, kwargs)) is not None:
-                return made[0]
+            if (found := recover(error, locating, args, kwargs)) is not None:
+                return found[0]
             complete(error, function, args, kwargs)
             raise
 
     return locates(locating)
+
+
+def apart(made: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A public function's result `made`, whose tensors are views of the arguments' memory alone.
+
+    A function composed of ops may end with a view of what it computed. Nobody else has that
+    memory, so what is given of it is no view, as it is none where the function is one op.
+    """
+    if isinstance(made, (tuple, list)):
+        for x in made:
+            if getattr(x, "_view", None) is not None:
+                apart(x, args, kwargs)
+        return made
+    view = getattr(made, "_view", None)
+    if view is not None and view.base is not None and not _has_memory(made._storage, args):
+        if not _has_memory(made._storage, kwargs.values()):
+            view.refresh(made)
+            made._view = None
+    return made
+
+
+def _has_memory(storage: Any, values: Any) -> bool:
+    """Whether a tensor among values, or in a container among them, is on a storage."""
+    for x in values:
+        if getattr(x, "_storage", None) is storage:
+            return True
+        if isinstance(x, (tuple, list)) and _has_memory(storage, x):
+            return True
+        if isinstance(x, dict) and _has_memory(storage, x.values()):
+            return True
+    return False
 
 
 _flags: dict[Any, tuple[tuple[int, ...], frozenset[str]]] = {}

@@ -12,7 +12,7 @@ from jitgrad.compiler.ops.record import OPS, same_device_text
 from jitgrad.compiler.symbolic import Sym
 from jitgrad.dispatch import apply
 from jitgrad.runtime import dtypes, formats
-from jitgrad.runtime.arguments import CAUGHT, complete, expect_flags, locates
+from jitgrad.runtime.arguments import CAUGHT, apart, complete, expect_flags, locates
 from jitgrad.runtime.dtypes import DType
 from jitgrad.runtime.overriding import recover
 from jitgrad.runtime.userline import warn
@@ -64,10 +64,11 @@ def numpy_names(function: Callable[..., Any]) -> Callable[..., Any]:
         try:
             if kwargs or len(args) > 2:
                 expect_flags(function, args, kwargs)
-            return function(*args, **kwargs)
+            made = function(*args, **kwargs)
+            return made if getattr(made, "_view", made) is None else apart(made, args, kwargs)
         except CAUGHT as error:
-            if (made := recover(error, renamed, args, kwargs)) is not None:
-                return made[0]
+            if (found := recover(error, renamed, args, kwargs)) is not None:
+                return found[0]
             complete(error, function, args, kwargs)
             raise
 

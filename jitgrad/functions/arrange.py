@@ -23,6 +23,7 @@ from jitgrad.functions.shape import (
     narrow,
     pad_constant,
     reshape,
+    separate,
     split,
     stack,
     tensor_split,
@@ -188,7 +189,8 @@ def repeat_interleave(
                 f"repeats say; got {output_size}"
             )
         wide = expand(unsqueeze(input, axis + 1), (*shape[: axis + 1], repeats, *shape[axis + 1 :]))
-        return reshape(wide, (*shape[:axis], shape[axis] * repeats, *shape[axis + 1 :]))
+        made = reshape(wide, (*shape[:axis], shape[axis] * repeats, *shape[axis + 1 :]))
+        return separate(made, input)
     size = operator.index(input._type.shape[axis])
     if repeats.numel() not in (1, size):
         raise RuntimeError(

@@ -14,6 +14,7 @@ from jitgrad.creation import empty, eye
 from jitgrad.dispatch import apply
 from jitgrad.functions.args import expect_one_device, expect_range, positions
 from jitgrad.functions.complex_numbers import conj
+from jitgrad.functions.shape import separate
 from jitgrad.promotion import cast
 from jitgrad.return_types import prints_as
 from jitgrad.runtime import dtypes
@@ -267,7 +268,8 @@ def ormqr(
         )
     _same_dtype("torch.ormqr", input=a, tau=tau, other=other)
     order = list(range(int(tau._type.shape[-1])))
-    return _reflect(a, tau, other, order if transpose else order[::-1], transpose)
+    made = _reflect(a, tau, other, order if transpose else order[::-1], transpose)
+    return separate(made, other)
 
 
 def _same_dtype(name: str, **operands: Tensor) -> None:

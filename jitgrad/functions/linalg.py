@@ -12,6 +12,7 @@ from jitgrad.compiler.symbolic import prod as dims_product
 from jitgrad.dispatch import apply
 from jitgrad.functions.args import expect_dtype, expect_expandable, expect_tensor, older_order
 from jitgrad.functions.complex_numbers import conj
+from jitgrad.functions.shape import separate
 from jitgrad.promotion import cast
 from jitgrad.tape.names import called
 from jitgrad.tensor import Tensor
@@ -299,7 +300,7 @@ def chain_matmul(*matrices: Tensor) -> Tensor:
     out = matrices[0]
     for m in matrices[1:]:
         out = mm(out, m)
-    return out
+    return separate(out, matrices[0])
 
 
 # -- einsum --------------------------------------------------------------------------------------

@@ -318,5 +318,6 @@ def sum_to_size(input: Tensor, *size: Any) -> Tensor:
     axes = [
         k for k, n in enumerate(input._type.shape) if k < lead or (wanted[k - lead] == 1 and n != 1)
     ]
-    out = input.sum(axes, True) if axes else input
-    return out.reshape(wanted) if lead or axes else out
+    if not axes and wanted:
+        return input
+    return input.sum(axes, True).reshape(wanted)

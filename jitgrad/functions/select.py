@@ -20,6 +20,7 @@ from jitgrad.functions.args import (
     one_axis,
     positions,
 )
+from jitgrad.functions.shape import separate
 from jitgrad.promotion import cast, constant, elementwise, plain_number, result_type
 from jitgrad.runtime import dtypes
 from jitgrad.state import state
@@ -88,7 +89,7 @@ def gather(input: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False)
     axis = one_axis("gather", input.ndim, dim)
     index = as_index("gather", index)
     if _no_positions(index, input):
-        return input.reshape(-1)[:0].reshape(tuple(index._type.shape))
+        return separate(input.reshape(-1)[:0].reshape(tuple(index._type.shape)), input)
     if not input.ndim or not index.ndim and input.ndim == 1:
         source, flat = input.reshape(-1), index.reshape(-1)
         picked = apply(OPS["gather"], (source, flat), {"axis": 0})

@@ -524,6 +524,14 @@ def clone(input: Tensor, *, memory_format: Any = None) -> Tensor:
     return apply(OPS["clone"], (expect_tensor("clone", input),), {})
 
 
+def separate(made: Tensor, *operands: Tensor) -> Tensor:
+    """`made`, or a copy where it shows the memory of an operand: for functions that are no views,
+    composed of ops that give views where sizes of 1, or counts of it, let them."""
+    if any(made._storage is x._storage for x in operands):
+        return apply(OPS["clone"], (made,), {})  # type: ignore[no-any-return]
+    return made
+
+
 def contiguous(input: Tensor, memory_format: Any = None) -> Tensor:
     """The tensor itself if its elements lie in row-major order, else a copy."""
     if memory_format is not None:

@@ -29,6 +29,7 @@ from jitgrad.functions.args import (
 )
 from jitgrad.functions.reduce import argmax, argsort, sort, sorted_first
 from jitgrad.functions.select import positions_of, scatter_add, searchsorted
+from jitgrad.functions.shape import separate
 from jitgrad.promotion import cast, constant, floating
 from jitgrad.return_types import TYPES
 from jitgrad.runtime import dtypes
@@ -262,8 +263,8 @@ def histogram(
     input: Tensor, bins: Any = 100, *, range: Sequence[float] | None = None,
     weight: Tensor | None = None, density: bool = False,
 ) -> Any:  # fmt: skip
-    """(counts, edges) of elements between ascending edges: `bins` itself where it is a vector, else
-    that number of equal parts of `range` (of the elements' own by default).
+    """(counts, edges) of elements between ascending edges: those of `bins` where it is a vector,
+    else that number of equal parts of `range` (of the elements' own by default).
 
     weight: what each element counts; density: counts over their sum and the widths of the parts.
     """
@@ -278,7 +279,7 @@ def histogram(
     hist = scatter_add(x.new_zeros(edges.shape[0] - 1), 0, place, counts)
     if density:
         hist = hist / (hist.sum() * (edges[1:] - edges[:-1]))
-    return TYPES["histogram"](hist, edges)
+    return TYPES["histogram"](hist, separate(edges, bins) if isinstance(bins, Tensor) else edges)
 
 
 def _expect_weight(name: str, input: Tensor, weight: Tensor | None, shape: Sequence[Any]) -> None:

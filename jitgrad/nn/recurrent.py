@@ -16,6 +16,7 @@ from jitgrad.nn.functional.recurrent import GATES, State, Weights, recurrent
 from jitgrad.nn.module import Module
 from jitgrad.nn.parameter import Parameter
 from jitgrad.nn.utils.rnn import PackedSequence, batch_sizes_of
+from jitgrad.runtime.arguments import apart
 from jitgrad.runtime.userline import warn
 from jitgrad.tensor import Tensor
 
@@ -164,7 +165,7 @@ class RNNBase(Module):
         y, states = self._recurrent(x, states, None)
         if rank == 2:
             return y.squeeze(1), tuple([s.squeeze(1) for s in states])
-        return (y.transpose(0, 1) if self.batch_first else y), states
+        return (apart(y.transpose(0, 1), (), {}) if self.batch_first else y), states
 
     def _recurrent(
         self, x: Tensor, states: State, sizes: tuple[int, ...] | None

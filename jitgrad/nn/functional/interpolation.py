@@ -18,7 +18,7 @@ import numpy as np
 from jitgrad.compiler.symbolic import Sym
 from jitgrad.creation import arange, zeros
 from jitgrad.functions.elementwise import where
-from jitgrad.functions.shape import stack
+from jitgrad.functions.shape import separate, stack
 from jitgrad.nn.functional.adaptive import adaptive_avg_pool
 from jitgrad.nn.functional.args import expect_tensors
 from jitgrad.nn.functional.tables import (
@@ -372,7 +372,8 @@ def _repeated(
     lead = tuple(input.shape[:2])
     apart = [d for n in spatial for d in (n, 1)]
     full = [d for n, f in zip(spatial, factors, strict=True) for d in (n, f)]
-    return input.reshape((*lead, *apart)).expand((*lead, *full)).reshape((*lead, *sizes))
+    made = input.reshape((*lead, *apart)).expand((*lead, *full)).reshape((*lead, *sizes))
+    return separate(made, input)
 
 
 def _deprecated(name: str) -> None:

@@ -24,6 +24,7 @@ from jitgrad.nn.functional.dropout import kept
 from jitgrad.nn.functional.embedding import embedding as _embedding
 from jitgrad.nn.functional.embedding import embedding_bag as _embedding_bag
 from jitgrad.runtime import dtypes
+from jitgrad.runtime.arguments import located
 from jitgrad.tensor import Tensor
 
 __all__ = [
@@ -250,3 +251,6 @@ def norm_except_dim(v: Tensor, pow: int = 2, dim: int = 0) -> Tensor:
         return ops.norm(v, pow)
     rest = [d for d in range(v.dim()) if d != dim]
     return ops.norm(v, pow, rest, keepdim=True)
+
+
+globals().update({name: located(globals()[name]) for name in __all__})

@@ -8,6 +8,7 @@ from typing import Any
 from jitgrad.nn.functional import ctc as _ctc
 from jitgrad.nn.functional import losses as _losses
 from jitgrad.nn.functional import margin_losses as _margins
+from jitgrad.runtime.arguments import located
 from jitgrad.tensor import Tensor
 
 __all__ = [
@@ -98,3 +99,6 @@ def ctc_loss(
     return _ctc.ctc_loss(
         log_probs, targets, input_lengths, target_lengths, blank, word, zero_infinity
     )
+
+
+globals().update({name: located(globals()[name]) for name in __all__})

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jitgrad.nn.functional.recurrent import State, Weights, cell, recurrent
+from jitgrad.runtime.arguments import located
 from jitgrad.tensor import Tensor
 
 __all__ = [
@@ -119,3 +120,6 @@ def rnn_relu_cell(
 ) -> Tensor:  # fmt: skip
     """One step of RNN with relu: input (N, in), hx (N, hidden) -> h'."""
     return cell("RNN_RELU", input, (hx,), Weights(w_ih, w_hh, b_ih, b_hh))[0]
+
+
+globals().update({name: located(globals()[name]) for name in __all__})

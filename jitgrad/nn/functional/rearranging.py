@@ -10,7 +10,7 @@ import numpy as np
 
 from jitgrad.compiler.ops import OPS
 from jitgrad.compiler.symbolic import Sym, is_static
-from jitgrad.functions.shape import pad_constant, slice_along, stack
+from jitgrad.functions.shape import pad_constant, separate, slice_along, stack
 from jitgrad.nn.functional.args import IntOrInts, expect_tensors, per_dim
 from jitgrad.nn.functional.tables import Table, picked, spread, table
 from jitgrad.tape.names import called, naming
@@ -31,9 +31,8 @@ def pixel_shuffle(input: Tensor, upscale_factor: int) -> Tensor:
     n = len(lead)
     x = input.reshape((*lead, channels // (r * r), r, r, height, width))
     x = x.permute((*range(n), n, n + 3, n + 1, n + 4, n + 2))
-    return called(
-        x.reshape((*lead, channels // (r * r), height * r, width * r)), "PixelShuffleBackward0"
-    )
+    x = x.reshape((*lead, channels // (r * r), height * r, width * r))
+    return called(separate(x, input), "PixelShuffleBackward0")
 
 
 def pixel_unshuffle(input: Tensor, downscale_factor: int) -> Tensor:
@@ -51,9 +50,8 @@ def pixel_unshuffle(input: Tensor, downscale_factor: int) -> Tensor:
     n = len(lead)
     x = input.reshape((*lead, channels, height // r, r, width // r, r))
     x = x.permute((*range(n), n, n + 2, n + 4, n + 1, n + 3))
-    return called(
-        x.reshape((*lead, channels * r * r, height // r, width // r)), "PixelUnshuffleBackward0"
-    )
+    x = x.reshape((*lead, channels * r * r, height // r, width // r))
+    return called(separate(x, input), "PixelUnshuffleBackward0")
 
 
 def _check_shuffle(op: str, input: Tensor, r: int) -> None:
@@ -79,7 +77,7 @@ def channel_shuffle(input: Tensor, groups: int) -> Tensor:
         )
     batch, channels, *spatial = input.shape
     x = input.reshape((batch, groups, channels // groups, *spatial))
-    return x.transpose(1, 2).reshape(tuple(input.shape))
+    return separate(x.transpose(1, 2).reshape(tuple(input.shape)), input)
 
 
 # -- windows as columns ----------------------------------------------------------------------------
@@ -128,12 +126,12 @@ class _Windows:
         ]
 
 
-@functools.lru_cache(maxsize=256)
 def native_channel_shuffle(input: Tensor, groups: int) -> Tensor:
     """channel_shuffle, by the name of PyTorch's own kernel."""
     return channel_shuffle(input, groups)
 
 
+@functools.lru_cache(maxsize=256)
 def _windows(n: int, count: int, kernel: int, dilation: int, padding: int, stride: int) -> Table:
     places = (np.arange(count) * stride - padding)[:, None] + np.arange(kernel) * dilation
     return table(n, np.where((places >= 0) & (places < n), places, -1))
