@@ -240,3 +240,23 @@ def test_gather_scatter_select():
         x.gather(1, t.zeros(3, 1))
     assert t.searchsorted(t.tensor([1, 3, 5]), t.tensor([0, 3, 6])).tolist() == [0, 1, 3]
     assert t.searchsorted(t.tensor([1, 3, 5]), t.tensor([3]), right=True).tolist() == [2]
+
+
+@pytest.mark.parametrize(
+    "shape", [(), (1,), (0,), (3, 0, 2), (4, 5), (2, 3, 7), (1, 1, 1, 3), (6, 1, 5)]
+)
+@pytest.mark.parametrize("dtype", ["float32", "bool", "int64", "float16", "complex64", "uint8"])
+def test_nonzero_gives_what_numpy_gives(shape, dtype):
+    x = np.asarray(np.random.default_rng(0).integers(-1, 2, shape)).astype(dtype)
+    if x.ndim and x.size and x.dtype.kind in "fc":
+        x.flat[0] = np.nan
+    for a in (x, x.T, x[..., ::-1] if x.ndim else x):
+        wanted = np.nonzero(np.atleast_1d(a))
+        found = t.tensor(a).nonzero()
+        assert found.dtype is t.int64 and found.shape == (len(wanted[0]), x.ndim)
+        if x.ndim:
+            np.testing.assert_array_equal(found.numpy(), np.stack(wanted, -1))
+        parts = t.tensor(a).nonzero(as_tuple=True)
+        assert len(parts) == len(wanted)
+        for one, other in zip(parts, wanted, strict=True):
+            np.testing.assert_array_equal(one.numpy(), other)

@@ -286,13 +286,26 @@ def nonzero(input: Tensor, *, as_tuple: bool = False) -> Any:
         if not input.ndim:
             return columns[0].new_zeros((columns[0]._type.shape[0], 0))
         return apply(OPS["concatenate"], tuple([k.unsqueeze(1) for k in columns]), {"axis": 1})
-    found = np.nonzero(np.atleast_1d(input._array("nonzero")))
-    where = input._type.device
+    array, where = input._array("nonzero"), input._type.device
+    flat = np.flatnonzero(array if array.dtype == np.bool_ else array != 0).astype(
+        np.int64, copy=False
+    )
     if as_tuple:
-        return tuple(wrap_array(np.ascontiguousarray(k, np.int64)).to(where) for k in found)
-    if not input.ndim:
-        return wrap_array(np.zeros((len(found[0]), 0), np.int64)).to(where)
-    return wrap_array(np.ascontiguousarray(np.stack(found, -1), np.int64)).to(where)
+        columns = [np.empty_like(flat) for _ in array.shape] or [flat]
+        _unravel(flat, array.shape, columns)
+        return tuple(wrap_array(k).to(where) for k in columns)
+    found = np.empty((len(flat), array.ndim), np.int64)
+    _unravel(flat, array.shape, list(found.T))
+    return wrap_array(found).to(where)
+
+
+def _unravel(flat: np.ndarray, shape: Sequence[int], columns: Sequence[np.ndarray]) -> None:
+    """Writes the coordinates of row-major positions. (A divmod by a number is some times as fast as
+    np.nonzero's walk.)"""
+    for n, column in zip(reversed(shape[1:]), reversed(columns), strict=False):
+        flat, _ = np.divmod(flat, n, out=(np.empty_like(flat), column))
+    if shape:
+        columns[0][...] = flat
 
 
 def positions_of(mask: Tensor) -> Tensor:
