@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from jitgrad.compiler.description import described
 from jitgrad.compiler.pipeline import compile_graph
 from jitgrad.dims import Dim
 from jitgrad.doctoring import doctor
+from jitgrad.export import keywords, named_parameters, parameter_names
 from jitgrad.runtime import dtypes
 from jitgrad.serve import serve
 from jitgrad.serve.models import load_model
@@ -78,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("-o", "--output", required=True, help="m.jgx, libnet.so, m.o, ... or m.onnx")
     p.add_argument("--input", action="append", default=[], metavar="[NAME=]SHAPE[:DTYPE]",
                    help="an example input: 8x64, or ids=nx128:int64 (a size by name is free in "
-                        "each call)")  # fmt: skip
+                        "each call); for the parameter of that name, else called so")  # fmt: skip
     p.add_argument("--max", action="append", default=[], metavar="NAME=SIZE",
                    help="the largest size of that name: a library has memory for it")  # fmt: skip
     p.add_argument("--min", action="append", default=[], metavar="NAME=SIZE",
@@ -165,15 +166,23 @@ def _export(given: Any) -> None:
         _write(jitgrad.load_exported(given.source), given)
         return
     target = _find(given.source)
-    inputs, names, dynamic = [], [], []
     largest, least = dict(map(_size, given.max)), dict(map(_size, given.min))
-    for number, text in enumerate(given.input):
-        name, array, sizes = _example(text, largest)
-        dims = {k: Dim(n, min=least.get(n), max=largest.get(n)) for k, n in sizes.items()}
-        names.append(name or f"input{number}")
-        inputs.append(jitgrad.from_numpy(array))
-        dynamic.append(dims)
-    options: dict[str, Any] = {"names": names} if any("=" in t for t in given.input) else {}
+    examples = [_example(text, largest) for text in given.input]
+    parameters = named_parameters(target)
+    ordered = [e for e in examples if e.name not in parameters]
+    by_name = {e.name: e for e in examples if e.name in parameters}
+    if len(ordered) + len(by_name) < len(examples):
+        raise _Mistake(f"an input is given twice: {' '.join(given.input)}")
+    inputs = [jitgrad.from_numpy(e.array) for e in ordered]
+    arrays = {name: jitgrad.from_numpy(e.array) for name, e in by_name.items()}
+    kwargs = keywords(target, inputs, arrays)
+    labels = parameter_names(target, len(inputs))
+    names = [e.name or label for e, label in zip(ordered, labels, strict=True)]
+    dynamic = [
+        {k: Dim(n, min=least.get(n), max=largest.get(n)) for k, n in e.sizes.items()}
+        for e in (*ordered, *(by_name[name] for name in kwargs))
+    ]
+    options: dict[str, Any] = {"kwargs": kwargs, "names": [*names, *kwargs]}
     if any(dynamic):
         options["dynamic_shapes"] = dynamic
     output = Path(given.output)
@@ -246,10 +255,15 @@ def _find(source: str) -> Any:
 _EXAMPLE = re.compile(r"(?:(?P<name>[\w.]+)=)?(?P<shape>(?:\w+(?:x\w+)*)?)(?::(?P<dtype>\w+))?")
 
 
-def _example(
-    text: str, largest: dict[str, int]
-) -> tuple[str, np.ndarray[Any, Any], dict[int, str]]:
-    """An input of the command line: its name, an example array, its dynamic dims."""
+class _Example(NamedTuple):
+    """An input of the command line: its name or "", an example array, its dynamic dims."""
+
+    name: str
+    array: np.ndarray[Any, Any]
+    sizes: dict[int, str]
+
+
+def _example(text: str, largest: dict[str, int]) -> _Example:
     found = _EXAMPLE.fullmatch(text)
     if found is None:
         raise _Mistake(f"expected [NAME=]SHAPE[:DTYPE], as x=8x64:float32; got {text!r}")
@@ -261,7 +275,7 @@ def _example(
         raise _Mistake(f"expected sizes between the x; got {text!r}")
     dims = {k: s for k, s in enumerate(sizes) if not s.isdigit()}
     shape = [min(2, largest.get(s, 2)) if k in dims else int(s) for k, s in enumerate(sizes)]
-    return found["name"] or "", np.zeros(shape, dtype.np), dims
+    return _Example(found["name"] or "", np.zeros(shape, dtype.np), dims)
 
 
 # -- inspect -------------------------------------------------------------------------------------

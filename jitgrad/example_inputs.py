@@ -63,12 +63,45 @@ def spread(spec: Any, structure: Structure, label: str) -> list[Any]:
 
 
 def leaves_like(inputs: Sequence[Any], wanted: Structure | None) -> list[Any] | None:
-    """The leaves of a call's inputs, which are a tree like `wanted` (None: tensors) by keys, fields
-    and places, whatever its classes; or its leaves themselves. None for another tree."""
-    if wanted is None or (is_flat(inputs) and len(inputs) == wanted.count):
+    """The leaves of a call's inputs in order, which are trees like those in `wanted` (None:
+    tensors) by keys, fields and places, whatever their classes; or the leaves themselves. None for
+    other trees."""
+    if wanted is None or is_flat(inputs):
         return list(inputs)
     out: list[Any] = []
-    return out if _gather(tuple(inputs), wanted, out) else None
+    like = len(inputs) <= len(wanted.children) and all(
+        _gather(x, tree, out) for x, tree in zip(inputs, wanted.children, strict=False)
+    )
+    return out if like else None
+
+
+def leaves_named(
+    named: dict[str, Any], wanted: Structure | None, names: Sequence[str]
+) -> dict[str, Any] | None:
+    """The leaves of inputs by their `names`, of which a call gives some so and others in trees by
+    the parameters' names. None for other trees than those in `wanted` (None: tensors); raises
+    TypeError for a leaf that is given in both ways."""
+    if wanted is None:
+        return named
+    places: dict[str, tuple[Structure, Sequence[str]]] = {}
+    first = 0
+    for label, tree in zip(child_names(wanted), wanted.children, strict=True):
+        places[label] = tree, names[first : first + tree.count]
+        first += tree.count
+    found: dict[str, Any] = {}
+    for name, x in named.items():
+        if name in names or name not in places:
+            found[name] = x
+            continue
+        tree, names_inside = places[name]
+        leaves: list[Any] = []
+        if not _gather(x, tree, leaves):
+            return None
+        for leaf, value in zip(names_inside, leaves, strict=True):
+            if leaf in named:
+                raise TypeError(f"[export] input {leaf!r} is given twice: by name, and in {name!r}")
+            found[leaf] = value
+    return found
 
 
 def _gather(x: Any, wanted: Structure, out: list[Any]) -> bool:

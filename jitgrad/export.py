@@ -60,6 +60,7 @@ from jitgrad.values import plain_type
 def export(
     function: Any,
     *example_inputs: Any,
+    kwargs: Mapping[str, Any] | None = None,
     names: Sequence[str] | None = None,
     output_names: Sequence[str] | None = None,
     dynamic_shapes: DynamicShapes = None,
@@ -80,6 +81,9 @@ def export(
             nested at will; their shapes and dtypes are those of the exported graph. Each tensor is
             an input of its own, called by what leads to it ("cache.0.k"); `Exported` takes trees
             like these, native code and ONNX the tensors in this order.
+        kwargs: example inputs that the function is called with by keyword; they follow the others
+            in the order of the function's parameters, called by their keywords. Parameters that are
+            not given keep their defaults.
         names: of the inputs, of characters that print; default: the parameters' names.
         output_names: default: the keys of a dict of results ("loss", "out.hidden"), the field names
             of a named tuple; of others "output", or "output0", "output1", ...
@@ -89,34 +93,65 @@ def export(
             name have the same size. The function is then recorded once more, without data; see
             docs/export.md.
 
-    Raises TypeError for what is no tensor, ValueError for names that will not do, CompileError
-    naming reason and line for what cannot be exported; a Module's state and the random generator
-    are then as they were.
+    Raises TypeError for what is no tensor and arguments that the function does not take, ValueError
+    for names that will not do, CompileError naming reason and line for what cannot be exported; a
+    Module's state and the random generator are then as they were.
     """
     if not callable(function):
         raise TypeError(f"[export] expected a function or a Module; got {type(function).__name__}")
-    trees = [flatten(x)[1] for x in example_inputs]
-    labels = parameter_names(function, len(trees)) if example_inputs else []
+    kwargs = keywords(function, example_inputs, kwargs)
+    given = (*example_inputs, *kwargs.values())
+    trees = [flatten(x)[1] for x in given]
+    labels = parameter_names(function, len(example_inputs)) if example_inputs else []
+    labels += kwargs
     paths = [leaf_names(t, label) for t, label in zip(trees, labels, strict=True)]
-    leaves = leaves_of(example_inputs)
-    for i, (tree, x) in enumerate(zip(paths, example_inputs, strict=True)):
+    leaves = leaves_of(given)
+    for i, (tree, x) in enumerate(zip(paths, given, strict=True)):
         for path, leaf in zip(tree, flatten(x)[0], strict=True):
             if not isinstance(leaf, Tensor):
+                which = i if i < len(example_inputs) else repr(labels[i])
                 where = f" at {path!r}" if x is not leaf else ""
                 raise TypeError(
-                    f"[export] expected example inputs to be Tensors, or trees of them; input {i} "
-                    f"is {type(leaf).__name__}{where}; close over other values, or use "
+                    "[export] expected example inputs to be Tensors, or trees of them; input "
+                    f"{which} is {type(leaf).__name__}{where}; close over other values, or use "
                     "functools.partial"
                 )
-    if is_flat(example_inputs):
+    if is_flat(given) and not kwargs:
         return record(function, function, example_inputs, names, output_names, dynamic_shapes)
     flat_names = [path for tree in paths for path in tree]
     if names is not None:
         flat_names = _expect_names(names, "names", len(leaves))
     if dynamic_shapes is not None:
         dynamic_shapes = _spread(dynamic_shapes, trees, labels, flat_names)
-    arguments = Structure(tuple, None, tuple(trees))
-    return record(function, function, leaves, flat_names, output_names, dynamic_shapes, arguments)
+    call = flatten((example_inputs, kwargs))[1]
+    exported = record(function, function, leaves, flat_names, output_names, dynamic_shapes, call)
+    if not is_flat(given):
+        exported.arguments = Structure(dict, tuple(labels), tuple(trees))
+    return exported
+
+
+def keywords(function: Any, args: Sequence[Any], kwargs: Any) -> dict[str, Any]:
+    """Example inputs by keyword, in the order of the function's parameters. Raises TypeError for
+    what is no mapping by name, and for arguments that the function does not take."""
+    if kwargs is None:
+        kwargs = {}
+    if not isinstance(kwargs, Mapping) or not all(isinstance(k, str) for k in kwargs):
+        what = f"keys {list(kwargs)}" if isinstance(kwargs, Mapping) else type(kwargs).__name__
+        raise TypeError(f"[export] expected kwargs to be a dict of inputs by name; got {what}")
+    signature = _signature(function)
+    if signature is None:
+        return dict(kwargs)
+    try:
+        bound = signature.bind(*args, **kwargs)
+    except TypeError as error:
+        if getattr(function, "_forward_pre_hooks", None):  # which may change the arguments
+            return dict(kwargs)
+        raise TypeError(
+            f"[export] expected arguments of {_name(function)}{signature}; {error}; give example "
+            "inputs in order, or by name in kwargs={...}"
+        ) from None
+    order = [name for name in signature.parameters if name in bound.arguments]
+    return {k: kwargs[k] for k in dict.fromkeys([*order, *kwargs]) if k in kwargs}
 
 
 def _spread(
@@ -154,10 +189,11 @@ def record(
     names: Sequence[str] | None,
     output_names: Sequence[str] | None,
     dynamic_shapes: DynamicShapes,
-    arguments: Structure | None = None,
+    call: Structure | None = None,
 ) -> Exported:
     """What `export` gives, of a function that calls `of`: a Module, after which state is named.
-    arguments: the tree that the function takes these inputs in; None: each is an argument."""
+    call: (args, kwargs), as trees, that the function takes these inputs in; None: each is an
+    argument."""
     state = of.state_dict(keep_vars=True) if is_module(of) else {}
     for i, x in enumerate(example_inputs):
         _expect_host(of, f"input {i}", x._type.device)
@@ -169,9 +205,8 @@ def record(
             _expect_strings(strings, what)
     inputs = [x.detach().clone() for x in example_inputs]
 
-    def tree(leaves: Sequence[Tensor]) -> tuple[Any, ...]:
-        found: tuple[Any, ...] = tuple(leaves)
-        return found if arguments is None else unflatten(arguments, found)
+    def given_as(leaves: Sequence[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return (tuple(leaves), {}) if call is None else unflatten(call, leaves)
 
     refusal: Exception | None = None
     if not is_module(of):
@@ -180,27 +215,29 @@ def record(
         given = inputs
         if dynamic_shapes is not None:
             given = symbolic_inputs(inputs, labels, dynamic_shapes, env)
-        step, refusal = _traced_step(function, tree(given), env)
+        step, refusal = _traced_step(function, *given_as(given), env)
         if step is not None:
             refuse_fixed_dims(env, _name(of))
             _refuse_results(step, of)
             state_names = StateNames.of_function(of)
-            return _exported(step, given, labels, output_names, _name(of), state_names, arguments)
+            return _exported(step, given, labels, output_names, _name(of), state_names)
     called = function.__call__ if is_module(function) else function
 
     def recording() -> Exported:
         recorded = _Detaching(called, fallback="error", segments=False)
-        recorded(*tree([x.detach() for x in inputs]))
+        args, kwargs = given_as([x.detach() for x in inputs])
+        recorded(*args, **kwargs)
         trace = recorded.specialisations[0].trace
         labels = _labels(of, inputs, names)
-        exported = _named(trace, of, inputs, labels, output_names, arguments)  # or refuses
+        exported = _named(trace, of, inputs, labels, output_names)  # or refuses
         if dynamic_shapes is None:
             return exported
         env = ShapeEnv()
         symbolic = symbolic_inputs(inputs, labels, dynamic_shapes, env)
-        trace = recorded.symbolic_trace(tree(symbolic), env)
+        args, kwargs = given_as(symbolic)
+        trace = recorded.symbolic_trace(args, env, kwargs)
         refuse_fixed_dims(env, _name(of))
-        return _named(trace, of, symbolic, labels, output_names, arguments)
+        return _named(trace, of, symbolic, labels, output_names)
 
     before = _Before(of)
     try:
@@ -238,13 +275,13 @@ class _Detaching(JitFunction):
 
 
 def _traced_step(
-    function: Any, inputs: Sequence[Any], env: ShapeEnv
+    function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], env: ShapeEnv
 ) -> tuple[Trace | None, Exception | None]:
     """The trace of a function that changes state or draws numbers, made without running it on
     data; None for a function that only gives results, or needs values, and the error then."""
     try:
         with enable_grad():
-            trace = Lowered(_Detaching(function, fallback="error"), tuple(inputs), {}, env).trace
+            trace = Lowered(_Detaching(function, fallback="error"), args, kwargs, env).trace
     except (RuntimeError, TypeError, ValueError) as error:
         return None, error  # recording it with data tells why, if it cannot be exported
     if trace.cuts or not (trace.graph.writes or trace.rebinds or trace.draws or trace.stores):
@@ -319,7 +356,6 @@ def _named(
     inputs: Sequence[Tensor],
     labels: Sequence[str],
     output_names: Sequence[str] | None,
-    arguments: Structure | None,
 ) -> Exported:
     """The trace of a function as Exported, its inputs and state named."""
     if is_module(function):
@@ -331,8 +367,7 @@ def _named(
         state_names = StateNames.of_function(function)
     _refuse_effects(trace, function, state_names)
     _refuse_results(trace, function)
-    name = _name(function)
-    return _exported(trace, inputs, labels, output_names, name, state_names, arguments)
+    return _exported(trace, inputs, labels, output_names, _name(function), state_names)
 
 
 def _name(function: Any) -> str:
@@ -342,16 +377,26 @@ def _name(function: Any) -> str:
     return re.sub(r"\W", "_", name)
 
 
+def _signature(function: Any) -> inspect.Signature | None:
+    """What a function or Module is called with; None for a callable that does not say."""
+    try:
+        return inspect.signature(function.forward if is_module(function) else function)
+    except (TypeError, ValueError):
+        return None
+
+
+def named_parameters(function: Any) -> list[str]:
+    """The parameters that may be given by name."""
+    signature = _signature(function)
+    found = [] if signature is None else signature.parameters.values()
+    return [p.name for p in found if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+
+
 def parameter_names(function: Any, count: int) -> list[str]:
     """Names of the positional parameters; input0, input1, ... where there are none."""
-    target = function.forward if is_module(function) else function
-    names: list[str] = []
-    try:
-        for p in inspect.signature(target).parameters.values():
-            if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD):
-                names.append(p.name)
-    except (TypeError, ValueError):
-        names = []
+    signature = _signature(function)
+    found = [] if signature is None else signature.parameters.values()
+    names = [p.name for p in found if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     return (names + [f"input{i}" for i in range(len(names), count)])[:count]
 
 
@@ -362,7 +407,6 @@ def _exported(
     output_names: Sequence[str] | None,
     name: str,
     state_names: StateNames,
-    arguments: Structure | None,
 ) -> Exported:
     """A pure graph made of a trace: all arguments inputs, captured tensors state."""
     for node in trace.graph.nodes:
@@ -461,7 +505,7 @@ def _exported(
             graph.writes.append(Write(places[first], _plus(graph, first, drawn)))
     labels = _result_names(trace.structure) if output_names is None else output_names
     labels = _expect_names(labels, "output_names", len(graph.outputs))
-    return Exported(graph, state, names, labels, trace.structure, arguments)
+    return Exported(graph, state, names, labels, trace.structure)
 
 
 def _plus(graph: Graph, value: Value, number: int) -> Value:

@@ -19,7 +19,7 @@ from jitgrad.compiler.parse import parse
 from jitgrad.compiler.pipeline import compile_graph
 from jitgrad.compiler.symbolic import ShapeEnv
 from jitgrad.dynamic_shapes import check_conditions, fits, known_sizes
-from jitgrad.example_inputs import leaves_like
+from jitgrad.example_inputs import leaves_like, leaves_named
 from jitgrad.exported_file import Parts
 from jitgrad.onnx.errors import expect_package
 from jitgrad.pytree import Structure, flatten, unflatten
@@ -44,7 +44,8 @@ class Exported:
         state: name -> array, a copy of what the function captured. Calls of a training step change
             it in place.
         input_names, output_names: in order of call and of result.
-        arguments: the tree of the inputs, where some are no tensors but trees of them; else None.
+        arguments: the trees of the inputs by the parameters' names, where some are no tensors but
+            trees of them; else None.
 
     Calling it with tensors (or trees like those it was exported with) runs the compiled graph and
     gives what the function gave.
@@ -66,18 +67,23 @@ class Exported:
         self._special: dict[tuple[tuple[str, int], ...], Compiled] = {}
 
     def __call__(self, /, *inputs: Any, **named: Any) -> Any:
-        """Runs on tensors of the exported shapes and dtypes, in order or by `input_names`. Raises
-        TypeError or ValueError that names the input otherwise."""
+        """Runs on tensors of the exported shapes and dtypes, in order or by `input_names`, or trees
+        by the names of their parameters. Raises TypeError or ValueError that names the input
+        otherwise."""
         expected = [i for i in self.graph.inputs if i.kind == "arg"]
-        if named:
-            inputs = in_order("export", self.input_names, inputs, named)
         leaves = leaves_like(inputs, self.arguments)
-        if leaves is None:
+        by_name = leaves_named(named, self.arguments, self.input_names)
+        short = not named and leaves is not None and len(leaves) != len(expected)
+        if leaves is None or by_name is None or (short and self.arguments is not None):
+            got = (*map(_tree_text, inputs), *(f"{k}={_tree_text(x)}" for k, x in named.items()))
             raise TypeError(
                 f"[export] expected inputs {self.arguments}, or the {len(expected)} tensors in "
-                f"them; got {flatten(inputs)[1]}"
+                f"them; got ({', '.join(got)})"
             )
-        inputs = tuple(leaves)
+        if by_name:
+            inputs = in_order("export", self.input_names, leaves, by_name)
+        else:
+            inputs = tuple(leaves)
         if len(inputs) != len(expected):
             names = ", ".join(f"{i.name}: {i.value.type}" for i in expected) or "none"
             raise TypeError(
@@ -226,6 +232,10 @@ class Exported:
 
     def __str__(self) -> str:
         return str(self.graph)
+
+
+def _tree_text(x: Any) -> str:
+    return str(flatten(x)[1])
 
 
 def _type_of(x: Any) -> str:

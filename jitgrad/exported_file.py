@@ -4,8 +4,8 @@ Owns `write` and `read`. Nothing in a file is code: the text is read by compiler
 knows the op records and literals only. Members, none of them compressed:
 
     metadata.json       format, version, creator, names of inputs and outputs, the result's tree,
-                        that of the inputs where they are no plain tensors, and of the other two
-                        members their sizes and SHA-256
+                        that of the inputs where they are no plain tensors, with the names of the
+                        parameters, and of the other two members their sizes and SHA-256
     graph.txt           the graph (compiler/text.py), source lines without their folders
     state.safetensors   the values of its inputs of kind "state"
 
@@ -73,7 +73,10 @@ def write(parts: Parts, path: str | os.PathLike[str], creator: str) -> None:
         },
     }  # fmt: skip
     if parts.arguments is not None:
-        about["arguments"] = _tree(parts.arguments)
+        about["arguments"] = {"tuple": [_tree(tree) for tree in parts.arguments.children]}
+        labels = names_of(parts.arguments)
+        if labels is not None:
+            about["parameters"] = list(labels)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as file:
@@ -180,6 +183,13 @@ class _Reader:
         arguments = self._structure(about["arguments"])
         if arguments.kind is not tuple or arguments.count != len(inputs):
             raise self.error(f"{arguments.count} leaves of arguments for {len(inputs)} inputs")
+        if "parameters" in about:  # files that were written before there were such have none
+            labels = tuple(self._names(about, "parameters"))
+            if len(labels) != len(arguments.children):
+                raise self.error(
+                    f"{len(labels)} names of parameters for {len(arguments.children)} arguments"
+                )
+            arguments = Structure(dict, labels, arguments.children)
         return Parts(graph, state, inputs, outputs, structure, arguments)
 
     def _about(self) -> dict[str, Any]:

@@ -27,6 +27,10 @@ class Net(nn.Module):
 
 def double(a, b):
     return {"sum": a + b, "twice": a * 2}
+
+def masked(x, y=None, *, mask, scale=None):
+    x = x * mask
+    return x if y is None else x - y
 """
 
 
@@ -81,6 +85,28 @@ def test_onnx_files(folder, capsys):
         (["run", "bad.onnx"], "expected an ONNX model"), (["inspect", "none.onnx"], "none.onnx"),
     ):  # fmt: skip
         assert main(arguments) == 2
+        assert words in capsys.readouterr().err
+
+
+def test_inputs_are_exported_by_keyword(folder, capsys):
+    """Those that are called as a parameter, wherever they stand; others are in order."""
+    shapes = ["--input", "mask=nx3", "--input", "y=nx3", "--input", "nx3", "--max", "n=4"]
+    assert main(["export", "net.py:masked", "-o", "m.jgx", *shapes]) == 0
+    assert main(["export", "net.py:masked", "-o", "libmasked.so", *shapes]) == 0
+    assert "x: float32[n, 3], y: float32[n, 3], mask: float32[n, 3]" in capsys.readouterr().out
+    for name, value in (("x", 7), ("y", 2), ("mask", 3)):
+        np.save(f"{name}.npy", np.full((2, 3), value, np.float32))
+    for file in ("m.jgx", "libmasked.so"):
+        given = ["--input", "mask=mask.npy", "--input", "x.npy", "--input", "y.npy"]
+        assert main(["run", file, *given, "--output", "out.npz"]) == 0
+        assert (np.load("out.npz")["output"] == 19).all()
+    for inputs, words in (
+        (["x=2x3", "mask=2x3", "mask=2x3"], "an input is given twice: x=2x3 mask=2x3 mask=2x3"),
+        (["2x3", "x=2x3", "mask=2x3"], "multiple values for argument 'x'"),
+        (["2x3"], "missing a required"),
+    ):
+        given = [part for text in inputs for part in ("--input", text)]
+        assert main(["export", "net.py:masked", "-o", "m.jgx", *given]) == 2
         assert words in capsys.readouterr().err
 
 

@@ -322,6 +322,10 @@ def test_graphs_that_are_none(text, saved):
     {"result": {"tuple": [None, None]}}, {"outputs": ["a", "a"]}, {"outputs": "x"},
     {"inputs": [1]}, {"inputs": ["x"]}, {"result": json.loads("[" * 60 + "]" * 60)},
     {"members": None}, {"members": {}}, {"members": 3},
+    {"arguments": {"dict": [["a"], [None]]}}, {"arguments": {"tuple": [None, None]}},
+    {"arguments": {"tuple": [None]}, "parameters": ["a", "b"]},
+    {"arguments": {"tuple": [None]}, "parameters": [[]]},
+    {"arguments": {"tuple": [None]}, "parameters": 3},
 ])  # fmt: skip
 def test_metadata_that_lies(about, saved):
     with pytest.raises(ArtifactError, match="load_exported"):

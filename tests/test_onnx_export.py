@@ -505,6 +505,21 @@ def test_arguments_of_every_kind(tmp_path: Any) -> None:
     assert "opset 17" in repr(program) and program(x, *pair, mask).shape == (2, 4)
 
 
+def test_names_of_arguments() -> None:
+    """Parameters, and what leads to a tensor in them; in their order."""
+    x, pair, mask = torch.randn(2, 4), (torch.randn(4), torch.randn(2, 4)), torch.rand(2, 4) > 0.5
+    program = torch.onnx.export(
+        Mixed(), (x,), kwargs={"mask": mask, "pair": pair, "scale": 0.5},
+        dynamic_shapes={"x": {0: "b"}, "pair.1": {0: "b"}, "mask": {0: "b"}},
+    )  # fmt: skip
+    names = [i.name for i in program.model_proto.graph.input]
+    assert names == ["x", "pair.0", "pair.1", "mask"]
+    given = {"pair.0": pair[0], "pair.1": pair[1], "mask": mask}
+    assert program(x, **given).equal(program(x, *pair, mask))
+    with pytest.raises(TypeError, match="unexpected keyword argument 'masks'"):
+        torch.onnx.export(Mixed(), (x, 0.5, pair), kwargs={"masks": mask})
+
+
 def test_program_without_a_file(tmp_path: Any) -> None:
     program = torch.onnx.export(nn.Linear(3, 2), (torch.ones(1, 3),), dynamo=True)
     assert program.model_proto.opset_import[0].version == 18

@@ -10,7 +10,8 @@ from enum import IntEnum
 from typing import Any
 
 from jitgrad.effects import is_module
-from jitgrad.export import Exported, parameter_names, record
+from jitgrad.example_inputs import leaf_names
+from jitgrad.export import Exported, keywords, parameter_names, record
 from jitgrad.nn.module import Module
 from jitgrad.onnx.errors import expect_package
 from jitgrad.pytree import flatten, unflatten
@@ -63,9 +64,9 @@ class ONNXProgram:
             )
         self.exported.onnx(destination, opset=self.opset, external_data=external_data)
 
-    def __call__(self, *inputs: Tensor) -> Any:
-        """Runs the exported graph on tensors, compiled."""
-        return self.exported(*inputs)
+    def __call__(self, /, *inputs: Tensor, **named: Tensor) -> Any:
+        """Runs the exported graph on tensors, in order or by name, compiled."""
+        return self.exported(*inputs, **named)
 
     def __repr__(self) -> str:
         return f"<ONNXProgram opset {self.opset}: {self.exported!r}>"
@@ -111,10 +112,11 @@ def export(
     Args:
         model: a Module, a function, or what `jitgrad.export` gave (then args are not used).
         args, kwargs: the arguments of the example call; a tensor stands for (tensor,). Tensors in
-            them, also in nested tuples, lists and dicts, become inputs in this order; all else is
-            fixed.
+            them, also in nested tuples, lists and dicts, become inputs, in the order of the
+            model's parameters; all else is fixed.
         f: the file's path; None writes none.
-        input_names: of the inputs, in order (more names than inputs are ignored).
+        input_names: of the inputs, in order (more names than inputs are ignored); default: the
+            parameters, and what leads to a tensor in them ("cache.0.k").
         output_names: of the outputs, in order.
         opset_version: default 18.
         external_data: whether weights go to a second file; None: when they exceed 2 GB. (PyTorch's
@@ -170,21 +172,22 @@ def _recorded(
     if given and isinstance(given[-1], dict) and not kwargs and is_module(model):
         *first, kwargs = given  # PyTorch: a dict at the end holds keyword arguments
         given = tuple(first)
+    kwargs = keywords(model, given, kwargs)
     leaves, structure = flatten((given, kwargs))
     places = [i for i, x in enumerate(leaves) if isinstance(x, Tensor)]
     tensors = [leaves[i] for i in places]
-    names = None if input_names is None else list(input_names)[: len(tensors)]
     plain = not kwargs and len(places) == len(leaves) == len(given)
     function = model if plain else _Call(model, leaves, structure, places)
-    if names is None and not plain:
-        names = _leaf_labels(len(tensors))
+    if input_names is None:
+        arguments = [*parameter_names(model, len(given)), *kwargs]
+        trees = [child for part in structure.children for child in part.children]
+        paths = [p for name, t in zip(arguments, trees, strict=True) for p in leaf_names(t, name)]
+        names = [paths[i] for i in places]
+    else:
+        names = list(input_names)[: len(tensors)]
     with _as_asked(model, training):
-        labels = names
-        if dynamic is not None and labels is None:
-            labels = parameter_names(model, len(tensors))
-        exported = record(
-            function, model, tensors, labels, output_names, _shapes(dynamic, labels, tensors)
-        )
+        shapes = _shapes(dynamic, names)
+        exported = record(function, model, tensors, names, output_names, shapes)
     return exported, tensors
 
 
@@ -204,18 +207,13 @@ class _Call(Module):
         return self.model(*args, **kwargs)
 
 
-def _leaf_labels(count: int) -> list[str]:
-    return ["input"] if count == 1 else [f"input{i}" for i in range(count)]
-
-
-def _shapes(dynamic: Any, labels: Sequence[str] | None, tensors: Sequence[Tensor]) -> Any:
+def _shapes(dynamic: Any, names: Sequence[str]) -> Any:
     """dynamic_axes or dynamic_shapes as `jitgrad.export` takes them: of inputs, dims with names."""
     if dynamic is None or not isinstance(dynamic, Mapping):
         return dynamic
-    assert labels is not None
     out: dict[str, Any] = {}
     for name, spec in dynamic.items():
-        if name not in labels:
+        if name not in names:
             continue  # an output's: it follows from the inputs
         if isinstance(spec, Mapping):
             out[name] = {k: _identifier(v) for k, v in spec.items()}
