@@ -445,7 +445,8 @@ def _provided(target: Target) -> frozenset[str]:
     """What an object may leave to its linker and its system."""
     if target.is_wasm:
         return _WASM_PROVIDES
-    return pool.ALLOWED_SYMBOLS | (_APPLE_PROVIDES if "apple" in target.triple else frozenset())
+    more = _APPLE_PROVIDES if "apple" in target.triple else capi.MAY_LACK
+    return pool.ALLOWED_SYMBOLS | more
 
 
 def _check_graph(graph: Graph) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,53 @@ def test_nothing_is_allocated_after_create(tmp_path: Path) -> None:
         ["./main"], cwd=tmp_path, check=True, capture_output=True, text=True, timeout=60
     ).stdout.split()
     assert int(made) >= 1 and after == "0"
+
+
+ADVISED = r"""
+#include "m.h"
+#include <stdint.h>
+#include <stdio.h>
+#include <sys/mman.h>
+static size_t asked;
+int madvise(void *start, size_t n, int advice) {
+    if (advice != MADV_HUGEPAGE || ((uintptr_t)start | n) % (1 << 21)) asked = (size_t)-1 / 2;
+    asked += n;
+    return -1;
+}
+int main(void) {
+    jg_m *model = jg_m_create(1);
+    printf("%zu\n", asked);
+    jg_m_destroy(model);
+    return 0;
+}
+"""
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux's pages")
+@pytest.mark.parametrize("rows", [2048, 16])
+def test_much_memory_lies_in_large_pages(rows: int, tmp_path: Path) -> None:
+    """Linux is asked for them, of the whole ones in it; of little memory it is not."""
+    weights = [jg.randn(256, 256) for _ in range(3)]
+
+    def f(x: Any) -> Any:
+        for w in weights:
+            x = (x @ w).softmax(1)
+        return x
+
+    exported = jg.export(f, jg.randn(rows, 256))
+    least = rows * 256 * 4  # bytes of what lies between two products
+    exported.native(tmp_path / "m.o")
+    (tmp_path / "main.c").write_text(ADVISED)
+    command = ["cc", "-Wall", "-Wextra", "-Werror", "-pthread", "main.c", "m.o", "-o", "main"]
+    subprocess.run(command, check=True, cwd=tmp_path)
+    asked = subprocess.run(
+        ["./main"], cwd=tmp_path, check=True, capture_output=True, text=True, timeout=60
+    ).stdout
+    if rows == 16:
+        assert int(asked) == 0
+    else:
+        assert least <= int(asked) < 8 * least and int(asked) % 2**21 == 0
 
 
 def test_kernels_share_their_scratch() -> None:

@@ -49,7 +49,11 @@ from jitgrad.runtime import artifact_format as fmt
 _RAW, _ERROR, _BUSY, _POOL, _SIZED, _CTX = 0, 1, 2, 3, 5, 8
 _CELL = _CTX + abi.CTX_WORDS
 _LINE = 128
+_LARGE_PAGE, _MADV_HUGEPAGE = 1 << 21, 14  # Linux's, on all processors that code is made for
 _WEIGHTS_ALIGN = 16  # what malloc gives
+
+MAY_LACK = frozenset({"madvise"})
+"""What a library calls if it is there (a weak symbol)."""
 
 WEIGHTS_SECTION = ".jg_weights"
 _KERNEL = ir.FunctionType(VOID, [PTR, PTR, PTR, I64, I64, I64])
@@ -278,6 +282,9 @@ class Emitter(Interface):
         raw = b.call(self.malloc, [nbytes])
         with b.if_then(b.icmp_unsigned("==", b.ptrtoint(raw, I64), const(0)), likely=False):
             b.ret(null)
+        if "linux" in self.target.triple:
+            most = self.arena_at + arena + _LINE + model.useful_threads * each
+            self._ask_for_large_pages(b, b.ptrtoint(raw, I64), nbytes, most)
         start = b.and_(b.add(b.ptrtoint(raw, I64), const(_LINE - 1)), const(-_LINE))
         me = b.inttoptr(start, PTR)
         i = variable(b, 0)
@@ -310,6 +317,22 @@ class Emitter(Interface):
             at = b.add(at, b.mul(threads, const(_round_up(size))))
         b.ret(me)
         return function
+
+    def _ask_for_large_pages(
+        self, b: ir.IRBuilder, raw: ir.Value, nbytes: ir.Value, most: int
+    ) -> None:
+        """Tells Linux, if it is there, that memory may lie in pages of 2 MiB: the first call waits
+        for each page, and all calls find fewer of them faster. Of most bytes at the most."""
+        if most < 2 * _LARGE_PAGE:
+            return
+        advise = self._declare("madvise", I32, [PTR, I64, I32])
+        advise.linkage = "extern_weak"
+        first = b.and_(b.add(raw, const(_LARGE_PAGE - 1)), const(-_LARGE_PAGE))
+        length = b.sub(b.and_(b.add(raw, nbytes), const(-_LARGE_PAGE)), first)
+        linked = b.icmp_unsigned("!=", b.ptrtoint(advise, I64), const(0))
+        with b.if_then(b.and_(linked, b.icmp_signed(">", length, const(0)))):
+            advice = ir.Constant(I32, _MADV_HUGEPAGE)
+            b.call(advise, [b.inttoptr(first, PTR), length, advice])
 
     def _emit_destroy(self) -> ir.Function:
         function, b = self.public("destroy", VOID, [PTR])
