@@ -423,6 +423,7 @@ def _make_plan(key: Any, op: Any, operands: tuple[Any, ...], attrs: dict[str, An
             made = op.infer(*here, **now)
             made = made if isinstance(made, tuple) else (made,)
             kernel = gpu.kernels.device_kernel(op, here, made, now)
+    of_attributes = type(kernel) in gpu.kernels.MADE_OF_ATTRIBUTES
     if timing is not None:
         plain = partial(op.reference, **attrs) if kernel is None else kernel
         kernel = timing.timed(op, operand_types, many, attrs, plain)
@@ -431,7 +432,7 @@ def _make_plan(key: Any, op: Any, operands: tuple[Any, ...], attrs: dict[str, An
     if static:
         if len(plans) >= _MAX_PLANS:
             plans.clear()
-        if type(kernel) not in gpu.kernels.MADE_OF_ATTRIBUTES or not gpu.kernels.zeros_of(attrs):
+        if not of_attributes or not gpu.kernels.zeros_of(attrs):
             with suppress(TypeError):  # an attribute that cannot be hashed: inferred every time
                 plans[key] = plan
                 plan.lasts = not plan.zeros
