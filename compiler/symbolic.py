@@ -395,10 +395,27 @@ def _decide(kind: str, a: Dim, b: Dim, env: ShapeEnv) -> bool:
     if known is not None:
         return known
     if env.by_form and kind == "==":
-        return False
+        rest = _with_known(diff)
+        return not isinstance(rest, Sym) and rest == 0
     outcome = _compare(kind, evaluate(a, env.hints), evaluate(b, env.hints))
     env.guard(kind, a, b, outcome)
     return outcome
+
+
+def _with_known(d: Sym) -> Dim:
+    """The same with the numbers that guards say quotients and the like in it are."""
+    known: dict[Atom, int] = {}
+    for g in d.env.guards:
+        if g.kind == "==" and g.outcome and isinstance(g.a, Sym) and not isinstance(g.b, Sym):
+            ((monomial, factor), *more) = g.a.terms.items()
+            if not more and factor == 1 and len(monomial) == 1:
+                known[monomial[0]] = g.b
+    total: Dim = 0
+    for monomial, factor in d.terms.items():
+        number = math.prod([known[atom] for atom in monomial if atom in known])
+        rest = tuple([atom for atom in monomial if atom not in known])
+        total = total + _make({rest: factor * number}, d.env)
+    return total
 
 
 def _by_form(kind: str, diff: Sym) -> bool | None:

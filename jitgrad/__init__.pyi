@@ -85,6 +85,7 @@ from jitgrad import library as library
 from jitgrad import lifting as lifting
 from jitgrad import linalg as linalg
 from jitgrad import looks as looks
+from jitgrad import loop_nodes as loop_nodes
 from jitgrad import lowered as lowered
 from jitgrad import making as making
 from jitgrad import methods as methods

@@ -23,14 +23,13 @@ from jitgrad.dispatch import apply
 from jitgrad.functions.elementwise import where
 from jitgrad.functions.shape import stack
 from jitgrad.levels import Level
+from jitgrad.loop_nodes.recording import recorded_loop, records, together
 from jitgrad.pytree import Structure, flatten, unflatten
 from jitgrad.runtime import dtypes
-from jitgrad.runtime.userline import is_inside
 from jitgrad.sizes import is_size
 from jitgrad.state import state
 from jitgrad.storage import LevelStorage
 from jitgrad.tensor import Tensor
-from jitgrad.values import plain_type
 
 
 # -- scan ------------------------------------------------------------------------------------------
@@ -85,7 +84,7 @@ def scan(
         return now, [_as_tensor(y) for y in ys], y_shape
 
     operands = [*carries, *slices]
-    if _records(operands, combine_fn) and (state.recorder is not None or steps > _FEW):
+    if records(operands, combine_fn) and (state.recorder is not None or steps > _FEW):
         try:
             return _recorded_scan(step, carries, carry_shape, slices, steps, reverse, dim)
         except Untraceable as problem:
@@ -253,9 +252,9 @@ def while_loop(
             found = tuple(found)
         return _checked(name, found if isinstance(found, tuple) else (found,), shape, carries)
 
-    if _records(carries, cond_fn, body_fn):
+    if records(carries, cond_fn, body_fn):
         try:
-            return unflatten(shape, _recorded_loop(test, step, carries, max_steps))
+            return unflatten(shape, recorded_loop(test, step, carries, max_steps))
         except Untraceable as problem:
             _give_up(name, problem)
     now, count = list(carries), 0
@@ -270,22 +269,6 @@ def while_loop(
         now = new
         count += 1
     return unflatten(shape, now)
-
-
-def _recorded_loop(
-    test: Callable[..., Any], step: Callable[..., Any], carries: list[Tensor], limit: int | None
-) -> list[Tensor]:
-    types = [x._type for x in carries]
-    first = trace(lambda *now: [test(*now).reshape(())], carries, types)
-    second = trace(step, carries, types)
-    if first.draws or second.draws:
-        raise Untraceable("draws random numbers, how many is known only when it runs")
-    captured, bodies = _together(carries, [first, second])
-    found = apply(
-        OPS["while_loop"], (*carries, *captured),
-        {"cond": bodies[0], "body": bodies[1], "carries": len(carries), "limit": limit},
-    )  # fmt: skip
-    return list(found)
 
 
 # -- cond ------------------------------------------------------------------------------------------
@@ -312,7 +295,7 @@ def cond(
         return true_fn(*operands) if pred else false_fn(*operands)
     if pred.numel() != 1:
         raise RuntimeError(f"[cond] expected pred to have one element; got {pred._type}")
-    if _records([pred, *flatten(operands)[0]], true_fn, false_fn):
+    if records([pred, *flatten(operands)[0]], true_fn, false_fn):
         try:
             return _recorded_cond(pred, true_fn, false_fn, operands)
         except Untraceable as problem:
@@ -343,7 +326,7 @@ def _recorded_cond(
             f"[cond] expected branches that return tensors of equal types; got {_list(left)} and "
             f"{_list(right)}"
         )
-    captured, bodies = _together(given, branches)
+    captured, bodies = together(given, branches)
     chosen = pred if pred.dtype is dtypes.bool_ else pred != 0
     attrs = {"on_true": bodies[0], "on_false": bodies[1]}
     found = apply(OPS["cond"], (chosen, *given, *captured), attrs)
@@ -357,46 +340,11 @@ def _expect_alike(left: Structure, right: Structure) -> None:
         )
 
 
-def _together(given: Sequence[Tensor], traced: Sequence[Traced]) -> tuple[list[Tensor], list[Body]]:
-    """Bodies that share their operands: the given ones, then what each captured."""
-    captured = [x for t in traced for x in t.captured]
-    bodies, n, before = [], len(given), 0
-    for t in traced:
-        graph = t.body.graph
-        after = len(captured) - before - len(t.captured)
-        wide = Graph(list(graph.inputs[:n]), graph.nodes, graph.outputs, name="body")
-        for k in range(before):
-            wide.add_input(plain_type(captured[k]._type), "arg", f"other{k}")
-        wide.inputs += graph.inputs[n:]
-        for k in range(after):
-            x = captured[before + len(t.captured) + k]
-            wide.add_input(plain_type(x._type), "arg", f"other{before + k}")
-        bodies.append(Body(wide))
-        before += len(t.captured)
-    return captured, bodies
-
-
 _FEW = 3
 """So many steps of a scan take less time one by one than tracing one."""
 
 
 # -- what they share -------------------------------------------------------------------------------
-def _records(operands: Sequence[Any], *functions: Any) -> bool:
-    """Whether a graph is being recorded, and nothing (vmap, forward mode) stands between. In eager
-    code, and in a call that runs in segments, Python runs each step, but for functions of ours:
-    they are pure, and one op may run as compiled code (jitgrad/kernels.py). On a GPU, which has no
-    code for these nodes, Python runs each step too: a graph has the ops of all steps."""
-    recorder = state.recorder
-    if state.levels or any(isinstance(x, Tensor) and x.is_cuda for x in operands):
-        return False
-    if recorder is None and (state.anomaly or state.saved_hooks):
-        return False  # they listen to each op
-    if recorder is None or recorder is state.lazy:
-        codes = [getattr(f, "__code__", None) for f in functions]
-        return state.draws is None and all(c and is_inside(c.co_filename) for c in codes)
-    return hasattr(recorder, "draw_block") and not recorder.reason
-
-
 def _give_up(name: str, problem: Untraceable) -> None:
     """Under jit the whole call runs eagerly; in a body that is traced, the body around is none."""
     if state.recorder is not None and state.recorder is not state.lazy:

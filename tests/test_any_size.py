@@ -38,6 +38,21 @@ FUNCTIONS = {  # function, the least sizes
     "adaptive means of one dim": (lambda x: F.adaptive_avg_pool2d(x, (None, 4)), (1, 1)),
     "adaptive maxima": (lambda x: F.adaptive_max_pool2d(x, (2, 3)), (1, 1)),
     "area": (lambda x: F.interpolate(x, size=(4, 3), mode="area"), (1, 1)),
+    "adaptive maxima and places": (
+        lambda x: F.adaptive_max_pool2d(x, (2, 3), return_indices=True)[0], (1, 1)),
+    "anti-aliased": (lambda x: F.interpolate(x, size=(4, 3), mode="bilinear", antialias=True),
+                     (1, 1)),
+    "anti-aliased at corners": (lambda x: F.interpolate(
+        x, size=(1, 3), mode="bicubic", antialias=True, align_corners=True), (1, 1)),
+    "anti-aliased by a scale": (lambda x: F.interpolate(
+        x, scale_factor=(0.5, 1.75), mode="bicubic", antialias=True), (2, 1)),
+    "lanczos": (lambda x: F.interpolate(x, size=(6, 3), mode="lanczos", antialias=True), (1, 1)),
+    "to another's size": (lambda x: F.interpolate(
+        x[:, :, 1:], size=x.shape[2:], mode="bilinear", antialias=True), (2, 1)),
+    "sizes that are kept": (lambda x: (
+        F.interpolate(x, scale_factor=1.125, mode="bilinear"),
+        F.interpolate(x, scale_factor=0.96875, mode="bicubic", antialias=True)), (2, 2)),
+    "half, cubic": (lambda x: F.interpolate(x, scale_factor=0.5, mode="bicubic"), (2, 2)),
     "half": (lambda x: F.interpolate(x, scale_factor=(0.5, 1.75), mode="bilinear"), (2, 1)),
     "bilinear": (lambda x: F.grid_sample(x, grid_of(x), align_corners=False), (1, 1)),
     "border": (lambda x: F.grid_sample(
@@ -53,7 +68,9 @@ FUNCTIONS = {  # function, the least sizes
 }  # fmt: skip
 
 
-IN_LIBRARY = ("roll", "split", "unfold", "fold", "adaptive means", "half", "border", "affine")
+IN_LIBRARY = ("roll", "split", "unfold", "fold", "adaptive means", "half", "border", "affine",
+              "adaptive maxima and places", "anti-aliased", "anti-aliased by a scale", "lanczos",
+              "sizes that are kept")  # fmt: skip
 
 
 def parts(y):

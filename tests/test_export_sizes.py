@@ -22,6 +22,16 @@ FREE = {
     "adaptive maximum": lambda x: F.adaptive_max_pool2d(x, 1),
     "its place": lambda x: F.adaptive_max_pool2d(x, 1, return_indices=True)[1],
     "adaptive maximum of rows": lambda x: F.adaptive_max_pool1d(x.flatten(2), 1),
+    "adaptive maxima": lambda x: jg.stack(
+        [y.double() for y in F.adaptive_max_pool2d(x, (3, 2), return_indices=True)]
+    ),
+    "places of maxima": lambda x: F.adaptive_max_pool3d(x, (1, 5, None), return_indices=True)[1],
+    "bytes": lambda x: F.interpolate(x.byte(), (6, 5), mode="bicubic", antialias=True),
+    "bytes by a scale": lambda x: F.interpolate(
+        x.byte(), scale_factor=(0.5, 1.25), mode="bilinear"
+    ),
+    "searchsorted": lambda x: jg.searchsorted(x.sort(3)[0], x.flip(3), right=True),
+    "bucketize": lambda x: jg.bucketize(x[:, :, :2], x.flatten().sort()[0]),
     "median": lambda x: x.median(2).values,
     "its index": lambda x: x.median(3).indices,
     "nanmedian": lambda x: x.nanmedian(3).values,
@@ -33,7 +43,6 @@ EVEN = {
 FIXED = {
     "rfft": lambda x: jg.fft.rfft(x, dim=2).abs(),
     "split": lambda x: x.split(2, 2)[0],
-    "interpolate": lambda x: F.interpolate(x, (4, 4), mode="bilinear", antialias=True),
     "unbind": lambda x: x.unbind(2)[0],
 }
 

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from jitgrad import loop_nodes
 from jitgrad.casting import widest
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.compiler.symbolic import Sym, prod
 from jitgrad.composites import composite
-from jitgrad.dispatch import apply
+from jitgrad.dispatch import apply, full
 from jitgrad.functions.args import (
     expect_dtype,
     expect_one_device,
@@ -389,9 +390,13 @@ def searchsorted(
             f"and {input._type}"
         )
     right = right or side == "right"
-    size = operator.index(sorted_sequence._type.shape[-1])
-    find = _count_before if size <= _FEW else _bisect
-    count = find(sorted_sequence.detach(), input.detach(), right, size)
+    size = sorted_sequence._type.shape[-1]
+    ordered, values = sorted_sequence.detach(), input.detach()
+    if isinstance(size, Sym) and loop_nodes.recording.records((ordered, values)):
+        count = _search(ordered, values, right)
+    else:
+        size = operator.index(size)
+        count = (_count_before if size <= _FEW else _bisect)(ordered, values, right, size)
     return cast(count, dtypes.int32) if out_int32 else count
 
 
@@ -410,18 +415,41 @@ def _count_before(ordered: Tensor, values: Tensor, right: bool, size: int) -> Te
 @composite
 def _bisect(ordered: Tensor, values: Tensor, right: bool, size: int) -> Tensor:
     """The same by binary search: one gather for each bit of the size."""
-    low = constant(0, dtypes.int64).expand(tuple(values._type.shape))
-    for bit in reversed(range(size.bit_length())):
-        probe = low + 2**bit
-        at = (probe - 1).clamp(max=size - 1)
-        if ordered.ndim == 1:
-            found = ordered.gather(0, at.reshape(-1)).reshape(tuple(at._type.shape))
-        else:
-            found = ordered.gather(-1, at)
-        after = elementwise(OPS["gt" if right else "ge"], found, values)
-        beyond = elementwise(OPS["logical_or"], after, probe > size)
-        low = apply(OPS["where"], (beyond, low, probe), {})
-    return low
+    first = constant(0, dtypes.int64).expand(tuple(values._type.shape))
+    while size:
+        first = _halved(ordered, values, right, first, (size + 1) // 2)
+        size //= 2
+    return first
+
+
+def _halved(ordered: Tensor, values: Tensor, right: bool, first: Tensor, half: Any) -> Tensor:
+    """A step of it: what is sought is among `half` elements from `first` on, or as many more."""
+    at = first + (half - 1)
+    if ordered.ndim == 1:
+        found = ordered.gather(0, at.reshape(-1)).reshape(tuple(at._type.shape))
+    else:
+        found = ordered.gather(-1, at)
+    after = elementwise(OPS["gt" if right else "ge"], found, values)
+    return apply(OPS["where"], (after, first, first + half), {})
+
+
+def _search(ordered: Tensor, values: Tensor, right: bool) -> Tensor:
+    """The same for a size that may differ from call to call: a loop."""
+    size = ordered._type.shape[-1]
+    edge = (0,) * ordered.ndim
+    attrs = {"low": edge, "high": (*edge[1:], 1), "interior": edge, "value": 0}
+    padded = apply(OPS["pad"], (ordered,), attrs)  # the size may be 0: there is one to read
+
+    def goes_on(first: Tensor, left: Tensor) -> Tensor:
+        return left > 0
+
+    def step(first: Tensor, left: Tensor) -> list[Tensor]:
+        return [_halved(padded, values, right, first, (left + 1) // 2), left // 2]
+
+    first = full(values._type.shape, 0, dtypes.int64, values._type.device)
+    left = full((), 0, dtypes.int64, values._type.device) + size
+    found: Tensor = loop_nodes.recording.recorded_loop(goes_on, step, [first, left], None)[0]
+    return found
 
 
 def bucketize(

@@ -16,8 +16,8 @@ import numpy as np
 
 from jitgrad.casting import wide_in_3d
 from jitgrad.compiler.ops import OPS
-from jitgrad.compiler.symbolic import Sym, is_static
-from jitgrad.creation import tensor
+from jitgrad.compiler.symbolic import Sym, is_static, prod
+from jitgrad.creation import arange, tensor
 from jitgrad.functions.shape import cat, slice_along
 from jitgrad.nn.functional.args import expect_tensors
 from jitgrad.nn.functional.tables import Array, Table, resampled, table
@@ -127,8 +127,10 @@ def adaptive_max_pool(n: int, input: Tensor, output_size: Sizes, return_indices:
         shape = (*input.shape[:lead], *sizes)
         values, places = values.reshape(shape), places.reshape(shape)
         return (values, places) if return_indices else values
-    if not (return_indices or is_static(input.shape[lead:])):
-        return _of_windows(input, lead, sizes, lambda part, dim: part.max(dim, keepdim=True)[0])
+    if not is_static(input.shape[lead:]):
+        values, places = _largest_of_any_size(input, lead, sizes)
+        values = input.clone() if values is input else values
+        return (values, places) if return_indices else values
     spatial = [int(d) for d in input.shape[lead:]]
     if all(s and d % s == 0 for d, s in zip(spatial, sizes, strict=True)):
         kernel = tuple(d // s for d, s in zip(spatial, sizes, strict=True))
@@ -149,10 +151,32 @@ def _of_windows(x: Tensor, lead: int, sizes: Sequence[int], reduced: Any) -> Ten
         n, m = x.shape[dim], sizes[dim - lead]
         if isinstance(m, Sym):  # it is n: None was given
             continue
-        bounds = [(i * n // m, ((i + 1) * n + m - 1) // m) for i in range(m)]
-        parts = [reduced(slice_along(x, dim, *bound), dim) for bound in bounds]
+        parts = [reduced(slice_along(x, dim, *bound), dim) for bound in _bounds(n, m)]
         x = cat(parts, dim) if parts else slice_along(x, dim, 0, 0)
     return x
+
+
+def _bounds(n: Any, m: int) -> list[tuple[Any, Any]]:
+    """The first element of each of m windows, and the one past its last."""
+    return [(i * n // m, ((i + 1) * n + m - 1) // m) for i in range(m)]
+
+
+def _largest_of_any_size(x: Tensor, lead: int, sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """The largest of each window, and where in x's spatial dims, flattened, the first such is: dim
+    by dim, the last one first."""
+    spatial = x.shape[lead:]
+    places = arange(prod(spatial), device=x.device).reshape(spatial).expand(x.shape)
+    for dim in range(x.dim() - 1, lead - 1, -1):
+        n, m = x.shape[dim], sizes[dim - lead]
+        if isinstance(m, Sym):  # it is n: None was given
+            continue
+        best = [slice_along(x, dim, 0, 0)], [slice_along(places, dim, 0, 0)]
+        for bound in _bounds(n, m):
+            value, at = slice_along(x, dim, *bound).max(dim, keepdim=True)
+            best[0].append(value)
+            best[1].append(slice_along(places, dim, *bound).gather(dim, at))
+        x, places = cat(best[0], dim), cat(best[1], dim)
+    return x, places
 
 
 def _largest(x: Tensor, n: int, spatial: Sequence[int], sizes: Sequence[int]) -> Tensor:

@@ -16,11 +16,10 @@ from typing import Any
 import numpy as np
 
 from jitgrad.compiler.symbolic import Sym
-from jitgrad.creation import arange, zeros
-from jitgrad.functions.elementwise import where
-from jitgrad.functions.shape import separate, stack
+from jitgrad.functions.shape import separate
 from jitgrad.nn.functional.adaptive import adaptive_avg_pool
 from jitgrad.nn.functional.args import expect_tensors
+from jitgrad.nn.functional.resampling import keys_parts, nearest_anew, resampled_anew
 from jitgrad.nn.functional.tables import (
     Array,
     Table,
@@ -94,15 +93,8 @@ def _cubic(n: int, m: int, scale: float | None, align: bool) -> Table:
 
 def keys(x: Any, a: float) -> Any:
     """The kernel of cubic convolution at distances x >= 0, of arrays."""
-    near, far = _keys_parts(x, a)
+    near, far = keys_parts(x, a)
     return np.where(x <= 1, near, np.where(x < 2, far, 0.0))
-
-
-def _keys_parts(x: Any, a: float) -> tuple[Any, Any]:
-    """What the kernel is at distances up to 1, and from 1 to 2."""
-    near = ((a + 2) * x - (a + 3)) * x * x + 1
-    far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
-    return near, far
 
 
 def _triangle(x: Array) -> Array:
@@ -258,10 +250,9 @@ def interpolate(
     align = bool(align_corners)
     for k in range(len(sizes) - 1, -1, -1):
         n, m, scale = input.shape[2 + k], sizes[k], scales[k]
-        if (isinstance(n, Sym) or isinstance(m, Sym)) and not (whole or antialias):
-            x = _resampled_anew(x, 2 + k, m, scale, align, mode == "bicubic")
+        if isinstance(n, Sym) or isinstance(m, Sym):
+            x = resampled_anew(x, 2 + k, m, scale, align, mode, antialias)
             continue
-        n, m = int(n), int(m)
         if n == m and (antialias or mode != "bicubic" or whole):
             continue  # as PyTorch's: a dim that keeps its size stays as it is, whatever the scale
         if antialias:
@@ -280,47 +271,6 @@ _KINDS = {
     "trilinear": "UpsampleTrilinear", "lanczos": "UpsampleLanczos",
 }  # fmt: skip
 """What nodes of the tape are called, by mode."""
-
-
-# -- symbolic sizes --------------------------------------------------------------------------------
-def _number(x: Any, dtype: Any) -> Tensor:
-    """A number or a size as a 0-d tensor."""
-    return zeros((), dtype=dtype) + x
-
-
-def _resampled_anew(
-    x: Tensor, dim: int, m: Any, scale: float | None, align: bool, cubic: bool
-) -> Tensor:
-    """x with a dim resampled to size m, by what `_linear` and `_cubic` have in their tables."""
-    last = _number(x.shape[dim] - 1, dtypes.float64)
-    places = arange(m, dtype=dtypes.float64)
-    if align:
-        source = places * (last / _number(m - 1, dtypes.float64).clamp(min=1.0))
-    else:
-        step = _number(x.shape[dim], dtypes.float64) / m if scale is None else 1.0 / scale
-        source = (places + 0.5) * step - 0.5
-    if cubic:
-        taps = source.floor() + arange(-1, 3, dtype=dtypes.float64)[:, None]
-        away = (source - taps).abs()
-        near, far = _keys_parts(away, -0.75)
-        weights = where(away <= 1, near, where(away < 2, far, 0.0))
-    else:
-        source = source.clamp(min=0.0)
-        low = source.floor().minimum(last)
-        part = where(low < last, source - low, 0.0)
-        taps, weights = stack((low, low + 1)), stack((1 - part, part))
-    rows = taps.clamp(min=0.0).minimum(last).long()
-    read = x.index_select(dim, rows.flatten()).unflatten(dim, (rows.shape[0], m))
-    tail = (1,) * (x.dim() - dim - 1)
-    return (read * weights.to(x.dtype).reshape((*weights.shape, *tail))).sum(dim)
-
-
-def _nearest_anew(x: Tensor, dim: int, m: Any, scale: float | None, exact: bool) -> Tensor:
-    """x with the nearest elements along a dim, by what `_nearest` has in its table."""
-    step: Any = 1.0 / scale if scale else _number(x.shape[dim], dtypes.float32) / m
-    places = (arange(m, dtype=dtypes.float32) + (0.5 if exact else 0.0)) * step
-    rows = places.floor().long().minimum(_number(x.shape[dim] - 1, dtypes.int64))
-    return x.index_select(dim, rows)
 
 
 def _rounded(x: Tensor, dim: int, t: Table) -> Tensor:
@@ -345,7 +295,7 @@ def _by_nearest(
     if any(isinstance(d, Sym) for d in (*input.shape[2:], *sizes)):
         x = input
         for k, (m, scale) in enumerate(zip(sizes, scales, strict=True)):
-            x = _nearest_anew(x, 2 + k, m, scale, exact)
+            x = nearest_anew(x, 2 + k, m, scale, exact)
         return x
     spatial = [int(d) for d in input.shape[2:]]
     made = []
