@@ -194,11 +194,14 @@ def plan_blocks(kernel: ContractionKernel, target: Target, keeps: bool = True) -
         row_blocks = -(-row_blocks // 2) * 2  # so that two or four threads get equal shares
     others = max(1, hc * hint(splits))
     wide = _is_wide(kernel)
-    if (
-        hm >= hn or wide
-    ):  # rather short blocks of rows than to pack A for each of several blocks of columns
+    even = dot is not None and dot.tiles and not wide
+    if even:
+        share = -(-wanted // others)
+        row_blocks, col_blocks = _even_blocks(hm, hn, share, tile, most_rows, target)
+    elif hm >= hn or wide:
+        # rather short blocks of rows than to pack A for each of several blocks of columns
         row_blocks = max(row_blocks, min(-(-wanted // others), hm // (_PANELS * tile.mr)))
-    block_rows = _balanced(hm, row_blocks, tile.mr, others)
+    block_rows = _balanced(hm, row_blocks, tile.mr, others * (col_blocks if even else 1))
     one_row_block = isinstance(M, int) and block_rows >= M
     most_cols = _COLS
     if one_row:
@@ -207,7 +210,8 @@ def plan_blocks(kernel: ContractionKernel, target: Target, keeps: bool = True) -
         most_cols = 2 * tile.nr
     elif one_row_block:
         most_cols = max(tile.nr, target.l2 // 3 // (depth_cap * nbytes))
-    col_blocks = -(-hn // most_cols)
+    if not even:
+        col_blocks = -(-hn // most_cols)
     have = others * max(1, -(-hm // block_rows))
     if have * col_blocks < wanted:
         col_blocks = -(-wanted // have)
@@ -230,7 +234,9 @@ def plan_blocks(kernel: ContractionKernel, target: Target, keeps: bool = True) -
     if not _is_one(M) and direct_a is None and block_cols <= _KEPT:
         if keeps and is_constant(a, (count, M, K)):
             kept, packed = f"{kept}a", f"{packed}a"
-        elif one_row_block and isinstance(K, int) and hc * hm * hk * nbytes <= target.l2 // 2:
+        elif even or (
+            one_row_block and isinstance(K, int) and hc * hm * hk * nbytes <= target.l2 // 2
+        ):
             again = (-(-hn // block_cols) - 1) * hc * hm * hk
             packed += "a" if again >= _REPEATED else ""
     strip = 0
@@ -241,6 +247,28 @@ def plan_blocks(kernel: ContractionKernel, target: Target, keeps: bool = True) -
         block_rows, block_cols, depth_cap, deepest, unit, splits,
         packed, one_row, dot, direct_a, direct_b, kept, strip,
     )  # fmt: skip
+
+
+def _even_blocks(
+    rows: int, cols: int, wanted: int, tile: Tile, most_rows: int, target: Target
+) -> tuple[int, int]:
+    """How many blocks of rows and of columns, `wanted` together at least, move least of the
+    operands, for products that are made faster than memory gives operands: in tiles. What several
+    blocks share is written once more, and read by each. The results of a block take up half of the
+    second cache at most."""
+    most = target.l2 // 2 // 4
+
+    def moved(size: int, readers: int) -> int:
+        return size * (2 + readers if readers > 1 else 1)
+
+    best, least = (1, 1), 0
+    for high in range(-(-max(rows, 1) // most_rows), max(1, rows // tile.mr) + 1):
+        wide = max(-(-wanted // high), -(-cols * -(-rows // high) // most))
+        wide = max(1, min(wide, cols // tile.nr))
+        cost = moved(rows, wide) + moved(cols, high)
+        if not least or cost < least and high * wide >= min(wanted, best[0] * best[1]):
+            best, least = (high, wide), cost
+    return best
 
 
 def _deepest(dot: Dot | None, acc: DType) -> int:

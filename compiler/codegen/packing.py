@@ -91,7 +91,7 @@ class Source:
             value = code.load(self.frame.array(array), offset, self.element, width)
         else:
             memory = self.frame.array(array)
-            lanes = Lanes(memory, self.element, code.value(offset), width, 1, mask)
+            lanes = Lanes(memory, self.element, code.value(offset), width, 1, mask, inside=False)
             value = lanes.load(code.b, self.element)
         value = from_storage(code, value, array.dtype, width)
         (result,) = emit([self.expr], _Loaded(self.frame, self.ops, value), width)

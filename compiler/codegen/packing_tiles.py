@@ -17,6 +17,7 @@ import llvmlite.ir as ir
 from jitgrad.compiler.codegen.code import I32, Int, storage_type, vector_of
 from jitgrad.compiler.codegen.convert import parts_of
 from jitgrad.compiler.codegen.dot import TILE, Dot
+from jitgrad.compiler.codegen.memory import first_lanes, masks_pay
 from jitgrad.compiler.codegen.packing import Source
 from jitgrad.compiler.codegen.tile_unit import WORDS
 
@@ -39,6 +40,12 @@ class _Packing:
         self.element = storage_type(dot.a)  # of panels; those of B are as wide
         self.access = source.access
         self.along_k = self.access is not None and self.access.parts[2].is_unit
+        # Torn tiles are read by masks.
+        self.masked = (
+            self.access is not None
+            and masks_pay(source.ops.target, [self.access.array.dtype.itemsize])
+            and (self.along_k or self.access.parts[1].is_unit)
+        )
 
     def pack(self, count: Int, depth: Int) -> None:
         code, step = self.code, self.dot.depth
@@ -58,11 +65,19 @@ class _Packing:
         else:
             with code.loop(0, full, step) as k, code.loop(0, whole, TILE) as x:
                 tile(x, k)
-        with code.b.if_then(code.less(full, depth)), code.loop(0, whole, TILE) as x:
-            self._elements(x, TILE, full, code.sub(depth, full))
+
+        def torn(x: Int, rows: Int, k: Int, many: Int) -> None:
+            if self.masked:
+                self._tile(x, k, lines, rows, many)
+            else:
+                self._elements(x, rows, k, many)
+
+        left = code.sub(depth, full)
+        with code.b.if_then(code.less(0, left)), code.loop(0, whole, TILE) as x:
+            torn(x, TILE, full, left)
         rest = code.sub(count, whole)
         with code.b.if_then(code.less(0, rest)), code.loop(0, depth, step) as k:
-            self._elements(whole, rest, k, code.min(step, code.sub(depth, k)))
+            torn(whole, rest, k, code.min(step, code.sub(depth, k)))
         used = code.mul(code.ceildiv(count, TILE), TILE)
         end = code.mul(code.ceildiv(count, self.width), self.width)
         with code.loop(used, end, TILE) as x, code.loop(0, depth, step) as k:
@@ -113,44 +128,75 @@ class _Packing:
                 for tile, value in zip(tiles, parts(i, j), strict=True):
                     code.store(value, tile, at, self.element)
 
-    def _tile(self, x: Int, k: Int, lines: ir.Value | None) -> None:
-        """A whole tile. lines: where it lies before it is turned, if it is."""
+    def _tile(
+        self, x: Int, k: Int, lines: ir.Value | None, rows: Int = TILE, many: Int | None = None
+    ) -> None:
+        """A tile, whole, or of `rows` entries by `many` elements along k. lines: where it lies
+        before it is turned, if it is."""
         code, copies = self.code, range(self.dot.copies)
         tiles = [self._at(x, k, part) for part in copies]
         homes = tiles
         if lines is not None:
             homes = [code.at(lines, part * WORDS, I32) for part in copies]
-        with code.loop(0, TILE) as line:
-            words = (
-                self._along_k(code.add(x, line), k) if self.along_k else self._along_x(x, k, line)
-            )
+        count: Int = TILE
+        if many is not None:
+            count = rows if self.along_k else code.ceildiv(many, self.dot.group)
+        with code.loop(0, count) as line:
+            if self.along_k:
+                words = self._along_k(code.add(x, line), k, many)
+            else:
+                words = self._along_x(x, k, line, rows, many)
             for home, word in zip(homes, words, strict=True):
                 code.store(word, home, code.mul(line, TILE), I32)
+        if many is not None:
+            nothing = ir.Constant(vector_of(I32, TILE), None)
+            with code.loop(count, TILE) as line:
+                for home in homes:
+                    code.store(nothing, home, code.mul(line, TILE), I32)
         if lines is not None:
             for home, tile in zip(homes, tiles, strict=True):
                 found = [code.load(home, r * TILE, I32, TILE) for r in range(TILE)]
                 for r, turned in enumerate(code.transpose(found)):
                     code.store(turned, tile, r * TILE, I32)
 
-    def _along_k(self, x: Int, k: Int) -> list[ir.Value]:
+    def _read(self, offset: Int, width: int, many: Int | None) -> ir.Value:
+        """`width` neighbours, the first `many` of them, if that is given, and zeros."""
+        if many is None:
+            return self.source.read(offset, width)
+        mask = first_lanes(self.code.b, self.code.value(many), width)
+        value = self.source.read(offset, width, mask)
+        return self.code.b.select(mask, value, ir.Constant(value.type, None))
+
+    def _along_k(self, x: Int, k: Int, many: Int | None = None) -> list[ir.Value]:
         """TILE words along k of one entry, of each part."""
         code = self.code
         offset = code.add(self.source.x.at(x), self.source.k.at(k))
         if not self.dot.parts:
-            return [self._words(self.source.read(offset, self.dot.depth))]
-        halves = [
-            self._parts(self.source.read(code.add(offset, h * TILE), TILE))
-            for h in range(self.dot.group)
-        ]
+            return [self._words(self._read(offset, self.dot.depth, many))]
+        halves = []
+        for h in range(self.dot.group):
+            left = None if many is None else code.sub(many, h * TILE)
+            halves.append(self._parts(self._read(code.add(offset, h * TILE), TILE, left)))
         return [self._words(code.side_by_side(part)) for part in zip(*halves, strict=True)]
 
-    def _along_x(self, x: Int, k: Int, line: Int) -> list[ir.Value]:
+    def _along_x(
+        self, x: Int, k: Int, line: Int, rows: Int = TILE, many: Int | None = None
+    ) -> list[ir.Value]:
         """The words of TILE entries at one place along k, of each part."""
         code, group = self.code, self.dot.group
-        first = code.add(k, code.mul(line, group))
-        steps = [self.source.k.at(code.add(first, j)) for j in range(group)]
-        rows = [self._parts(self._entries(x, step)) for step in steps]
-        return [self._words(code.interleave(part)) for part in zip(*rows, strict=True)]
+        first = code.mul(line, group)
+        found = []
+        for j in range(group):
+            at = code.add(first, j)
+            if many is None:
+                found.append(self._parts(self._entries(x, self.source.k.at(code.add(k, at)))))
+                continue
+            there = code.less(at, many)  # else no entry is read, at a place that is there
+            inside = self.source.k.at(code.add(k, code.min(at, code.sub(many, 1))))
+            offset = code.add(self.source.x.at(x), inside)
+            taken = code.b.select(there, code.value(rows), code.value(0))
+            found.append(self._parts(self._read(offset, TILE, taken)))
+        return [self._words(code.interleave(part)) for part in zip(*found, strict=True)]
 
     def _entries(self, x: Int, step: Int) -> ir.Value:
         """TILE neighbours along x."""
