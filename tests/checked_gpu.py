@@ -303,7 +303,7 @@ def checking() -> Iterator[None]:
         return made
 
     device.use_driver(SimulatedDriver())
-    load.simulated_kernel = lambda text, symbol: _Checked(text, symbol, limits)
+    load.simulated_kernel = lambda text, symbol, _: _Checked(text, symbol, limits)
     CudaCompiled._launch, device_arrays.new = noting_arrays, noting_the_arena  # type: ignore[method-assign]
     try:
         yield

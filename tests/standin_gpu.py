@@ -27,8 +27,8 @@ class StandIn(SimulatedDriver):
 def install() -> None:
     """Puts the stand-in in the place of this process's driver."""
 
-    def kernel(text: str, symbol: str, *_: Any) -> Any:
-        return load.simulated_kernel(text, symbol)
+    def kernel(text: str, symbol: str, shape: load.Shape, _: Any) -> Any:
+        return load.simulated_kernel(text, symbol, shape)
 
     load.to_ptx = kernel  # what a driver asks for where the target is a GPU
     device.find_blas = lambda: None

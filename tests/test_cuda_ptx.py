@@ -4,6 +4,7 @@ all but the source and the arithmetic of occupancy."""
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,27 @@ def test_the_source_is_python_with_a_kernel_for_each_function() -> None:
     compile(text, "kernels.py", "exec")
     assert text.count("@cuda.jit\ndef ") == text.count("def ") >= 3
     assert "libdevice.fmaf(" in text and "warps_max(" in text
+
+
+@pytest.mark.parametrize(
+    "f",
+    [lambda x: x * x, lambda x: x.flip(0), lambda x: x.sort()[0], lambda x: x.cumsum(0),
+     lambda x: jg.stack([x, x]), lambda x: jg.maximum(x, x[:1]), lambda x: x.abs().sum()],
+)  # fmt: skip
+def test_kernels_are_told_apart_by_the_dtypes_of_their_arrays(f: Any) -> None:
+    """A kernel's name is that of its machine code: in the disk cache, on a device, in a graph."""
+    names = []
+    for dtype in (jg.int8, jg.uint8, jg.int16, jg.int32, jg.int64, jg.float32, jg.float64):
+        source = jg.jit(f).lower(jg.TensorSpec((5,), dtype)).cuda("sm_90")
+        names += re.findall(r"@cuda.jit\ndef (\w+)\(", source)
+    assert len(names) == len(set(names)) >= 7
+
+
+@wheels
+def test_ptx_is_of_the_dtypes_asked_for() -> None:
+    for dtype, load in ((jg.float32, "f32"), (jg.float64, "f64"), (jg.int8, "s8|u8")):
+        ptx = jg.jit(lambda a: a * a).lower(jg.TensorSpec((5,), dtype)).ptx("sm_90")
+        assert set(re.findall(r"ld\.global\.(\w+)", ptx)) <= set(load.split("|"))
 
 
 def test_backward_kernels_are_there_too() -> None:

@@ -43,10 +43,10 @@ def test_a_kernel_that_does_not_compile_names_its_ops_and_lines(
 ) -> None:
     real = load.simulated_kernel
 
-    def broken(text: str, symbol: str) -> Any:
+    def broken(text: str, symbol: str, shape: Any) -> Any:
         if "libdevice.atan2f(" in text and "libdevice.cosf(" in text:
             raise CompileError(f"[cuda] kernel {symbol} cannot be compiled for sm_90: no")
-        return real(text, symbol)
+        return real(text, symbol, shape)
 
     monkeypatch.setattr(load, "simulated_kernel", broken)
     x = torch.randn(3, 5).cuda()

@@ -16,6 +16,7 @@ import jitgrad as jg
 from jitgrad.compiler.interpret import interpret
 from jitgrad.compiler.ir import Graph
 from jitgrad.compiler.pipeline import compile_graph
+from jitgrad.runtime.errors import InternalError
 
 
 def check(f: Any, *args: np.ndarray, scale: float = 1.0, **target: Any) -> Any:
@@ -245,3 +246,37 @@ def test_cat_of_many_is_a_launch_for_each_eight(dim: int, count: int) -> None:
     kernels = source.split("@cuda.jit")[1:]
     assert len(kernels) == -(-count // 8)
     assert all(len(re.findall(r"= x\d+\[", text)) <= 8 for text in kernels)
+
+
+def test_kernels_of_one_text_and_several_dtypes_are_several() -> None:
+    """What moves or compares elements reads the same for all dtypes."""
+
+    def moved(x: Any) -> Any:
+        return x.flip(1), x.t() + x.t(), jg.maximum(x, x), x.sort(0)[0], x.cumsum(1), x == x[:1]
+
+    dtypes = ("int8", "uint8", "int16", "int32", "int64", "float16", "float32", "float64")
+    arrays = [np.array([[3, 1, 4], [1, 5, 9]], dtype) for dtype in dtypes]
+    code = compiled(recorded(lambda *xs: tuple(y for x in xs for y in moved(x)), *arrays))
+    for call in range(2):
+        for got, want in zip(run(code, arrays), interpret(code.graph, arrays), strict=True):
+            assert got.dtype == want.dtype and np.array_equal(got, want), call
+
+
+def test_averages_by_a_table_of_indices_and_one_of_weights() -> None:
+    x = jg.arange(240.0).reshape(2, 30, 4)
+    pool = jg.jit(lambda x: jg.nn.functional.adaptive_avg_pool1d(x, 3), fallback="error")
+    there = x.cuda().requires_grad_()
+    for _ in range(3):
+        assert jg.allclose(pool(there).cpu(), pool(x))
+
+
+def test_the_simulator_takes_what_the_machine_code_would_be_made_for() -> None:
+    code = compiled(recorded(lambda x: x * 2, normal(5)))
+    if not code.target.simulated:
+        pytest.skip("a GPU reads what it is given")
+    ((function, shape),) = code._functions
+    words = [np.zeros(5, kind[1:]) if kind[0] == "*" else 5 for kind in shape.kinds]
+    function[1, 4](*words)
+    words[0] = words[0].astype(np.float64)
+    with pytest.raises(InternalError, match="float32.*launched with.*float64"):
+        function[1, 4](*words)

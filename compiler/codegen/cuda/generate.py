@@ -40,7 +40,7 @@ from jitgrad.compiler.loops import (
 )
 from jitgrad.runtime.errors import InternalError
 
-VERSION = 11
+VERSION = 12
 
 _MOST_CHOICES = 8
 """Arrays that a point of a kernel chooses from: it reads one element of each."""

@@ -26,7 +26,7 @@ from jitgrad.compiler.codegen.cuda import simulated
 from jitgrad.compiler.codegen.cuda.generate import Shape, version_key
 from jitgrad.compiler.codegen.cuda.target import CudaTarget
 from jitgrad.runtime import cache
-from jitgrad.runtime.errors import CompileError
+from jitgrad.runtime.errors import CompileError, InternalError
 from jitgrad.runtime.knobs import knobs
 
 _lock = threading.RLock()
@@ -49,8 +49,9 @@ def _run(text: str, symbol: str, names: dict[str, Any]) -> Any:
 
 
 # -- the simulator ---------------------------------------------------------------------------------
-def simulated_kernel(text: str, symbol: str) -> Any:
-    """A kernel of the simulator: `kernel[grid, block](*args)` runs it on arrays in host memory."""
+def simulated_kernel(text: str, symbol: str, shape: Shape) -> Any:
+    """A kernel of the simulator: `kernel[grid, block](*args)` runs it on arrays in host memory, of
+    the very types that its machine code would be made for."""
     with _lock:
         module = _simulator()
         names = simulated.namespace(module)
@@ -61,12 +62,13 @@ def simulated_kernel(text: str, symbol: str) -> Any:
         names["quiet"], names["inner"] = np.errstate, inner
         # NumPy's warnings are set for each thread, and each GPU thread is one.
         exec("def outer(*args):\n    with quiet(all='ignore'):\n        inner(*args)\n", names)
-        return _Simulated(module.jit(names["outer"]))
+        return _Simulated(module.jit(names["outer"]), symbol, shape)
 
 
 class _Simulated:
-    def __init__(self, kernel: Any) -> None:
-        self._kernel = kernel
+    def __init__(self, kernel: Any, symbol: str, shape: Shape) -> None:
+        self._kernel, self._symbol = kernel, symbol
+        self._kinds = [*shape.kinds, *["*int64"] * shape.sites]
         from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray
 
         self._wrap = FakeCUDAArray
@@ -74,6 +76,11 @@ class _Simulated:
     def __getitem__(self, configuration: tuple[int, int]) -> Callable[..., None]:
         def run(*args: Any) -> None:
             wrap = self._wrap
+            given = [f"*{a.dtype}" if isinstance(a, np.ndarray) else "" for a in args]
+            if given != [kind if kind[0] == "*" else "" for kind in self._kinds]:
+                raise InternalError(
+                    f"kernel {self._symbol} is made for {self._kinds}; it was launched with {given}"
+                )
             with _lock:  # the simulator runs one kernel at a time
                 # Its main thread looks at the others in a loop: it must let them run soon.
                 interval = sys.getswitchinterval()
@@ -236,7 +243,7 @@ def loader(
 
     def code(symbol: str) -> Any:
         if target.simulated:
-            return simulated_kernel(texts[symbol], symbol)
+            return simulated_kernel(texts[symbol], symbol, shapes[symbol])
         return to_ptx(texts[symbol], symbol, shapes[symbol], target)
 
     return code

@@ -157,10 +157,18 @@ class KernelWriter:
         return any(isinstance(x, Site) for x in self.operands.list)
 
     def source(self) -> str:
-        names = ", ".join(name for name, _ in self.parameters())
+        """The function, which says of what types its parameters are and how it is launched: the
+        same text is the same machine code."""
+        parameters = self.parameters()
+        names = ", ".join(name for name, _ in parameters)
+        of_kind: dict[str, list[str]] = {}
+        for name, kind in parameters:
+            of_kind.setdefault(kind, []).append(name)
+        told = [f"    # {kind}: {', '.join(found)}" for kind, found in of_kind.items()]
+        told.append(f"    # blocks of {self.threads} threads, at most {self.max_blocks}")
         asked = [f"    {name} = is_aligned({x})" for x, name in self._aligned.items()]
         body = [*self._head, *asked, *self.lines] or ["    pass"]
-        return "\n".join([f"def {self.symbol}({names}):", *body]) + "\n"
+        return "\n".join([f"def {self.symbol}({names}):", *told, *body]) + "\n"
 
     # -- loops -----------------------------------------------------------------------------------
     def unflatten(self, flat: str, space: Space, scope: Scope) -> None:
