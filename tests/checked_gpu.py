@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from other_driver import driven_by
 
 from jitgrad.compiler.codegen.cuda import load, simulated
 from jitgrad.compiler.cost import nbytes
@@ -28,7 +29,6 @@ from jitgrad.compiler.cuda_compiled import CudaCompiled
 from jitgrad.compiler.symbolic import is_static
 from jitgrad.runtime.buffers import address
 from jitgrad.runtime.cuda import arrays as device_arrays
-from jitgrad.runtime.cuda import device
 from jitgrad.runtime.cuda.simulator import SimulatedDriver
 
 _MANY = -1
@@ -280,7 +280,6 @@ def checking() -> Iterator[None]:
     """Kernels are checked, on a simulated device of their own."""
     limits: dict[int, int] = {}
     plain, launch, new = load.simulated_kernel, CudaCompiled._launch, device_arrays.new
-    before = device.driver()
     inside: list[CudaCompiled] = []
 
     def noting_arrays(self: CudaCompiled, arrays: list[Any], *rest: Any) -> None:
@@ -302,15 +301,14 @@ def checking() -> Iterator[None]:
                     _limit(limits, base + offset, nbytes(array))
         return made
 
-    device.use_driver(SimulatedDriver())
     load.simulated_kernel = lambda text, symbol, _: _Checked(text, symbol, limits)
     CudaCompiled._launch, device_arrays.new = noting_arrays, noting_the_arena  # type: ignore[method-assign]
     try:
-        yield
+        with driven_by(SimulatedDriver()):
+            yield
     finally:
         load.simulated_kernel = plain
         CudaCompiled._launch, device_arrays.new = launch, new  # type: ignore[method-assign]
-        device.use_driver(before)
 
 
 def _limit(limits: dict[int, int], place: int, size: int) -> None:

@@ -8,37 +8,25 @@ from typing import Any
 
 import numpy as np
 import pytest
+from eager_programs import compiled_by, made_anew
 
 import jitgrad as jg
 import jitgrad.nn.functional as F
 from jitgrad import composite_records, composites
 from jitgrad.composite_records import Composite
-from jitgrad.dispatch import forget_plans
 from jitgrad.runtime.knobs import knob
 
 
 @pytest.fixture(autouse=True)
 def auto():
-    forget_plans()
-    composites._known.clear()
-    composite_records._families.clear()
-    with knob(eager="auto"):
+    with made_anew(composites._known, composite_records._families):
         yield
-    forget_plans()
 
 
 @pytest.fixture
 def compilations(monkeypatch) -> list[str]:
     """The names of the graphs that were compiled."""
-    made: list[str] = []
-    compile_small = composite_records.compile_small
-
-    def counted(graph: Any) -> Any:
-        made.append(graph.name)
-        return compile_small(graph)
-
-    monkeypatch.setattr(composite_records, "compile_small", counted)
-    return made
+    return compiled_by(monkeypatch, composite_records, "compile_small")
 
 
 def normal(*shape: int, dtype: Any = np.float32, seed: int = 0) -> Any:

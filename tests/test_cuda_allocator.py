@@ -7,6 +7,7 @@ import random
 from typing import Any
 
 import pytest
+from other_driver import driven_by
 
 from jitgrad.runtime.cuda import device
 from jitgrad.runtime.cuda.allocator import (
@@ -333,13 +334,8 @@ def test_what_the_collector_frees_in_the_middle_waits(page: int, monkeypatch: An
 
 
 def test_the_limit_on_splitting_is_the_variable_s() -> None:
-    before = device.driver()
-    try:
-        with knob(cuda_max_split=32 * MIB):
-            device.use_driver(SimulatedDriver(1 << 30))
-            allocator = device.device().allocator
-            assert allocator.max_split == 32 * MIB and not allocator._page
-        device.use_driver(SimulatedDriver(1 << 30))
+    with knob(cuda_max_split=32 * MIB), driven_by(SimulatedDriver(1 << 30)):
+        allocator = device.device().allocator
+        assert allocator.max_split == 32 * MIB and not allocator._page
+    with driven_by(SimulatedDriver(1 << 30)):
         assert device.device().allocator.max_split is None
-    finally:
-        device.use_driver(before)

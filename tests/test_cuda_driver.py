@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from other_driver import driven_by
 
 from jitgrad.runtime.cuda import device, library
 from jitgrad.runtime.cuda.driver import CudaError, DeviceMemoryError
@@ -51,15 +52,11 @@ class FakeCuda:
 
 
 def test_without_a_driver_everything_says_why() -> None:
-    before = device.driver()
-    device.use_driver(None, "NVIDIA's driver (libcuda.so.1) is not installed")
-    try:
+    with driven_by(None, "NVIDIA's driver (libcuda.so.1) is not installed"):
         with pytest.raises(RuntimeError, match=r"\[x\] expected a CUDA device; there is none: "
                            r"NVIDIA's driver \(libcuda.so.1\) is not installed"):  # fmt: skip
             device.require("x")
         assert device.count() == 0
-    finally:
-        device.use_driver(before)
 
 
 def test_an_old_driver_is_refused_with_its_version() -> None:

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import op_cases
 import pytest
+from eager_programs import compiled_by, made_anew
 
 import jitgrad as jg
 from jitgrad import kernels
 from jitgrad.compiler import one_node
 from jitgrad.compiler.ops.record import OPS, Elementwise
 from jitgrad.compiler.types import TensorType
-from jitgrad.dispatch import forget_plans
 from jitgrad.runtime.dtypes import from_numpy
 from jitgrad.runtime.knobs import knob
 
@@ -25,26 +25,14 @@ F = jg.nn.functional
 @pytest.fixture(autouse=True)
 def auto():
     """Kernels as a user has them, made anew in each test."""
-    forget_plans()
-    kernels._each.clear()
-    kernels._families.clear()
-    with knob(eager="auto"):
+    with made_anew(kernels._each, kernels._families):
         yield
-    forget_plans()
 
 
 @pytest.fixture
 def compilations(monkeypatch) -> list[str]:
     """The names of the ops that were compiled."""
-    made: list[str] = []
-    compile_node = kernels.compile_node
-
-    def counted(op: Any, *args: Any) -> Any:
-        made.append(op.name)
-        return compile_node(op, *args)
-
-    monkeypatch.setattr(kernels, "compile_node", counted)
-    return made
+    return compiled_by(monkeypatch, kernels, "compile_node")
 
 
 def data(*shape: int, requires_grad: bool = False) -> Any:

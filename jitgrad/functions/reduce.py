@@ -472,7 +472,7 @@ def diff(
         raise RuntimeError("diff expects input to be at least one-dimensional")
     axis = one_axis("diff", input.ndim, dim)
     if n == 0:
-        return apply(OPS["clone"], (input,), {})  # type: ignore[no-any-return]
+        return apply(OPS["clone"], (input,), {})
     parts: Sequence[Tensor] = [t for t in (prepend, input, append) if t is not None]
     if len(parts) > 1:
         input = apply(OPS["concatenate"], tuple(parts), {"axis": axis})

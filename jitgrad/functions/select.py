@@ -292,9 +292,9 @@ def nonzero(input: Tensor, *, as_tuple: bool = False) -> Any:
         np.int64, copy=False
     )
     if as_tuple:
-        columns = [np.empty_like(flat) for _ in array.shape] or [flat]
-        _unravel(flat, array.shape, columns)
-        return tuple(wrap_array(k).to(where) for k in columns)
+        parts = [np.empty_like(flat) for _ in array.shape] or [flat]
+        _unravel(flat, array.shape, parts)
+        return tuple(wrap_array(k).to(where) for k in parts)
     found = np.empty((len(flat), array.ndim), np.int64)
     _unravel(flat, array.shape, list(found.T))
     return wrap_array(found).to(where)

@@ -528,7 +528,7 @@ def separate(made: Tensor, *operands: Tensor) -> Tensor:
     """`made`, or a copy where it shows the memory of an operand: for functions that are no views,
     composed of ops that give views where sizes of 1, or counts of it, let them."""
     if any(made._storage is x._storage for x in operands):
-        return apply(OPS["clone"], (made,), {})  # type: ignore[no-any-return]
+        return apply(OPS["clone"], (made,), {})
     return made
 
 

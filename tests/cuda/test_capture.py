@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from other_driver import driven_by
 
 import jitgrad as torch
-from jitgrad.runtime.cuda import device
 from jitgrad.runtime.cuda.simulator import SimulatedDriver
 from jitgrad.runtime.knobs import knobs
 
@@ -18,12 +18,8 @@ pytestmark = pytest.mark.skipif(knobs.cuda != "sim", reason="counts what the dri
 
 @pytest.fixture(autouse=True)
 def driver() -> Iterator[SimulatedDriver]:
-    before = device.driver()
-    made = SimulatedDriver(1 << 28)
-    device.use_driver(made)
-    yield made
-    gc.collect()
-    device.use_driver(before)
+    with driven_by(SimulatedDriver(1 << 28)) as made:
+        yield made
 
 
 def captured(f: Any, *args: Any) -> tuple[torch.cuda.CUDAGraph, Any]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from other_driver import driven_by
 
 import jitgrad as torch
 from jitgrad.runtime.cuda import device, dlpack
@@ -23,12 +24,8 @@ only_simulated = pytest.mark.skipif(knobs.cuda != "sim", reason="looks into the 
 @pytest.fixture
 def lazy() -> Iterator[SimulatedDriver]:
     """A driver that does work when it is waited for."""
-    before = device.driver()
-    driver = SimulatedDriver(lazy=True, devices=2)
-    device.use_driver(driver)
-    yield driver
-    gc.collect()
-    device.use_driver(before)
+    with driven_by(SimulatedDriver(lazy=True, devices=2)) as driver:
+        yield driver
 
 
 def values(x: Any) -> list[float]:
@@ -265,10 +262,7 @@ def test_copies_to_the_host_need_not_wait(lazy: SimulatedDriver) -> None:
 
 @only_simulated
 def test_copies_between_devices_do_not_pass_the_host() -> None:
-    before = device.driver()
-    driver = SimulatedDriver(1 << 28, lazy=True, devices=2)
-    device.use_driver(driver)
-    try:
+    with driven_by(SimulatedDriver(1 << 28, lazy=True, devices=2)) as driver:
         x = torch.arange(6.0).reshape(2, 3).to("cuda:0") + 1
         waits, copies = driver.waits, driver.peer_copies
         y = x.to("cuda:1")
@@ -281,8 +275,6 @@ def test_copies_between_devices_do_not_pass_the_host() -> None:
         assert y.device == "cuda:1" and y.tolist() == [[1, 2, 3], [4, 5, 6]]
         assert z.tolist() == y.T.tolist()
         assert into.tolist() == [[2, 5], [2, 5], [3, 6]]
-    finally:
-        device.use_driver(before)
 
 
 @only_simulated

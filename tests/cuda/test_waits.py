@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import copy
-import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from other_driver import driven_by
 
 import jitgrad as torch
 from jitgrad.nn import functional as F
-from jitgrad.runtime.cuda import device
 from jitgrad.runtime.cuda.simulator import SimulatedDriver
 from jitgrad.runtime.knobs import knobs
 
@@ -30,12 +29,8 @@ class _Counting(SimulatedDriver):
 
 @pytest.fixture(autouse=True)
 def driver() -> Iterator[_Counting]:
-    before = device.driver()
-    made = _Counting(1 << 28)
-    device.use_driver(made)
-    yield made
-    gc.collect()
-    device.use_driver(before)
+    with driven_by(_Counting(1 << 28)) as made:
+        yield made
 
 
 def _with_hook(x: Any) -> None:
