@@ -249,12 +249,27 @@ def test_one_row_or_column_in_any_layout(m: int, n: int, k: int, dtype: DType) -
         assert out.tobytes() == results[0][0].tobytes()
 
 
+@pytest.mark.parametrize("m", [2, 5, 9, 12])
+@pytest.mark.parametrize("n,k", [(17, 2100), (300, 9), (1100, 300), (130, 520), (700, 1100)])
+@pytest.mark.parametrize("dtype", [F32, F64, dtypes.int32])
+def test_few_rows_in_any_layout(m: int, n: int, k: int, dtype: DType) -> None:
+    """A matrix in place, along its rows, and packed panels make the same sums."""
+    kernel = matmul_kernel(m, n, k, dtype, dtype)[2]
+    assert plan_blocks(kernel, targets.host()).in_place == "rows"
+    out, a, b = run_matmul(m, n, k, dtype, workers=2)
+    assert_product(out, a, b, dtype)
+    for flips in ((True, False), (False, True)):
+        assert run_matmul(m, n, k, dtype, transposed=flips)[0].tobytes() == out.tobytes()
+    if k <= 300:
+        assert run_matmul(m, n, k, dtype, symbolic=True)[0].tobytes() == out.tobytes()
+
+
 @pytest.mark.parametrize("n,k", [(1024, 1024), (1500, 1400), (2100, 520), (300, 9000)])
 def test_one_row_reads_long_stretches(n: int, k: int) -> None:
     """A task has blocks of k, rather than few columns, and the sums of one that has all."""
     kernel = matmul_kernel(1, n, k, F32, F32)[2]
     plan = plan_blocks(kernel, targets.host())
-    assert plan.one_row == "rows" and isinstance(plan.tasks, int)
+    assert plan.in_place == "rows" and isinstance(plan.tasks, int)
     assert plan.block_cols >= min(n, 1024) and plan.tasks >= 2
     out, a, b = run_matmul(1, n, k, workers=2)
     assert_product(out, a, b, F32)
@@ -278,7 +293,7 @@ def test_columns_of_one_row_are_read_where_they_lie(n: int) -> None:
     """Also those that fill no vector: nothing is packed but the row."""
     target = targets.host()
     kernel = matmul_kernel(1, n, 64, F32, F32, transposed=(False, True))[2]
-    assert plan_blocks(kernel, target).one_row == "columns"
+    assert plan_blocks(kernel, target).in_place == "columns"
     code = generate(kernel, target)
     assert not code.workspace and code.scratch < 64 * 16 * 4
 

@@ -46,6 +46,7 @@ _DIRECT_BYTES = 1 << 17  # and the most bytes of an operand
 _KEPT = 512  # rows up to which packing B takes a share of a product worth keeping the panels, where
 # it is constant; and columns of a block up to which packing A for it does (10 % at 64, 2 % here)
 _REPEATED = 1 << 15  # elements of A, packed again, that are worth a launch that packs them once
+_FEW = 12  # rows up to which a matrix that is not constant is read where it lies, along its rows
 _LONG = 1 << 12  # bytes of a row of a matrix that are read together, at least: a page
 _KEPT_ROW = 1 << 15  # elements of a constant B from which panels are read faster than its columns
 _ROW_TILE = 4  # vectors of panels for one row
@@ -64,14 +65,14 @@ class Plan:
     deepest: the most k of a block: DEPTH, or more where blocks make no difference to sums.
     unit: blocks of k are multiples of it.
     splits: how many partial results are summed at the end: the splits of the logical shape, or, of
-        one row by a matrix read along its rows, the blocks of k of the only split, so that tasks
+        few rows by a matrix read along its rows, the blocks of k of the only split, so that tasks
         read long stretches of memory; the sum is the same.
     packed: the sides, "a" and "b", that are packed once, by a launch of their own; a side that is
         not is packed by each task.
     strip: columns whose results are made together, row after row; 0: tile after tile.
     kept: the sides, "a" and "b", whose panels stay between calls: they are made of constants.
-    one_row: "rows" or "columns": there is one row, and B is read where it lies, along its rows (but
-        for a torn last panel) or its columns; else "".
+    in_place: "rows" or "columns": there is one row, or a few for "rows", and B is read where it
+        lies, along its rows (but for a torn last panel) or its columns; else "".
     dot: how products of narrow operands are formed in groups along k; else None.
     direct_a: the steps of A (as emit_micro's) where it is read where it lies, but for a torn last
         panel; else None. direct_b: the same of B, any steps.
@@ -96,7 +97,7 @@ class Plan:
     unit: int
     splits: Dim
     packed: str
-    one_row: str
+    in_place: str
     dot: Dot | None
     direct_a: tuple[int, int] | None
     direct_b: bool
@@ -156,8 +157,10 @@ def plan_blocks(kernel: ContractionKernel, target: Target, keeps: bool = True) -
         tile = tile_for(hm, hn)
     else:
         tile = choose_tile(target, c.acc, hm, hn, _dot_tiles(dot, a, batch, rows, depth, extents))
+    nbytes = c.acc.itemsize if dot is None else dot.a.itemsize * dot.copies
+    small = max(hm, hn) <= _DIRECT and max(hm, hn) * hk * nbytes <= _DIRECT_BYTES
     access = _plain_access(b, c.acc, (batch, cols, depth), extents)
-    one_row = kept = ""
+    in_place = kept = ""
     if keeps and is_constant(b, (count, N, K)):
         if not _is_one(M):
             kept = "b" if hm <= _KEPT else ""
@@ -167,24 +170,26 @@ def plan_blocks(kernel: ContractionKernel, target: Target, keeps: bool = True) -
         tile = Tile(1, _ROW_TILE, tile.width)
     elif _is_one(M):
         if _is_readable(access):
-            one_row, tile = "rows", Tile(1, 1, tile.width)
+            in_place, tile = "rows", Tile(1, 1, tile.width)
         elif (
             access is not None and access.parts[2].is_unit and access.parts[1].stride is not None
             and tile.width >= LANES and c.acc.is_floating_point
         ):  # fmt: skip
-            one_row, tile = "columns", Tile(1, 1, tile.width)
+            in_place, tile = "columns", Tile(1, 1, tile.width)
         else:
             tile = Tile(1, 2, tile.width)
+    elif isinstance(M, int) and 1 < M <= _FEW and not kept and _is_readable(access) and not small:
+        in_place, tile = "rows", Tile(M, 1, tile.width)
     deepest = _deepest(dot, c.acc)
     unit = _ROUND if dot is None else max(_ROUND, dot.depth)
     depth_cap = min(deepest, -(-K // unit) * unit) if isinstance(K, int) else deepest
     depth_cap = max(depth_cap, 1)
-    nbytes = c.acc.itemsize if dot is None else dot.a.itemsize * dot.copies
     splits = splits_of(count, M, N, K)
     wanted = min(_TASKS, max(1, hm * hn * hk * hc // _TASK_WORK))
-    if one_row == "rows" and wanted > 1 and all(isinstance(d, int) for d in (count, N, K, splits)):
+    known = all(isinstance(d, int) for d in (count, M, N, K, splits))
+    if in_place == "rows" and wanted > 1 and known and splits == 1:
         blocks = -(-hk // deepest)
-        if splits == 1 and blocks <= _MAX_SPLITS and blocks * hc * hn <= _SPLIT_RESULTS:
+        if blocks <= _MAX_SPLITS and blocks * hc * hm * hn <= _SPLIT_RESULTS:
             splits = blocks
 
     # A's block fills a third of L2; B's block (when packed by the task) another.
@@ -204,8 +209,9 @@ def plan_blocks(kernel: ContractionKernel, target: Target, keeps: bool = True) -
     block_rows = _balanced(hm, row_blocks, tile.mr, others * (col_blocks if even else 1))
     one_row_block = isinstance(M, int) and block_rows >= M
     most_cols = _COLS
-    if one_row:
-        most_cols = target.l1 * 2 // 3 // (LANES * nbytes)  # whose sums stay in the first cache
+    if in_place:
+        sums = LANES if _is_one(M) else hm
+        most_cols = target.l1 * 2 // 3 // (sums * nbytes)  # whose sums stay in the first cache
     elif _is_one(M):
         most_cols = 2 * tile.nr
     elif one_row_block:
@@ -215,14 +221,13 @@ def plan_blocks(kernel: ContractionKernel, target: Target, keeps: bool = True) -
     have = others * max(1, -(-hm // block_rows))
     if have * col_blocks < wanted:
         col_blocks = -(-wanted // have)
-    if one_row == "rows":
+    if in_place == "rows":
         col_blocks = max(1, -(-hn // most_cols), min(col_blocks, hn * nbytes // _LONG))
         block_cols = max(1, -(-hn // (col_blocks * tile.nr))) * tile.nr
     else:
         block_cols = _balanced(hn, col_blocks, tile.nr, have)
     direct_a, direct_b = None, False
-    small = max(hm, hn) <= _DIRECT and max(hm, hn) * hk * nbytes <= _DIRECT_BYTES
-    plain = not _is_one(M) and (dot is None or not (dot.tiles or dot.parts))
+    plain = not _is_one(M) and not in_place and (dot is None or not (dot.tiles or dot.parts))
     if plain and (small or hn <= tile.nr):  # or one panel of B, for which A is read once
         found = _plain_access(a, c.acc, (batch, rows, depth), extents)
         direct_a = _steps(found, nbytes) if found is not None else None
@@ -245,7 +250,7 @@ def plan_blocks(kernel: ContractionKernel, target: Target, keeps: bool = True) -
     return Plan(
         batch, rows, cols, depth, extents, a, b, count, M, N, K, tile,
         block_rows, block_cols, depth_cap, deepest, unit, splits,
-        packed, one_row, dot, direct_a, direct_b, kept, strip,
+        packed, in_place, dot, direct_a, direct_b, kept, strip,
     )  # fmt: skip
 
 

@@ -26,7 +26,6 @@ from jitgrad.compiler.codegen.emit import Ops
 from jitgrad.compiler.codegen.epilogue import Epilogue
 from jitgrad.compiler.codegen.frame import Frame, link
 from jitgrad.compiler.codegen.kernelcode import Generated
-from jitgrad.compiler.codegen.microkernel import LANES
 from jitgrad.compiler.codegen.outline import Uses
 from jitgrad.compiler.codegen.packing import Source, edge_panel, pack
 from jitgrad.compiler.codegen.packing_groups import pack_groups
@@ -36,7 +35,7 @@ from jitgrad.compiler.codegen.routines import (
     columns_routine,
     micro_routine,
     packing_routine,
-    row_routine,
+    rows_routine,
     signs_routine,
 )
 from jitgrad.compiler.codegen.target import Target
@@ -210,7 +209,7 @@ class _Engine:
     def _blocks(self, frame: Frame) -> None:
         p, code, tile = self.plan, frame.code, self.plan.tile
         micro = None
-        if p.one_row != "columns":
+        if p.in_place != "columns":
             micro = self.uses(micro_routine(tile, self.acc, self.target, dot=p.dot, lanes=p.lanes))
         of_a, of_b = (storage_type(self.packed[side]) for side in "ab")
         micro_a = None  # for panels of A that are read where they lie
@@ -223,23 +222,23 @@ class _Engine:
         source_b = b_block = None
         if "b" not in self.panels:
             source_b = self._source(frame, "b", p.block_cols, p.depth_cap)
-            packed = tile.nr if p.one_row or p.direct_b else p.block_cols  # the last panel, or all
-            if p.one_row != "columns":
+            packed = tile.nr if p.in_place or p.direct_b else p.block_cols  # the last panel, or all
+            if p.in_place != "columns":
                 b_block = frame.scratch(of_b, packed * p.depth_cap * self.copies)
         signs = column_signs = None  # of products of which A is stored with 128 added
         if p.dot is not None and p.dot.flips:
             signs = self.uses(signs_routine(tile, p.dot, self.target))
             column_signs = frame.scratch(self.element, tile.nr)
         row_kernel = row_sums = None
-        if p.one_row == "columns":
+        if p.in_place == "columns":
             row_kernel = self.uses(columns_routine(tile.width, self.acc, self.target))
-        elif p.one_row:
-            row_kernel = self.uses(row_routine(tile.width, self.acc, self.target))
-            row_sums = frame.scratch(self.element, LANES * p.block_cols)
+        elif p.in_place:
+            row_kernel = self.uses(rows_routine(tile.mr, tile.width, self.acc, self.target))
+            row_sums = frame.scratch(self.element, max(p.lanes, tile.mr) * p.block_cols)
         epilogue = None if self.split else self._epilogue(frame)
         # Tiles outlive their block of k, or are all made at once; else one is enough.
         one_block = isinstance(p.K, int) and p.deepest >= p.K
-        keep = self.split or bool(p.one_row) or not one_block
+        keep = self.split or bool(p.in_place) or not one_block
         wide = epilogue is not None and p.strip > 0 and epilogue.width > 1
         size_of_tile = tile.mr * tile.nr
         tiles = None
@@ -311,7 +310,7 @@ class _Engine:
                     if p.direct_b:
                         whole = code.mul(code.div(cols, tile.nr), tile.nr)
                         self._pack_edge(source_b, b_block, whole, cols, tile.nr, depth)
-                    elif not p.one_row:
+                    elif not p.in_place:
                         self._fill(source_b, b_block, tile.nr, cols, depth, b_stride, "b")
                 else:
                     b_base, b_stride = self._ready(frame, "b", number, col, K, start)
@@ -335,9 +334,9 @@ class _Engine:
                 if row_kernel is not None:
                     assert source_b is not None
                     ready = cols
-                    if p.one_row == "rows":
+                    if p.in_place == "rows":
                         ready = code.mul(code.div(cols, tile.nr), tile.nr)
-                    step = source_b.k.stride if p.one_row == "rows" else source_b.x.stride
+                    step = source_b.k.stride if p.in_place == "rows" else source_b.x.stride
                     arguments = [
                         code.value(depth), a_panels, source_b.address(0, 0), code.value(step),
                         home, first, *([row_sums] if row_sums is not None else []),
@@ -377,7 +376,7 @@ class _Engine:
                             b_panel, code.value(b_step), result, first, place, code.value(pace),
                             *last_arguments,
                         ]  # fmt: skip
-                        if p.one_row == "rows":  # the last panel is left, if it is not whole
+                        if p.in_place == "rows":  # the last panel is left, if it is not whole
                             assert source_b is not None
                             left = code.sub(cols, col)
                             with code.b.if_then(code.less(left, tile.nr)):

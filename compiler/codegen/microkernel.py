@@ -10,7 +10,7 @@ product is summed in the order of k, from zero, by fused multiply-adds where the
 so its bits do not depend on the tile. Meanwhile it asks for memory that is needed next, `pace`
 bytes from `ahead` on with each step of k: a line now and then, since a burst of requests would wait
 for those before it. Where there is one row, there are LANES such sums of each element, and
-`emit_row` and `emit_columns` are the forms for a matrix in place.
+`emit_columns` is the form for a matrix in place, and `emit_rows` that for few rows by one.
 
 Design: Van Zee and van de Geijn, "BLIS: A Framework for Rapidly Instantiating BLAS
 Functionality", ACM TOMS 41(3), 2015. The tile fills the registers but for those that hold a row
@@ -46,7 +46,7 @@ from jitgrad.runtime.dtypes import DType
 _UNROLL = 2  # more is no faster, and takes longer to compile
 LANES = 4  # sums of each result of a product with one row; `joined` adds them up
 _WORD = 4  # bytes
-_ROWS = 8  # rows that emit_row reads side by side
+_ROWS = 8  # rows that emit_rows reads side by side
 
 
 @dataclass(frozen=True)
@@ -313,14 +313,18 @@ def emit_signs(module: ir.Module, name: str, tile: Tile, dot: DotStep, ops: Ops)
     return function
 
 
-def emit_row(module: ir.Module, name: str, width: int, acc: DType, ops: Ops) -> ir.Function:
-    """The product of one row by a matrix that is read where it lies, as an internal function.
+def emit_rows(
+    module: ir.Module, name: str, rows: int, width: int, acc: DType, ops: Ops
+) -> ir.Function:
+    """The product of few rows by a matrix that is read where it lies, as an internal function.
 
-        void row(i64 kb, ptr a, ptr b, i64 b_step, ptr c, i1 first, ptr sums, i64 count)
+        void rows(i64 kb, ptr a, ptr b, i64 b_step, ptr c, i1 first, ptr sums, i64 count)
 
-    c[count] = or += a[kb] @ b, in the same order of operations as the micro-kernel. `count` is a
-    multiple of `width`; sums[LANES * count] is scratch. A few rows of b at a time, all of one sum,
-    are read along their whole length, which the memory system likes better than tall narrow panels.
+    c[count / width][rows][width] = or += a[kb][rows] by b[kb][count], in the same order of
+    operations as the micro-kernel. `count` is a multiple of `width`; sums is scratch, of `count`
+    elements for each row, or for each of the LANES sums of one row. A few rows of b at a time, all
+    of one sum, are read along their whole length, which the memory system likes better than tall
+    narrow panels.
     """
     element = storage_type(acc)
     kind = ir.FunctionType(VOID, [I64, PTR, PTR, I64, PTR, I1, PTR, I64])
@@ -334,37 +338,46 @@ def emit_row(module: ir.Module, name: str, width: int, acc: DType, ops: Ops) -> 
     code = Code(ir.IRBuilder(function.append_basic_block("entry")))
     ops.builder = code.b
     zero = ir.Constant(ir.VectorType(element, width) if width > 1 else element, None)
-    with code.loop(0, code.mul(count, LANES), width) as x:
+    lanes = LANES if rows == 1 else 1
+    with code.loop(0, code.mul(count, rows * lanes), width) as x:
         code.store(zero, sums, x, element)
 
-    def lane_at(lane: Int, x: Int) -> Int:
-        return code.add(code.mul(lane, count), x)
+    def place(row: int, x: Int) -> Int:
+        return code.add(code.mul(x, rows), row * width)
 
-    def read(k: Int, x: Int) -> ir.Value:
-        row = code.at(b_ptr, code.mul(k, b_step), element)
-        return code.load(row, x, element, width)
+    def add(start: Int, apart: int, many: int, lane: Int) -> None:
+        """Adds the products of `many` rows of b, `apart` from each other, to a lane's sums."""
+        ks = [code.add(start, r * apart) for r in range(many)]
+        scalars = [
+            [code.splat(code.load(a, code.add(code.mul(k, rows), i), element), width)
+             for i in range(rows)]
+            for k in ks
+        ]  # fmt: skip
+        mine = code.at(sums, code.mul(lane, count), element)
+        with code.loop(0, count, width) as x:
+            totals = [code.load(mine, place(i, x), element, width) for i in range(rows)]
+            for k, of_row in zip(ks, scalars, strict=True):
+                value = code.load(code.at(b_ptr, code.mul(k, b_step), element), x, element, width)
+                totals = [
+                    multiply_add(ops, acc, scalar, value, total)
+                    for scalar, total in zip(of_row, totals, strict=True)
+                ]
+            for i, total in enumerate(totals):
+                code.store(total, mine, place(i, x), element)
 
-    many = LANES * _ROWS
+    together = _ROWS if rows <= _ROWS else _ROWS // 2  # more elements of a than registers hold
+    many = lanes * together
     whole = code.mul(code.div(kb, many), many)
-    with code.loop(0, whole, many) as start, code.loop(0, LANES) as lane:
-        ks = [code.add(code.add(start, lane), r * LANES) for r in range(_ROWS)]
-        scalars = [code.splat(code.load(a, k, element), width) for k in ks]
-        with code.loop(0, count, width) as x:
-            at = lane_at(lane, x)
-            total = code.load(sums, at, element, width)
-            for k, scalar in zip(ks, scalars, strict=True):
-                total = multiply_add(ops, acc, scalar, read(k, x), total)
-            code.store(total, sums, at, element)
+    with code.loop(0, whole, many) as start, code.loop(0, lanes) as lane:
+        add(code.add(start, lane), lanes, together, lane)
     with code.loop(whole, kb) as k:
-        scalar = code.splat(code.load(a, k, element), width)
-        lane_start = code.mul(code.rem(k, LANES), count)
-        with code.loop(0, count, width) as x:
-            at = code.add(lane_start, x)
-            total = code.load(sums, at, element, width)
-            code.store(multiply_add(ops, acc, scalar, read(k, x), total), sums, at, element)
-    with code.loop(0, count, width) as x:
-        parts = [code.load(sums, lane_at(lane, x), element, width) for lane in range(LANES)]
-        total = joined(ops, acc, parts)
+        add(k, 1, 1, code.rem(k, lanes))
+    with code.loop(0, code.mul(count, rows), width) as x:
+        parts = [
+            code.load(sums, code.add(code.mul(count, lane), x), element, width)
+            for lane in range(lanes)
+        ]
+        total = joined(ops, acc, parts) if lanes > 1 else parts[0]
         added = ops.arithmetic("add", acc, [code.load(c, x, element, width), total])
         code.store(code.b.select(first, total, added), c, x, element)
     code.b.ret_void()
@@ -376,9 +389,10 @@ def emit_columns(module: ir.Module, name: str, width: int, acc: DType, ops: Ops)
 
         void columns(i64 kb, ptr a, ptr b, i64 b_step, ptr c, i1 first, i64 count)
 
-    As emit_row, but column x of b begins at b + x * b_step, and `count` is any number of columns;
-    c has room for whole vectors, in which the last column is repeated. A vector holds the LANES
-    sums of width / LANES columns: neighbours along k, which lie together, are neighbours in it.
+    As emit_rows of one row, but column x of b begins at b + x * b_step, and `count` is any number
+    of columns; c has room for whole vectors, in which the last column is repeated. A vector holds
+    the LANES sums of width / LANES columns: neighbours along k, which lie together, are neighbours
+    in it.
     """
     element = storage_type(acc)
     kind = ir.FunctionType(VOID, [I64, PTR, PTR, I64, PTR, I1, I64])

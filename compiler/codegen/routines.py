@@ -18,7 +18,7 @@ from jitgrad.compiler.codegen.microkernel import (
     Tile,
     emit_columns,
     emit_micro,
-    emit_row,
+    emit_rows,
     emit_signs,
 )
 from jitgrad.compiler.codegen.outline import NAME, Routine, finished
@@ -64,9 +64,9 @@ def signs_routine(tile: Tile, dot: Dot, target: Target) -> Routine:
 
 
 @lru_cache(maxsize=64)
-def row_routine(width: int, acc: DType, target: Target) -> Routine:
-    """One row by a matrix; see emit_row."""
-    return _routine(target, lambda module: emit_row(module, NAME, width, acc, Ops(target)))
+def rows_routine(rows: int, width: int, acc: DType, target: Target) -> Routine:
+    """Few rows by a matrix; see emit_rows."""
+    return _routine(target, lambda module: emit_rows(module, NAME, rows, width, acc, Ops(target)))
 
 
 @lru_cache(maxsize=64)
