@@ -47,6 +47,7 @@ from jitgrad.compiler.passes.inline import inline
 from jitgrad.compiler.passes.memory import Plan, plan_memory
 from jitgrad.compiler.passes.merge import merge
 from jitgrad.compiler.passes.order import Schedule, order
+from jitgrad.compiler.passes.place import place
 from jitgrad.compiler.passes.recompute import check_limit, recompute, spare
 from jitgrad.compiler.passes.simplify import simplify
 from jitgrad.compiler.passes.stages import stage
@@ -272,6 +273,8 @@ def to_stages(
         groups = merge(fuse(bodies, target.in_order), bodies)
     with run.step("stage"):
         kernels = stage(groups, bodies, program.roots)
+    with run.step("place"):
+        kernels = place(kernels, program.roots)
     if target.in_order:
         with run.step("chain"):
             kernels = chain(kernels, program.roots)
