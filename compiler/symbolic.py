@@ -19,6 +19,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple, Union
 
 from jitgrad.runtime.userline import called_by_user, user_line
@@ -57,6 +58,10 @@ class Func:
         return mine == (other.name, *theirs)
 
     def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
         return hash((self.name, self.a, self.b))
 
     def __str__(self) -> str:
@@ -429,17 +434,23 @@ def _by_form(kind: str, diff: Sym) -> bool | None:
 
 
 _Range = tuple[int | None, int | None]
+_Found = dict[Atom, _Range]
+"""The bounds of the atoms in a dim: each is asked for several times, by each that is around it."""
 
 
 def bounds(d: Dim) -> tuple[int | None, int | None]:
     """What a dim is at least and at most in every call; None where nothing is known."""
+    return _bounds_of(d, {})
+
+
+def _bounds_of(d: Dim, found: _Found) -> _Range:
     if not isinstance(d, Sym):
         return d, d
-    low, high = _bounds(d)
+    low, high = _bounds(d, found)
     if any(isinstance(x, Func) and x.name == "floordiv" for m in d.terms for x in m):
         for upper in (False, True):
             scale, linear = _without_quotients(d, upper)
-            bound = _bounds(linear)[upper] if isinstance(linear, Sym) else linear
+            bound = _bounds(linear, found)[upper] if isinstance(linear, Sym) else linear
             if bound is None:
                 continue
             if upper:
@@ -485,14 +496,14 @@ def _without_quotients(d: Sym, upper: bool) -> tuple[int, Dim]:
     return scale, total
 
 
-def _bounds(d: Sym) -> tuple[int | None, int | None]:
+def _bounds(d: Sym, found: _Found) -> _Range:
     low: int | None = 0
     high: int | None = 0
     for m, c in d.terms.items():
         a: int | None = 1
         b: int | None = 1
         for atom in m:
-            a, b = _product((a, b), _atom_bounds(atom, d.env))
+            a, b = _product((a, b), _atom_bounds(atom, d.env, found))
         if c < 0:
             a, b = b, a
         low = None if low is None or a is None else low + c * a
@@ -511,10 +522,16 @@ def _product(x: _Range, y: _Range) -> _Range:
     return min(corners), max(corners)
 
 
-def _atom_bounds(atom: Atom, env: ShapeEnv) -> tuple[int | None, int | None]:
+def _atom_bounds(atom: Atom, env: ShapeEnv, found: _Found) -> _Range:
     if isinstance(atom, str):
         return env.low.get(atom, 2), env.high.get(atom, LARGEST)
-    (a, c), (b, d) = bounds(atom.a), bounds(atom.b)
+    if atom not in found:
+        found[atom] = _func_bounds(atom, found)
+    return found[atom]
+
+
+def _func_bounds(atom: Func, found: _Found) -> _Range:
+    (a, c), (b, d) = _bounds_of(atom.a, found), _bounds_of(atom.b, found)
     if atom.name == "floordiv":
         if b is None or b < 1:
             return None, None

@@ -12,6 +12,7 @@ import pytest
 import jitgrad as jg
 import jitgrad.nn.functional as F
 from jitgrad import nn
+from jitgrad.compiler import symbolic
 from jitgrad.compiler.passes.fix_sizes import decided
 from jitgrad.compiler.symbolic import ShapeEnv, bounds, evaluate, expression, smax, smin
 from jitgrad.jit import compile as jg_compile
@@ -715,3 +716,26 @@ def test_errors_name_the_sizes_of_the_call() -> None:
                 g(jg.ones(5, 3), jg.ones(6, 3))
             texts.append(str(caught.value))
         assert texts[0] == texts[1] and "s0" not in texts[1]
+
+
+def test_bounds_of_nested_quotients_are_found_once(monkeypatch: Any) -> None:
+    """Not by each quotient that is around them: a loop over halves of a size ends."""
+    asked = []
+    plain = symbolic._func_bounds
+    monkeypatch.setattr(symbolic, "_func_bounds", lambda *a: asked.append(a[0]) or plain(*a))
+    n: Any = ShapeEnv().dim("n", 1 << 12)
+    for _ in range(12):
+        n = (n + 1) // 2
+    asked.clear()
+    assert bounds(n)[0] == 1 and len(asked) == 12
+
+    @jg.jit(fallback="error", dynamic=True)
+    def halved(x: Any) -> Any:
+        left, steps = x.shape[0], 0
+        while left:
+            left -= (left + 1) // 2
+            steps += 1
+        return x + steps
+
+    for size in (64, 100):
+        assert halved(jg.zeros(size)).tolist() == [7.0] * size
