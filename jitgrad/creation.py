@@ -115,13 +115,25 @@ def tensor(
         )  # what it may write to
     if isinstance(data, (bool, int, float)) and not isinstance(data, np.generic):
         wanted = _expect_dtype("tensor", dtype or _python_dtype(data))
+        if dtype is None and type(data) is int and not -(2**63) <= data < 2**63:
+            raise _overflow(data)
         out = _full((), plain_number(_to_int(data, wanted), wanted), wanted)
         return _finish(out, requires_grad, device)
     return _finish(_told(wrap_array(_to_array(data, dtype)), None), requires_grad, device)
 
 
 def _to_int(value: Any, dtype: DType) -> Any:
-    return int(value) if dtype.is_integer and isinstance(value, float) else value
+    if not (dtype.is_integer and isinstance(value, float)):
+        return value
+    if not math.isfinite(value):
+        raise RuntimeError(
+            f"value cannot be converted to type {dtype.name} without overflow; got {value}"
+        )
+    return int(value)
+
+
+def _overflow(data: Any) -> ValueError:
+    return ValueError(f"Overflow when unpacking long long; got {_short(data)}")
 
 
 def _python_dtype(value: Any) -> DType:
@@ -152,12 +164,15 @@ def _to_array(data: Any, dtype: DType | None) -> np.ndarray[Any, Any]:
             f"{_short(data)}"
         ) from None
     except OverflowError:
-        raise RuntimeError(f"Overflow when unpacking long; got {_short(data)}") from None
+        raise _overflow(data) from None
     if array.dtype == object or array.dtype.kind in "USMm":
         if array.dtype == object and _all_ints(data):
-            raise RuntimeError(f"Overflow when unpacking long; got {_short(data)}")
-        kind = RuntimeError if data is None or isinstance(data, dict) else TypeError
-        raise kind(
+            raise _overflow(data)
+        if isinstance(data, (list, tuple)):
+            strange = None in data
+        else:
+            strange = not isinstance(data, (str, bytes))
+        raise (RuntimeError if strange else TypeError)(
             f"[tensor] expected numbers, sequences of numbers, or an array; got "
             f"{type(data).__name__}: {_short(data)}"
         )
@@ -167,7 +182,9 @@ def _to_array(data: Any, dtype: DType | None) -> np.ndarray[Any, Any]:
         elif (held is not data or array.dtype.kind in "fc") and not hasattr(data, "__array__"):
             dtype = _held_dtype(held) or _python_dtype(array.flat[0].item())
         elif array.dtype == np.uint64:
-            raise RuntimeError(f"Overflow when unpacking long; got {_short(data)}")
+            raise _overflow(data)
+    elif array.dtype.kind == "c" and not dtype.is_complex and held is data:
+        raise TypeError(f"must be real number, not complex, for {dtype}; got {_short(data)}")
     return _converted(array, dtype)
 
 
@@ -240,13 +257,25 @@ def _plain(data: Any) -> Any:
 
 
 def from_numpy(ndarray: np.ndarray[Any, Any]) -> Tensor:
-    """A tensor on the array's memory, with its strides (negative ones, too).
+    """A tensor on the array's memory, with its strides.
 
     A read-only array gives a tensor that raises when it is written in place. Raises TypeError for
-    what is no ndarray, or a dtype that jitgrad has not.
+    what is no ndarray, or a dtype that jitgrad has not, ValueError for negative strides and for
+    bytes in the other order.
     """
     if not isinstance(ndarray, np.ndarray):
         raise TypeError(f"expected np.ndarray (got {type(ndarray).__name__})")
+    if any(s < 0 for s in ndarray.strides):
+        raise ValueError(
+            "At least one stride in the given numpy array is negative, and tensors with negative "
+            f"strides are not supported; got strides {ndarray.strides}; copy the array first, with "
+            "array.copy()"
+        )
+    if not ndarray.dtype.isnative:
+        raise ValueError(
+            "given numpy array has byte order different from the native byte order; got dtype "
+            f"{ndarray.dtype.str}; convert it with array.astype(array.dtype.newbyteorder('='))"
+        )
     array = ndarray.view(np.ndarray) if type(ndarray) is not np.ndarray else ndarray
     out = wrap_array(array)
     export(out._storage)
@@ -297,8 +326,25 @@ def asarray(
 def frombuffer(
     buffer: Any, *, dtype: DType, count: int = -1, offset: int = 0, requires_grad: bool = False
 ) -> Tensor:
-    """A 1-d tensor on the memory of an object with the buffer protocol."""
+    """A 1-d tensor on the memory of an object with the buffer protocol.
+
+    Raises ValueError for another object, an empty buffer, a count of 0, and an offset or a count
+    beyond the buffer.
+    """
     wanted = _expect_dtype("frombuffer", dtype).np
+    try:
+        length = memoryview(buffer).nbytes
+    except TypeError:
+        raise ValueError(
+            f"object does not implement Python buffer protocol; got {type(buffer).__name__}"
+        ) from None
+    if not length or not count:
+        raise ValueError(f"both buffer length ({length}) and count ({count}) must not be 0")
+    if not 0 <= offset < length:
+        raise ValueError(
+            f"offset ({offset} bytes) must be non-negative and no greater than buffer length "
+            f"({length} bytes) minus 1"
+        )
     return _finish(from_numpy(np.frombuffer(buffer, wanted, count, offset)), requires_grad)
 
 
@@ -512,10 +558,17 @@ def arange(
         start, end = 0, start
     values = [x.item() if isinstance(x, (Tensor, np.generic)) else x for x in (start, end, step)]
     start, end, step = [float(v) if isinstance(v, HostScalar) else v for v in values]
-    if step == 0:
-        raise RuntimeError("step must be nonzero")
     if any(isinstance(v, float) and not math.isfinite(v) for v in (start, end)):
         raise RuntimeError(f"unsupported range: {start} -> {end}")
+    given_step = step
+    if isinstance(dtype, DType):
+        if dtype is dtypes.bool_ or dtype.is_complex:
+            raise NotImplementedError(f"[arange] expected a dtype of numbers in order; got {dtype}")
+        if dtype.is_integer:  # all three become integers first
+            start, end, step = [int(v) if isinstance(v, float) else v for v in (start, end, step)]
+    if step == 0:
+        kind = ValueError if given_step else RuntimeError
+        raise kind(f"step must be nonzero; got {given_step} in {dtype}")
     if (end < start) if step > 0 else (end > start):
         raise RuntimeError(
             "upper bound and lower bound inconsistent with step sign; got "

@@ -31,6 +31,11 @@ class ArtifactError(RuntimeError):
     """A file made by export is missing, altered, truncated, or for another machine or version."""
 
 
+class NoDeviceError(RuntimeError, AssertionError):
+    """A device was asked for, and there is none. An AssertionError, too, as PyTorch's is where it
+    was built without CUDA."""
+
+
 class OutOfMemoryError(RuntimeError):
     """A device has no memory left; a RuntimeError, as in PyTorch. It says what holds memory."""
 

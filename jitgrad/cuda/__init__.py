@@ -45,13 +45,14 @@ from jitgrad.cuda.streams import set_stream as set_stream
 from jitgrad.cuda.streams import stream as stream
 from jitgrad.missing import no_such
 from jitgrad.runtime import cuda as _runtime
+from jitgrad.runtime.errors import NoDeviceError
 from jitgrad.settings import OutOfMemoryError as OutOfMemoryError
 
 has_half = False
 
 
-def _no_device(what: str) -> RuntimeError:
-    return RuntimeError(
+def _no_device(what: str) -> NoDeviceError:
+    return NoDeviceError(
         f"[cuda.{what}] expected a CUDA device; there is none: {_runtime.device.reason()}; ask "
         "cuda.is_available() first, or use device='cpu'"
     )

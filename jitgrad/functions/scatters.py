@@ -11,7 +11,14 @@ from typing import Any
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.dispatch import apply
 from jitgrad.functions.args import expect_range, one_axis
-from jitgrad.functions.select import as_index, expect_slices, scatter, scatter_add, scatter_by
+from jitgrad.functions.select import (
+    as_index,
+    expect_positions,
+    expect_slices,
+    scatter,
+    scatter_add,
+    scatter_by,
+)
 from jitgrad.functions.shape import (
     as_strided,
     broadcast_tensors,
@@ -98,6 +105,8 @@ def index_reduce(
         )
     axis = one_axis("index_reduce", input.ndim, dim)
     index = expect_slices("index_reduce_", input, axis, index, source)
+    size = input._type.shape[axis] if input.ndim else 1
+    index = expect_positions("index_reduce", index, axis, size)
     shape = tuple(source._type.shape) or (1,)
     place = tuple(-1 if k == axis else 1 for k in range(len(shape)))
     wide = index.reshape(place).expand(shape).reshape(tuple(source._type.shape))

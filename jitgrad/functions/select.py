@@ -43,15 +43,19 @@ def as_index(name: str, index: Tensor) -> Tensor:
     return cast(index, dtypes.int64)
 
 
-def expect_positions(name: str, index: Tensor, axis: int, size: Any) -> Tensor:
-    """The index, for records whose negative positions count from the end; here they are mistakes.
+def expect_positions(
+    name: str, index: Tensor, axis: int, size: Any, error: type[Exception] = IndexError,
+    low: Any = 0,
+) -> Tensor:  # fmt: skip
+    """The index, from `low` to size - 1: for records whose negative positions count from the end,
+    which are mistakes unless low is -size.
 
-    Raises IndexError for one.
+    Raises `error` for another one.
     """
     text = f"[{name}] index {{value}} is out of bounds for dimension {axis}"
     if not isinstance(size, Sym):  # a text would fix it
         text += f" with size {size}"
-    return expect_range(index, 0, size - 1, IndexError, text)
+    return expect_range(index, low, size - 1, error, text)
 
 
 def _line(name: str, index: Tensor, error: type[Exception] = IndexError) -> Tensor:
@@ -99,16 +103,41 @@ def gather(input: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False)
 
 
 def take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> Tensor:
-    """gather with shapes broadcast; flattened when dim is None."""
+    """gather with shapes broadcast, positions below 0 along dim counted from the end; flattened
+    when dim is None, with positions from 0 on.
+
+    Raises RuntimeError for positions out of range and indices of another dtype or rank.
+    """
+    if indices.dtype is not dtypes.int64:
+        raise RuntimeError(
+            f"torch.take_along_dim(): dtype of indices should be Long but got {indices._type}"
+        )
     if dim is None:
-        return gather(input.reshape(-1), 0, indices.reshape(-1))
+        flat = input.reshape(-1)
+        size = flat._type.shape[0]
+        error = RuntimeError
+        where = expect_positions("take_along_dim", indices.reshape(-1), 0, size, error)
+        return gather(flat, 0, where)
+    if input.ndim != indices.ndim:
+        raise RuntimeError(
+            "torch.take_along_dim(): input and indices should have the same number of dimensions; "
+            f"got {input._type} and {indices._type}"
+        )
+    if not input.ndim:
+        raise IndexError(
+            f"Dimension specified as {dim} but tensor has no dimensions (take_along_dim)"
+        )
     axis = one_axis("take_along_dim", input.ndim, dim)
     a, b = list(input._type.shape), list(indices._type.shape)
     for k in range(len(a)):
         if k != axis:
             size = b[k] if a[k] != b[k] and a[k] == 1 else a[k]
             a[k] = b[k] = size
-    return gather(input.expand(a), axis, indices.expand(b))
+    size = a[axis]
+    name = "take_along_dim"
+    indices = expect_positions(name, indices, axis, size, RuntimeError, -size)
+    counted = indices.remainder(input.shape[axis])
+    return gather(input.expand(a), axis, counted.expand(b))
 
 
 @naming("TakeBackward0")
@@ -202,14 +231,16 @@ def index_select(input: Tensor, dim: int, index: Tensor) -> Tensor:
 
 
 def _put_along(
-    name: str, input: Tensor, dim: int, index: Tensor, values: Tensor, accumulate: bool
-) -> Tensor:
+    name: str, input: Tensor, dim: int, index: Tensor, values: Tensor, accumulate: bool,
+    from_end: bool = False,
+) -> Tensor:  # fmt: skip
     if accumulate and input.dtype is dtypes.bool_:  # the sum of bools is "or"
         wide = cast(input, dtypes.int64), cast(values, dtypes.int64)
         return cast(_put_along(name, wide[0], dim, index, wide[1], True), dtypes.bool_)
     axis = one_axis(name, input.ndim, dim)
     size = input._type.shape[axis] if input.ndim else 1
-    index = expect_positions(name, as_index(name, index).reshape(-1), axis, size)
+    low = -size if from_end else 0
+    index = expect_positions(name, as_index(name, index).reshape(-1), axis, size, low=low)
     attrs = {"dims": (axis,), "accumulate": accumulate}
     if not input.ndim:
         parts = (input.reshape(1), values.reshape(1).expand(index._type.shape), index)
@@ -254,7 +285,7 @@ def index_copy(input: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor
 
 
 def index_fill(input: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
-    """input with a number written at the indices along dim."""
+    """input with a number written at the indices along dim; those below 0 count from the end."""
     axis = one_axis("index_fill", input.ndim, dim)
     index = _line("index_fill_", index, RuntimeError)
     if isinstance(value, Tensor) and value.ndim:
@@ -272,7 +303,7 @@ def index_fill(input: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
         shape[axis] = index.numel()
     fill = cast(value, input.dtype) if isinstance(value, Tensor) else constant(value, input.dtype)
     return called(
-        _put_along("index_fill", input, dim, index, fill.expand(tuple(shape)), False),
+        _put_along("index_fill", input, dim, index, fill.expand(tuple(shape)), False, True),
         "IndexFillBackward0",
     )
 

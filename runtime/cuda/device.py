@@ -19,6 +19,7 @@ from jitgrad.runtime.cuda.blas import find as find_blas
 from jitgrad.runtime.cuda.driver import CudaError, Driver, Properties
 from jitgrad.runtime.cuda.library import find_library
 from jitgrad.runtime.cuda.simulator import SimulatedDriver
+from jitgrad.runtime.errors import NoDeviceError
 from jitgrad.runtime.knobs import knobs
 
 
@@ -160,10 +161,10 @@ def count() -> int:
 
 
 def require(what: str) -> Driver:
-    """The driver. Raises RuntimeError where there is no device."""
+    """The driver. Raises NoDeviceError where there is no device."""
     found = driver()
     if found is None or not found.device_count():
-        raise RuntimeError(
+        raise NoDeviceError(
             f"[{what}] expected a CUDA device; there is none: {_reason or 'no device is visible'}; "
             "ask cuda.is_available() first, or use device='cpu'"
         )

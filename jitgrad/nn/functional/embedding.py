@@ -138,7 +138,8 @@ def _bags(
     max_norm: float | None, norm_type: float, scale_grad_by_freq: bool, mode: str,
     include_last_offset: bool, padding_idx: int | None,
 ) -> Tensor:  # fmt: skip
-    flat = expect_positions("embedding_bag", input.reshape(-1).long(), 0, weight.shape[0])
+    rows, error = weight.shape[0], RuntimeError
+    flat = expect_positions("embedding_bag", input.reshape(-1).long(), 0, rows, error)
     wide = dtypes.float32 if weight.dtype.itemsize == 2 else weight.dtype
     rows = _rows(flat, weight, max_norm, norm_type, scale_grad_by_freq).to(wide)
     if per_sample_weights is not None:

@@ -75,7 +75,8 @@ def max_unpool(
         )
     sizes = _unpooled_sizes(n, op, input, kernel_size, stride, padding, output_size)
     lead = tuple(input.shape[: input.dim() - n])
-    where = expect_positions(op, indices.flatten(len(lead)), len(lead), math.prod(sizes))
+    flat, count = indices.flatten(len(lead)), math.prod(sizes)
+    where = expect_positions(op, flat, len(lead), count, RuntimeError)
     values = input.flatten(len(lead))
     out = input.new_zeros((*lead, math.prod(sizes))).scatter(-1, where, values.detach())
     if state.levels or (input.requires_grad and is_grad_enabled()):
