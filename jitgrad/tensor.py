@@ -466,7 +466,7 @@ class Tensor(TensorMethods):
 
     def detach_(self) -> Tensor:
         """Takes this tensor off the tape. Raises RuntimeError for a view."""
-        if self._is_view():
+        if self._view_of() is not None:
             raise RuntimeError(
                 "[detach_] expected a tensor that is no view; use detach(), or detach_() its base"
             )
@@ -506,9 +506,12 @@ class Tensor(TensorMethods):
     @property
     def _base(self) -> Tensor | None:
         self._asked("_base")
-        view = self._view
-        base: Tensor | None = None if view is None else view.base
-        return None if base is None or base is self._was else base
+        return self._view_of()
+
+    def _view_of(self) -> Tensor | None:
+        """The tensor that this one is a view of."""
+        base: Tensor | None = None if self._view is None else self._view.base
+        return None if base is self._was else base
 
     def _is_view(self) -> bool:
         return self._base is not None
