@@ -26,9 +26,10 @@ def _gradient(x: Any, dim: int) -> Any:
 @pytest.mark.parametrize("dim", [0, 1])
 def test_the_gradient_of_cumprod_is_one_recurrence(dim: int) -> None:
     f = jg.jit(_gradient, fallback="error")
+    draws = jg.Generator().manual_seed(0)
     with knob(cache=False):
         for _ in range(3):
-            x = (jg.rand(33, 70) * 0.4 + 0.8).requires_grad_()
+            x = (jg.rand(33, 70, generator=draws) * 0.2 + 0.9).requires_grad_()
             found = np.array(f(x, dim).tolist(), np.float32)
     factors = [d.factor is not None for d in _scans(f)]
     assert factors == [False, True]
