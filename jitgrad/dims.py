@@ -88,6 +88,11 @@ class History:
     """
 
     def __init__(self, dynamic: bool | None, declared: Any) -> None:
+        if declared is not None and not isinstance(declared, (Mapping, tuple, list)):
+            raise TypeError(
+                "[jit] expected dynamic_shapes as a dict by the names of arguments, or a tuple with"
+                f" an entry for each; got {declared!r}; dynamic=True lets all sizes differ"
+            )
         self.dynamic, self.declared = dynamic, declared
         self._seen: dict[Any, list[tuple[Any, ...]]] = {}
         self._met: dict[Any, int] = {}  # names of captured tensors and ints, in this recording

@@ -739,3 +739,9 @@ def test_bounds_of_nested_quotients_are_found_once(monkeypatch: Any) -> None:
 
     for size in (64, 100):
         assert halved(jg.zeros(size)).tolist() == [7.0] * size
+
+
+@pytest.mark.parametrize("wrong", [True, 3, "batch", {0}])
+def test_dynamic_shapes_of_another_kind_are_refused_at_decoration(wrong: Any) -> None:
+    with pytest.raises(TypeError, match=r"\[jit\] expected dynamic_shapes as a dict"):
+        jg.jit(lambda x: x, dynamic_shapes=wrong)

@@ -427,7 +427,8 @@ def hypot(input: Tensor, other: Any) -> Tensor:
     high, low = generated["maximum"](a, b), generated["minimum"](a, b)
     ratio = where(high == 0, low, low / where(high == 0, 1.0, high))
     ratio = where(low == math.inf, 1.0, ratio)
-    return high * generated["sqrt"](1 + ratio * ratio)
+    out = high * generated["sqrt"](1 + ratio * ratio)
+    return where((a == math.inf) | (b == math.inf), math.inf, out)  # beside NaN, too (IEEE 754)
 
 
 def _expect_floats(name: str, input: Any, other: Any) -> DType:

@@ -73,31 +73,38 @@ def interface(x: Tensor) -> dict[str, Any]:
 
 
 def from_interface(source: Any) -> Tensor:
-    """A tensor on the memory of what has a CUDA array interface, on the current device; the current
-    stream waits for its stream. Raises ValueError for keys that are missing, a newer version,
-    masks, read-only memory, no memory, a stream 0, which the protocol forbids, strides that are
-    not of the shape, and elements that lie between others."""
+    """A tensor on the memory of what has a CUDA array interface, on that memory's device, whose
+    current stream waits for its stream. Raises TypeError for an interface that is no dict, and
+    ValueError, naming the field, for fields that are missing or malformed, another version, masks,
+    read-only memory, memory that is not a device's, a stream 0, which the protocol forbids, strides
+    that are negative or not of the shape, and elements that lie between others."""
     given = source.__cuda_array_interface__
+    if not isinstance(given, dict):
+        raise TypeError(f"[as_tensor] expected __cuda_array_interface__ as a dict; got {given!r}")
     missing = [key for key in ("shape", "typestr", "data", "version") if key not in given]
     if missing:
         raise ValueError(
             f"[as_tensor] expected a CUDA array interface with {missing[0]!r}; it has only "
-            f"{sorted(given)}"
+            f"{sorted(map(str, given))}"
         )
-    if not 0 <= given["version"] <= _NEWEST:
-        raise ValueError(
-            f"[as_tensor] expected a CUDA array interface of version {_NEWEST} at most; got "
-            f"{given['version']}"
-        )
-    dtype = np.dtype(given["typestr"])
-    address, read_only = given["data"]
-    shape, strides = tuple(given["shape"]), given.get("strides")
-    if not address and math.prod(shape):
-        raise ValueError(f"[as_tensor] expected memory for shape {shape}; got a null pointer")
-    if given.get("stream") == 0:
-        raise ValueError("[as_tensor] expected a stream other than 0; use 1, the default stream")
+    if not _is_int(given["version"]) or not 1 <= given["version"] <= _NEWEST:
+        raise _wrong("version", f"version {_NEWEST} at most, from 1", given["version"])
+    shape = _ints(given, "shape")
+    strides = None if given.get("strides") is None else _ints(given, "strides")
     if strides is not None and len(strides) != len(shape):
         raise ValueError(f"[as_tensor] expected strides for shape {shape}; got {strides}")
+    dtype = _dtype(given["typestr"])
+    data = given["data"]
+    if not (isinstance(data, (tuple, list)) and len(data) == 2 and _is_address(data[0])):
+        raise _wrong("data", "data as (address, whether it is read-only)", data)
+    address, read_only = data
+    if not address and math.prod(shape):
+        raise ValueError(f"[as_tensor] expected memory for shape {shape}; got a null pointer")
+    other = given.get("stream")
+    if other is not None and (not _is_int(other) or other < 0):
+        raise _wrong("stream", "a stream as None or a positive int", other)
+    if other == 0:
+        raise ValueError("[as_tensor] expected a stream other than 0; use 1, the default stream")
     if (address or 0) % dtype.itemsize or any(s % dtype.itemsize for s in strides or ()):
         raise ValueError(
             f"[as_tensor] expected an address and strides of whole elements of {dtype.itemsize} "
@@ -105,16 +112,75 @@ def from_interface(source: Any) -> Tensor:
         )
     if given.get("mask") is not None or read_only:
         raise ValueError("[as_tensor] expected memory that may be written, without a mask")
-    device = cuda.device.device(None, "as_tensor")
-    other, mine = given.get("stream"), cuda.device.current_stream(device.index)
+    device = cuda.device.device(_index(address, shape, strides, dtype), "as_tensor")
+    mine = cuda.device.current_stream(device.index)
     if other not in (None, mine or 1):
-        with cuda.device.on_stream(device.index, 0 if other == 1 else int(other)):
+        with cuda.device.on_stream(device.index, 0 if other == 1 else other):
             cuda.dlpack.follow(device, mine or 1)
     array = cuda.arrays.foreign(address, shape, strides, dtype, device, source)
     return _tensor(array)
 
 
+def _wrong(field: str, expected: str, got: Any) -> ValueError:
+    return ValueError(
+        f"[as_tensor] expected a CUDA array interface with {expected}; got {field} {got!r}"
+    )
+
+
+def _is_int(x: Any) -> bool:
+    return isinstance(x, (int, np.integer)) and not isinstance(x, bool)
+
+
+def _is_address(x: Any) -> bool:
+    return x is None or (_is_int(x) and 0 <= x < 2**64)
+
+
+def _ints(given: dict[str, Any], field: str) -> tuple[int, ...]:
+    """The field as ints. Raises ValueError unless they are, from 0 on: a tensor goes forward."""
+    value = given[field]
+    if not isinstance(value, (tuple, list)) or not all(_is_int(n) and n >= 0 for n in value):
+        raise _wrong(field, f"{field} as a tuple of ints that are not negative", value)
+    return tuple([int(n) for n in value])
+
+
+def _dtype(typestr: Any) -> np.dtype[Any]:
+    try:
+        if not isinstance(typestr, str):
+            raise TypeError
+        dtype = np.dtype(typestr)
+        dtypes.from_numpy(dtype)
+    except (TypeError, KeyError, ValueError):
+        raise _wrong("typestr", "typestr as the name of a number's dtype", typestr) from None
+    return dtype
+
+
+def _index(
+    address: int, shape: tuple[int, ...], strides: tuple[int, ...] | None, dtype: np.dtype[Any]
+) -> int | None:
+    """The number of the device that has the elements; None, the current one, for none. Raises
+    ValueError for memory that is not a device's."""
+    if not math.prod(shape):
+        return None
+    if strides is None:
+        last = (math.prod(shape) - 1) * dtype.itemsize
+    else:
+        last = sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+    driver = cuda.device.device(None, "as_tensor").driver
+    found = {driver.device_of(at) for at in (address, address + last + dtype.itemsize - 1)}
+    if None in found or len(found) > 1:
+        raise ValueError(
+            f"[as_tensor] expected data on a device; {last + dtype.itemsize} bytes at {address:#x} "
+            "are not its memory"
+        )
+    return found.pop()
+
+
 def record_stream(x: Tensor, stream: Any) -> None:
-    """x's memory is used by work on a stream: it is reused after that (Tensor.record_stream)."""
+    """x's memory is used by work on a stream: it is reused after that (Tensor.record_stream).
+    Raises TypeError for what is no stream."""
+    if not isinstance(getattr(stream, "cuda_stream", None), int):
+        raise TypeError(
+            f"[record_stream] expected a jitgrad.cuda.Stream; got {type(stream).__name__}"
+        )
     array: Any = x._array("record_stream")
     cuda.arrays.used_on(array, stream.cuda_stream)

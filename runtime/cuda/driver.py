@@ -58,6 +58,9 @@ class Driver(Protocol):
     def memory_info(self, device: int) -> tuple[int, int]:
         """Bytes that are free, and bytes in all."""
 
+    def device_of(self, address: int) -> int | None:
+        """The device that reaches the memory at an address; None for what it does not know."""
+
     def allocate(self, device: int, nbytes: int) -> int:
         """The address of new memory; DeviceMemoryError where there is none."""
 

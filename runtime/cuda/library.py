@@ -9,13 +9,14 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Sequence
-from ctypes import byref, c_char_p, c_float, c_int, c_size_t, c_uint, c_void_p
+from ctypes import byref, c_char_p, c_float, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from typing import Any
 
 from jitgrad.runtime.cuda.driver import CudaError, DeviceMemoryError, Properties
 
 _NAMES = ("libcuda.so.1", "libcuda.so") if sys.platform != "win32" else ("nvcuda.dll",)
 _OLDEST = 12000
+_DEVICE_ORDINAL = 9  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 _OUT_OF_MEMORY, _NOT_READY = 2, 600
 _CAPTURE_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 _CAPTURE_THREAD = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: other threads may use the device
@@ -136,6 +137,18 @@ class LibraryDriver:
         return free.value, total.value
 
     # -- memory ------------------------------------------------------------------------------------
+    def device_of(self, address: int) -> int | None:
+        self.use(0)  # any context will do
+        ordinal = c_int()
+        try:
+            self._call(
+                "cuPointerGetAttribute", byref(ordinal), c_int(_DEVICE_ORDINAL),
+                c_uint64(address),
+            )  # fmt: skip
+        except CudaError:
+            return None
+        return ordinal.value if ordinal.value >= 0 else None
+
     def allocate(self, device: int, nbytes: int) -> int:
         self.use(device)
         address = c_void_p()

@@ -178,12 +178,12 @@ class SimulatedDriver:
     def copy_peer(
         self, to_device: int, to: int, of_device: int, of: int, nbytes: int, stream: int
     ) -> None:
-        if (self._device_of(to), self._device_of(of)) != (to_device, of_device):
+        if (self.device_of(to), self.device_of(of)) != (to_device, of_device):
             raise CudaError(f"[cuda] {to:#x} or {of:#x} is not on the device that was named")
         self.peer_copies += 1
         self._do(stream, lambda: ctypes.memmove(to, of, nbytes))
 
-    def _device_of(self, address: int) -> int | None:
+    def device_of(self, address: int) -> int | None:
         for start, (device, nbytes, _) in self._held.items():
             if start <= address < start + nbytes:
                 return device

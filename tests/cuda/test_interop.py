@@ -183,6 +183,47 @@ def test_cuda_array_interface() -> None:
     assert torch.as_tensor(SimpleNamespace(__cuda_array_interface__=empty)).shape == (0, 4)
 
 
+@pytest.mark.parametrize(
+    ("field", "wrong"),
+    [
+        ("version", 0), ("version", "3"), ("version", None), ("version", True), ("shape", None),
+        ("shape", "6"), ("shape", 6.0), ("shape", True), ("shape", (2.0, 3)), ("shape", (-1, 3)),
+        ("typestr", 3), ("typestr", "|O"), ("typestr", "nonsense"), ("data", 4096), ("data", None),
+        ("data", (4096,)), ("data", ("4096", False)), ("data", (-4096, False)),
+        ("strides", (-12, 4)), ("strides", 4), ("strides", (12.0, 4)), ("stream", "1"),
+        ("stream", -1),
+    ],
+)  # fmt: skip
+def test_interfaces_with_malformed_fields_are_refused(field: str, wrong: Any) -> None:
+    x = torch.arange(6.0).reshape(2, 3).cuda()
+    given = SimpleNamespace(__cuda_array_interface__={**x.__cuda_array_interface__, field: wrong})
+    with pytest.raises(ValueError, match=rf"\[as_tensor\] .*{field}"):
+        torch.as_tensor(given)
+
+
+@pytest.mark.parametrize("wrong", [None, 3, "x", ()])
+def test_interfaces_that_are_no_dict_are_refused(wrong: Any) -> None:
+    with pytest.raises(TypeError, match=r"\[as_tensor\] .*as a dict"):
+        torch.as_tensor(SimpleNamespace(__cuda_array_interface__=wrong))
+
+
+def test_interfaces_on_memory_of_no_device_are_refused() -> None:
+    x, host = torch.arange(6.0).cuda(), np.arange(6, dtype=np.float32)
+    for place in (4096, host.ctypes.data):
+        changed = {**x.__cuda_array_interface__, "data": (place, False)}
+        with pytest.raises(ValueError, match=r"\[as_tensor\] expected data on a device"):
+            torch.as_tensor(SimpleNamespace(__cuda_array_interface__=changed))
+    more = {**x.__cuda_array_interface__, "shape": (1 << 40,)}  # it ends elsewhere
+    with pytest.raises(ValueError, match=r"\[as_tensor\] expected data on a device"):
+        torch.as_tensor(SimpleNamespace(__cuda_array_interface__=more))
+
+
+@pytest.mark.parametrize("wrong", [3, None, "stream", torch.ones(1)])
+def test_what_is_no_stream_is_refused(wrong: Any) -> None:
+    with pytest.raises(TypeError, match=r"\[record_stream\] expected a jitgrad.cuda.Stream"):
+        torch.ones(3).cuda().record_stream(wrong)
+
+
 # -- pinned memory ---------------------------------------------------------------------------------
 def test_pinned_memory() -> None:
     x = torch.arange(6.0).reshape(2, 3)

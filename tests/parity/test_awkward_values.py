@@ -36,6 +36,8 @@ F.multilabel_soft_margin_loss(x[:3], x[None, 1:4].detach())
 """.strip().splitlines()
 
 PLAIN = """
+t.hypot(t.tensor([inf, -inf, nan, nan, inf]), t.tensor([nan, nan, inf, -inf, 1.0]))
+t.hypot(t.tensor([inf, -inf, nan]).double(), t.tensor([nan, nan, -inf]).double())
 t.scatter_reduce(t.ones(3), 0, t.tensor(2), t.tensor(2.), "amax")
 t.cumulative_trapezoid(t.ones(0, 3), dim=0)
 t.trapezoid(t.ones(0, 3), dim=0)
