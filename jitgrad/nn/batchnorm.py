@@ -91,18 +91,21 @@ class _BatchNorm(_NormBase):
                 f"{tuple(input.shape)}"
             )
         momentum: Any = self.momentum
-        if self.training and self.track_running_stats and self.num_batches_tracked is not None:
-            self.num_batches_tracked.add_(1)
-            if momentum is None:  # a cumulative average
-                momentum = 1.0 / self.num_batches_tracked.to(dtypes.float64)
+        counts = self.training and self.track_running_stats
+        counter = self.num_batches_tracked if counts else None
+        if counter is not None and momentum is None:  # a cumulative average
+            momentum = 1.0 / (counter + 1).to(dtypes.float64)
         # Running statistics are used, or moved, where there are any and they are asked for.
         kept = self.track_running_stats or not self.training
         mean, var = (self.running_mean, self.running_var) if kept else (None, None)
         use_batch = self.training or self.running_mean is None
-        return F.batch_norm(
+        out = F.batch_norm(
             input, mean, var, self.weight, self.bias, use_batch,
             momentum if momentum is not None else 0.0, self.eps,
         )  # fmt: skip
+        if counter is not None:  # after what may raise an error
+            counter.add_(1)
+        return out
 
 
 class BatchNorm1d(_BatchNorm):

@@ -196,3 +196,41 @@ def test_array_interfaces_that_are_not_whole() -> None:
         del given.__cuda_array_interface__[key]
         with pytest.raises(ValueError, match=key):
             torch.as_tensor(given)
+
+
+# -- state -----------------------------------------------------------------------------------------
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "jit"])
+@pytest.mark.parametrize("away", ["input", "running_mean", "running_var", "weight", "bias"])
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_statistics_stay_when_devices_do_not_fit(
+    compiled: bool, away: str, momentum: float | None
+) -> None:
+    layer = nn.BatchNorm1d(3, momentum=momentum).cuda()
+    run = torch.jit(layer) if compiled else layer
+    x = torch.arange(12.0).reshape(4, 3).cuda()
+    run(x)
+    run(x)  # later calls, too
+    if away == "input":
+        x = x.cpu()
+    else:
+        held = getattr(layer, away)
+        held.data = held.data.cpu()
+    before = {k: v.cpu().clone() for k, v in layer.state_dict().items()}
+    with pytest.raises(RuntimeError, match="same device"):
+        run(x)
+    for k, v in layer.state_dict().items():
+        assert torch.equal(v.cpu(), before[k]), k
+
+
+@pytest.mark.parametrize("away", ["input", "running_mean"])
+def test_statistics_stay_when_the_first_call_fails(away: str) -> None:
+    for run in (lambda f: f, torch.jit):
+        layer = nn.BatchNorm1d(3).cuda()
+        x = torch.arange(12.0).reshape(4, 3)
+        if away != "input":
+            x, layer.running_mean = x.cuda(), torch.zeros(3)
+        with pytest.raises(RuntimeError, match="same device"):
+            run(layer)(x)
+        assert layer.num_batches_tracked.item() == 0
+        assert layer.running_mean.tolist() == [0, 0, 0]
+        assert layer.running_var.tolist() == [1, 1, 1]

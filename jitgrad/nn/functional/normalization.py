@@ -13,6 +13,7 @@ import jitgrad.functions as ops
 from jitgrad import fused
 from jitgrad.autograd.modes import no_grad
 from jitgrad.composites import composite, is_large
+from jitgrad.functions.args import expect_one_device
 from jitgrad.info import finfo
 from jitgrad.nn.functional.args import (
     expect_floating,
@@ -88,6 +89,7 @@ def batch_norm(
         "batch_norm", input.dtype, weight=weight, bias=bias, running_mean=running_mean,
         running_var=running_var,
     )  # fmt: skip
+    expect_one_device("batch_norm", input, running_mean, running_var, weight, bias)
     if (running_mean is None) != (running_var is None) and training:
         raise ValueError(
             "[batch_norm] expected both of running_mean and running_var, or neither; got one"
@@ -311,6 +313,7 @@ def instance_norm(
     given = {"running_mean": running_mean, "running_var": running_var}
     expect_shape(op, (input.shape[1],), weight=weight, bias=bias, **given)
     expect_same_or_wide(op, input.dtype, weight=weight, bias=bias, **given)
+    expect_one_device(op, input, weight, bias, running_mean, running_var)
     if (running_mean is None) != (running_var is None):
         raise ValueError(f"[{op}] expected both of running_mean and running_var, or neither")
     dims = tuple(range(2, input.dim()))
