@@ -125,7 +125,8 @@ class Stateful(Hooked):
 
         Raises RuntimeError that lists every missing and unexpected key (with `strict`) and every
         shape mismatch; no tensor has been changed then (unless there are post-hooks, which may
-        change what counts as missing: they run after the tensors are copied).
+        change what counts as missing: they run after the tensors are copied). Modules that are
+        compiled take PyTorch's keys, too, which have `_orig_mod.` before the model's own.
         """
         if not isinstance(state_dict, Mapping):
             raise TypeError(
@@ -133,6 +134,11 @@ class Stateful(Hooked):
             )
         metadata = getattr(state_dict, "_metadata", None) or {}
         own = StateDict(state_dict)
+        for path, module in self.named_modules(remove_duplicate=False):
+            if hasattr(type(module), "_orig_mod"):
+                start = f"{path}." if path else ""
+                own = StateDict(_unwrapped(own, start))
+                metadata = dict(_unwrapped(metadata, start))
         own._metadata = OrderedDict(metadata)
         keys = _IncompatibleKeys([], [])
         errors: list[str] = []
@@ -250,6 +256,23 @@ class Stateful(Hooked):
             setattr(self, name, value)
 
         return put if assign else lambda: target.copy_(source)
+
+
+_WRAPPED = "_orig_mod"
+"""What PyTorch's compiled modules call the module that they wrap: a part of its paths."""
+
+
+def _unwrapped(named: Mapping[str, Any], start: str) -> list[tuple[str, Any]]:
+    """The items by the paths that they have where the module at `start` ("a.b.") is wrapped by
+    nothing; a path that is there already stays as it is."""
+    found = []
+    for path, value in named.items():
+        whole = f"{path}."
+        if whole.startswith(f"{start}{_WRAPPED}."):
+            plain = (start + whole.removeprefix(f"{start}{_WRAPPED}."))[:-1]
+            path = path if plain in named else plain
+        found.append((path, value))
+    return found
 
 
 def _overrides(module: Any, name: str) -> bool:

@@ -208,3 +208,33 @@ def test_values_survive_both_ways():
     x = torch.randn(3, 4)
     ours = read(x, True)
     assert np.array_equal(numpy(x), ours.numpy())
+
+
+def _net(t):
+    return t.nn.Sequential(t.nn.Linear(3, 4), t.nn.BatchNorm1d(4), t.nn.Linear(4, 2))
+
+
+def test_state_of_compiled_modules_in_compiled_modules(tmp_path):
+    theirs = _net(torch)
+    theirs[2] = torch.compile(theirs[2])
+    wrapped = torch.compile(theirs)
+    torch.save(wrapped.state_dict(), tmp_path / "net.pt")
+    state = jitgrad.load(tmp_path / "net.pt")
+    assert "_orig_mod.0.weight" in state and "_orig_mod.2._orig_mod.bias" in state
+
+    def ours():
+        made = _net(jitgrad)
+        made[2] = jitgrad.compile(made[2])
+        return jitgrad.compile(made)
+
+    net = ours()
+    assert not any(net.load_state_dict(state))
+    for name, value in net.state_dict().items():
+        wanted = theirs.state_dict()[name.replace("2.", "2._orig_mod.")]
+        np.testing.assert_array_equal(value.numpy(), wanted.numpy())
+    assert not any(ours().load_state_dict(net.state_dict()))
+    with pytest.raises(RuntimeError, match="_orig_mod.0.weight"):
+        _net(jitgrad).load_state_dict(state)
+    twice = {**net.state_dict(), "_orig_mod.0.weight": jitgrad.zeros(4, 3)}
+    with pytest.raises(RuntimeError, match="Unexpected.*_orig_mod.0.weight"):
+        net.load_state_dict(twice)
