@@ -98,7 +98,7 @@ def from_interface(source: Any) -> Tensor:
     if not (isinstance(data, (tuple, list)) and len(data) == 2 and _is_address(data[0])):
         raise _wrong("data", "data as (address, whether it is read-only)", data)
     address, read_only = data
-    if not address and math.prod(shape):
+    if not address and 0 not in shape:
         raise ValueError(f"[as_tensor] expected memory for shape {shape}; got a null pointer")
     other = given.get("stream")
     if other is not None and (not _is_int(other) or other < 0):

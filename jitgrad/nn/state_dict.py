@@ -134,7 +134,8 @@ class Stateful(Hooked):
             )
         metadata = getattr(state_dict, "_metadata", None) or {}
         own = StateDict(state_dict)
-        for path, module in self.named_modules(remove_duplicate=False):
+        this: Any = self
+        for path, module in this.named_modules(remove_duplicate=False):
             if hasattr(type(module), "_orig_mod"):
                 start = f"{path}." if path else ""
                 own = StateDict(_unwrapped(own, start))
