@@ -17,13 +17,13 @@ from jitgrad.device import place
 from jitgrad.dispatch import apply
 from jitgrad.dispatch import full as _full
 from jitgrad.functions.args import as_shape, expect_range, expect_rank_of
-from jitgrad.functions.shape import as_strided, view_dtype
+from jitgrad.functions.shape import as_strided, laid_as, view_dtype
 from jitgrad.hostscalar import HostScalar
 from jitgrad.levels import draw_for_examples, examples_like
 from jitgrad.outside import export
 from jitgrad.promotion import cast, plain_number, promote_types
 from jitgrad.random import Generator, next_draw
-from jitgrad.runtime import dtypes
+from jitgrad.runtime import dtypes, formats
 from jitgrad.runtime.dtypes import Category, DType
 from jitgrad.runtime.userline import warn
 from jitgrad.state import defaults, state
@@ -457,6 +457,13 @@ empty = _filled("empty", 0)
 empty.__doc__ = "empty(2, 3) or empty((2, 3)): a tensor to be filled (zeros here, always)."
 
 
+def _like_memory(made: Tensor, like: Tensor, memory_format: Any) -> Tensor:
+    """`made`, a new tensor, or a copy that lies in memory as `like` does; as it is with a
+    memory_format but preserve_format."""
+    kept = memory_format is None or memory_format is formats.preserve_format
+    return laid_as(made, like) if kept else made
+
+
 def _like(make: Any) -> Any:
     def like(
         input: Tensor,
@@ -473,8 +480,8 @@ def _like(make: Any) -> Any:
             expect_rank_of(memory_format, input.ndim)
         wanted = input.dtype if dtype is None else dtype
         where = input._type.device if device is None else device
-        out: Tensor = make(tuple(input._type.shape), dtype=wanted, device=where,
-                           requires_grad=requires_grad, **more)  # fmt: skip
+        out: Tensor = make(tuple(input._type.shape), dtype=wanted, device=where, **more)
+        out = _finish(_like_memory(out, input, memory_format), requires_grad)
         return examples_like(input, out) if state.levels else out
 
     like.__name__ = like.__qualname__ = f"{make.__name__}_like"
@@ -500,8 +507,8 @@ def full_like(
     if memory_format is not None:
         expect_rank_of(memory_format, input.ndim)
     where = input._type.device if device is None else device
-    out = full(tuple(input._type.shape), fill_value, dtype=dtype or input.dtype, device=where,
-               requires_grad=requires_grad)  # fmt: skip
+    out = full(tuple(input._type.shape), fill_value, dtype=dtype or input.dtype, device=where)
+    out = _finish(_like_memory(out, input, memory_format), requires_grad)
     return examples_like(input, out) if state.levels else out
 
 
@@ -782,7 +789,8 @@ def randint_like(
     if low is None and high is None:
         raise TypeError("randint_like() expected a bound: randint_like(input, high)")
     bounds = (0, low) if high is None else (low or 0, high)
-    return randint(*bounds, tuple(input._type.shape), **more)
+    made = randint(*bounds, tuple(input._type.shape), **more)
+    return _like_memory(made, input, None)
 
 
 _SHORT_KEYS = 1 << 18  # elements that keys of 32 bits put in order: 8 pairs of equal ones

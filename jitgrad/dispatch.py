@@ -50,7 +50,7 @@ from jitgrad.compiler.ops.record import OPS
 from jitgrad.compiler.symbolic import is_static
 from jitgrad.compiler.types import TensorType
 from jitgrad.kernels import kernel_of
-from jitgrad.layouts import can_view, ghost, is_dense, layout_of
+from jitgrad.layouts import can_view, ghost, is_dense, laid, layout_of, set_order
 from jitgrad.pending import fetch, waits
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.userline import user_frame, user_line, with_line
@@ -234,6 +234,8 @@ def apply(op: Any, operands: tuple[Tensor, ...], attrs: dict[str, Any]) -> Any:
             if type(x) is AbsentTensor or type(x._storage) is LevelStorage:
                 return _without_data(op, operands, attrs, plan)
         outputs = wrap(None, types) if op.nout == 1 else tuple([wrap(None, t) for t in types])
+        if modes["lazy"] is not None and op.keeps_layout:
+            set_order(op, operands, outputs)
     else:
         if count == 2:  # the commonest case, without loops over operands
             left, right = a._data, b._data
@@ -252,9 +254,18 @@ def apply(op: Any, operands: tuple[Tensor, ...], attrs: dict[str, Any]) -> Any:
                     result = kernel(left, right)
                 else:
                     result = op.reference(left, right, **attrs)
-                shared = not plan.fresh and (
-                    result is left or result is right or getattr(result, "base", None) is not None
-                )
+                if plan.fresh:
+                    shared = False
+                    if not left.flags.c_contiguous:
+                        result = laid(op, result, (left, right))
+                else:
+                    shared = (
+                        result is left
+                        or result is right
+                        or getattr(result, "base", None) is not None
+                    )
+                    if op.nout == 1:
+                        result = laid(op, result, (left, right))
             else:
                 if kernel is not None:
                     result = kernel(*arrays)
@@ -265,6 +276,8 @@ def apply(op: Any, operands: tuple[Tensor, ...], attrs: dict[str, Any]) -> Any:
                     or (count == 1 and result is arrays[0])
                     or getattr(result, "base", None) is not None
                 )
+                if op.nout == 1 and not plan.fresh:
+                    result = laid(op, result, arrays)
         except Exception as error:
             raise with_line(error)  # noqa: B904 (see with_line)
         finally:
@@ -277,7 +290,10 @@ def apply(op: Any, operands: tuple[Tensor, ...], attrs: dict[str, Any]) -> Any:
             outputs = wrap(result, types)
         else:
             outputs = tuple(
-                [wrap(_owned(r, operands), t) for r, t in zip(result, types, strict=True)]
+                [
+                    wrap(_owned(laid(op, r, ()), operands), t)
+                    for r, t in zip(result, types, strict=True)
+                ]
             )
     if plan.taped and modes["grad_enabled"]:
         for x in operands:
@@ -320,6 +336,8 @@ def apply_two(op: Any, a: Tensor, b: Tensor) -> Any:
     token = hush()
     try:
         result = plan.kernel(left, right)
+        if not left.flags.c_contiguous:
+            result = laid(op, result, (left, right))
     except Exception as error:
         raise with_line(error)  # noqa: B904 (see with_line)
     finally:

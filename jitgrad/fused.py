@@ -72,6 +72,7 @@ class Fused(Op):
 
     chooses = True
     saves = (EVERY,)
+    keeps_layout = True
     most: int | None = None
     compose: ClassVar[Callable[..., Any]]
 

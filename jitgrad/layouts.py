@@ -1,11 +1,14 @@
-"""Strides of tensors that have no data: as eager code would have them.
+"""Layouts: how the elements of results lie in memory, as PyTorch's do.
 
-Owns `strides_of`. A root made without data is dense; a view's strides follow from its chain of view
-ops, each run once for each layout on an array of these strides that stands on no memory.
+Owns `laid`, the layout of results on new memory: row-major, but of records that keep their
+operands' (`Op.keeps_layout`), and `strides_of`, the strides of tensors that have no data, as eager
+code would have them. A root made without data is dense; a view's strides follow from its chain of
+view ops, each run once for each layout on an array of these strides that stands on no memory.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +17,7 @@ from numpy.lib.stride_tricks import as_strided
 from jitgrad.runtime.errors import InternalError
 
 if TYPE_CHECKING:
+    from jitgrad.storage import Storage
     from jitgrad.tensor import Tensor
 
 Layout = tuple[tuple[int, ...], tuple[int, ...], Any]
@@ -21,6 +25,79 @@ Layout = tuple[tuple[int, ...], tuple[int, ...], Any]
 
 _known: dict[Any, Layout] = {}
 _MAX_KNOWN = 8192
+
+
+def laid(op: Any, result: Any, arrays: Sequence[Any]) -> Any:
+    """A record's result as it is to lie in memory; `arrays` are its operands. A copy, where the
+    reference or NumPy laid it otherwise."""
+    if getattr(result, "ndim", 0) < 2:
+        return result
+    dense = result.flags.c_contiguous
+    if op.keeps_layout:
+        for x in arrays:
+            if not x.flags.c_contiguous:
+                order = order_of(result.shape, arrays)
+                return result if order is None and dense else in_order(result, order)
+    return result if dense else in_order(result, None)
+
+
+def order_of(shape: tuple[int, ...], arrays: Sequence[Any]) -> tuple[int, ...] | None:
+    """The dims of an elementwise result from the slowest to the fastest; None: as they are.
+
+    A dim is slower than another if its stride is larger in the first operand that has both and
+    tells; else they stay in order.
+    """
+    rank = len(shape)
+    strides = []
+    for x in arrays:
+        missing = rank - x.ndim
+        strides.append(
+            [0] * missing + [0 if n == 1 else s for n, s in zip(x.shape, x.strides, strict=True)]
+        )
+    order = list(range(rank))
+    for i in range(rank - 2, -1, -1):
+        k = i
+        for j in range(i + 1, rank):
+            slower = _slower(order[k], order[j], shape, strides)
+            if slower < 0:
+                order[k], order[j] = order[j], order[k]
+                k = j
+            elif slower > 0:
+                break
+    return None if all(a == b for a, b in enumerate(order)) else tuple(order)
+
+
+def order_of_memory(array: Any) -> tuple[int, ...] | None:
+    """The dims of an array from the slowest to the fastest; None: row-major."""
+    if array is None or array.flags.c_contiguous:
+        return None
+    return order_of(array.shape, (array,))
+
+
+def root_order(storage: Storage) -> tuple[int, ...] | None:
+    """The same of a storage's root, whose array may be still to be computed."""
+    if storage.array is None:
+        return getattr(storage, "order", None)
+    return order_of_memory(storage.array)
+
+
+def _slower(a: int, b: int, shape: tuple[int, ...], strides: Sequence[Sequence[int]]) -> int:
+    """1 if dim a is slower than b, a later dim; -1 if it is faster; 0 where none tells."""
+    for steps in strides:
+        x, y = abs(steps[a]), abs(steps[b])
+        if x and y and (x != y or shape[b] > shape[a]):
+            return 1 if x > y else -1
+    return 0
+
+
+def in_order(x: Any, order: tuple[int, ...] | None) -> Any:
+    """x, or a copy, whose memory has its dims in this order without gaps (None: row-major)."""
+    if order is None:
+        return x if x.flags.c_contiguous else x.copy()
+    if x.transpose(order).flags.c_contiguous:
+        return x
+    places = sorted(range(len(order)), key=order.__getitem__)
+    return x.transpose(order).copy().transpose(places)
 
 
 def strides_of(x: Tensor) -> tuple[int, ...]:
@@ -37,26 +114,36 @@ def layout_of(x: Tensor) -> Layout:
         layout: Layout = (tuple(root.shape), tuple(root.strides), root.dtype)
     else:
         type_ = x._storage.type
-        layout = dense(tuple(map(int, type_.shape)), type_.dtype.np)
+        order = getattr(x._storage, "order", None)
+        layout = dense(tuple(map(int, type_.shape)), type_.dtype.np, order)
     for op, attrs in x._chain:
         layout = _through(op, attrs, layout)
     return layout
 
 
-def dense(shape: tuple[int, ...], dtype: Any) -> Layout:
-    """The layout of a root: row-major, without gaps."""
-    strides, step = [], np.dtype(dtype).itemsize
-    for n in reversed(shape):
-        strides.append(step)
-        step *= max(n, 1)
-    return shape, tuple(reversed(strides)), dtype
+def dense(shape: tuple[int, ...], dtype: Any, order: tuple[int, ...] | None = None) -> Layout:
+    """The layout of a root: without gaps, its dims in this order (None: row-major)."""
+    strides, step = [0] * len(shape), np.dtype(dtype).itemsize
+    for k in reversed(range(len(shape)) if order is None else order):
+        strides[k] = step
+        step *= max(shape[k], 1)
+    return shape, tuple(strides), dtype
+
+
+def set_order(op: Any, operands: Sequence[Tensor], made: Tensor) -> None:
+    """Notes how the result of a record will lie in memory, whose data is still to be computed."""
+    if op.keeps_layout and not all(map(is_dense, operands)):
+        arrays = [ghost(layout_of(x)) if x._data is None else x._data for x in operands]
+        order = order_of(tuple(map(int, made._storage.type.shape)), arrays)
+        if order is not None:
+            made._storage.order = order
 
 
 def is_dense(x: Tensor) -> bool:
     """Whether a tensor's elements lie in row-major order, without gaps."""
     if x._data is not None:
         return bool(x._data.flags.c_contiguous)
-    if not x._chain and x._storage.array is None:
+    if not x._chain and x._storage.array is None and not hasattr(x._storage, "order"):
         return True
     shape, strides, dtype = layout_of(x)
     if 0 in shape:

@@ -27,6 +27,7 @@ from jitgrad.compiler.types import TensorType
 from jitgrad.dispatch import Plan, plan_of, settle_attrs
 from jitgrad.facts import layout
 from jitgrad.hostscalar import HostScalar
+from jitgrad.layouts import in_order
 from jitgrad.outside import is_shared
 from jitgrad.pending import fetch, recorders
 from jitgrad.promotion import constant
@@ -402,7 +403,8 @@ class LazyRecorder:
             results = program.run(arrays, lines)
             given: set[int] = set()
             for storage, n in zip(live, wanted, strict=True):
-                storage.array = results[n].copy() if n in given else results[n]
+                array = results[n].copy() if n in given else results[n]
+                storage.array = in_order(array, getattr(storage, "order", None))
                 given.add(n)
             for lazy in made:
                 x = lazy()

@@ -26,6 +26,7 @@ from jitgrad.compiler.types import TensorType
 from jitgrad.effects import typed
 from jitgrad.facts import place_facts
 from jitgrad.hostscalar import Comparison, HostScalar, plain
+from jitgrad.layouts import order_of_memory, root_order
 from jitgrad.looks import Looks
 from jitgrad.pair import Pair, saved_values, split, without_hooks
 from jitgrad.pytree import Structure, flatten
@@ -596,15 +597,23 @@ class Recorder(Looks):
         number, version = roots.number(x), storage.version - storage.hidden
         if x._node is None or not requires_grad:
             view = x._view is not None and x._view.base is not None
-            return FreshResult(roots.add(storage), chain, requires_grad, number, -1, version, view)
+            index = roots.add(storage)
+            return FreshResult(
+                index, chain, requires_grad, number, -1, version, view, root_order(storage)
+            )
         if self._is_spent(x):  # backward() ran inside: as in eager, it cannot run again
-            return FreshResult(roots.add(storage), chain, True, number, SPENT, version)
+            index = roots.add(storage)
+            return FreshResult(
+                index, chain, True, number, SPENT, version, order=root_order(storage)
+            )
+        order = root_order(storage)
         if chain:  # the compiled node makes what the view shows, on memory of its own
-            index, chain = roots.add_value(self.value_of(x, "")), ()
+            index, order = roots.add_value(self.value_of(x, "")), order_of_memory(x._data)
+            chain = ()
             roots.apart.append(storage)
         else:
             index = roots.add(storage)
-        return FreshResult(index, chain, False, number, roots.slot(x), version)
+        return FreshResult(index, chain, False, number, roots.slot(x), version, order=order)
 
     def _is_spent(self, x: Any) -> bool:
         """Whether a backward has freed a part of what x was computed by."""

@@ -20,6 +20,7 @@ from jitgrad.compiler.types import TensorType
 from jitgrad.facts import place_facts
 from jitgrad.guards import MISSING, Item, own_getitem, same
 from jitgrad.hostscalar import SIGNS, HostScalar, Truth
+from jitgrad.layouts import in_order
 from jitgrad.looks import leaves_of
 from jitgrad.pair import CompiledNode, Pair, attach, keep, overwritten, spent
 from jitgrad.pytree import Structure, children_of, rebuild
@@ -87,7 +88,8 @@ class Writer:
             "defaults": defaults,
             "place_facts": place_facts,
             "same": same, "refresh": spec.refresh, "stamp": spec.stamp, "hits": spec.hits,
-            "has_layout": has_layout, "make_view": make_view, "make_alias": make_alias,
+            "has_layout": has_layout, "in_order": in_order, "make_view": make_view,
+            "make_alias": make_alias,
             "leaf": leaf, "wrap": wrap, "wrap_array": wrap_array, "set_slot": set_slot,
             "rebuild": rebuild,
             "array": np.array, "float64": np.float64, "int64": np.int64, "run": spec.first_run,
@@ -623,6 +625,7 @@ class Writer:
         self.taped = {r.index for r in fresh if r.slot != -1 or r.requires_grad}
         bound = [r for _, _, r in self.trace.rebinds if isinstance(r, FreshResult)]
         self.versions = {r.index: r.version for r in [*fresh, *bound]}
+        self.orders = {r.index: r.order for r in [*fresh, *bound] if r.order is not None}
         if self.trace.pair is not None:
             self._pair(self.trace.pair)
         for owner, key, result in self.trace.rebinds:
@@ -712,7 +715,10 @@ class Writer:
                 text = self.constant(intern_type(type_))
             else:
                 text = f"e[{index}]"
-            self.put(f"{root} = wrap(r[{index}], {text})")
+            array = f"r[{index}]"
+            if index in self.orders:
+                array = f"in_order({array}, {self.orders[index]})"
+            self.put(f"{root} = wrap({array}, {text})")
             if self.versions.get(index):
                 self.put(f"{root}._storage.version = {self.versions[index]}")
         return root

@@ -133,7 +133,8 @@ class FreshResult:
     number: which tensor it is (results that are one tensor have one number). slot: which output
     of the compiled tape node it is, or -1; SPENT when backward() ran inside the function and
     freed its graph. version: how often its storage was written in place. view: it is a view of
-    another tensor.
+    another tensor. order: the array's dims from the slowest to the fastest in memory, as they are
+    to be (None: row-major).
     """
 
     index: int
@@ -143,6 +144,7 @@ class FreshResult:
     slot: int = -1
     version: int = 0
     view: bool = True
+    order: tuple[int, ...] | None = None
 
 
 Result = (

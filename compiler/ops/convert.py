@@ -265,7 +265,7 @@ class Clone(Elementwise):
         return None
 
     def reference(self, x: np.ndarray) -> np.ndarray:
-        return x.copy()
+        return x.copy(order="K")
 
     def scalar(self, b: Builder, *x: Expr, **attrs: Any) -> Expr:
         return x[0]
@@ -281,6 +281,16 @@ class Clone(Elementwise):
 
     def samples(self) -> Iterable[Sample]:
         return examples.unary(ints=True)
+
+
+class Contiguous(Clone):
+    """A copy whose elements lie in row-major order."""
+
+    name = "contiguous"
+    keeps_layout = False
+
+    def reference(self, x: np.ndarray) -> np.ndarray:
+        return x.copy()
 
 
 class ToDevice(Clone):
@@ -311,3 +321,4 @@ class ToDevice(Clone):
 
 
 where, cast, clone, to_device = Where(), Cast(), Clone(), ToDevice()
+contiguous = Contiguous()

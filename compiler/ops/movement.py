@@ -361,6 +361,7 @@ class Flip(Op):
     """flip(x; axes): the order of elements reversed along axes; a copy, as in PyTorch."""
 
     name = "flip"
+    keeps_layout = True
 
     def work(
         self, types: Sequence[TensorType], outs: Sequence[TensorType], attrs: dict[str, Any]

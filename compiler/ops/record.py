@@ -243,6 +243,8 @@ class Op:
             (`with_precision`), where it allows less than the highest precision.
         slow: the reference takes several times as long as a kernel, also where it is much work.
         flat: linear in pieces in its one operand: the second derivative is zero, not absent.
+        keeps_layout: the result lies in memory as the operands do, as an elementwise one does.
+            Others are row-major.
         graph: what it computes, where it stands for other records (jitgrad/composites.py).
     """
 
@@ -265,6 +267,7 @@ class Op:
     precise: bool = False
     slow: bool = False
     flat: bool = False
+    keeps_layout: bool = False
     graph: Any = None
 
     def __init__(self) -> None:
@@ -447,6 +450,7 @@ class Elementwise(Op):
     widens: bool = True
     complex_too: bool = False
     effort: int = 1
+    keeps_layout = True
 
     def infer(self, *types: TensorType, **attrs: Any) -> TensorType:
         self.expect(

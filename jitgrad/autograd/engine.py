@@ -644,7 +644,7 @@ def _accumulate(leaf: Tensor, g: Tensor, create_graph: bool) -> None:
 
 
 def _copy_of(g: Tensor) -> Tensor:
-    return apply(OPS["clone"], (g,), {})
+    return apply(OPS["contiguous"], (g,), {})
 
 
 def _is_whole(g: Tensor) -> bool:

@@ -10,6 +10,7 @@ from jitgrad.compiler import ops as _records  # noqa: F401 (fills OPS)
 from jitgrad.compiler.ops.record import OPS, Elementwise
 from jitgrad.dispatch import apply
 from jitgrad.functions.args import expect_one_device, expect_real, older_order
+from jitgrad.functions.shape import contiguous, laid_as
 from jitgrad.hostscalar import is_lifted
 from jitgrad.promotion import (
     cast,
@@ -259,7 +260,8 @@ def masked_fill(input: Tensor, mask: Tensor, value: Any) -> Tensor:
         raise RuntimeError(
             f"masked_fill only supports boolean masks, but got mask with dtype {mask.dtype}"
         )
-    return called(apply(_where, (mask, value, input), {}), "MaskedFillBackward0")
+    out = contiguous(apply(_where, (mask, value, input), {}))
+    return called(out, "MaskedFillBackward0")
 
 
 def _fill_value(name: str, value: Any, dtype: DType) -> Tensor:
@@ -372,10 +374,12 @@ def lerp(input: Tensor, end: Tensor, weight: Any) -> Tensor:
         raise NotImplementedError(f"[lerp] expected floating numbers; got {input._type}")
     if isinstance(weight, Tensor) or is_lifted(weight):
         low = generated["abs"](weight) < 0.5 if isinstance(weight, Tensor) else weight.lift() < 0.5
-        return where(low, input + weight * (end - input), end - (end - input) * (1 - weight))
-    if weight < 0.5:
-        return input + weight * (end - input)
-    return end - (end - input) * (1 - weight)
+        found = where(low, input + weight * (end - input), end - (end - input) * (1 - weight))
+    elif weight < 0.5:
+        found = input + weight * (end - input)
+    else:
+        found = end - (end - input) * (1 - weight)
+    return laid_as(found, input, end)
 
 
 def _expect_value(name: str, value: Any, dtype: DType) -> None:
@@ -394,7 +398,9 @@ def addcmul(input: Tensor, tensor1: Tensor, tensor2: Tensor, *older: Any, value:
     dtype = result_type(input, tensor1, tensor2)
     _expect_value("addcmul", value, dtype)
     product = to_operand(tensor1, dtype) * to_operand(tensor2, dtype)
-    return input + (product if _is_one(value) else value * product)
+    return laid_as(
+        input + (product if _is_one(value) else value * product), input, tensor1, tensor2
+    )
 
 
 @naming("AddcdivBackward0")
@@ -412,7 +418,7 @@ def addcdiv(input: Tensor, tensor1: Tensor, tensor2: Tensor, *older: Any, value:
     _expect_value("addcdiv", value, dtype)
     tensor1, tensor2 = to_operand(tensor1, dtype), to_operand(tensor2, dtype)
     quotient = tensor1 / tensor2 if _is_one(value) else value * tensor1 / tensor2
-    return input + quotient
+    return laid_as(input + quotient, input, tensor1, tensor2)
 
 
 def _is_one(value: Any) -> bool:

@@ -12,7 +12,7 @@ from jitgrad.compiler.symbolic import prod as dims_product
 from jitgrad.dispatch import apply
 from jitgrad.functions.args import expect_dtype, expect_expandable, expect_tensor, older_order
 from jitgrad.functions.complex_numbers import conj
-from jitgrad.functions.shape import separate
+from jitgrad.functions.shape import row_major, separate
 from jitgrad.promotion import cast
 from jitgrad.tape.names import called
 from jitgrad.tensor import Tensor
@@ -268,6 +268,7 @@ def cross(input: Tensor, other: Tensor, dim: int | None = None) -> Tensor:
     return called(vector_product(input, other, dim=dim), "LinalgCrossBackward0")
 
 
+@row_major
 def vector_product(input: Tensor, other: Tensor, dim: int) -> Tensor:
     """The vector product along a dim of size 3; others broadcast. Raises RuntimeError for dtypes or
     ranks that differ."""

@@ -21,7 +21,7 @@ from jitgrad.functions.args import (
     one_axis,
     positions,
 )
-from jitgrad.functions.shape import separate
+from jitgrad.functions.shape import row_major, separate
 from jitgrad.promotion import cast, constant, elementwise, plain_number, result_type
 from jitgrad.runtime import dtypes
 from jitgrad.state import state
@@ -392,6 +392,7 @@ def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
     return cast(hit, dtypes.int64)
 
 
+@row_major
 def searchsorted(
     sorted_sequence: Tensor, input: Any, *, out_int32: bool = False, right: bool = False,
     side: str | None = None, sorter: Tensor | None = None,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jitgrad.compiler.ops.record import OPS, same_shape
@@ -22,11 +23,12 @@ from jitgrad.functions.args import (
     one_given,
     positions,
 )
-from jitgrad.layouts import can_view, is_dense, layout_of
+from jitgrad.layouts import can_view, ghost, is_dense, layout_of, order_of
 from jitgrad.pending import fetch, waits
 from jitgrad.promotion import cast, constant, result_type
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import DType
+from jitgrad.runtime.formats import preserve_format
 from jitgrad.sizes import to_hints
 from jitgrad.tape.names import called, naming
 from jitgrad.tensor import Size, Tensor, root_of
@@ -52,7 +54,7 @@ def reshape(input: Tensor, *positional: Any, shape: Any = None) -> Tensor:
     given = as_shape(positional if shape is None else (shape,))
     sizes = infer_minus_one("reshape", given, input.numel())
     if not _viewable(input, sizes):
-        input = apply(OPS["clone"], (input,), {})
+        input = apply(OPS["contiguous"], (input,), {})
     return apply(OPS["reshape"], (input,), {"shape": sizes})
 
 
@@ -518,10 +520,13 @@ def tensor_split(
 
 # -- copies --------------------------------------------------------------------------------------
 def clone(input: Tensor, *, memory_format: Any = None) -> Tensor:
-    """A copy; gradients flow to the original."""
+    """A copy; gradients flow to the original. Its elements lie in memory in the order of input's
+    dims; in row-major order with a memory_format but preserve_format."""
+    expect_tensor("clone", input)
     if memory_format is not None:
         expect_rank_of(memory_format, input.ndim)
-    return apply(OPS["clone"], (expect_tensor("clone", input),), {})
+    kept = memory_format is None or memory_format is preserve_format
+    return apply(OPS["clone" if kept else "contiguous"], (input,), {})  # type: ignore[no-any-return]
 
 
 def separate(made: Tensor, *operands: Tensor) -> Tensor:
@@ -537,17 +542,45 @@ def contiguous(input: Tensor, memory_format: Any = None) -> Tensor:
     if memory_format is not None:
         expect_rank_of(memory_format, input.ndim)
     if input._data is not None:
-        return input if input._data.flags.c_contiguous else _dense(input)
-    if waits(input):
-        return input if is_dense(input) else clone(input)
-    return input if not input._chain else clone(input)
+        dense = bool(input._data.flags.c_contiguous)
+    else:
+        dense = is_dense(input) if waits(input) else not input._chain
+    return input if dense else apply(OPS["contiguous"], (input,), {})
 
 
-def _dense(input: Tensor) -> Tensor:
-    out = clone(input)
-    if out._data is not None and not out._data.flags.c_contiguous:
-        out._data = out._storage.array = out._data.copy(order="C")
-    return out
+def row_major(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A decorator of functions of tensors that are composed of ops: the result is in row-major
+    order, whatever the layout of operands."""
+
+    @functools.wraps(function)
+    def laid(*args: Any, **kwargs: Any) -> Tensor:
+        made = function(*args, **kwargs)
+        if (made._data is None and not waits(made)) or is_dense(made):
+            return made
+        return _named_as(contiguous(made), made)
+
+    return laid
+
+
+def laid_as(made: Tensor, *operands: Tensor) -> Tensor:
+    """`made`, or a copy that lies in memory as an elementwise op's result on the operands does."""
+    have = (made, *operands)
+    if any(x._data is None and not waits(x) for x in have) or all(map(is_dense, have)):
+        return made
+    arrays = [ghost(layout_of(x)) if x._data is None else x._data for x in have]
+    order = order_of(arrays[0].shape, arrays[1:])
+    if order == order_of(arrays[0].shape, arrays[:1]):
+        return made
+    if order is None:
+        return _named_as(contiguous(made), made)
+    places = tuple(sorted(range(made.ndim), key=order.__getitem__))
+    copy = apply(OPS["contiguous"], (permute(made, order),), {})
+    return _named_as(permute(copy, places), made)
+
+
+def _named_as(y: Tensor, x: Tensor) -> Tensor:
+    """y, a tensor that ops just made of x: its node has the name of x's."""
+    return y if x._node is None else called(y, x._node.name())  # type: ignore[no-any-return]
 
 
 def flip(input: Tensor, *positional: Any, dims: Any = None) -> Tensor:
@@ -600,7 +633,7 @@ def cat(tensors: Sequence[Tensor], dim: int = 0, *, axis: int | None = None) -> 
         return clone(cast(kept[0], dtype))
     where = one_axis("cat", kept[0].ndim, dim if axis is None else axis)
     if len(kept) == 1:
-        return clone(cast(kept[0], dtype))
+        return apply(OPS["contiguous"], (cast(kept[0], dtype),), {})  # type: ignore[no-any-return]
     attrs = {"axis": where}
     return apply(OPS["concatenate"], tuple([cast(x, dtype) for x in kept]), attrs)
 
@@ -704,7 +737,7 @@ def repeat(input: Tensor, *positional: Any, repeats: Any = None) -> Tensor:
         wide += [c, d]
     out = expand(_restructure(input, tuple(apart)), tuple(wide))
     merged = tuple(c * d for c, d in zip(counts, shape, strict=True))
-    copy: Tensor = clone(out)
+    copy: Tensor = apply(OPS["contiguous"], (out,), {})
     return called(apply(OPS["reshape"], (copy,), {"shape": merged}), "RepeatBackward0")
 
 
@@ -799,11 +832,13 @@ def _triangle(name: str, input: Tensor, diagonal: int) -> Tensor:
     return apply(OPS["where"], (keep, input, constant(0, input.dtype)), {})
 
 
+@row_major
 def tril(input: Tensor, diagonal: int = 0) -> Tensor:
     """The lower triangle of the last two dims; zeros above."""
     return called(_triangle("tril", input, diagonal), "TrilBackward0")
 
 
+@row_major
 def triu(input: Tensor, diagonal: int = 0) -> Tensor:
     """The upper triangle of the last two dims; zeros below."""
     return called(_triangle("triu", input, diagonal), "TriuBackward0")

@@ -12,7 +12,7 @@ import jitgrad.functions as ops
 from jitgrad.casting import lower
 from jitgrad.creation import ones, zeros
 from jitgrad.functions.linalg import times_transposed
-from jitgrad.functions.shape import cat
+from jitgrad.functions.shape import cat, laid_as
 from jitgrad.nn.functional.args import expect_tensors
 from jitgrad.nn.functional.dropout import dropout
 from jitgrad.nn.functional.linear import linear
@@ -37,7 +37,8 @@ def scaled_dot_product_attention(
     attn_mask broadcasts to (..., L, S): bool, True where a query sees a key, or of query's dtype,
     added. is_causal: query i sees no key
     behind i (of those that attn_mask allows). scale: 1/sqrt(E) by default. dropout_p drops
-    attention weights, in evaluation too. A query that sees no key gives zeros.
+    attention weights, in evaluation too. A query that sees no key gives zeros. The result lies in
+    memory as query does.
 
     Raises RuntimeError for shapes or dtypes that do not fit.
     """
@@ -59,7 +60,7 @@ def scaled_dot_product_attention(
     weights = softmax_or_zeros(scores) if attn_mask is not None else ops.softmax(scores, -1)
     if dropout_p > 0.0:
         weights = dropout(weights, dropout_p)
-    return ops.matmul(weights, value)
+    return laid_as(ops.matmul(weights, value), query)
 
 
 def _expect_attention(name: str, query: Tensor, key: Tensor, value: Tensor) -> None:

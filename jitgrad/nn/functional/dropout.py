@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import jitgrad.functions as ops
 from jitgrad import fused
 from jitgrad.creation import rand
+from jitgrad.functions.shape import laid_as
 from jitgrad.nn.functional.args import expect_tensors, into
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.userline import warn
@@ -53,7 +54,7 @@ def _dropped(
         )
     keep = kept(input, p, shape)
     scaled: Tensor = fused.apply(fused.dropout, (keep, input), {"scale": 1.0 / (1.0 - p)})
-    return into(input, scaled, inplace)
+    return into(input, laid_as(scaled, input), inplace)
 
 
 def _channels(op: str, input: Tensor, batched: bool = True) -> list[int]:

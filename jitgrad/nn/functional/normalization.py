@@ -14,6 +14,7 @@ from jitgrad import fused
 from jitgrad.autograd.modes import no_grad
 from jitgrad.composites import composite, is_large
 from jitgrad.functions.args import expect_one_device
+from jitgrad.functions.shape import row_major
 from jitgrad.info import finfo
 from jitgrad.nn.functional.args import (
     expect_floating,
@@ -52,6 +53,7 @@ def _per_channel(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tenso
     return _affine(x, scale, shift)
 
 
+@row_major
 @naming("NativeBatchNormBackward0")
 def batch_norm(
     input: Tensor,
@@ -188,6 +190,7 @@ def _normed_by(
     return _per_channel(scaled, weight, bias).to(input.dtype)
 
 
+@row_major
 def layer_norm(
     input: Tensor,
     normalized_shape: Sequence[int],
@@ -248,6 +251,7 @@ def _group_normed(
     return _per_channel(scaled, weight, bias).to(input.dtype)
 
 
+@row_major
 @naming("NativeGroupNormBackward0")
 def group_norm(
     input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None,
@@ -278,6 +282,7 @@ def group_norm(
     return _group_normed(input, weight, bias, groups=num_groups, eps=eps)
 
 
+@row_major
 def instance_norm(
     input: Tensor,
     running_mean: Tensor | None = None,
@@ -327,6 +332,7 @@ def instance_norm(
     return _normed(input, weight, bias, dims, eps)
 
 
+@row_major
 @composite
 def rms_norm(
     input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None,
