@@ -23,7 +23,8 @@ from jitgrad.runtime.dtypes import Category, from_numpy
 EXACT = frozenset([
     "abs", "add", "all", "amax", "amin", "any", "argmax", "argmin", "bitwise_and",
     "bitwise_left_shift", "bitwise_not", "bitwise_or", "bitwise_right_shift", "bitwise_xor",
-    "cast", "ceil", "clone", "concatenate", "copysign", "diagonal", "diagonal_update", "div",
+    "cast", "ceil", "clone", "concatenate", "contiguous", "copysign", "diagonal",
+    "diagonal_update", "div",
     "eq", "expand", "flip", "floor", "floor_divide", "fmod", "full", "gather", "ge", "gt",
     "index", "iota", "isfinite", "isinf", "isnan", "le", "logical_and", "logical_not",
     "logical_or", "logical_xor", "lt", "max_pool", "maximum", "minimum", "mul", "ne", "neg",
