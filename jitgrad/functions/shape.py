@@ -526,7 +526,7 @@ def clone(input: Tensor, *, memory_format: Any = None) -> Tensor:
     if memory_format is not None:
         expect_rank_of(memory_format, input.ndim)
     kept = memory_format is None or memory_format is preserve_format
-    return apply(OPS["clone" if kept else "contiguous"], (input,), {})  # type: ignore[no-any-return]
+    return apply(OPS["clone" if kept else "contiguous"], (input,), {})
 
 
 def separate(made: Tensor, *operands: Tensor) -> Tensor:
@@ -580,7 +580,7 @@ def laid_as(made: Tensor, *operands: Tensor) -> Tensor:
 
 def _named_as(y: Tensor, x: Tensor) -> Tensor:
     """y, a tensor that ops just made of x: its node has the name of x's."""
-    return y if x._node is None else called(y, x._node.name())  # type: ignore[no-any-return]
+    return y if x._node is None else called(y, x._node.name())
 
 
 def flip(input: Tensor, *positional: Any, dims: Any = None) -> Tensor:
@@ -633,7 +633,7 @@ def cat(tensors: Sequence[Tensor], dim: int = 0, *, axis: int | None = None) -> 
         return clone(cast(kept[0], dtype))
     where = one_axis("cat", kept[0].ndim, dim if axis is None else axis)
     if len(kept) == 1:
-        return apply(OPS["contiguous"], (cast(kept[0], dtype),), {})  # type: ignore[no-any-return]
+        return apply(OPS["contiguous"], (cast(kept[0], dtype),), {})
     attrs = {"axis": where}
     return apply(OPS["concatenate"], tuple([cast(x, dtype) for x in kept]), attrs)
 
