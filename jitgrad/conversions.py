@@ -247,8 +247,7 @@ def legacy_tensor(
     if isinstance(first, Size) or all(isinstance(a, int) for a in args):
         return creation.empty(*as_shape(args), dtype=dtype, device=device)
     if isinstance(first, (list, tuple, np.ndarray)):
-        made = cast(creation.tensor(np.asarray(first) if len(first) else []), dtype)
-        return creation.placed(made, device)
+        return creation.placed(creation.tensor(first, dtype=dtype), device)
     raise TypeError(
         f"new(): data must be a sequence (got {type(first).__name__}); use jitgrad.tensor(...)"
     )

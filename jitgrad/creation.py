@@ -21,7 +21,7 @@ from jitgrad.functions.shape import as_strided, laid_as, view_dtype
 from jitgrad.hostscalar import HostScalar
 from jitgrad.levels import draw_for_examples, examples_like
 from jitgrad.outside import export
-from jitgrad.promotion import cast, plain_number, promote_types
+from jitgrad.promotion import cast, check_number, plain_number, promote_types
 from jitgrad.random import Generator, next_draw
 from jitgrad.runtime import dtypes, formats
 from jitgrad.runtime.dtypes import Category, DType
@@ -148,11 +148,14 @@ def _to_array(data: Any, dtype: DType | None) -> np.ndarray[Any, Any]:
     """A new array of the data."""
     if dtype is not None:
         dtype = _expect_dtype("tensor", dtype)
-    if isinstance(data, (np.ndarray, np.generic)):
+    if isinstance(data, np.generic):
+        return _converted(np.array(data), dtype)
+    if isinstance(data, np.ndarray):
         array = np.array(data)
         if not array.dtype.isnative:
             array = array.astype(array.dtype.newbyteorder("="))
-        return _converted(array, dtype)
+        dtypes.from_numpy(array.dtype)
+        return array if dtype is None else OPS["cast"].reference(array, dtype=dtype)
     held = data
     if isinstance(data, (list, tuple)) and _has_tensor(data):
         data = _plain(data)
@@ -219,18 +222,20 @@ def _short(data: Any) -> str:
 
 
 def _converted(array: np.ndarray[Any, Any], dtype: DType | None) -> np.ndarray[Any, Any]:
+    """Numbers of Python's in this dtype, which must hold them (unsigned ones wrap negatives)."""
     if dtype is None:
         dtypes.from_numpy(array.dtype)
         return array
     if dtype.np == array.dtype:
         return array
-    if array.size and dtype.is_integer and array.dtype.kind in "iu":
-        info = np.iinfo(dtype.np)
-        if int(array.min()) < info.min or int(array.max()) > info.max:
-            raise RuntimeError(
-                f"value cannot be converted to type {dtype.name} without overflow; got values in "
-                f"[{array.min()}, {array.max()}]"
-            )
+    if array.dtype.kind == "c" and not dtype.is_complex and dtype is not dtypes.bool_:
+        raise TypeError(
+            f"must be real number, not complex: expected real numbers for {dtype.name}; got "
+            f"{array.flat[0].item()}; use a complex dtype"
+        )
+    if array.size and dtype.is_integer and array.dtype.kind in "iuf":
+        for value in (array.min().item(), array.max().item()):
+            check_number(math.trunc(value) if math.isfinite(value) else value, dtype)
     return OPS["cast"].reference(array, dtype=dtype)
 
 

@@ -194,7 +194,7 @@ def scalar_tensor(s: Any, **kwargs: Any) -> Tensor:
     """A 0-d tensor of a number, in the default dtype."""
     if kwargs.get("dtype") is None:
         kwargs["dtype"] = get_default_dtype()
-    return tensor(s, **kwargs)
+    return full((), s, **kwargs)
 
 
 def _shape_as_tensor(self: Tensor) -> Tensor:

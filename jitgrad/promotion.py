@@ -105,9 +105,7 @@ _constants: dict[Any, Tensor] = {}
 
 
 def check_number(value: Any, dtype: DType) -> None:
-    """Raises RuntimeError for an integer that the dtype cannot hold (TypeError for complex)."""
-    if isinstance(value, complex) and not dtype.is_complex:
-        raise TypeError(f"expected a real number for {dtype}; got {value}")
+    """Raises RuntimeError for an integer that the dtype cannot hold."""
     if dtype.category is not Category.INT or isinstance(value, bool):
         return
     low = -(2 ** (dtype.bits - 1)) if dtype.signed else -(2**dtype.bits) + 1
@@ -121,13 +119,21 @@ def check_number(value: Any, dtype: DType) -> None:
 
 def plain_number(value: Any, dtype: DType) -> Any:
     """A Python number as `dtype` holds it: bool, int (wrapped if unsigned), float (or lifted)
-    or complex."""
+    or complex. Raises RuntimeError for what it cannot hold: integers out of range, and complex
+    numbers with an imaginary part in a real dtype."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, (str, bytes)):
         raise TypeError(f"expected a Tensor or a number; got {type(value).__name__} {value!r}")
     if is_lifted(value) and dtype.category >= Category.FLOAT:
         return value
+    if isinstance(value, complex) and dtype.category in (Category.INT, Category.FLOAT):
+        if value.imag:
+            raise RuntimeError(
+                f"value cannot be converted to type {dtype.name} without overflow; got {value}; "
+                "use a complex dtype"
+            )
+        value = value.real
     if dtype.category is Category.INT:
         check_number(value, dtype)
         value = int(value)
@@ -135,7 +141,6 @@ def plain_number(value: Any, dtype: DType) -> Any:
     if dtype.category is Category.BOOL:
         return bool(value)
     if dtype.category is Category.FLOAT:
-        check_number(value, dtype)
         return float(value)
     return complex(value)
 
@@ -172,6 +177,27 @@ def constant(value: Any, dtype: DType) -> Tensor:
 def to_operand(x: Any, dtype: DType) -> Tensor:
     """A tensor or number as an operand of this dtype."""
     return cast(x, dtype) if isinstance(x, Tensor) else constant(x, dtype)
+
+
+def wrapping_operand(x: Any, dtype: DType) -> Tensor:
+    """A tensor or number as an operand of this dtype; integers wrap.
+
+    Raises OverflowError for an integer beyond 64 bits."""
+    if isinstance(x, Tensor):
+        return cast(x, dtype)
+    if dtype.category is Category.INT:
+        if isinstance(x, Sym) and dtype is not dtypes.int64:
+            return cast(constant(x, dtypes.int64), dtype)
+        if isinstance(x, (int, np.integer)):
+            return constant(_wrapped(int(x), dtype), dtype)
+    return constant(x, dtype)
+
+
+def _wrapped(value: int, dtype: DType) -> int:
+    if not -(2**63) <= value < 2**64:
+        raise OverflowError(f"int too big to convert: expected one of 64 bits; got {value}")
+    value %= 2**dtype.bits
+    return value - 2**dtype.bits if dtype.signed and value >= 2 ** (dtype.bits - 1) else value
 
 
 def expect_operands(name: str, operands: Sequence[Any]) -> None:
@@ -212,7 +238,7 @@ def elementwise(op: Any, *operands: Any, **attrs: Any) -> Any:
         return apply(op, (x,), attrs)
     expect_operands(op.name, operands)
     dtype = operand_dtype(op.promotes, operands)
-    return apply(op, tuple([to_operand(x, dtype) for x in operands]), attrs)
+    return apply(op, tuple([wrapping_operand(x, dtype) for x in operands]), attrs)
 
 
 Tensor._constant = staticmethod(constant)  # type: ignore[method-assign]

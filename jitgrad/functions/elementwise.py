@@ -20,6 +20,7 @@ from jitgrad.promotion import (
     floating,
     result_type,
     to_operand,
+    wrapping_operand,
 )
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import Category, DType
@@ -106,7 +107,7 @@ def _scaled(name: str, input: Any, other: Any, alpha: Any) -> Any:
             f"[{name}] For operands of {dtype.name}, argument alpha must not be a "
             f"{_KINDS[kind]}; got alpha={alpha}"
         )
-    return elementwise(_mul, to_operand(other, dtype), alpha)
+    return apply(_mul, (wrapping_operand(other, dtype), to_operand(alpha, dtype)), {})
 
 
 _KINDS = {
@@ -173,7 +174,7 @@ def div(input: Any, other: Any, *, rounding_mode: str | None = None) -> Tensor:
     dtype = result_type(input, other)
     if dtype.category >= Category.FLOAT:
         return generated["trunc"](elementwise(_div, input, other))
-    a, b = to_operand(input, dtype), to_operand(other, dtype)
+    a, b = wrapping_operand(input, dtype), wrapping_operand(other, dtype)
     # For integers: the exact multiple below or above, divided.
     return generated["floor_divide"](a - generated["fmod"](a, b), b)
 
@@ -196,6 +197,8 @@ def pow(input: Any, exponent: Any) -> Tensor:
             special = _POWERS.get(float(exponent))
             if special is not None and (dtype.category >= Category.FLOAT or exponent in (1, 2, 3)):
                 return called(special(cast(input, dtype)), "PowBackward0")
+        if dtype.category is Category.INT:
+            exponent = to_operand(exponent, dtype)
     kind = 0 if plain else 1 if isinstance(input, Tensor) else 2
     return called(elementwise(OPS["pow"], input, exponent), f"PowBackward{kind}")
 
@@ -265,11 +268,6 @@ def masked_fill(input: Tensor, mask: Tensor, value: Any) -> Tensor:
 
 
 def _fill_value(name: str, value: Any, dtype: DType) -> Tensor:
-    if isinstance(value, complex) and not dtype.is_complex:
-        raise RuntimeError(
-            f"[{name}] value cannot be converted to type {dtype.name} without overflow; got "
-            f"{value}; make the tensor complex first"
-        )
     if isinstance(value, (int, float)) and dtype.category < Category.FLOAT:
         if isinstance(value, float) and value != value or abs(value) == math.inf:
             raise RuntimeError(

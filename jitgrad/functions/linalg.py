@@ -309,7 +309,7 @@ def einsum(*args: Any) -> Tensor:
     """Sums of products by subscripts, e.g. einsum("bik,bkj->bij", a, b), or with lists of numbers
     from 0 to 51 for letters: einsum(a, [0, 1, 2], b, [0, 2, 3], [0, 1, 3]).
 
-    Ellipses and repeated subscripts (diagonals) work. Operands are combined from the left, each
+    Ellipses and repeated subscripts (diagonals, of equal sizes) work. Operands are combined from the left, each
     pair by one matrix product. Raises RuntimeError for subscripts that do not fit.
     """
     if len(args) < 2:
@@ -322,7 +322,7 @@ def einsum(*args: Any) -> Tensor:
         operands[0] if len(operands) == 1 and isinstance(operands[0], (tuple, list)) else operands
     )
     inputs, output = _parse(equation, tensors)
-    terms = [_diagonals(x, labels) for x, labels in zip(tensors, inputs, strict=True)]
+    terms = [_diagonals(k, x, inputs[k]) for k, x in enumerate(tensors)]
     sizes: dict[str, Any] = {}
     for x, labels in terms:
         for label, size in zip(labels, x._type.shape, strict=True):
@@ -419,12 +419,19 @@ def _parse(equation: str, tensors: Sequence[Tensor]) -> tuple[list[list[str]], l
     return labels, output
 
 
-def _diagonals(x: Tensor, labels: list[str]) -> tuple[Tensor, list[str]]:
+def _diagonals(operand: int, x: Tensor, labels: list[str]) -> tuple[Tensor, list[str]]:
+    """The operand with each label once. Raises RuntimeError for a label of unequal sizes."""
     labels = list(labels)
     for label in sorted(set(labels)):
         while labels.count(label) > 1:
             a = labels.index(label)
             b = labels.index(label, a + 1)
+            first, second = x._type.shape[a], x._type.shape[b]
+            if first != second:
+                raise RuntimeError(
+                    f"einsum(): subscript {label} is repeated for operand {operand} but the sizes "
+                    f"don't match, {second} != {first}; pass {x._type} with equal sizes"
+                )
             x = x.diagonal(0, a, b)
             labels = [s for k, s in enumerate(labels) if k not in (a, b)] + [label]
     return x, labels

@@ -25,7 +25,7 @@ from jitgrad.nn.functional.reduction import (
     reduce_loss,
     reduce_weighted,
 )
-from jitgrad.promotion import constant, promote_types
+from jitgrad.promotion import cast, constant, promote_types
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.userline import warn
 from jitgrad.tape.names import called, naming
@@ -351,10 +351,12 @@ def _classes(op: str, input: Tensor, target: Tensor) -> Tensor:
             f"[{op}] expected target of shape {tuple(expected)} for input {tuple(input.shape)}; "
             f"got {tuple(target.shape)}; {way_out}"
         )
+    if target._type.dtype is dtypes.uint8 and len(own) <= 1:
+        target = cast(target, dtypes.int64)
     if target._type.dtype is not dtypes.int64:
         raise RuntimeError(
-            f"[{op}] expected class indices of int64; got {target.dtype} {tuple(target.shape)}; "
-            "convert them with .long()"
+            f"[{op}] expected class indices of int64 (or uint8, one for each example); got "
+            f"{target.dtype} {tuple(target.shape)}; convert them with .long()"
         )
     return target if own == expected else target.reshape(())
 
