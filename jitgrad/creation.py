@@ -186,8 +186,6 @@ def _to_array(data: Any, dtype: DType | None) -> np.ndarray[Any, Any]:
             dtype = _held_dtype(held) or _python_dtype(array.flat[0].item())
         elif array.dtype == np.uint64:
             raise _overflow(data)
-    elif array.dtype.kind == "c" and not dtype.is_complex and held is data:
-        raise TypeError(f"must be real number, not complex, for {dtype}; got {_short(data)}")
     return _converted(array, dtype)
 
 

@@ -280,7 +280,8 @@ class CompiledNode(TapeNode):
         self.given: list[Kept] | None = given
 
     def release(self) -> None:
-        self.kept = self.given = None
+        if self.kept:
+            self.kept = self.given = None
 
     def run(self, grads: Gradients) -> Gradients:
         if self.kept is None or self.given is None:

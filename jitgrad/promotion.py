@@ -186,7 +186,7 @@ def wrapping_operand(x: Any, dtype: DType) -> Tensor:
     if isinstance(x, Tensor):
         return cast(x, dtype)
     if dtype.category is Category.INT:
-        if isinstance(x, Sym) and dtype is not dtypes.int64:
+        if isinstance(x, Sym):
             return cast(constant(x, dtypes.int64), dtype)
         if isinstance(x, (int, np.integer)):
             return constant(_wrapped(int(x), dtype), dtype)

@@ -674,3 +674,47 @@ def test_what_a_function_gives_is_summed_and_converted():
     assert x.grad.tolist() == [2, 2, 2] and x.grad.dtype is t.float32
     with pytest.raises(RuntimeError, match="invalid gradient at index 0 - got"):
         Wide.apply(t.ones(4, requires_grad=True)).sum().backward()
+
+
+NOTHING_SAVED = {
+    "sum": lambda x: x.sum(),
+    "view": lambda x: x.view(4).sum(),
+    "select": lambda x: x[0].sum(),
+    "clone": lambda x: x.clone().sum(),
+    "cat": lambda x: t.cat([x, x]).sum(),
+    "stack": lambda x: t.stack([x, x]).sum(),
+    "add": lambda x: (x + 1).sum(),
+    "sub": lambda x: (1 - x).sum(),
+    "unbind": lambda x: x.unbind(0)[1].sum(),
+    "roll": lambda x: x.roll(1).sum(),
+    "cast": lambda x: x.double().sum(),
+}
+
+
+@pytest.mark.parametrize("jitted", [False, True])
+@pytest.mark.parametrize("name", NOTHING_SAVED)
+def test_nodes_that_saved_nothing_run_again(name, jitted):
+    function = NOTHING_SAVED[name]
+    if jitted:
+        function = t.jit(function, fallback="error")
+        function(leaf(2, 2))
+    x = leaf(2, 2)
+    y = function(x)
+    y.backward()
+    once = x.grad.clone()
+    y.backward()
+    assert (x.grad == 2 * once).all()
+    (g,) = t.autograd.grad(y, x)
+    assert (g == once).all()
+
+
+def test_parts_of_what_saved_nothing_have_backwards_of_their_own():
+    x = leaf(3)
+    h = x + 1
+    h[0].backward()
+    h[1].backward()
+    assert x.grad.tolist() == [1.0, 1.0, 0.0]
+    y = h * h
+    y[0].backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        y[1].backward()

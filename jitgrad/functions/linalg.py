@@ -309,8 +309,9 @@ def einsum(*args: Any) -> Tensor:
     """Sums of products by subscripts, e.g. einsum("bik,bkj->bij", a, b), or with lists of numbers
     from 0 to 51 for letters: einsum(a, [0, 1, 2], b, [0, 2, 3], [0, 1, 3]).
 
-    Ellipses and repeated subscripts (diagonals, of equal sizes) work. Operands are combined from the left, each
-    pair by one matrix product. Raises RuntimeError for subscripts that do not fit.
+    Ellipses and repeated subscripts (diagonals) work. Operands are combined from the left, each
+    pair by one matrix product. Raises RuntimeError for subscripts that do not fit, and for one
+    that is repeated in an operand with unequal sizes.
     """
     if len(args) < 2:
         raise ValueError(

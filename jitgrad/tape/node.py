@@ -181,7 +181,17 @@ class Node:
         return op.vjp(full, outs, *operands, **self.attrs)
 
     def release(self) -> None:
-        """Drops what was saved; running this node again raises."""
+        """Drops what was saved; running this node again raises, if anything was."""
+        outs = self.outs
+        for x in self.operands or ():
+            if type(x) is tuple or type(x) is Packed:
+                break
+        else:
+            if self.nout != 1:
+                if not any(type(y) is tuple or type(y) is Packed for y in outs or ()):
+                    return
+            elif not outs:
+                return
         self.operands = None
         self.outs = None
 

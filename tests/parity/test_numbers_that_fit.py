@@ -1,4 +1,4 @@
-"""Numbers meet dtypes that do not hold them: wrapped or refused as PyTorch does, eager and compiled.
+"""Numbers meet dtypes that do not hold them: wrapped or refused as by PyTorch, eager and compiled.
 
 One expression a line. u is uint8 [1, 200], s int8 [1, -100], i int32 [1, 7], l int64 [1, -7],
 f float32 ones (2).
