@@ -72,7 +72,6 @@ class Fused(Op):
 
     chooses = True
     saves = (EVERY,)
-    keeps_layout = True
     most: int | None = None
     compose: ClassVar[Callable[..., Any]]
 
@@ -184,6 +183,7 @@ class Dropout(Fused):
     """dropout(keep, x; scale): x * scale where the bool keep holds, else 0."""
 
     name = "dropout"
+    keeps_layout = True
 
     def compose(self, keep: Any, x: Any, *, scale: float) -> Any:
         number = x._constant
@@ -194,6 +194,7 @@ class Gelu(Fused):
     """gelu(x): x * Phi(x), Phi the normal distribution's."""
 
     name = "gelu"
+    keeps_layout = True
     most = _FEW
 
     def compose(self, x: Any) -> Any:

@@ -24,6 +24,7 @@ ELEMENTWISE = {
     "where": lambda t, x, y: t.where(y > 3, y, x),
     "double": lambda t, x, y: y.double(),
     "clamp": lambda t, x, y: y.clamp(0, 1),
+    "gelu": lambda t, x, y: t.nn.functional.gelu(y),
     "lerp": lambda t, x, y: t.lerp(y, x, 0.25),
     "addcmul": lambda t, x, y: t.addcmul(y, x, x),
     "complex": lambda t, x, y: t.complex(y, x),
@@ -70,6 +71,7 @@ OTHERS = {
     "batch_norm": lambda t, x, y: t.nn.functional.batch_norm(
         x.transpose(1, 2), None, None, training=True
     ),
+    "linear": lambda t, x, y: t.nn.functional.linear(y, t.ones(5, 4), t.ones(5)),
     "matmul": lambda t, x, y: y @ t.ones(4, 5),
     "attention": lambda t, x, y: t.nn.functional.scaled_dot_product_attention(
         *[t.ones(2, 4, 3, 5).transpose(1, 2)] * 3
