@@ -647,9 +647,9 @@ def full(shape: Sequence[Any], value: Any, dtype: Any, device: str = "cpu") -> T
 def hand_on(x: Tensor) -> Tensor:
     """A tensor on the memory of x, off the tape, where nobody else has x and the caller lets go of
     it: to recorders a copy."""
-    clone = OPS["clone"]
-    out = wrap(x._data, plan_of(clone, (x,), {}).types)
-    _tell(clone, (x,), {}, out)
+    copy = OPS["contiguous"]
+    out = wrap(x._data, plan_of(copy, (x,), {}).types)
+    _tell(copy, (x,), {}, out)
     return out
 
 

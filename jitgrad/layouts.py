@@ -30,7 +30,7 @@ _MAX_KNOWN = 8192
 def laid(op: Any, result: Any, arrays: Sequence[Any]) -> Any:
     """A record's result as it is to lie in memory; `arrays` are its operands. A copy, where the
     reference or NumPy laid it otherwise."""
-    if getattr(result, "ndim", 0) < 2:
+    if getattr(result, "ndim", 0) < 2 or op.keeps_layout is None:
         return result
     dense = result.flags.c_contiguous
     if op.keeps_layout:

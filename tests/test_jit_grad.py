@@ -681,14 +681,14 @@ def test_a_recorded_call_copies_no_gradient_that_nobody_else_holds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     copied: list[Any] = []
-    clone = OPS["clone"]
-    reference = clone.reference
+    copies = OPS["contiguous"]
+    reference = copies.reference
 
     def counted(x: Any, **attrs: Any) -> Any:
         copied.append(x.shape)
         return reference(x, **attrs)
 
-    monkeypatch.setattr(clone, "reference", counted)
+    monkeypatch.setattr(copies, "reference", counted)
     forget_plans()
 
     @jit

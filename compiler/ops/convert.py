@@ -299,6 +299,7 @@ class ToDevice(Clone):
 
     name = "to_device"
     noop = False
+    keeps_layout = None  # its copy may be still under way
 
     def infer(self, *types: TensorType, **attrs: Any) -> TensorType:
         (x,) = types

@@ -244,7 +244,7 @@ class Op:
         slow: the reference takes several times as long as a kernel, also where it is much work.
         flat: linear in pieces in its one operand: the second derivative is zero, not absent.
         keeps_layout: the result lies in memory as the operands do, as an elementwise one does.
-            Others are row-major.
+            Others are row-major. None: as the reference lays it.
         graph: what it computes, where it stands for other records (jitgrad/composites.py).
     """
 
@@ -267,7 +267,7 @@ class Op:
     precise: bool = False
     slow: bool = False
     flat: bool = False
-    keeps_layout: bool = False
+    keeps_layout: bool | None = False
     graph: Any = None
 
     def __init__(self) -> None:
@@ -450,7 +450,7 @@ class Elementwise(Op):
     widens: bool = True
     complex_too: bool = False
     effort: int = 1
-    keeps_layout = True
+    keeps_layout: bool | None = True
 
     def infer(self, *types: TensorType, **attrs: Any) -> TensorType:
         self.expect(
