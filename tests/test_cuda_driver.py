@@ -259,7 +259,7 @@ def test_page_sizes_are_the_devices() -> None:
 def test_the_tests_of_the_simulator_run_on_what_looks_like_a_gpu() -> None:
     """`pytest -m gpu tests/cuda`, in a process of its own, with blocks of 256 threads."""
     here = Path(__file__).parent
-    environment = {**os.environ, "PYTHONPATH": str(here), "NUMBA_ENABLE_CUDASIM": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(here)}
     environment.pop("JITGRAD_CUDA", None)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "standin_gpu"]
     names = "the_device or softmax_is_one or epilogue_is_one or grids_are or counted"
