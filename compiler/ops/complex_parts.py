@@ -154,7 +154,7 @@ class ViewAsReal(Op):
         return np.lib.stride_tricks.as_strided(parts, (*x.shape, 2), steps, subok=True)
 
     def vjp(self, g: Any, out: Any, x: Any) -> tuple[Any, ...]:
-        return (op.view_as_complex(op.clone(g)),)
+        return (op.view_as_complex(op.contiguous(g)),)
 
     def jvp(self, tangents: tuple[Any, ...], out: Any, x: Any) -> Any:
         return op.view_as_real(tangents[0])
@@ -163,7 +163,7 @@ class ViewAsReal(Op):
         return self(*operands)
 
     def put(self, base: Any, update: Any) -> Any:
-        return op.view_as_complex(op.clone(update))
+        return op.view_as_complex(op.contiguous(update))
 
     def samples(self) -> Iterable[Sample]:
         return _samples()
@@ -196,7 +196,7 @@ class ViewAsComplex(Op):
         return (op.view_as_real(g),)
 
     def jvp(self, tangents: tuple[Any, ...], out: Any, x: Any) -> Any:
-        return op.view_as_complex(op.clone(tangents[0]))
+        return op.view_as_complex(op.contiguous(tangents[0]))
 
     def batch(self, operands: Sequence[Any], batched: Sequence[bool]) -> Any:
         return self(*operands)

@@ -46,9 +46,12 @@ def place(kernels: list[Kernel], roots: Iterable[Array]) -> list[Kernel]:
             at = makers.get(source)
             if at is None or source in kept or readers[source] != 1:
                 continue
+            rest = _without(out[n], copy)
+            if rest is not None and source in kernel_reads(rest):
+                continue
             digits = _digits(copy, source)
             if digits is not None and _moved(out, at, copy, digits):
-                _drop(out, n, copy)
+                out[n] = rest
         now = out[n]
         if now is not None:
             makers |= {t.array: (n, s, i) for s, i, t in _stores(now)}
@@ -151,12 +154,9 @@ def _with(k: Kernel, s: int, i: int, store: Store) -> Kernel:
     return replace(k, stages=stages)
 
 
-def _drop(out: list[Kernel | None], n: int, copy: Store) -> None:
-    k = out[n]
+def _without(k: Kernel | None, copy: Store) -> Kernel | None:
+    """A pointwise kernel without one of its stores; None where it has no others."""
     assert isinstance(k, LoopKernel)
     (stage,) = k.stages
     stores = tuple(t for t in stage.stores if t is not copy)
-    if not stores:
-        out[n] = None
-    else:
-        out[n] = replace(k, stages=[Stage((), stores)])
+    return replace(k, stages=[Stage((), stores)]) if stores else None

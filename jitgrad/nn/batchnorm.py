@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from jitgrad.functions.args import expect_one_device
 from jitgrad.making import ones, zeros
 from jitgrad.making import tensor as make_tensor
 from jitgrad.nn import functional as F
@@ -93,19 +94,22 @@ class _BatchNorm(_NormBase):
         momentum: Any = self.momentum
         counts = self.training and self.track_running_stats
         counter = self.num_batches_tracked if counts else None
-        if counter is not None and momentum is None:  # a cumulative average
-            momentum = 1.0 / (counter + 1).to(dtypes.float64)
+        if counter is not None:
+            expect_one_device(
+                type(self).__name__, input, self.running_mean, self.running_var, self.weight,
+                self.bias,
+            )  # fmt: skip
+            counter.add_(1)
+            if momentum is None:  # a cumulative average
+                momentum = 1.0 / counter.to(dtypes.float64)
         # Running statistics are used, or moved, where there are any and they are asked for.
         kept = self.track_running_stats or not self.training
         mean, var = (self.running_mean, self.running_var) if kept else (None, None)
         use_batch = self.training or self.running_mean is None
-        out = F.batch_norm(
+        return F.batch_norm(
             input, mean, var, self.weight, self.bias, use_batch,
             momentum if momentum is not None else 0.0, self.eps,
         )  # fmt: skip
-        if counter is not None:  # after what may raise an error
-            counter.add_(1)
-        return out
 
 
 class BatchNorm1d(_BatchNorm):

@@ -161,7 +161,7 @@ F = nn.functional
         ("mse_loss", lambda: F.mse_loss(C(2), H(2))), ("MSELoss", lambda: nn.MSELoss()(C(2), H(2))),
         ("Linear", lambda: nn.Linear(2, 2)(C(1, 2))), ("LSTM", lambda: nn.LSTM(2, 2)(C(1, 2))),
         ("log_prob", lambda: jitgrad.distributions.Normal(H(2), H(2)).log_prob(C(2))),
-        ("batch_norm", lambda: nn.BatchNorm1d(2)(C(3, 2))), ("step", _optimizer_of_moved),
+        ("BatchNorm1d", lambda: nn.BatchNorm1d(2)(C(3, 2))), ("step", _optimizer_of_moved),
         ("MultiheadAttention", lambda: nn.MultiheadAttention(4, 2).cuda()(
             *[C(3, 4)] * 3, key_padding_mask=H(3) > 2)),
     ],

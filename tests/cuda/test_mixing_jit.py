@@ -18,7 +18,7 @@ def _x(*shape: int) -> torch.Tensor:
 CALLS: list[tuple[str, Any, tuple[int, ...]]] = [
     ("Linear", lambda: nn.Linear(3, 3), (2, 3)),
     ("Conv2d", lambda: nn.Conv2d(1, 1, 1), (1, 1, 2, 2)),
-    ("batch_norm", lambda: nn.BatchNorm1d(3), (2, 3)),
+    ("BatchNorm1d", lambda: nn.BatchNorm1d(3), (2, 3)),
     ("LayerNorm", lambda: nn.LayerNorm(3), (2, 3)),
     ("PReLU", lambda: nn.PReLU(), (2, 3)),
     ("Sequential", lambda: nn.Sequential(nn.Linear(3, 3).cuda(), nn.Linear(3, 3)), (2, 3)),

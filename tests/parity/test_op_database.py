@@ -32,13 +32,12 @@ KNOWN = {
     **{name: {"batch": READS_VALUES} for name in VALUES.split()},
     **{name: {"batch": ONE_STATISTIC} for name in STATISTICS.split()},
     **{name: {"dtypes": TIES} for name in ("argsort", "kthvalue", "sort", "topk")},
-    **{name: {"dtypes": WIDE} for name in ("einsum", "sum_to_size")},
+    "einsum": {"dtypes": WIDE},
     **{
         f"special.{name}": {"dtypes": DIGITS}
         for name in ("airy_ai", "bessel_j0", "bessel_j1", "bessel_y0", "bessel_y1")
     },
     **{name: {"errors": DIMS} for name in ("amax", "amin", "aminmax")},
-    "arange": {"errors": "out= takes any tensor; PyTorch reads its second operand as a step"},
     "as_strided": {"strided": MEMORY},
     "as_strided_copy": {"strided": MEMORY},
     "as_strided_scatter": {"gradient": "PyTorch's is not zero for what is overwritten"},
