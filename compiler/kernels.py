@@ -6,7 +6,8 @@ read and write. Arrays and expressions are loops.py's.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Set
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jitgrad.compiler.loops import Array, Contraction, Expr, definition_exprs, loads
@@ -158,6 +159,24 @@ def kernel_writes(kernel: Kernel) -> list[Array]:
     if isinstance(kernel, ContractionKernel):
         return list({id(s.array): s.array for s in kernel.stores}.values())
     return list(kernel.arrays)
+
+
+def without_stores(kernel: Kernel, arrays: Set[Array]) -> Kernel | None:
+    """A kernel of stages, or a contraction, without its stores to some arrays; None if none is
+    left. Others stay as they are."""
+    if not isinstance(kernel, (LoopKernel, ContractionKernel)):
+        return kernel
+    if arrays.isdisjoint(kernel_writes(kernel)):
+        return kernel
+    if isinstance(kernel, ContractionKernel):
+        stores = [s for s in kernel.stores if s.array not in arrays]
+        return replace(kernel, stores=stores) if stores else None
+    stages: list[Stage] = []
+    for stage in kernel.stages:
+        kept = tuple(s for s in stage.stores if s.array not in arrays)
+        if kept or stage.reduces:
+            stages.append(replace(stage, stores=kept))
+    return replace(kernel, stages=stages) if any(s.stores for s in stages) else None
 
 
 def _stage_exprs(stage: Stage) -> list[Expr]:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from jitgrad import gpu
+from jitgrad.compiler.ops.movement import inverse_axes
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.compiler.symbolic import Sym
 from jitgrad.device import place
@@ -123,13 +124,16 @@ def tensor(
 
 
 def _to_int(value: Any, dtype: DType) -> Any:
-    if not (dtype.is_integer and isinstance(value, float)):
-        return value
-    if not math.isfinite(value):
-        raise RuntimeError(
-            f"value cannot be converted to type {dtype.name} without overflow; got {value}"
-        )
-    return int(value)
+    return _whole(value, dtype) if dtype.is_integer and isinstance(value, float) else value
+
+
+def _whole(value: float, dtype: DType) -> float:
+    """A number without its fraction. Raises RuntimeError where the dtype, of integers, does not
+    hold it."""
+    if math.isfinite(value):
+        value = math.trunc(value)
+    check_number(value, dtype)
+    return value
 
 
 def _overflow(data: Any) -> ValueError:
@@ -233,7 +237,7 @@ def _converted(array: np.ndarray[Any, Any], dtype: DType | None) -> np.ndarray[A
         )
     if array.size and dtype.is_integer and array.dtype.kind in "iuf":
         for value in (array.min().item(), array.max().item()):
-            check_number(math.trunc(value) if math.isfinite(value) else value, dtype)
+            _whole(value, dtype)
     return OPS["cast"].reference(array, dtype=dtype)
 
 
@@ -543,7 +547,7 @@ def empty_permuted(
             f"duplicate dims: got size {tuple(size)} and physical_layout {layout}"
         )
     memory = empty(*(size[k] for k in layout), dtype=dtype, device=device, **more)
-    out = memory.permute(tuple(layout.index(k) for k in builtins.range(len(size)))).detach()
+    out = memory.permute(inverse_axes(layout)).detach()
     return _finish(out, requires_grad, device)
 
 

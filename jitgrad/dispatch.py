@@ -235,7 +235,7 @@ def apply(op: Any, operands: tuple[Tensor, ...], attrs: dict[str, Any]) -> Any:
                 return _without_data(op, operands, attrs, plan)
         outputs = wrap(None, types) if op.nout == 1 else tuple([wrap(None, t) for t in types])
         if modes["lazy"] is not None and op.keeps_layout:
-            set_order(op, operands, outputs)
+            set_order(operands, outputs)
     else:
         if count == 2:  # the commonest case, without loops over operands
             left, right = a._data, b._data

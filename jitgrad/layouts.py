@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
+from jitgrad.compiler.ops.movement import inverse_axes
 from jitgrad.runtime.errors import InternalError
 
 if TYPE_CHECKING:
@@ -96,8 +97,7 @@ def in_order(x: Any, order: tuple[int, ...] | None) -> Any:
         return x if x.flags.c_contiguous else x.copy()
     if x.transpose(order).flags.c_contiguous:
         return x
-    places = sorted(range(len(order)), key=order.__getitem__)
-    return x.transpose(order).copy().transpose(places)
+    return x.transpose(order).copy().transpose(inverse_axes(order))
 
 
 def strides_of(x: Tensor) -> tuple[int, ...]:
@@ -130,11 +130,12 @@ def dense(shape: tuple[int, ...], dtype: Any, order: tuple[int, ...] | None = No
     return shape, tuple(strides), dtype
 
 
-def set_order(op: Any, operands: Sequence[Tensor], made: Tensor) -> None:
-    """Notes how the result of a record will lie in memory, whose data is still to be computed."""
-    if op.keeps_layout and not all(map(is_dense, operands)):
-        arrays = [ghost(layout_of(x)) if x._data is None else x._data for x in operands]
-        order = order_of(tuple(map(int, made._storage.type.shape)), arrays)
+def set_order(operands: Sequence[Tensor], made: Tensor) -> None:
+    """Notes how the result of a record that keeps its operands' layout will lie in memory, whose
+    data is still to be computed."""
+    if not all(map(is_dense, operands)):
+        shape = tuple(map(int, made._storage.type.shape))
+        order = order_of(shape, [outline(x) for x in operands])
         if order is not None:
             made._storage.order = order
 
@@ -156,6 +157,11 @@ def ghost(layout: Layout) -> np.ndarray[Any, Any]:
     """An array of this layout that stands on no memory: its elements must not be touched."""
     shape, strides, dtype = layout
     return as_strided(np.zeros((), dtype), shape, strides)
+
+
+def outline(x: Tensor) -> np.ndarray[Any, Any]:
+    """An array that lies as the tensor does: its own, or one on no memory."""
+    return ghost(layout_of(x)) if x._data is None else x._data
 
 
 def can_view(op: Any, attrs: dict[str, Any], layout: Layout) -> bool:

@@ -595,18 +595,14 @@ class Recorder(Looks):
                 self.give_up("returns a tensor on a NumPy array that it made a tensor twice")
             return AliasResult(entry.source, chain, requires_grad, roots.number(x))
         number, version = roots.number(x), storage.version - storage.hidden
+        order = root_order(storage)
         if x._node is None or not requires_grad:
             view = x._view is not None and x._view.base is not None
             index = roots.add(storage)
-            return FreshResult(
-                index, chain, requires_grad, number, -1, version, view, root_order(storage)
-            )
+            return FreshResult(index, chain, requires_grad, number, -1, version, view, order)
         if self._is_spent(x):  # backward() ran inside: as in eager, it cannot run again
             index = roots.add(storage)
-            return FreshResult(
-                index, chain, True, number, SPENT, version, order=root_order(storage)
-            )
-        order = root_order(storage)
+            return FreshResult(index, chain, True, number, SPENT, version, order=order)
         if chain:  # the compiled node makes what the view shows, on memory of its own
             index, order = roots.add_value(self.value_of(x, "")), order_of_memory(x._data)
             chain = ()

@@ -54,6 +54,15 @@ def _decoder_inputs(b: int) -> tuple[Any, ...]:
     return Batch(torch.randint(0, 10, (b, 3)), torch.ones(b, 3)), caches, torch.tensor(2.0)
 
 
+def _in_other_forms(exported: Any, folder: Path) -> tuple[Any, Any, Any]:
+    """The same saved and read, as a native library, and in ONNX Runtime."""
+    exported.save(folder / "m.jgx")
+    exported.native(folder / "libtree.so")
+    exported.onnx(folder / "m.onnx")
+    session = onnxruntime.InferenceSession(folder / "m.onnx")
+    return torch.load_exported(folder / "m.jgx"), load(folder / "libtree.so"), session
+
+
 NAMES = ("batch.ids", "batch.mask", "caches.0.k", "caches.0.v", "caches.1.k", "caches.1.v", "scale")
 
 
@@ -68,12 +77,7 @@ def test_inputs_may_be_trees(tmp_path: Path) -> None:
         },
     )  # fmt: skip
     assert exported.input_names == NAMES
-    exported.save(tmp_path / "m.jgx")
-    again = torch.load_exported(tmp_path / "m.jgx")
-    exported.native(tmp_path / "libtree.so")
-    library = load(tmp_path / "libtree.so")
-    exported.onnx(tmp_path / "m.onnx")
-    session = onnxruntime.InferenceSession(tmp_path / "m.onnx")
+    again, library, session = _in_other_forms(exported, tmp_path)
     for b in (4, 1, 7):
         given = _decoder_inputs(b)
         batch, caches, scale = given
@@ -170,12 +174,7 @@ def test_inputs_by_keyword(function: Any, tmp_path: Path) -> None:
         exported = torch.export(function, x, kwargs=kwargs, dynamic_shapes=shapes)
     names = ("x", "mask", "cache.v", "cache.k")
     assert exported.input_names == names and "mask: float32[b, 4]" in repr(exported)
-    exported.save(tmp_path / "m.jgx")
-    again = torch.load_exported(tmp_path / "m.jgx")
-    exported.native(tmp_path / "libkeyed.so")
-    library = load(tmp_path / "libkeyed.so")
-    exported.onnx(tmp_path / "m.onnx")
-    session = onnxruntime.InferenceSession(tmp_path / "m.onnx")
+    again, library, session = _in_other_forms(exported, tmp_path)
     for b in (4, 1, 8):
         x, kwargs = _keyed(b)
         mask, cache = kwargs["mask"], kwargs["cache"]

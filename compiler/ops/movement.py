@@ -210,7 +210,7 @@ class Permute(Op):
         return (lambda x: x.transpose(axes)) if direct_reference(self, Permute) else None
 
     def vjp(self, g: Any, out: Any, x: Any, *, axes: tuple[int, ...]) -> tuple[Any, ...]:
-        return (op.permute(g, axes=_inverse(axes)),)
+        return (op.permute(g, axes=inverse_axes(axes)),)
 
     def jvp(self, tangents: tuple[Any, ...], out: Any, x: Any, *, axes: tuple[int, ...]) -> Any:
         return op.permute(tangents[0], axes=axes)
@@ -221,11 +221,11 @@ class Permute(Op):
         return op.permute(operands[0], axes=(0, *(k + 1 for k in axes)))
 
     def lower(self, b: Builder, x: Array, *, axes: tuple[int, ...]) -> Array:
-        index = [axis(k) for k in _inverse(axes)]
+        index = [axis(k) for k in inverse_axes(axes)]
         return b.pointwise([x.shape[k] for k in axes], x.dtype, load(x, index))
 
     def put(self, base: Any, update: Any, *, axes: tuple[int, ...]) -> Any:
-        return op.permute(update, axes=_inverse(axes))
+        return op.permute(update, axes=inverse_axes(axes))
 
     def onnx(self, ctx: OnnxContext, inputs: Sequence[str], *, axes: tuple[int, ...]) -> Any:
         if not axes:
@@ -239,7 +239,8 @@ class Permute(Op):
         yield Sample((uniform((0, 3)),), {"axes": (1, 0)}, "empty")
 
 
-def _inverse(axes: Sequence[int]) -> tuple[int, ...]:
+def inverse_axes(axes: Sequence[int]) -> tuple[int, ...]:
+    """The permutation that undoes this one."""
     inverse = [0] * len(axes)
     for k, a in enumerate(axes):
         inverse[a] = k

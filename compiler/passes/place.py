@@ -18,9 +18,9 @@ from jitgrad.compiler.kernels import (
     ContractionKernel,
     Kernel,
     LoopKernel,
-    Stage,
     Store,
     kernel_reads,
+    without_stores,
 )
 from jitgrad.compiler.loops import INDEX, Array, Expr, axis, const
 from jitgrad.compiler.symbolic import is_static
@@ -46,7 +46,9 @@ def place(kernels: list[Kernel], roots: Iterable[Array]) -> list[Kernel]:
             at = makers.get(source)
             if at is None or source in kept or readers[source] != 1:
                 continue
-            rest = _without(out[n], copy)
+            reader = out[n]
+            assert reader is not None
+            rest = without_stores(reader, {copy.array})
             if rest is not None and source in kernel_reads(rest):
                 continue
             digits = _digits(copy, source)
@@ -152,11 +154,3 @@ def _with(k: Kernel, s: int, i: int, store: Store) -> Kernel:
     stores = stages[s].stores
     stages[s] = replace(stages[s], stores=(*stores[:i], store, *stores[i + 1 :]))
     return replace(k, stages=stages)
-
-
-def _without(k: Kernel | None, copy: Store) -> Kernel | None:
-    """A pointwise kernel without one of its stores; None where it has no others."""
-    assert isinstance(k, LoopKernel)
-    (stage,) = k.stages
-    stores = tuple(t for t in stage.stores if t is not copy)
-    return replace(k, stages=[Stage((), stores)]) if stores else None

@@ -32,6 +32,7 @@ from jitgrad.compiler.kernels import (
     Store,
     kernel_reads,
     kernel_writes,
+    without_stores,
 )
 from jitgrad.compiler.loops import (
     Array,
@@ -241,7 +242,11 @@ class _Uses:
                 commit += len(copies.kernels)
         read = {a for w in waves for k in w for a in kernel_reads(k)}
         unread = {a for copies in chosen for a in copies.new} - read
-        waves = [[x for k in w if (x := _without(k, unread)) is not None] for w in waves]
+
+        def needed(k: Kernel) -> Kernel | None:
+            return k if can_fault(k) else without_stores(k, unread)
+
+        waves = [[x for k in w if (x := needed(k)) is not None] for w in waves]
         commit -= sum(not w for w in waves[:commit])
         return replace(self.schedule, waves=[w for w in waves if w], commit=commit)
 
@@ -313,23 +318,6 @@ def renamed(kernel: Kernel, reads: Mapping[Array, Array], writes: Mapping[Array,
         if kept or reduces:
             stages.append(Stage(s.inner, kept, reduces))
     return LoopKernel(kernel.outer, stages, list(kernel.locals), kernel.lines, kernel.name)
-
-
-def _without(k: Kernel, unread: set[Array]) -> Kernel | None:
-    """A kernel without stores to some arrays; None if none is left."""
-    if not isinstance(k, (LoopKernel, ContractionKernel)) or can_fault(k):
-        return k
-    if not unread.intersection(kernel_writes(k)):
-        return k
-    if isinstance(k, ContractionKernel):
-        stores = [s for s in k.stores if s.array not in unread]
-        return replace(k, stores=stores) if stores else None
-    stages: list[Stage] = []
-    for s in k.stages:
-        kept = tuple(t for t in s.stores if t.array not in unread)
-        if kept or s.reduces:
-            stages.append(replace(s, stores=kept))
-    return replace(k, stages=stages) if any(s.stores for s in stages) else None
 
 
 def _stores(

@@ -7,6 +7,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from jitgrad.compiler.ops.movement import inverse_axes
 from jitgrad.compiler.ops.record import OPS, same_shape
 from jitgrad.compiler.symbolic import Sym, hint, plain
 from jitgrad.compiler.symbolic import prod as dims_product
@@ -23,7 +24,7 @@ from jitgrad.functions.args import (
     one_given,
     positions,
 )
-from jitgrad.layouts import can_view, ghost, is_dense, layout_of, order_of
+from jitgrad.layouts import can_view, is_dense, layout_of, order_of, outline
 from jitgrad.pending import fetch, waits
 from jitgrad.promotion import cast, constant, result_type
 from jitgrad.runtime import dtypes
@@ -567,15 +568,14 @@ def laid_as(made: Tensor, *operands: Tensor) -> Tensor:
     have = (made, *operands)
     if any(x._data is None and not waits(x) for x in have) or all(map(is_dense, have)):
         return made
-    arrays = [ghost(layout_of(x)) if x._data is None else x._data for x in have]
+    arrays = [outline(x) for x in have]
     order = order_of(arrays[0].shape, arrays[1:])
     if order == order_of(arrays[0].shape, arrays[:1]):
         return made
     if order is None:
         return _named_as(contiguous(made), made)
-    places = tuple(sorted(range(made.ndim), key=order.__getitem__))
     copy = apply(OPS["contiguous"], (permute(made, order),), {})
-    return _named_as(permute(copy, places), made)
+    return _named_as(permute(copy, inverse_axes(order)), made)
 
 
 def _named_as(y: Tensor, x: Tensor) -> Tensor:

@@ -58,8 +58,8 @@ def together(given: Sequence[Tensor], traced: Sequence[Traced]) -> tuple[list[Te
 def recorded_loop(
     test: Callable[..., Any], step: Callable[..., Any], carries: list[Tensor], limit: int | None
 ) -> list[Tensor]:
-    types = [x._type for x in carries]
     """The last carries of a loop that becomes one node."""
+    types = [x._type for x in carries]
     first = trace(lambda *now: [test(*now).reshape(())], carries, types)
     second = trace(step, carries, types)
     if first.draws or second.draws:
