@@ -11,7 +11,7 @@ import contextlib
 import functools
 import warnings
 from importlib.util import find_spec
-from pathlib import Path
+from os.path import dirname, realpath
 from sys import _getframe
 from types import CodeType, FrameType, TracebackType
 from typing import TypeVar
@@ -27,7 +27,7 @@ def _folders() -> tuple[str, ...]:
     for name in (_PACKAGE, f"{_PACKAGE}.compiler", f"{_PACKAGE}.runtime"):
         spec = find_spec(name)
         places = None if spec is None else spec.submodule_search_locations
-        found += [str(Path(p).resolve()) for p in places or ()]
+        found += [realpath(p) for p in places or ()]
     return tuple(found)
 
 
@@ -39,7 +39,7 @@ FOLDERS = _folders()
 _OURS = tuple([f + "/" for f in FOLDERS])
 # Files of Python's and of NumPy's lie between a user's line and ours.
 _PASSED = (contextlib.__file__, functools.__file__)
-_NUMPY = str(Path(np.__file__).resolve().parent) + "/"
+_NUMPY = dirname(realpath(np.__file__)) + "/"
 _inside: dict[str, bool] = {}
 
 
@@ -49,7 +49,7 @@ def resolved(filename: str) -> str:
     system for each part of each path takes as long as reading what some of them say.)"""
     if filename.startswith(_OURS) and "/.." not in filename:
         return filename
-    return str(Path(filename).resolve())
+    return realpath(filename)
 
 
 def _classify(filename: str) -> bool:

@@ -43,6 +43,19 @@ print(jitgrad.runtime is runtime, jitgrad.ones(2).tolist(), jitgrad.runtime is r
     assert fresh(code).splitlines() == ["{'runtime'}", "True [1.0, 1.0] True"]
 
 
+def test_runtime_imports_little_beside_numpy() -> None:
+    """Modules that take milliseconds, which environments may have imported before."""
+    code = """
+import numpy
+slow = ("pathlib", "tempfile", "inspect", "dataclasses", "urllib.parse", "ipaddress")
+for name in slow:
+    sys.modules.pop(name, None)
+from jitgrad.runtime import load
+print([name for name in slow if name in sys.modules])
+"""
+    assert fresh(code) == "[]"
+
+
 FIRST = [
     "import jitgrad",
     "from jitgrad import tensor",
