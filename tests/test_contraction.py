@@ -569,11 +569,33 @@ def test_products_of_one_panel_read_a_where_it_lies(m: int, workers: int) -> Non
 
 def test_tiles_waste_little_and_count_their_loads() -> None:
     target = targets.target_of("x86-64-v4")
-    tile = choose_tile(target, F32, 64, 512)
+    tile = choose_tile(target, F32, 64, 512, 256)
     assert -(-64 // tile.mr) * tile.mr <= 65 and tile.nv > 1  # a vector of B serves few products
-    assert choose_tile(replace(target, cpu="znver4"), F32, 64, 512).nv == 1
+    assert choose_tile(replace(target, cpu="znver4"), F32, 64, 512, 256).nv == 1
     for rows in (64, 256):  # a torn panel costs more than whole ones of somewhat small tiles
-        assert rows % choose_tile(target, F32, rows, rows).mr == 0
+        assert rows % choose_tile(target, F32, rows, rows, 128).mr == 0
+
+
+@pytest.mark.parametrize("rows", range(2, 61))
+@pytest.mark.parametrize("cpu", ["x86-64-v3", "x86-64-v4"])
+def test_few_rows_make_few_torn_panels_and_read_a_matrix_seldom(rows: int, cpu: str) -> None:
+    tile = choose_tile(targets.target_of(cpu), F32, rows, 720, 256)
+    panels = -(-rows // tile.mr)
+    assert panels * tile.mr <= rows * 1.25 + 1
+    assert panels <= -(-rows // 4)  # each reads the matrix
+
+
+@pytest.mark.parametrize("m", [5, 17, 30, 36, 48])
+@pytest.mark.parametrize(("n", "k"), [(33, 300), (183, 257), (530, 40)])
+@pytest.mark.parametrize("flips", [(False, False), (True, False), (False, True)])
+def test_few_panels_of_rows_read_a_matrix_that_is_near(
+    m: int, n: int, k: int, flips: tuple[bool, bool]
+) -> None:
+    plan = plan_blocks(matmul_kernel(m, n, k, F32, F32, (), flips)[2], targets.host())
+    if max(m, n) * k > 1 << 15 and not plan.in_place:
+        assert plan.direct_b == (m <= 3 * plan.tile.mr and not flips[1])
+    out, a, b = run_matmul(m, n, k, F32, (), flips, workers=3)
+    assert_product(out, a, b, F32)
 
 
 @pytest.mark.parametrize(("m", "n", "k"), [(64, 784, 576), (128, 784, 64), (784, 96, 300)])

@@ -43,6 +43,8 @@ _PANELS = 4  # panels of A that a block of rows has at least
 _COLS = 1024  # the most columns of a block of a shared B
 _DIRECT = 128  # the most rows and columns of a product whose operands are read where they lie
 _DIRECT_BYTES = 1 << 17  # and the most bytes of an operand
+_REREAD = 3  # panels of rows for which a matrix in the second cache is read where it lies: so many
+# reads of distant rows cost less than a copy
 _KEPT = 512  # rows up to which packing B takes a share of a product worth keeping the panels, where
 # it is constant; and columns of a block up to which packing A for it does (10 % at 64, 2 % here)
 _REPEATED = 1 << 15  # elements of A, packed again, that are worth a launch that packs them once
@@ -156,7 +158,8 @@ def plan_blocks(kernel: ContractionKernel, target: Target, keeps: bool = True) -
     if dot is not None and dot.tiles:
         tile = tile_for(hm, hn)
     else:
-        tile = choose_tile(target, c.acc, hm, hn, _dot_tiles(dot, a, batch, rows, depth, extents))
+        among = _dot_tiles(dot, a, batch, rows, depth, extents)
+        tile = choose_tile(target, c.acc, hm, hn, min(hk, _deepest(dot, c.acc)), among)
     nbytes = c.acc.itemsize if dot is None else dot.a.itemsize * dot.copies
     small = max(hm, hn) <= _DIRECT and max(hm, hn) * hk * nbytes <= _DIRECT_BYTES
     access = _plain_access(b, c.acc, (batch, cols, depth), extents)
@@ -231,7 +234,8 @@ def plan_blocks(kernel: ContractionKernel, target: Target, keeps: bool = True) -
     if plain and (small or hn <= tile.nr):  # or one panel of B, for which A is read once
         found = _plain_access(a, c.acc, (batch, rows, depth), extents)
         direct_a = _steps(found, nbytes) if found is not None else None
-    if plain and small:
+    near = one_row_block and hm <= _REREAD * tile.mr and hn * hk * nbytes <= target.l2
+    if plain and (small or near and not kept):
         direct_b = _is_readable(access)
     if direct_b:
         kept = ""

@@ -20,6 +20,7 @@ multiply-add (tile vectors >= latency * multiply-adds a cycle, 8 on most CPUs).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import llvmlite.ir as ir
@@ -74,8 +75,8 @@ def vector_registers(target: Target) -> int:
 _TILES = {
     16: ((6, 2), (4, 3), (5, 2), (3, 4), (2, 5), (1, 8)),
     32: (
-        *((14, 2), (13, 2), (8, 3), (12, 2), (8, 2), (6, 4), (5, 4), (4, 6)),
-        *((3, 8), (2, 8), (1, 12)),
+        *((14, 2), (13, 2), (8, 3), (12, 2), (9, 3), (11, 2), (10, 2), (7, 3), (8, 2), (9, 2)),
+        *((6, 4), (5, 5), (5, 4), (4, 6), (3, 8), (2, 8), (1, 12)),
     ),
 }
 # With AVX-512 an element of A is an operand in memory, so one vector of B is enough, where there is
@@ -86,8 +87,10 @@ _ONE_FMA = "znver4"
 # Part of the peak that a tile reaches, roughly: loads and latency cost the small ones.
 _WORTH = {
     **{(4, 3): 0.97, (5, 2): 0.93, (3, 4): 0.95, (2, 5): 0.85, (1, 8): 0.5},
-    (8, 2): 0.97,
+    **{(8, 2): 0.97, (9, 2): 0.98},
 }
+_STAYS = 0.75  # of the first cache: the largest panel of B that is there for the next panel of A
+_READ = 2.5  # rows whose multiply-adds take as long as reading a row of B from the second cache
 _TORN = 0.5  # of the work of a panel of rows, what it costs beside that if it is not whole: a copy
 # of its operand, and results by masks
 
@@ -101,10 +104,20 @@ def candidates(target: Target, acc: DType) -> list[Tile]:
 
 
 def choose_tile(
-    target: Target, acc: DType, rows: int, cols: int, among: tuple[tuple[int, int], ...] = ()
+    target: Target,
+    acc: DType,
+    rows: int,
+    cols: int,
+    depth: int,
+    among: tuple[tuple[int, int], ...] = (),
 ) -> Tile:
-    """The tile that wastes least of its work on a rows x cols result (free to differ); of some, as
-    (rows, vectors), the best first, if they are given."""
+    """The tile of least cost for a rows x cols result (free to differ), whose panels have a depth;
+    of some, as (rows, vectors), the best first, if they are given.
+
+    The cost is that of all multiply-adds, those of what a torn panel lacks too. Where a panel of B
+    does not stay in the first cache, it is read from the second for each panel of A; the processor
+    does part of that meanwhile.
+    """
     width = max(1, target.vector_bytes // acc.itemsize)
     best, best_cost = None, 0.0
     tiles = list(_TILES[vector_registers(target)])
@@ -112,10 +125,12 @@ def choose_tile(
         tiles.insert(0 if target.cpu == _ONE_FMA else len(tiles), NARROW)
     for mr, nv in among or tiles:
         tile = Tile(mr, nv, width)
-        padded: float = -(-max(rows, 1) // mr) * mr * (-(-max(cols, 1) // tile.nr) * tile.nr)
+        panels = -(-max(rows, 1) // mr)
+        stays = tile.nr * depth * acc.itemsize <= _STAYS * target.l1
+        cost = panels * (mr if stays or panels == 1 else math.hypot(mr, _READ))
         if rows > mr and rows % mr:
-            padded += _TORN * mr * (-(-max(cols, 1) // tile.nr) * tile.nr)
-        cost = padded / _WORTH.get((mr, nv), 1.0 if mr > 3 else 0.9)
+            cost += _TORN * mr
+        cost *= -(-max(cols, 1) // tile.nr) * tile.nr / _WORTH.get((mr, nv), 1.0)
         if (mr, nv) == NARROW and target.cpu != _ONE_FMA:
             cost *= 17 / 16
         if best is None or cost < best_cost * 0.97:
