@@ -45,6 +45,7 @@ from jitgrad.recompiles import STORM, refuse_recording, warn_of_storm
 from jitgrad.recorder import Recorder, Trace
 from jitgrad.replay import Specialisation
 from jitgrad.replay_support import MISS, overlap
+from jitgrad.runtime.buffers import free_results
 from jitgrad.runtime.errors import CompileError, FallbackWarning, MemoryLimitError
 from jitgrad.runtime.knobs import knobs
 from jitgrad.runtime.userline import warn
@@ -448,6 +449,8 @@ class JitFunction:
         if not self._told_of_loop and (self._fallback or knobs.fallback) != "silent":
             self._told_of_loop = warn_of_loop(self.name, trace.graph)  # before it is compiled
         spec = Specialisation(self.name, trace, watch, guard, modes, self._compile, names)
+        recorder.forget()
+        free_results()  # the recorded call's: compiled calls have an arena
         self._add(spec)
         fixed = recorder.symbols.fixed()
         if fixed:

@@ -106,8 +106,8 @@ class _Tracer(Recorder):
             generator.give_back(generator.draws - count, count)
         for entry in self.entries:
             if entry.storage is not None:
-                entry.storage.version -= self._counts.get(entry.storage, 0)
-                entry.storage.hidden -= self._hidden.get(entry.storage, 0)
+                entry.storage.version -= self._counts.of(entry.storage)
+                entry.storage.hidden -= self._hidden.of(entry.storage)
 
 
 def _put_back(owner: Any, key: Any) -> Callable[[], None]:

@@ -63,6 +63,7 @@ from jitgrad.tape.views import put_chain
 from jitgrad.tensor import Tensor, wrap
 from jitgrad.tree import Cut, Leaf
 from jitgrad.values import (
+    Counts,
     Entry,
     Finder,
     here,
@@ -134,7 +135,7 @@ class Recorder(Looks):
         super().__init__(name, finder)
         self.symbols = Symbols() if symbols is None else symbols
         self.graph.env = self.symbols.env
-        self._hidden: dict[Storage, int] = {}
+        self._hidden = Counts()  # writes through .data
         self._slots: dict[tuple[int, str], tuple[Any, Owner, Tensor | None]] = {}
         self._rebinds: dict[tuple[int, Any], tuple[Any, Owner, Any]] = {}
         self._flags: dict[int, tuple[Tensor, Owner, bool]] = {}  # requires_grad, as it was
@@ -200,9 +201,9 @@ class Recorder(Looks):
         if self.reason:
             return
         self._values[storage] = new
-        self._counts[storage] = self._counts.get(storage, 0) + 1
+        self._counts.add(storage)
         if target._view is not None and target._view.hidden:
-            self._hidden[storage] = self._hidden.get(storage, 0) + 1
+            self._hidden.add(storage)
 
     def rebind(self, owner: Any, key: Any, value: Any) -> None:
         if self.reason:
@@ -526,8 +527,8 @@ class Recorder(Looks):
             store.results = [[placed(r) for r in rs] for rs in store.results]
         for i, entry in enumerate(self.entries):
             value = self._now(entry)
-            entry.writes = self._counts.get(entry.storage, 0)
-            entry.hidden_writes = self._hidden.get(entry.storage, 0)
+            entry.writes = self._counts.of(entry.storage)
+            entry.hidden_writes = self._hidden.of(entry.storage)
             if value is not entry.value and not isinstance(entry.source, Constant):
                 graph.writes.append(Write(i, value))
         return Trace(
@@ -642,7 +643,7 @@ class Recorder(Looks):
         return (
             x._view.base is (base if root is None else root)
             and x._view.tracked
-            and not self._counts.get(entry.storage)
+            and not self._counts.of(entry.storage)
             and self._made_here(x, base)
         )
 
@@ -707,10 +708,14 @@ class Recorder(Looks):
         return bool(self.reason) or any(told)
 
     def let_go(self) -> None:
-        """Called when nothing comes of the recording: a number that Python has kept refers to it,
-        and would to all that it has met."""
+        """Called when nothing comes of the recording."""
         for entry in self.entries:
             entry.release()
+        self.forget()
+
+    def forget(self) -> None:
+        """Called when the recording is over: numbers that Python has kept, and those of the trace,
+        refer to it, and would to all that it has met."""
         for held in (
             self._entry, self._parts, self._counts, self._hidden, self._grads, self._views,
             self._slots, self._rebinds, self._flags, self._guarded, self._seeds,

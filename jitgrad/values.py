@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -31,6 +31,8 @@ from jitgrad.sources import (
 )
 from jitgrad.storage import Storage
 from jitgrad.tensor import Tensor
+
+T = TypeVar("T")
 
 Found = tuple[Source, Tensor]
 """Where a storage is reached, and the tensor that is there."""
@@ -97,24 +99,27 @@ class Entry:
         self.tensor = self.storage = self.array = self.node = None  # type: ignore[assignment]
 
 
-class ByStorage:
-    """The value of each storage, as long as the storage lives: memory of what the function is done
+class ByStorage(Generic[T]):
+    """Something of each storage, as long as the storage lives: memory of what the function is done
     with is free, as without a recorder."""
 
     def __init__(self) -> None:
-        self._found: dict[int, Value] = {}
+        self._found: dict[int, T] = {}
         self._refs: dict[int, weakref.ref[Storage]] = {}
 
-    def get(self, storage: Storage) -> Value | None:
+    def get(self, storage: Storage) -> T | None:
         return self._found.get(id(storage))
 
     def __contains__(self, storage: Storage) -> bool:
         return id(storage) in self._found
 
-    def __getitem__(self, storage: Storage) -> Value:
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def __getitem__(self, storage: Storage) -> T:
         return self._found[id(storage)]
 
-    def __setitem__(self, storage: Storage, value: Value) -> None:
+    def __setitem__(self, storage: Storage, value: T) -> None:
         key = id(storage)
         if key not in self._refs:
             found, refs = self._found, self._refs
@@ -125,6 +130,20 @@ class ByStorage:
 
             refs[key] = weakref.ref(storage, dead)
         self._found[key] = value
+
+    def clear(self) -> None:
+        self._refs.clear()
+        self._found.clear()
+
+
+class Counts(ByStorage[int]):
+    """How often something has happened to each storage."""
+
+    def of(self, storage: Storage) -> int:
+        return self._found.get(id(storage), 0)
+
+    def add(self, storage: Storage) -> None:
+        self[storage] = self.of(storage) + 1
 
 
 class ValueMap:
@@ -141,11 +160,11 @@ class ValueMap:
         self.line = ""
         self.postponed = False
         self.entries: list[Entry] = []
-        self._values = ByStorage()
+        self._values: ByStorage[Value] = ByStorage()
         self._entry: dict[Storage, Entry] = {}
         self._parts: dict[Storage, list[Entry]] = {}  # other parts of storages that none writes
-        self._counts: dict[Storage, int] = {}
-        self._views: dict[Any, tuple[int, Any, Value]] = {}
+        self._counts = Counts()  # writes
+        self._views: ByStorage[dict[Any, tuple[int, Any, Value]]] = ByStorage()
         self.view_lines: dict[int, str] = {}  # of the steps of chains, by id, that were made here
         self._grads: dict[Storage, Found] = {}
 
@@ -161,18 +180,23 @@ class ValueMap:
         if value is None:
             return _NOTHING
         storage = x._storage
-        count = self._counts.get(storage, 0)
+        count = self._counts.of(storage)
         entry, chain = self._place(x, line)
         if entry is not None:
             value = self._now(entry)
+        if not chain:
+            return value
+        views = self._views.get(storage)
+        if views is None:
+            views = self._views[storage] = {}
         for n, step in enumerate(chain):
-            key = (storage, entry, tuple(map(id, chain[: n + 1])))
-            cached = self._views.get(key)
+            key = (entry, tuple(map(id, chain[: n + 1])))
+            cached = views.get(key)
             if cached is None or cached[0] != count:
                 op, attrs = step
                 made = line or self.view_lines.get(id(step), "")
                 value = self.graph.add(op, value, line=made, **plain_attrs(attrs))
-                cached = self._views[key] = (count, chain, value)
+                cached = views[key] = (count, chain, value)
             value = cached[2]
         return value
 
@@ -237,7 +261,7 @@ class ValueMap:
 
     def _now(self, entry: Entry) -> Value:
         """What the memory of a graph input holds now."""
-        written = self._counts.get(entry.storage)
+        written = self._counts.of(entry.storage)
         return self._values[entry.storage] if written else entry.value
 
     def _place(self, x: Tensor, line: str) -> tuple[Entry | None, Any]:
@@ -251,7 +275,7 @@ class ValueMap:
             assert entry.tensor is not None
             if is_part(x._chain, entry.tensor._chain):
                 return entry, x._chain[entry.base :]
-        found = None if self._counts.get(x._storage) else self.finder.part(x)
+        found = None if self._counts.of(x._storage) else self.finder.part(x)
         if found is None:
             self.give_up("uses two tensors that show different parts of one storage", line)
             return first, ()

@@ -81,12 +81,32 @@ held: list[list[Any]] = []
 
 
 def empty_cache() -> None:
-    """Frees all memory that is kept for later calls and that nobody uses: of results, of arenas."""
+    """Frees all memory that is kept for later calls and that nobody uses: of results, of arenas.
+    What is free goes back to the system."""
+    for memory in held:
+        memory.clear()
+    free_results()
+
+
+def free_results() -> None:
+    """Frees the memory of results that is kept for later calls and that nobody uses. All that is
+    free goes back to the system, where the C library does that (glibc)."""
     global _idle_bytes
     _idle.clear()
     _idle_bytes = 0
-    for memory in held:
-        memory.clear()
+    if _trim is not None:
+        _trim(0)
+
+
+def _find_trim() -> Callable[[int], int] | None:
+    try:
+        found: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError, TypeError):  # another C library, or none by that name
+        return None
+    return found
+
+
+_trim = _find_trim()
 
 
 def is_leased(array: NDArray[Any]) -> bool:

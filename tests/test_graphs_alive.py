@@ -16,6 +16,7 @@ import jitgrad as jg
 import jitgrad.nn.functional as F
 from jitgrad import func, nn, optim
 from jitgrad.autograd import graph_report
+from jitgrad.runtime import buffers
 from jitgrad.tape.node import Node
 
 X = jg.from_numpy(np.random.default_rng(0).standard_normal((8, 4)).astype(np.float32))
@@ -274,3 +275,70 @@ def test_anomaly_names_the_forward_line() -> None:
     with jg.autograd.set_detect_anomaly(True), pytest.raises(RuntimeError, match="nan values"):
         (f(x) * 0).sum().backward()
     assert f.stats.fallbacks == 0  # compiled code looks, too
+
+
+# -- recordings ------------------------------------------------------------------------------------
+LARGE = 1 << 18  # bytes; of every array here
+
+
+def recorded(loops: int, rate: float, seen: list[int]) -> Any:
+    """A function that makes many arrays and views, of which few are alive at a time."""
+
+    def f(x: Any, rate: float) -> Any:
+        for _ in range(loops):
+            x = (x.view(-1) * rate).view(256, 256)  # rate is a number of the graph
+            x = x.t().contiguous().add_(1.0)
+            seen.append(large_arrays())
+        return x
+
+    return f
+
+
+def large_arrays() -> int:
+    storages = [x for x in gc.get_objects() if type(x).__name__ == "Storage"]
+    return sum(x.array is not None and x.array.nbytes >= LARGE for x in storages)
+
+
+def test_a_recording_keeps_no_array_that_the_function_is_done_with() -> None:
+    seen: list[int] = []
+    f = recorded(10, 0.5, seen)
+    x = jg.ones(256, 256)
+    f(x, 0.5)
+    alone = seen.copy()
+    seen.clear()
+    compiled = jg.jit(f, fallback="silent", pure=True)
+    compiled(x, 0.5)
+    assert seen == alone
+
+
+def test_a_trace_keeps_no_array_of_the_recorded_call() -> None:
+    model = nn.Sequential(nn.Linear(256, 256), nn.ReLU(inplace=True), nn.Linear(256, 256))
+    optimizer = optim.Adam(model.parameters(), lr=1e-3)
+    x = jg.ones(256, 256)
+
+    @jg.jit(fallback="error")
+    def step() -> Any:
+        optimizer.zero_grad()
+        loss = model(x).view(16, 16, 256).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    before = large_arrays()
+    step()
+    assert step.stats.traces == 1
+    optimizer.zero_grad()
+    assert large_arrays() == before + 4  # Adam's two of each of two weights
+
+
+def test_memory_of_a_recorded_call_goes_back() -> None:
+    @jg.jit(fallback="error")
+    def f(x: Any) -> Any:
+        return F.conv2d(F.conv2d(x, w, padding=1), w, padding=1).sum()
+
+    w = jg.ones(32, 32, 3, 3)
+    x = jg.ones(4, 32, 64, 64)
+    F.conv2d(x, w, padding=1)
+    assert sum(map(len, buffers._idle.values())) > 0  # what eager code will take again
+    f(x)
+    assert not buffers._idle
