@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from jitgrad.compiler.codegen.access import Access, operand_access, separate
 from jitgrad.compiler.codegen.dot import MANY, Dot, dot_of
-from jitgrad.compiler.codegen.microkernel import LANES, NARROW, Tile, choose_tile
+from jitgrad.compiler.codegen.microkernel import LANES, NARROW, REREAD, Tile, choose_tile
 from jitgrad.compiler.codegen.target import Target
 from jitgrad.compiler.codegen.tile_micro import tile_for
 from jitgrad.compiler.kernels import (
@@ -43,8 +43,6 @@ _PANELS = 4  # panels of A that a block of rows has at least
 _COLS = 1024  # the most columns of a block of a shared B
 _DIRECT = 128  # the most rows and columns of a product whose operands are read where they lie
 _DIRECT_BYTES = 1 << 17  # and the most bytes of an operand
-_REREAD = 3  # panels of rows for which a matrix in the second cache is read where it lies: so many
-# reads of distant rows cost less than a copy
 _KEPT = 512  # rows up to which packing B takes a share of a product worth keeping the panels, where
 # it is constant; and columns of a block up to which packing A for it does (10 % at 64, 2 % here)
 _REPEATED = 1 << 15  # elements of A, packed again, that are worth a launch that packs them once
@@ -78,6 +76,7 @@ class Plan:
     dot: how products of narrow operands are formed in groups along k; else None.
     direct_a: the steps of A (as emit_micro's) where it is read where it lies, but for a torn last
         panel; else None. direct_b: the same of B, any steps.
+    far: B is larger than what stays in the second cache.
     """
 
     batch: Group
@@ -103,6 +102,7 @@ class Plan:
     dot: Dot | None
     direct_a: tuple[int, int] | None
     direct_b: bool
+    far: bool
     kept: str
     strip: int
 
@@ -155,16 +155,23 @@ def plan_blocks(kernel: ContractionKernel, target: Target, keeps: bool = True) -
     hm, hn, hk, hc = hint(M), hint(N), hint(K), hint(count)
     batch = tuple(c.batch)
     dot = dot_of(c, a, b, target, min([d for d in (M, N) if isinstance(d, int)], default=MANY))
+    access = _plain_access(b, c.acc, (batch, cols, depth), extents)
+    simple = dot is None or not (dot.tiles or dot.parts)
+    readable = simple and _is_readable(access)
+    constant = keeps and is_constant(b, (count, N, K))
+    nbytes = c.acc.itemsize if dot is None else dot.a.itemsize * dot.copies
+    small = max(hm, hn) <= _DIRECT and max(hm, hn) * hk * nbytes <= _DIRECT_BYTES
+    far = hn * hk * nbytes > target.l2 // 2
     if dot is not None and dot.tiles:
         tile = tile_for(hm, hn)
     else:
         among = _dot_tiles(dot, a, batch, rows, depth, extents)
-        tile = choose_tile(target, c.acc, hm, hn, min(hk, _deepest(dot, c.acc)), among)
-    nbytes = c.acc.itemsize if dot is None else dot.a.itemsize * dot.copies
-    small = max(hm, hn) <= _DIRECT and max(hm, hn) * hk * nbytes <= _DIRECT_BYTES
-    access = _plain_access(b, c.acc, (batch, cols, depth), extents)
+        either = readable and not small and not constant
+        lies = ("far" if far else "near") if either else ""
+        deep = min(hk, _deepest(dot, c.acc))
+        tile = choose_tile(target, c.acc, hm, hn, deep, among, lies)
     in_place = kept = ""
-    if keeps and is_constant(b, (count, N, K)):
+    if constant:
         if not _is_one(M):
             kept = "b" if hm <= _KEPT else ""
         elif hn * hk >= _KEPT_ROW and not _is_readable(access):
@@ -230,13 +237,13 @@ def plan_blocks(kernel: ContractionKernel, target: Target, keeps: bool = True) -
     else:
         block_cols = _balanced(hn, col_blocks, tile.nr, have)
     direct_a, direct_b = None, False
-    plain = not _is_one(M) and not in_place and (dot is None or not (dot.tiles or dot.parts))
+    plain = simple and not _is_one(M) and not in_place
     if plain and (small or hn <= tile.nr):  # or one panel of B, for which A is read once
         found = _plain_access(a, c.acc, (batch, rows, depth), extents)
         direct_a = _steps(found, nbytes) if found is not None else None
-    near = one_row_block and hm <= _REREAD * tile.mr and hn * hk * nbytes <= target.l2
-    if plain and (small or near and not kept):
-        direct_b = _is_readable(access)
+    few = one_row_block and hm <= REREAD * tile.mr and tile.nv > 1 and not kept
+    if plain and (small or few):
+        direct_b = readable
     if direct_b:
         kept = ""
     packed = "b" if "b" in kept or (not one_row_block and not direct_b) else ""
@@ -254,7 +261,7 @@ def plan_blocks(kernel: ContractionKernel, target: Target, keeps: bool = True) -
     return Plan(
         batch, rows, cols, depth, extents, a, b, count, M, N, K, tile,
         block_rows, block_cols, depth_cap, deepest, unit, splits,
-        packed, in_place, dot, direct_a, direct_b, kept, strip,
+        packed, in_place, dot, direct_a, direct_b, far, kept, strip,
     )  # fmt: skip
 
 

@@ -26,6 +26,7 @@ from jitgrad.compiler.codegen.emit import Ops
 from jitgrad.compiler.codegen.epilogue import Epilogue
 from jitgrad.compiler.codegen.frame import Frame, link
 from jitgrad.compiler.codegen.kernelcode import Generated
+from jitgrad.compiler.codegen.microkernel import LINE, UNROLL
 from jitgrad.compiler.codegen.outline import Uses
 from jitgrad.compiler.codegen.packing import Source, edge_panel, pack
 from jitgrad.compiler.codegen.packing_groups import pack_groups
@@ -255,6 +256,8 @@ class _Engine:
         per_split = code.div(code.add(blocks, code.sub(splits, 1)), splits)
         row_blocks, col_blocks = frame.dim(p.row_blocks), frame.dim(p.col_blocks)
 
+        # Of the next panel of a B in place each row panel asks for a line of each row, one a step.
+        asks = p.direct_b and p.far and tile.nv == UNROLL
         if self.unit is not None:
             self.unit.begin(code)
         with code.loop(frame.begin, frame.end) as t:
@@ -320,6 +323,9 @@ class _Engine:
                 # Of the next panel of B each of the row panels asks for a share.
                 step_bytes = self.step * self.copies * tile.nr * self.packed["b"].itemsize
                 pace: Int = 0
+                if asks:
+                    assert source_b is not None
+                    pace = code.mul(source_b.k.stride, self.packed["b"].itemsize)
                 if source_b is None:
                     pace = code.value(
                         code.div(code.add(code.sub(row_panels, 1), step_bytes), row_panels)
@@ -366,10 +372,21 @@ class _Engine:
                         following = code.beyond(b_panel, b_stride, of_b)
                         ends_here = code.equal(code.add(j, 1), col_panels)
                         ahead = code.b.select(ends_here, next_block, following)
-                    with code.loop(0, row_panels) as i:
-                        place = (
-                            code.beyond(ahead, code.mul(i, share)) if source_b is None else ahead
+                    if asks:
+                        assert source_b is not None
+                        ends_here = code.equal(code.add(j, 1), col_panels)
+                        ahead = code.b.select(
+                            ends_here,
+                            source_b.address(0, depth),
+                            source_b.address(code.add(col, tile.nr), 0),
                         )
+                    with code.loop(0, row_panels) as i:
+                        place = ahead
+                        if source_b is None:
+                            place = code.beyond(ahead, code.mul(i, share))
+                        elif asks:  # what lies in the line of the element before it is there
+                            line = code.add(code.mul(i, LINE), LINE - 1)
+                            place = code.beyond(ahead, line)
                         where = code.mul(code.add(code.mul(slot, row_panels), i), size_of_tile)
                         result = code.at(home, where if keep or wide else 0, self.element)
                         rest = [

@@ -44,8 +44,9 @@ from jitgrad.compiler.codegen.emit import Ops
 from jitgrad.compiler.codegen.target import Target
 from jitgrad.runtime.dtypes import DType
 
-_UNROLL = 2  # more is no faster, and takes longer to compile
+UNROLL = 2  # more is no faster, and takes longer to compile
 LANES = 4  # sums of each result of a product with one row; `joined` adds them up
+LINE = 64  # bytes that memory is asked for
 _WORD = 4  # bytes
 _ROWS = 8  # rows that emit_rows reads side by side
 
@@ -90,6 +91,12 @@ _WORTH = {
     **{(8, 2): 0.97, (9, 2): 0.98},
 }
 _STAYS = 0.75  # of the first cache: the largest panel of B that is there for the next panel of A
+REREAD = 5  # panels of A for which B is read where it lies, in rows of more than a vector: so many
+# reads of distant rows cost less than a copy
+_COPY = (
+    8  # rows whose multiply-adds take as long as the copy, or as waiting for what is far and not
+)
+# asked for: lines are, where a step of k takes one
 _READ = 2.5  # rows whose multiply-adds take as long as reading a row of B from the second cache
 _TORN = 0.5  # of the work of a panel of rows, what it costs beside that if it is not whole: a copy
 # of its operand, and results by masks
@@ -110,9 +117,11 @@ def choose_tile(
     cols: int,
     depth: int,
     among: tuple[tuple[int, int], ...] = (),
+    lies: str = "",
 ) -> Tile:
     """The tile of least cost for a rows x cols result (free to differ), whose panels have a depth;
-    of some, as (rows, vectors), the best first, if they are given.
+    of some, as (rows, vectors), the best first, if they are given. lies: "near", in the second
+    cache, or "far": B is read where it lies if it suits the tile; "": that does not depend on it.
 
     The cost is that of all multiply-adds, those of what a torn panel lacks too. Where a panel of B
     does not stay in the first cache, it is read from the second for each panel of A; the processor
@@ -130,6 +139,8 @@ def choose_tile(
         cost = panels * (mr if stays or panels == 1 else math.hypot(mr, _READ))
         if rows > mr and rows % mr:
             cost += _TORN * mr
+        if lies and (panels > REREAD or nv == 1 or lies == "far" and nv != UNROLL):
+            cost += _COPY
         cost *= -(-max(cols, 1) // tile.nr) * tile.nr / _WORTH.get((mr, nv), 1.0)
         if (mr, nv) == NARROW and target.cpu != _ONE_FMA:
             cost *= 17 / 16
@@ -231,7 +242,7 @@ def emit_micro(
         phis = [b.phi(vector) for _ in sums]
         for phi, s in zip(phis, sums, strict=True):
             phi.add_incoming(s, before)
-        if unroll == _UNROLL:
+        if unroll == UNROLL:
             place = b.phi(PTR)
             place.add_incoming(ahead, before)
             place.add_incoming(ask_ahead(code, place, apart, tile.nv), b.block)
@@ -259,7 +270,7 @@ def emit_micro(
             merged.append(m)
         return merged
 
-    for line in range(0, count * tile.width * nbytes, 64):
+    for line in range(0, count * tile.width * nbytes, LINE):
         prefetch(code.b, code.at(c, line), write=True, locality=3)
     every = count  # the sums of a lane
     start = [zero] * every
@@ -267,8 +278,8 @@ def emit_micro(
         signs = [code.load(function.args[len(MICRO)], v * tile.width, element, tile.width)
                  for v in range(tile.nv)]  # fmt: skip
         start = [signs[j % tile.nv] for j in range(every)]
-    unroll = _UNROLL if lanes == 1 else lanes
-    apart = code.value(code.div(code.mul(pace, _UNROLL), tile.nv))
+    unroll = UNROLL if lanes == 1 else lanes
+    apart = code.value(code.div(code.mul(pace, UNROLL), tile.nv))
     whole = code.value(code.sub(kb, code.rem(kb, unroll)))
     sums = k_loop(code.value(0), whole, unroll, start + [zero] * (every * (lanes - 1)))
     if lanes == 1:
