@@ -80,10 +80,10 @@ class Adam(Optimizer):
             v = self.keep(state, "max_exp_avg_sq", state["max_exp_avg_sq"].maximum(v))
 
         def corrections(t: Tensor) -> tuple[Tensor, Tensor]:
-            return lr / (1 - beta1**t), (1 - beta2**t).sqrt()
+            return lr / (1 - beta1**t), 1 / (1 - beta2**t).sqrt()
 
         step_size, scale = self.by_count(t, p, h, corrections)
-        decrease(p, m / (v.sqrt() / scale + h["eps"]) * step_size)
+        decrease(p, m / (v.sqrt() * scale + h["eps"]) * step_size)
 
 
 def _floats(betas: Any) -> bool:
