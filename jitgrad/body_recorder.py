@@ -19,6 +19,7 @@ from jitgrad.compiler.ir import Graph, Input, Value
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.compiler.types import TensorType
 from jitgrad.dispatch import full
+from jitgrad.layouts import set_layout
 from jitgrad.pytree import Structure, flatten, unflatten
 from jitgrad.random import draw_tensors
 from jitgrad.relay import Relay
@@ -69,14 +70,15 @@ class Traced:
 
 
 def trace(function: Any, args: Any, types: Sequence[TensorType]) -> Traced:
-    """Runs function(*args), the tensors among the leaves replaced by stand-ins of these types.
+    """Runs function(*args), the tensors among the leaves replaced by stand-ins of these types,
+    which lie in memory as the tensors, or (of types of fewer dims) as slices of them.
 
     Raises Untraceable, and what the function raises.
     """
     leaves, structure = flatten(args)
     recorder = BodyRecorder(state.recorder)
-    stand_ins = iter([recorder.stand_in(t, f"in{k}") for k, t in enumerate(types)])
-    given = [next(stand_ins) if isinstance(x, Tensor) else x for x in leaves]
+    kinds = iter(enumerate(types))
+    given = [recorder.stand_in(x, *next(kinds)) if isinstance(x, Tensor) else x for x in leaves]
     draws = state.draws
     if draws is not None:
         raise Untraceable("runs where random draws are noted to be drawn again (checkpoint)")
@@ -108,10 +110,11 @@ class BodyRecorder(Relay):
         self._keep: list[Any] = []
         self.first_node = next_seq()
 
-    def stand_in(self, type_: TensorType, name: str) -> Tensor:
+    def stand_in(self, of: Tensor, number: int, type_: TensorType) -> Tensor:
         """A tensor without data, an input of the graph."""
-        value = self.graph.add_input(plain_type(type_), "arg", name)
+        value = self.graph.add_input(plain_type(type_), "arg", f"in{number}")
         x = wrap(None, intern_type(type_))
+        set_layout(x, of)
         self._values[x._storage] = value
         self._keep.append(x)
         if is_real(type_):

@@ -26,6 +26,7 @@ from jitgrad.compiler.ops.record import MANY, OPS, Op, apply_like
 from jitgrad.compiler.symbolic import ShapeEnv
 from jitgrad.compiler.types import TensorType
 from jitgrad.kernels import WORTH, Family, attempt
+from jitgrad.layouts import in_order, order_of_memory, outline
 from jitgrad.plain import is_plain
 from jitgrad.pytree import Structure, flatten, unflatten
 from jitgrad.state import state
@@ -38,14 +39,21 @@ class Composite(Op):
     """What a graph computes, as a record: of its inputs' types, without attributes.
 
     general: one that does the same for many sizes, whose code is run; None: none but itself.
+    orders: of each result, the dims from the slowest to the fastest in memory (None: row-major),
+        for operands that lie as those did which it was traced for.
     """
 
     chooses = True
     saves = (EVERY,)
+    keeps_layout = None  # `orders` say how results lie
 
-    def __init__(self, graph: Graph, general: Composite | None = None) -> None:
+    def __init__(
+        self, graph: Graph, orders: Sequence[tuple[int, ...] | None] | None = None,
+        general: Composite | None = None,
+    ) -> None:  # fmt: skip
         """Registers nothing: it is in no graph."""
         self.name, self.graph, self.general = graph.name, graph, general
+        self.orders = orders or [None] * len(graph.outputs)
         self.nout = 1 if len(graph.outputs) == 1 else MANY
         self._types = tuple([v.type for v in graph.outputs])
         self._derivatives: dict[Any, Derivative | None] = {}
@@ -63,7 +71,13 @@ class Composite(Op):
 
     def reference(self, *arrays: Any) -> Any:
         found = interpret(self.graph, arrays)
-        return found[0] if self.nout == 1 else tuple(found)
+        return self.laid(found[0] if self.nout == 1 else tuple(found))
+
+    def laid(self, results: Any) -> Any:
+        """Its results as they are to lie in memory: copies, where they were laid otherwise."""
+        if self.nout == 1:
+            return in_order(results, self.orders[0])
+        return tuple(map(in_order, results, self.orders))
 
     def parts(self, operands: Sequence[Any], like: Any) -> list[Any]:
         """What it computes, by its records, of operands of any kind, and constants as `like` is."""
@@ -170,12 +184,12 @@ def find(
 ) -> Found:  # fmt: skip
     """How function(*args, **kwargs) runs; operands: the tensors among the arguments."""
     types = [x._type for x in operands]
-    blank, structure = flatten((args, kwargs))
-    blank = [wrap(None, x._type) if isinstance(x, Tensor) else x for x in blank]
-    call = partial(_trace, function, unflatten(structure, blank))
-    exact = call(types, None)
+    exact = _trace(function, (args, kwargs), types, None)
     if exact is None or _work(exact.record.graph) < WORTH:
         return Found(types)
+    leaves, structure = flatten((args, kwargs))
+    blank = [wrap(None, x._type) if isinstance(x, Tensor) else x for x in leaves]
+    call = partial(_trace, function, unflatten(structure, blank))
     rest = [repr(x) for x in blank if not isinstance(x, Tensor)]
     key = (function, *kwargs, *rest, *[(t.dtype, t.ndim) for t in types])
     family = _families.get(key)
@@ -201,9 +215,11 @@ def _trace(
 ) -> Found | None:
     """What the function does with tensors of these types; None where it cannot be a composite."""
     nodes: list[Any] = []
+    orders: list[tuple[int, ...] | None] = []
 
     def noted(args: Any, kwargs: Any) -> Any:
         result = function(*args, **kwargs)
+        orders.extend([order_of_memory(outline(y)) for y in flatten(result)[0]])
         many = result if isinstance(result, tuple) else (result,)
         nodes.extend([y._node for y in many if y._node is not None])
         return result
@@ -227,7 +243,7 @@ def _trace(
     graph = _with_numbers(traced.body.graph, traced.captured, function.__name__.strip("_"))
     if not _is_worth(graph):
         return None
-    found = Found(types, Composite(graph), traced.structure)
+    found = Found(types, Composite(graph, orders), traced.structure)
     if nodes:
         found.flat = nodes[0].kind is PiecesNode
         found.label = nodes[0].op.name if found.flat else nodes[0].name()

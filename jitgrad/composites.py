@@ -66,6 +66,8 @@ def run(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
                 return None
             operands.append(x)
             key.append(id(x._type))
+            if not x._data.flags.c_contiguous:
+                key.append(x._data.strides)
         elif _is_told_by_repr(x):
             key.append(repr(x))  # 1, True and 1.0 are different, and so are 0.0 and -0.0
         else:

@@ -50,8 +50,8 @@ from jitgrad.compiler.ops.record import OPS
 from jitgrad.compiler.symbolic import is_static
 from jitgrad.compiler.types import TensorType
 from jitgrad.kernels import kernel_of
-from jitgrad.layouts import can_view, ghost, is_dense, laid, layout_of, set_order
-from jitgrad.pending import fetch, waits
+from jitgrad.layouts import can_view, ghost, is_dense, is_told, laid, layout_of, set_order
+from jitgrad.pending import fetch
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.userline import user_frame, user_line, with_line
 from jitgrad.state import abstract_mode, bump_epoch, defaults, epoch, recording, state, unwatched
@@ -234,7 +234,7 @@ def apply(op: Any, operands: tuple[Tensor, ...], attrs: dict[str, Any]) -> Any:
             if type(x) is AbsentTensor or type(x._storage) is LevelStorage:
                 return _without_data(op, operands, attrs, plan)
         outputs = wrap(None, types) if op.nout == 1 else tuple([wrap(None, t) for t in types])
-        if modes["lazy"] is not None and op.keeps_layout:
+        if op.keeps_layout:
             set_order(operands, outputs)
     else:
         if count == 2:  # the commonest case, without loops over operands
@@ -465,44 +465,37 @@ def _owned(result: np.ndarray[Any, Any], operands: tuple[Tensor, ...]) -> np.nda
     """The result of an op that is no view, sure to share no memory with an operand."""
     for x in operands:
         if result is x._data or (result.base is not None and np.may_share_memory(result, x._data)):
-            return result.copy()
+            return result.copy(order="K")
     return result
 
 
 def _apply_view(op: Any, x: Tensor, attrs: dict[str, Any], plan: Plan) -> Tensor:
     """A view op: shares x's storage where the reference could give a view, else a fresh result."""
     source = x._data
-    data = None
-    type_ = plan.types
-    modes = state.__dict__
-    abstract = modes["abstract"]
-    if modes["lazy"] is not None and type(x._storage) is not LevelStorage:
-        return _lazy_view(op, x, attrs, plan)
-    if source is None and (
-        not abstract or type(x) is AbsentTensor or type(x._storage) is LevelStorage
-    ):
+    if state.abstract and type(x._storage) is not LevelStorage:
+        return _abstract_view(op, x, attrs, plan)
+    if source is None:
         return _without_data(op, (x,), attrs, plan)
-    if not abstract:
-        try:
-            kernel = plan.kernel
-            data = op.reference(source, **attrs) if kernel is None else kernel(source)
-        except Exception as error:
-            raise with_line(error)  # noqa: B904 (see with_line)
-        base = data.base
-        shared = base is not None and (
-            base is source or base is source.base or np.shares_memory(data, source)
-        )
-        if not shared and data.size:
-            return wrap(data, type_)
-    return as_view(op, x, attrs, data, type_)
+    try:
+        kernel = plan.kernel
+        data = op.reference(source, **attrs) if kernel is None else kernel(source)
+    except Exception as error:
+        raise with_line(error)  # noqa: B904 (see with_line)
+    base = data.base
+    shared = base is not None and (
+        base is source or base is source.base or np.shares_memory(data, source)
+    )
+    if not shared and data.size:
+        return wrap(data, plan.types)
+    return as_view(op, x, attrs, data, plan.types)
 
 
-def _lazy_view(op: Any, x: Tensor, attrs: dict[str, Any], plan: Plan) -> Tensor:
-    """A view op in a call that runs in segments: of memory that is there a view of it, though what
-    it holds may have to wait. Where eager code would copy, a result of its own."""
+def _abstract_view(op: Any, x: Tensor, attrs: dict[str, Any], plan: Plan) -> Tensor:
+    """A view op in abstract mode: where eager code would copy, a result of its own. In a call that
+    runs in segments it shows memory that is there, though what that holds may have to wait."""
     if type(x) is AbsentTensor:
         return absent(plan.types)
-    data = x._data
+    data = x._data if state.lazy is not None else None
     if not is_dense(x) and not can_view(op, attrs, layout_of(x)):
         return wrap(None, plan.types)
     if data is not None:
@@ -692,7 +685,7 @@ def level_of(tensors: Sequence[Tensor]) -> Any:
 def check_inplace(target: Tensor, value_requires_grad: bool = False) -> None:
     """Raises RuntimeError, in PyTorch's words, where `target` may not be written in place."""
     data = target._data
-    if target._chain and waits(target):
+    if data is None and target._chain and is_told(target):
         data = ghost(layout_of(target))
     if data is not None:
         flags = data.flags

@@ -243,6 +243,9 @@ _families: dict[Any, Family] = {}
 class _OneGraph(_OneOp):
     """What a record that stands for a graph (composites.py) runs, compiled."""
 
+    def __call__(self, *arrays: Array) -> Any:
+        return self.op.laid(super().__call__(*arrays))
+
     def _compile(self) -> Compiled | None:
         compiled: Compiled | None = self.op.compiled
         return compiled

@@ -2,8 +2,8 @@
 
 Owns `laid`, the layout of results on new memory: row-major, but of records that keep their
 operands' (`Op.keeps_layout`), and `strides_of`, the strides of tensors that have no data, as eager
-code would have them. A root made without data is dense; a view's strides follow from its chain of
-view ops, each run once for each layout on an array of these strides that stands on no memory.
+code would have them. A root made without data lies as `set_order` noted; a view's strides follow
+from its chain of view ops, each run once for each layout on an array that stands on no memory.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from jitgrad.compiler.ops.movement import inverse_axes
+from jitgrad.compiler.symbolic import Sym, hint
 from jitgrad.runtime.errors import InternalError
+from jitgrad.storage import LevelStorage
 
 if TYPE_CHECKING:
     from jitgrad.storage import Storage
@@ -78,7 +80,8 @@ def order_of_memory(array: Any) -> tuple[int, ...] | None:
 def root_order(storage: Storage) -> tuple[int, ...] | None:
     """The same of a storage's root, whose array may be still to be computed."""
     if storage.array is None:
-        return getattr(storage, "order", None)
+        layout = getattr(storage, "layout", None)
+        return None if layout is None else order_of_memory(ghost(layout))
     return order_of_memory(storage.array)
 
 
@@ -111,14 +114,19 @@ def layout_of(x: Tensor) -> Layout:
     """Shape, strides and dtype of a tensor without data."""
     root = x._storage.array
     if root is not None:
-        layout: Layout = (tuple(root.shape), tuple(root.strides), root.dtype)
+        layout = layout_in(root)
     else:
+        found: Layout | None = getattr(x._storage, "layout", None)
         type_ = x._storage.type
-        order = getattr(x._storage, "order", None)
-        layout = dense(tuple(map(int, type_.shape)), type_.dtype.np, order)
+        layout = found or dense(tuple(map(hint, type_.shape)), type_.dtype.np)
     for op, attrs in x._chain:
         layout = _through(op, attrs, layout)
     return layout
+
+
+def layout_in(array: Any) -> Layout:
+    """How an array lies in memory."""
+    return tuple(array.shape), tuple(array.strides), array.dtype
 
 
 def dense(shape: tuple[int, ...], dtype: Any, order: tuple[int, ...] | None = None) -> Layout:
@@ -131,20 +139,38 @@ def dense(shape: tuple[int, ...], dtype: Any, order: tuple[int, ...] | None = No
 
 
 def set_order(operands: Sequence[Tensor], made: Tensor) -> None:
-    """Notes how the result of a record that keeps its operands' layout will lie in memory, whose
-    data is still to be computed."""
+    """Notes how the result of a record that keeps its operands' layout lies in memory, or will lie:
+    it has no data."""
     if not all(map(is_dense, operands)):
-        shape = tuple(map(int, made._storage.type.shape))
+        type_ = made._storage.type
+        shape = tuple(map(hint, type_.shape))
         order = order_of(shape, [outline(x) for x in operands])
         if order is not None:
-            made._storage.order = order
+            made._storage.layout = dense(shape, type_.dtype.np, order)
+
+
+def set_layout(made: Tensor, of: Tensor) -> None:
+    """Notes that a root without data lies as `of`, or, where it has fewer dims, its slices, do."""
+    if not is_told(of) or is_dense(of):
+        return
+    shape, strides, dtype = layout_of(of)
+    type_ = made._storage.type
+    skipped = len(shape) - type_.ndim
+    if shape[skipped:] == tuple(map(hint, type_.shape)):
+        made._storage.layout = shape[skipped:], strides[skipped:], dtype
+
+
+def is_told(x: Tensor) -> bool:
+    """Whether it is known how a tensor lies in memory, or will lie: not inside of vmap, where it is
+    the tensor below that has memory."""
+    return x._data is not None or type(x._storage) is not LevelStorage
 
 
 def is_dense(x: Tensor) -> bool:
     """Whether a tensor's elements lie in row-major order, without gaps."""
     if x._data is not None:
         return bool(x._data.flags.c_contiguous)
-    if not x._chain and x._storage.array is None and not hasattr(x._storage, "order"):
+    if not x._chain and x._storage.array is None and not hasattr(x._storage, "layout"):
         return True
     shape, strides, dtype = layout_of(x)
     if 0 in shape:
@@ -167,10 +193,18 @@ def outline(x: Tensor) -> np.ndarray[Any, Any]:
 def can_view(op: Any, attrs: dict[str, Any], layout: Layout) -> bool:
     """Whether a view op gives a view of memory that lies so. (Reshape may need a copy.)"""
     asks = getattr(op, "can_view", None)
-    return asks is None or bool(asks(layout[0], layout[1], attrs["shape"]))
+    return asks is None or bool(asks(layout[0], layout[1], _hints(attrs["shape"])))
+
+
+def _hints(x: Any) -> Any:
+    """An attribute as data has it: sizes are ints, without a guard."""
+    if isinstance(x, tuple):
+        return tuple(map(_hints, x))
+    return hint(x) if isinstance(x, Sym) else x
 
 
 def _through(op: Any, attrs: dict[str, Any], layout: Layout) -> Layout:
+    attrs = {name: _hints(value) for name, value in attrs.items()}
     key: Any = (op, layout, tuple(attrs.items()))
     try:
         found = _known.get(key)

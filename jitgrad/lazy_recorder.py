@@ -27,7 +27,7 @@ from jitgrad.compiler.types import TensorType
 from jitgrad.dispatch import Plan, plan_of, settle_attrs
 from jitgrad.facts import layout
 from jitgrad.hostscalar import HostScalar
-from jitgrad.layouts import in_order
+from jitgrad.layouts import in_order, root_order
 from jitgrad.outside import is_shared
 from jitgrad.pending import fetch, recorders
 from jitgrad.promotion import constant
@@ -404,7 +404,7 @@ class LazyRecorder:
             given: set[int] = set()
             for storage, n in zip(live, wanted, strict=True):
                 array = results[n].copy() if n in given else results[n]
-                storage.array = in_order(array, getattr(storage, "order", None))
+                storage.array = in_order(array, root_order(storage))
                 given.add(n)
             for lazy in made:
                 x = lazy()

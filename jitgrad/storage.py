@@ -64,12 +64,12 @@ class Storage:
         hidden: how many of these writes went through `.data`: the tape does not see them.
         writer: of the last write that was noted: the version after it, the user's code and
             instruction, and the function's name (dispatch.note_write). May be missing.
-        order: where there is no array yet that is not to be row-major, the root's dims from the
-            slowest to the fastest in memory. May be missing.
+        layout: where there is no array, how the root lies in memory (layouts.py), if not in
+            row-major order. May be missing.
     """
 
-    __slots__ = ("__weakref__", "array", "hidden", "order", "type", "version", "writer")
-    order: tuple[int, ...]
+    __slots__ = ("__weakref__", "array", "hidden", "layout", "type", "version", "writer")
+    layout: tuple[tuple[int, ...], tuple[int, ...], Any]
     writer: tuple[int, CodeType | None, int, str]
 
     def __init__(self, array: np.ndarray[Any, Any] | None, type: TensorType) -> None:

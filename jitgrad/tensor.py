@@ -20,9 +20,9 @@ from jitgrad.compiler.ops.record import OPS
 from jitgrad.compiler.symbolic import is_static, prod
 from jitgrad.compiler.types import TensorType
 from jitgrad.device import CPU, device
-from jitgrad.layouts import is_dense, layout_of
+from jitgrad.layouts import is_dense, is_told, layout_of
 from jitgrad.outside import export
-from jitgrad.pending import fetch, waits
+from jitgrad.pending import fetch
 from jitgrad.runtime import dtypes, formats, overriding
 from jitgrad.runtime.dtypes import DType
 from jitgrad.state import bump_epoch, state
@@ -351,7 +351,7 @@ class Tensor(TensorMethods):
                 data = None  # steps are products of sizes
             elif not data.flags.c_contiguous:
                 state.recorder.layout_read()
-        if waits(self):
+        if data is None and is_told(self) and not is_dense(self):
             item = self._type.dtype.itemsize
             strides = tuple(s // item for s in layout_of(self)[1])
         elif data is None or not data.size:
@@ -417,9 +417,7 @@ class Tensor(TensorMethods):
 
     def is_contiguous(self, memory_format: Any = None) -> bool:
         """Whether elements lie in row-major order without gaps."""
-        if waits(self):
-            return is_dense(self)
-        return True if self._data is None else bool(self._data.flags.c_contiguous)
+        return not is_told(self) or is_dense(self)
 
     def is_shared(self) -> bool:
         """Whether the memory is one that processes share (share_memory_)."""

@@ -666,3 +666,34 @@ def test_an_associative_scan_must_keep_types():
         associative_scan(lambda a, b: (a + b) > 1, x, 0, combine_mode="generic")
     with pytest.raises(ValueError, match="at least one slice"):
         associative_scan(lambda a, b: a + b, jitgrad.ones(0), 0, combine_mode="generic")
+
+
+@pytest.mark.parametrize("how", ["cond", "scan", "export"])
+def test_writes_through_reshape_of_what_keeps_a_layout(how):
+    """reshape copies where eager code does. (Inputs of exports are taken to be row-major.)"""
+
+    def changed(x):
+        a = x.t() + 1
+        a.reshape(-1)[0] = -1
+        b = (x + 1).reshape(-1)
+        b[0] = -1
+        return a + b[1]
+
+    def f(x):
+        if how == "cond":
+            return jitgrad.cond(x.sum() > 0, changed, lambda x: x.t() * 1, (x,))
+        if how == "scan":
+            return jitgrad.scan(lambda c, x: (c, changed(x)), jitgrad.ones(1), x[None])[1][0]
+        return changed(x)
+
+    x = jitgrad.arange(6.0).reshape(2, 3)
+    for given in (x, x.t().contiguous().t()):
+        first = 3.0 if given is x or how == "export" else 1.0
+        if how == "export":
+            sizes = ({0: jg.Dim("n"), 1: jg.Dim("m")},)
+            compiled = jg.export(f, given, dynamic_shapes=sizes)
+        else:
+            compiled = jitgrad.jit(f, fallback="error")
+        for _ in range(3):
+            assert compiled(given).tolist() == [[first, 6.0], [4.0, 7.0], [5.0, 8.0]]
+        assert how == "export" or changed(given).tolist() == compiled(given).tolist()

@@ -24,7 +24,7 @@ from jitgrad.functions.args import (
     one_given,
     positions,
 )
-from jitgrad.layouts import can_view, is_dense, layout_of, order_of, outline
+from jitgrad.layouts import can_view, is_dense, is_told, layout_of, order_of, outline, root_order
 from jitgrad.pending import fetch, waits
 from jitgrad.promotion import cast, constant, result_type
 from jitgrad.runtime import dtypes
@@ -39,10 +39,10 @@ from jitgrad.tensor import Size, Tensor, root_of
 def _viewable(x: Tensor, shape: tuple[Any, ...]) -> bool:
     """Whether x's memory can be seen under this shape without a copy."""
     data = x._data
-    if waits(x):
+    if data is None:
+        if not is_told(x):  # as if made anew, unless seen through something but reshapes
+            return all(op.name == "reshape" for op, _ in x._chain)
         return is_dense(x) or can_view(OPS["reshape"], {"shape": shape}, layout_of(x))
-    if data is None:  # abstract: as if made anew, unless seen through something but reshapes
-        return all(op.name == "reshape" for op, _ in x._chain)
     if data.flags.c_contiguous:
         return True
     shape = tuple(operator.index(d) for d in to_hints(shape))
@@ -68,8 +68,7 @@ def view(input: Tensor, *positional: Any, size: Any = None, dtype: DType | None 
         return view_dtype(input, dtypes.of_python(positional[0]))
     given = as_shape(positional if size is None else (size,))
     sizes = infer_minus_one("view", given, input.numel())
-    known = input._data is not None or waits(input)
-    if known and not _viewable(input, sizes) and _fits(input, sizes):
+    if is_told(input) and not _viewable(input, sizes) and _fits(input, sizes):
         raise RuntimeError(
             "view size is not compatible with input tensor's size and stride (at least one "
             "dimension spans across two contiguous subspaces). Use .reshape(...) instead. (Tensor "
@@ -159,7 +158,8 @@ def strides_known(x: Tensor) -> bool:
         fetch(x)
     root = x._storage.array
     if x._data is None or root is None:
-        return all(op.name == "reshape" for op, _ in x._chain)
+        plain = root_order(x._storage) is None
+        return plain and all(op.name == "reshape" for op, _ in x._chain)
     return bool(root.flags.c_contiguous)
 
 
@@ -542,10 +542,7 @@ def contiguous(input: Tensor, memory_format: Any = None) -> Tensor:
     """The tensor itself if its elements lie in row-major order, else a copy."""
     if memory_format is not None:
         expect_rank_of(memory_format, input.ndim)
-    if input._data is not None:
-        dense = bool(input._data.flags.c_contiguous)
-    else:
-        dense = is_dense(input) if waits(input) else not input._chain
+    dense = is_dense(input) if is_told(input) else not input._chain
     return input if dense else apply(OPS["contiguous"], (input,), {})
 
 
@@ -556,7 +553,7 @@ def row_major(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     @functools.wraps(function)
     def laid(*args: Any, **kwargs: Any) -> Tensor:
         made = function(*args, **kwargs)
-        if (made._data is None and not waits(made)) or is_dense(made):
+        if not is_told(made) or is_dense(made):
             return made
         return _named_as(contiguous(made), made)
 
@@ -566,7 +563,7 @@ def row_major(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 def laid_as(made: Tensor, *operands: Tensor) -> Tensor:
     """`made`, or a copy that lies in memory as an elementwise op's result on the operands does."""
     have = (made, *operands)
-    if any(x._data is None and not waits(x) for x in have) or all(map(is_dense, have)):
+    if not all(map(is_told, have)) or all(map(is_dense, have)):
         return made
     arrays = [outline(x) for x in have]
     order = order_of(arrays[0].shape, arrays[1:])

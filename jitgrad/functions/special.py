@@ -11,6 +11,7 @@ from typing import Any
 
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.functions.elementwise import generated, where
+from jitgrad.functions.shape import row_major
 from jitgrad.promotion import cast, elementwise, expect_operands, floating, result_type, to_operand
 from jitgrad.runtime import dtypes
 from jitgrad.tape.names import called
@@ -33,6 +34,7 @@ def polygamma(n: int, input: Tensor) -> Tensor:
     return elementwise(OPS["polygamma"], input, n=int(n))
 
 
+@row_major
 def mvlgamma(input: Tensor, p: int) -> Tensor:
     """log of the multivariate gamma function of dimension p:
     p (p - 1) / 4 log(pi) + the sum of lgamma(x - j / 2), j = 0 ... p - 1."""

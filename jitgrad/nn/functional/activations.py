@@ -15,6 +15,7 @@ import jitgrad.functions as ops
 from jitgrad import fused
 from jitgrad.autograd.modes import is_grad_enabled
 from jitgrad.composites import composite
+from jitgrad.functions.shape import row_major
 from jitgrad.nn.functional.args import expect_tensors
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import Category, DType
@@ -232,6 +233,7 @@ def softplus(input: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tenso
     return called(ops.where(scaled > threshold, input, soft), "SoftplusBackward0")
 
 
+@row_major
 @activation
 @naming("LogSigmoidBackward0")
 def logsigmoid(input: Tensor) -> Tensor:

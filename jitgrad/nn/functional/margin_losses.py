@@ -10,6 +10,7 @@ from jitgrad.creation import arange
 from jitgrad.functions.args import expect_expandable
 from jitgrad.functions.distance import pairwise_distance
 from jitgrad.functions.select import one_hot
+from jitgrad.functions.shape import laid_as
 from jitgrad.nn.functional.activations import logsigmoid
 from jitgrad.nn.functional.args import expect_dtype, expect_floating, expect_shape, expect_tensors
 from jitgrad.nn.functional.losses import expect_class_range
@@ -33,7 +34,7 @@ def soft_margin_loss(
     expect_expandable("soft_margin_loss", input._type.shape, target=target)
     if not input.is_floating_point():
         raise RuntimeError(f"[soft_margin_loss] expected a floating input; got {input._type}")
-    loss = -logsigmoid(target * input).to(input.dtype)
+    loss = laid_as(-logsigmoid(target * input).to(input.dtype), input)
     return called(reduce_loss("soft_margin_loss", loss, reduction), "SoftMarginLossBackward0")
 
 
