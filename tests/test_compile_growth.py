@@ -59,6 +59,24 @@ def test_rare_code_of_a_chain_grows_with_its_length(function):
     assert third - second < 2.3 * (second - first)
 
 
+def test_kernels_of_a_long_chain_are_alike_and_small():
+    """What is compiled of ten times as many operations is a constant: kernels of one size, all but
+    the first and the last the same one."""
+    sizes = []
+    for n in (100, 1000):
+
+        def chain(x, n=n):
+            for k in range(n):
+                x = jg.tanh(x) + 0.1 if k % 2 else x * 1.01
+            return x
+
+        _, stages = stages_of(recorded(chain, jg.linspace(0.1, 0.9, 50)), Options())
+        texts = [g.module_text for g in stages.generated.values()]
+        assert len(set(texts)) <= 3
+        sizes.append(sum(map(len, set(texts))))
+    assert sizes[1] < 2 * sizes[0]
+
+
 def test_long_chains_compile():
     def loop(x, w):
         for _ in range(1500):

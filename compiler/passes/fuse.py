@@ -43,7 +43,9 @@ SMALL_WORK = 1 << 15  # points below which a kernel runs on one thread anyway
 MIN_ROWS = 8  # outer points that give every thread work
 SUM_ROWS = 256  # rows that one thread sums one after the other (codegen/columns.py)
 SERIAL_WORK = 1 << 17  # points below which one thread is fast enough
-MAX_GROUP_WEIGHT = 4000
+MAX_GROUP_WEIGHT = 1000
+"""What is past it is a kernel of its own: code of many registers is no faster than a trip through
+memory, and of a long chain's kernels, which are alike, a small one is soon compiled."""
 MAX_POINT_WEIGHT = 100
 """Of a group with one point, past which only what reads it joins: that saves no more than a launch,
 and what is alike (the corrections of each parameter's Adam) is one code where it stands apart."""

@@ -38,7 +38,7 @@ from jitgrad.compiler.loops import (
 from jitgrad.compiler.lower import Program
 from jitgrad.compiler.symbolic import Dim, hint
 
-MAX_WEIGHT = 2000  # a body past this stays a kernel of its own
+MAX_WEIGHT = 500  # a body past this stays an array: beside it a trip through memory is cheap
 CHEAP = 12  # work per element that costs less than a trip through memory
 HEAVY = 100  # more work per element than this is done in memory order, not in that of a column sum
 NARROW = 8  # an array so many times smaller than another costs nothing beside it to read
