@@ -6,17 +6,24 @@ Names, sizes and modification times of the package's files; cheap, and new whene
 from __future__ import annotations
 
 import hashlib
+import os
 from functools import lru_cache
-from pathlib import Path
 
 
 @lru_cache(maxsize=1)
 def source_stamp() -> str:
     """A digest that changes when any file of the compiler does."""
-    root = Path(__file__).parent
-    digest = hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        stat = path.stat()
-        name = path.relative_to(root).as_posix()
-        digest.update(f"{name}|{stat.st_size}|{stat.st_mtime_ns}\n".encode())
-    return digest.hexdigest()[:16]
+    root = os.path.dirname(__file__)
+    found: list[str] = []
+    folders = [""]
+    while folders:
+        folder = folders.pop()
+        with os.scandir(os.path.join(root, folder)) as entries:
+            for entry in entries:
+                name = folder + entry.name
+                if entry.is_dir():
+                    folders.append(f"{name}/")
+                elif name.endswith(".py"):
+                    stat = entry.stat()
+                    found.append(f"{name}|{stat.st_size}|{stat.st_mtime_ns}\n")
+    return hashlib.sha256("".join(sorted(found)).encode()).hexdigest()[:16]

@@ -8,7 +8,8 @@ many nodes shows nothing: one `optimizer.step()` has thousands, side by side.)
 from __future__ import annotations
 
 from collections import Counter
-from typing import NamedTuple
+from collections.abc import Set
+from typing import Any, NamedTuple
 
 from jitgrad.compiler.ir import Graph, Value
 from jitgrad.runtime.userline import warn
@@ -28,26 +29,34 @@ def unrolled_loop(graph: Graph) -> Loop | None:
     """The line that ran most often on its own results; None where none did so STEPS times.
 
     Of each (line, op) with as many nodes, the longest path is counted: work is in the number of
-    nodes times the number of such pairs.
+    nodes times the number of such pairs, unless all of them together have none of this length.
     """
     if len(graph.nodes) < STEPS:
         return None
     counts = Counter((n.line, n.op) for n in graph.nodes if n.line)
+    pairs = [p for p, n in counts.items() if n >= STEPS and not p[0].endswith("(backward)")]
+    if _longest(graph, set(pairs)) < STEPS:
+        return None
     found: dict[str, int] = {}
-    for (line, op), count in counts.items():
-        if count < STEPS or line.endswith("(backward)"):
-            continue
-        depth: dict[Value, int] = {}
-        longest = 0
-        for node in graph.nodes:
-            here = max([depth.get(v, 0) for v in node.inputs], default=0)
-            here += node.op is op and node.line == line
-            if here:
-                depth.update(dict.fromkeys(node.outputs, here))
-                longest = max(longest, here)
-        found[line] = max(found.get(line, 0), longest)
-    line = max(found, key=lambda x: found[x], default="")
-    return Loop(line, found[line]) if found.get(line, 0) >= STEPS else None
+    for pair in pairs:
+        found[pair[0]] = max(found.get(pair[0], 0), _longest(graph, {pair}))
+    line = max(found, key=lambda x: found[x])
+    return Loop(line, found[line]) if found[line] >= STEPS else None
+
+
+def _longest(graph: Graph, pairs: Set[tuple[str, Any]]) -> int:
+    """How many nodes of these (line, op) the path has that has most of them."""
+    if not pairs:
+        return 0
+    depth: dict[Value, int] = {}
+    longest = 0
+    for node in graph.nodes:
+        here = max([depth.get(v, 0) for v in node.inputs], default=0)
+        here += (node.line, node.op) in pairs
+        if here:
+            depth.update(dict.fromkeys(node.outputs, here))
+            longest = max(longest, here)
+    return longest
 
 
 def warn_of_loop(name: str, graph: Graph) -> bool:
