@@ -12,6 +12,7 @@ from kernels import Run
 
 import jitgrad as jg
 from jitgrad.compiler.codegen import llvm, objects
+from jitgrad.compiler.codegen.columns import launch_columns
 from jitgrad.compiler.codegen.target import Target, host, named
 from jitgrad.compiler.kernels import (
     LoopKernel,
@@ -31,9 +32,10 @@ from jitgrad.compiler.loops import (
     dim,
     load,
     make,
+    postorder,
     select,
 )
-from jitgrad.compiler.symbolic import ShapeEnv
+from jitgrad.compiler.symbolic import ShapeEnv, hint, prod
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import DType
 
@@ -315,6 +317,50 @@ def test_sums(shape: tuple[int, ...], axes: tuple[int, ...], dtype: DType, monke
     exact = a.astype(np.longdouble).sum(axes)
     scale = np.abs(a.astype(np.float64)).sum(axes)
     assert np.all(np.abs(results[0] - exact) <= 8 * np.finfo(dtype.np).eps * scale)
+
+
+@pytest.mark.parametrize("shape", [(300, 70), (700, 40), (3, 300, 70), (50, 100)], ids=str)
+def test_what_all_rows_share_is_computed_once_a_column(shape: tuple[int, ...], monkeypatch) -> None:
+    *batch, n, m = shape
+    x, out = Array("x", shape, dtypes.float32), Array("out", shape, dtypes.float32)
+    w = Array("w", (m,), dtypes.float32)
+    total, squares = Array("t", (), dtypes.float32), Array("s", (), dtypes.float32)
+    r = len(batch)
+    lead, column, row = tuple(axis(k) for k in range(r)), axis(r), axis(r + 1)
+    here = (*lead, row, column)
+    centred = load(x, here) - load(total, ()) / float(n)
+    spread = make("sqrt", load(squares, ()) / float(n) + 1e-5)
+    value = centred / spread * make("sqrt", load(w, (column,)) * load(w, (column,)))
+    kernel = LoopKernel(
+        (*batch, m),
+        [
+            Stage((n,), reduces=(Reduce(total, load(x, here), "sum", "columns"),)),
+            Stage((n,), reduces=(Reduce(squares, centred * centred, "sum", "columns"),)),
+            Stage((n,), (Store(out, here, value),)),
+        ],
+        [total, squares],
+    )
+    found = []
+
+    def launches(program):
+        made = launch_columns(program)
+        found.extend(made[0] if made else ())
+        return made
+
+    arrays = {x: data(dtypes.float32, shape), w: data(dtypes.float32, (m,), 1)}
+    results = []
+    for by_rows in (launches, lambda program: None):
+        monkeypatch.setattr(llvm, "launch_columns", by_rows)
+        run = Run(kernel)
+        for workers, grain in ((1, None), (3, 1)):
+            got = np.zeros(shape, np.float32)
+            run(arrays | {out: got}, grain=grain, workers=workers)
+            results.append(got)
+    assert all(equal(results[0], r) for r in results)
+    over_rows = [p for p in found if hint(p.outer.total) != m * prod(batch)]
+    assert len(over_rows) == 3
+    ops = [e.op for p in over_rows for e in postorder(p.exprs())]
+    assert "sqrt" not in ops and ops.count("div") == 1  # of each element by its column's spread
 
 
 @pytest.mark.parametrize("combine", ["prod", "max", "min", "any", "all", "argmax", "argmin"])

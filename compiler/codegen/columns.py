@@ -18,6 +18,7 @@ from jitgrad.compiler import loops
 from jitgrad.compiler.codegen.accumulate import COLUMN_BLOCK, OPERATIONS, neutral
 from jitgrad.compiler.codegen.program import FlatStore, Program, Step
 from jitgrad.compiler.codegen.schedule import Space, coefficient, constant_of
+from jitgrad.compiler.cost import weight
 from jitgrad.compiler.index import Simplifier
 from jitgrad.compiler.kernels import Reduce
 from jitgrad.compiler.loops import (
@@ -38,6 +39,7 @@ _LEAST_COLUMNS, _LEAST_ROWS = 32, 16
 _STRIPS = (4096, 2048, 1024, 512)  # columns that are summed side by side, where there are many
 _TASKS = 8  # blocks that keep several threads busy
 _SERIAL = 1 << 17  # points that one thread does as fast
+_HEAVY = 4  # work that takes longer than a load: a division
 _NOTHING = Space([], [])
 
 
@@ -207,6 +209,7 @@ class _Columns:
         self.results: list[Program | _Joined] = []
         self.workspace: list[Array] = []
         self.whole: dict[Array, Array] = {}  # a local -> its values for all columns, in memory
+        self.once: dict[Expr, Expr] = {}  # what is computed once a column -> its load from memory
         self.position = _flat(program.outer)  # of a column among the results
 
     def launches(self) -> tuple[list[Program], list[Array]]:
@@ -249,6 +252,7 @@ class _Columns:
     def _rows(self, step: Step, n: int, later: set[Array]) -> None:
         """The launch over rows of one stage, and the one that adds its blocks."""
         plan = self.plan
+        step = self._without_invariants(step, n)
         self.results.append(_Joined(_NOTHING, 0))  # no locals are at hand in a launch over rows
         stores = [replace(t, value=self._value(t.value, n)) for t in step.stores]
         values = [self._value(r.value, n) for r in step.reduces]
@@ -282,6 +286,33 @@ class _Columns:
                 self.whole[r.array] = whole
                 kept.append(FlatStore(whole, self.position, loops.load(r.array, ())))
         joined.steps.append(Step(_NOTHING, kept, []))
+
+    def _without_invariants(self, step: Step, n: int) -> Step:
+        """The stage with what is the same in all rows, and more work than a load, from memory: it
+        is computed once a column, in the launch before this one."""
+        rows = sum(1 << k for k in self.plan.rows.axes)
+
+        def is_heavy_invariant(e: Expr) -> bool:
+            return not (e.dtype is INDEX or e.axes & rows or e.has_check) and weight([e]) >= _HEAVY
+
+        seen: set[Expr] = set()
+        stack = [*(t.value for t in step.stores), *(r.value for r in step.reduces)]
+        while stack:
+            e = stack.pop()
+            if e in seen:
+                continue
+            seen.add(e)
+            if not is_heavy_invariant(e):
+                stack += e.args
+            elif e not in self.once:
+                made = self._memory("once", hint(self.program.outer.total), e)
+                store = FlatStore(made, self.position, self._value(e, n))
+                self._tail().steps.append(Step(_NOTHING, [store], []))
+                self.once[e] = loops.load(made, (self.position,))
+        memo = dict(self.once)
+        stores = [replace(t, value=rewrite(t.value, lambda _: None, memo)) for t in step.stores]
+        reduces = [replace(r, value=rewrite(r.value, lambda _: None, memo)) for r in step.reduces]
+        return replace(step, stores=stores, reduces=reduces)
 
     def _launch(self, stores: list[FlatStore]) -> Program:
         plan = self.plan
