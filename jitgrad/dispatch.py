@@ -508,7 +508,8 @@ def _abstract_view(op: Any, x: Tensor, attrs: dict[str, Any], plan: Plan) -> Ten
 
 
 def as_view(op: Any, x: Tensor, attrs: dict[str, Any], data: Any, type_: TensorType) -> Tensor:
-    """A view of x by one more view op, that follows writes to x's base."""
+    """A view of x by one more view op, that follows writes to x's base. Where x requires grad and
+    no_grad holds, it is a leaf that requires grad."""
     out = new_view(x, data, type_, (op, attrs))
     storage = x._storage
     info = x._view
@@ -524,6 +525,8 @@ def as_view(op: Any, x: Tensor, attrs: dict[str, Any], data: Any, type_: TensorT
     out._view = ViewInfo(
         base, storage.version - storage.hidden, hidden, tracked and state.grad_enabled
     )
+    if not state.grad_enabled and x.requires_grad and type_.dtype.category >= _FLOATING:
+        out._requires_grad = True
     return out
 
 
@@ -709,22 +712,20 @@ def check_inplace(target: Tensor, value_requires_grad: bool = False) -> None:
     if not state.grad_enabled:
         return
     info = target._view
+    base = None if info is None else info.base
+    if base is not None and not info.tracked and (base._requires_grad or value_requires_grad):
+        raise RuntimeError(
+            "A view was created in no_grad mode and is being modified inplace with grad mode "
+            "enabled. Make the view in grad mode, or write to it in no_grad mode."
+        )
     if target.requires_grad and _is_start(target._node):
         raise RuntimeError(
             "a leaf Variable that requires grad is being used in an in-place operation."
         )
-    if info is not None and info.base is not None:
-        base = info.base
-        if base._requires_grad and _is_start(base._node):
-            raise RuntimeError(
-                "a view of a leaf Variable that requires grad is being used in an in-place "
-                "operation."
-            )
-        if not info.tracked and (base._requires_grad or value_requires_grad):
-            raise RuntimeError(
-                "A view was created in no_grad mode and is being modified inplace with grad mode "
-                "enabled. Make the view in grad mode, or write to it in no_grad mode."
-            )
+    if base is not None and base._requires_grad and _is_start(base._node):
+        raise RuntimeError(
+            "a view of a leaf Variable that requires grad is being used in an in-place operation."
+        )
 
 
 def _is_start(node: Node | None) -> bool:

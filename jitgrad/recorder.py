@@ -594,7 +594,8 @@ class Recorder(Looks):
                 self.give_up("returns an input's memory, changed by operations on the tape")
             if self._is_array_twice(entry):
                 self.give_up("returns a tensor on a NumPy array that it made a tensor twice")
-            return AliasResult(entry.source, chain, requires_grad, roots.number(x))
+            tracked = x._view is None or x._view.tracked
+            return AliasResult(entry.source, chain, requires_grad, roots.number(x), tracked)
         number, version = roots.number(x), storage.version - storage.hidden
         order = root_order(storage)
         if x._node is None or not requires_grad:

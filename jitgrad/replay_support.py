@@ -13,7 +13,7 @@ from jitgrad.compiler.fixed_sizes import concrete
 from jitgrad.dispatch import apply
 from jitgrad.effects import is_module
 from jitgrad.facts import layout
-from jitgrad.state import bump_epoch
+from jitgrad.state import bump_epoch, state
 from jitgrad.tensor import Tensor
 
 MISS: Any = type("Miss", (), {"__repr__": lambda self: "MISS"})()
@@ -39,11 +39,16 @@ def chain_at(chain: Any, names: Sequence[str], dims: Sequence[int]) -> Any:
     ]  # fmt: skip
 
 
-def make_alias(base: Tensor, chain: Any, requires_grad: bool) -> Tensor:
-    """A result on an input's storage."""
+def make_alias(base: Tensor, chain: Any, requires_grad: bool, tracked: bool) -> Tensor:
+    """A result on an input's storage; not tracked: by views that are made in no_grad mode."""
     if not chain or (base.requires_grad and not requires_grad):
         base = base.detach()
-    out = make_view(base, chain)
+    before = state.grad_enabled
+    state.grad_enabled = before and tracked
+    try:
+        out = make_view(base, chain)
+    finally:
+        state.grad_enabled = before
     if requires_grad and not out.requires_grad:
         out._requires_grad = True
     return out

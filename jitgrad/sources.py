@@ -100,13 +100,14 @@ class AliasResult:
     """A result on the storage of an input: `source`'s tensor, then these view ops.
 
     An empty chain is a new tensor on the same storage, off the tape (detach). number: which tensor
-    it is (results that are one tensor have one number).
+    it is (results that are one tensor have one number). tracked: its views were made in grad mode.
     """
 
     source: Source
     chain: Chain
     requires_grad: bool
     number: int
+    tracked: bool
 
 
 @dataclass(frozen=True, eq=False)

@@ -620,9 +620,10 @@ class Tensor(TensorMethods):
     def numpy(self, *, force: bool = False) -> np.ndarray[Any, Any]:
         """The data as a NumPy array that shares memory. Ends a trace.
 
-        Raises RuntimeError when the tensor requires grad; force=True detaches first.
+        Raises RuntimeError when the tensor requires grad, except in no_grad mode; force=True
+        detaches first.
         """
-        if self.requires_grad and not force:
+        if state.grad_enabled and not force and self.requires_grad:
             raise RuntimeError(
                 "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() "
                 "instead."

@@ -5,7 +5,7 @@ import random
 
 import numpy as np
 import pytest
-from parity.compare import LIBS, OURS
+from parity.compare import LIBS, OURS, torch
 
 import jitgrad
 
@@ -113,3 +113,54 @@ def test_compiled(seed):
     compiled = jitgrad.jit(fallback="error")(code)
     for _ in range(2):
         assert_same(outcome(OURS, compiled, seed), eager)
+
+
+VIEWS_WITHOUT_GRAD = {
+    "view": lambda p: p.view(-1),
+    "index": lambda p: p[0],
+    "t": lambda p: p.t(),
+    "unbind": lambda p: p.unbind()[1],
+    "detach": lambda p: p.detach(),
+    "data": lambda p: p.data,
+    "of_result": lambda p: (p * 2).view(-1),
+    "of_view": lambda p: p.view(-1)[1:3],
+}
+
+
+@pytest.mark.parametrize("name", VIEWS_WITHOUT_GRAD)
+@pytest.mark.parametrize("leaf", [True, False])
+@pytest.mark.parametrize("how", ["eager", "jit", "no_grad jit"])
+def test_views_made_without_grad_require_it_as_their_base(name, leaf, how):
+    def facts(t, wrap):
+        def f(p):
+            with t.no_grad():
+                return VIEWS_WITHOUT_GRAD[name](p)
+
+        f = wrap(f)
+        found = []
+        for _ in range(3):
+            p = t.ones(2, 3, requires_grad=True)
+            base = p if leaf else p * 1
+            if how == "no_grad jit":
+                with t.no_grad():
+                    v = f(base)
+            else:
+                v = f(base)
+            found.append((v.requires_grad, v.is_leaf, v.grad_fn))
+            w = v[:1]
+            found.append((w.requires_grad, w.is_leaf))
+            try:
+                v.add_(1)
+            except RuntimeError as error:
+                found.append(str(error)[:45])
+            try:
+                v.numpy()
+            except RuntimeError:
+                found.append("requires grad")
+            with t.no_grad():
+                v.mul_(3)
+                found.append((v.numpy().tolist(), base.numpy().tolist()))
+        return found
+
+    wrap = (lambda f: f) if how == "eager" else lambda f: jitgrad.jit(f, fallback="error")
+    assert facts(jitgrad, wrap) == facts(torch, lambda f: f)
