@@ -691,9 +691,7 @@ class Writer:
         base = self._memory(result.source) if is_array(result.source) else None
         base, chain = base or self.tensor(result.source), self._chain(result.chain)
         name = self.tensors[result.number] = f"y{result.number}"
-        self.put(
-            f"{name} = make_alias({base}, {chain}, {result.requires_grad}, {result.tracked})"
-        )
+        self.put(f"{name} = make_alias({base}, {chain}, {result.requires_grad}, {result.tracked})")
         return name
 
     def _memory(self, source: Source) -> str:
