@@ -393,7 +393,8 @@ class Reduction:
     """out[axes] = combine over the extents (axes rank..) of body.
 
     combine: a name in COMBINES. For argmax/argmin the result is the int64 index into the flattened
-    reduced space, of the first best element (NaN is best).
+    reduced space, of the first best element (NaN is best); argpool is argmax, but for the last of
+    several NaNs (what PyTorch's max pooling takes).
     order: "lanes" where the last logical axis of the operand is reduced, else "columns"; a
     function of the logical shape, so that the order of additions, and so the bits, never depend
     on how the kernel is scheduled (docs/numerics.md states both orders).
@@ -405,7 +406,7 @@ class Reduction:
     order: str = "lanes"
 
 
-COMBINES = ("sum", "prod", "max", "min", "argmax", "argmin", "any", "all")
+COMBINES = ("sum", "prod", "max", "min", "argmax", "argmin", "argpool", "any", "all")
 
 
 @dataclass(eq=False, repr=False)

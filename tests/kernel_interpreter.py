@@ -37,6 +37,7 @@ from jitgrad.compiler.loops import (
     rewrite,
 )
 from jitgrad.compiler.lower import Program
+from jitgrad.compiler.ops.reduce import last_nan
 from jitgrad.compiler.ops.scan import recurrence
 from jitgrad.compiler.passes.memory import Plan
 from jitgrad.compiler.passes.order import Schedule
@@ -102,6 +103,8 @@ def combine(name: str, values: np.ndarray, axes: int) -> np.ndarray:
         return np.asarray(f(flat, axis=-1, dtype=flat.dtype))
     if name in ("any", "all"):
         return np.asarray(getattr(np, name)(flat, axis=-1))
+    if name == "argpool":
+        return last_nan(flat, np.argmax(flat, axis=-1))
     if name in ("argmax", "argmin"):
         return np.asarray(getattr(np, name)(flat, axis=-1))
     if flat.dtype.kind == "f" or flat.dtype.kind == "V":

@@ -31,6 +31,7 @@ from jitgrad.compiler.loops import (
 )
 from jitgrad.compiler.ops.error_functions import erfcx_reference
 from jitgrad.compiler.ops.gamma import in_long
+from jitgrad.compiler.ops.reduce import last_nan
 from jitgrad.compiler.ops.scan import recurrence
 from jitgrad.compiler.symbolic import Dim, evaluate
 from jitgrad.runtime import dtypes
@@ -165,6 +166,8 @@ class Interpreter:
         extents = self.shape(d.extents)
         body = self.grid(d.body, shape + extents).reshape(*shape, math.prod(extents))
         assert body.dtype.itemsize != 2 or body.dtype.kind in "iu", "half accumulators"
+        if d.combine == "argpool":
+            return np.asarray(last_nan(body, np.argmax(body, axis=-1)), np.int64)
         if d.combine.startswith("arg"):
             return np.asarray(getattr(np, d.combine)(body, axis=-1), np.int64)
         if d.combine in ("max", "min"):

@@ -36,6 +36,7 @@ KNOWN = {
     ("scatter_amin", "special float32"): "ONNX Runtime's ScatterElements loses NaN",
     ("scatter_amin", "special float64"): "ONNX Runtime's ScatterElements loses NaN",
     ("max_pool", "NaN and infinity"): "ONNX Runtime's MaxPool loses NaN",
+    ("argpool", "several NaN"): "ONNX's ArgMax takes the first",
     ("log_softmax", "large and special float64"): "ONNX Runtime's float64 LogSoftmax loses NaN",
 }
 

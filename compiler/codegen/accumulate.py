@@ -57,7 +57,7 @@ def highest(dtype: DType) -> float:
 
 def neutral(combine: str, dtype: DType) -> float:
     """The value that changes nothing when combined (or +0 for sums, which start from it)."""
-    if combine in ("max", "argmax"):
+    if combine in ("max", "argmax", "argpool"):
         return lowest(dtype)
     if combine in ("min", "argmin"):
         return highest(dtype)
@@ -126,10 +126,11 @@ class Accumulator:
         (x, i), (y, j) = a, b
         build = ops.builder
         same = ops.compare("eq", self.dtype, [x, y])
-        if self.dtype.is_floating_point:
-            nan = [ops.compare("ne", self.dtype, [v, v]) for v in (x, y)]
-            same = build.or_(same, build.and_(*nan))
         earlier = build.and_(same, build.icmp_signed("<", j, i))
+        if self.dtype.is_floating_point:
+            order = ">" if self.combine == "argpool" else "<"
+            nans = build.and_(self._both_nan(ops, x, y), build.icmp_signed(order, j, i))
+            earlier = build.or_(earlier, nans)
         return self._take(ops, a, b, build.or_(self._better(ops, x, y), earlier))
 
     def append(self, ops: Ops, a: list[ir.Value], b: list[ir.Value]) -> list[ir.Value]:
@@ -138,11 +139,16 @@ class Accumulator:
             return self.join(ops, a, b)
         none = constant(_none(self.index), self.index, width_of(a[1]))
         empty = ops.builder.icmp_signed("==", a[1], none)
+        if self.combine == "argpool" and self.dtype.is_floating_point:
+            empty = ops.builder.or_(empty, self._both_nan(ops, a[0], b[0]))
         return self._take(ops, a, b, ops.builder.or_(self._better(ops, a[0], b[0]), empty))
+
+    def _both_nan(self, ops: Ops, x: ir.Value, y: ir.Value) -> ir.Value:
+        return ops.builder.and_(*(ops.compare("ne", self.dtype, [v, v]) for v in (x, y)))
 
     def _better(self, ops: Ops, x: ir.Value, y: ir.Value) -> ir.Value:
         """y wins over x wherever it stands: it is past it, or the only NaN of the two."""
-        pair = [x, y] if self.combine == "argmax" else [y, x]
+        pair = [y, x] if self.combine == "argmin" else [x, y]
         if not self.dtype.is_floating_point:
             return ops.compare("lt", self.dtype, pair)
         past = ops.builder.not_(ops.compare("le", self.dtype, pair[::-1]))  # or one is a NaN

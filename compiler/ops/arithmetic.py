@@ -533,6 +533,54 @@ class Atan2(Binary):
         return examples.binary(0.5, 2.0, ints=False)
 
 
+def _hypot(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    a, b = np.abs(a), np.abs(b)
+    high, low = np.maximum(a, b), np.minimum(a, b)
+    one = high.dtype.type(1)
+    ratio = np.where(low == np.inf, one, low / np.where(high == 0, one, high))
+    out = high * np.sqrt(one + ratio * ratio)
+    return np.where((a == np.inf) | (b == np.inf), high.dtype.type(np.inf), out)
+
+
+class Hypot(Binary):
+    """sqrt(a**2 + b**2), without overflow in between; infinite beside NaN (IEEE 754)."""
+
+    name, promotes = "hypot", "float"
+    public, in_place = False, False
+    saves = (0, 1, "out")
+    numpy = _hypot
+
+    def scalar(self, b: Builder, *x: Expr, **attrs: Any) -> Expr:
+        p, q = (make("abs", v) for v in x)
+        high, low = make("max", p, q), make("min", p, q)
+        one, most = const(1.0, high.dtype), const(float("inf"), high.dtype)
+        ratio = select(low.eq(most), one, low / select(high.eq(0.0), one, high))
+        out = high * make("sqrt", one + ratio * ratio)
+        return select(make("or", p.eq(most), q.eq(most)), most, out)
+
+    def partials(self, t0: Any, t1: Any, out: Any, a: Any, b: Any) -> tuple[Any, Any]:
+        return (
+            None if t0 is None else op.mul(t0, op.div(a, out)),
+            None if t1 is None else op.mul(t1, op.div(b, out)),
+        )
+
+    def onnx(self, ctx: OnnxContext, inputs: Sequence[str], **attrs: Any) -> Any:
+        dtype = ctx.type(inputs[0]).dtype.np
+        zero, one, most = (ctx.constant(np.array(v, dtype)) for v in (0.0, 1.0, np.inf))
+        sizes = [ctx.node("Abs", [v]) for v in inputs]
+        high, low = ctx.node("Max", sizes), ctx.node("Min", sizes)
+        safe = ctx.node("Where", [ctx.node("Equal", [high, zero]), one, high])
+        ratio = ctx.node("Div", [low, safe])
+        ratio = ctx.node("Where", [ctx.node("Equal", [low, most]), one, ratio])
+        square = ctx.node("Add", [one, ctx.node("Mul", [ratio, ratio])])
+        out = ctx.node("Mul", [high, ctx.node("Sqrt", [square])])
+        infinite = [ctx.node("Equal", [v, most]) for v in sizes]
+        return ctx.node("Where", [ctx.node("Or", infinite), most, out])
+
+    def samples(self) -> Iterable[Sample]:
+        return examples.binary(0.5, 2.0, ints=False)
+
+
 class Copysign(Binary):
     """The size of a with the sign of b. The derivative by b is zero."""
 
@@ -541,7 +589,10 @@ class Copysign(Binary):
     numpy = np.copysign
 
     def partials(self, t0: Any, t1: Any, out: Any, a: Any, b: Any) -> tuple[Any, Any]:
-        da = None if t0 is None else op.mul(t0, op.mul(op.sign(a), op.sign(out)))
+        da = None
+        if t0 is not None:
+            zero = scalar_like(a, 0)
+            da = op.mul(t0, op.where(op.eq(a, zero), zero, op.div(out, a)))
         return da, None if t1 is None else zeros_like(t1)
 
     def onnx(self, ctx: OnnxContext, inputs: Sequence[str], **attrs: Any) -> Any:
@@ -564,3 +615,4 @@ def _onnx_signbit(ctx: OnnxContext, x: str, zero: str) -> str:
 add, sub, mul, div = Add(), Sub(), Mul(), Div()
 floor_divide, remainder, fmod, pow_ = FloorDivide(), Remainder(), Fmod(), Pow()
 maximum, minimum, atan2, copysign = Maximum(), Minimum(), Atan2(), Copysign()
+hypot = Hypot()

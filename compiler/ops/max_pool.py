@@ -51,7 +51,8 @@ class MaxPool(Pool):
     """max_pool(x; kernel, stride, padding, dilation, ceil_mode) -> (values, places).
 
     places, int64, holds the row-major position of each value in x's spatial dims (as PyTorch's
-    return_indices): the first of equal ones. A NaN in the window wins. Padding never wins.
+    return_indices): the first of equal ones. A NaN in the window wins, the last of several. Padding
+    never wins.
     """
 
     name = "max_pool"
@@ -93,8 +94,8 @@ class MaxPool(Pool):
         chosen = np.zeros(shape, np.min_scalar_type(count))  # 1 + the kernel's element; 0: none
         for number, element in enumerate(window_elements(x, low, *geometry), 1):
             better = element > values
-            if x.dtype.kind not in "iu":  # the first NaN wins over all numbers
-                better |= (element != element) & (values == values)
+            if x.dtype.kind not in "iu":
+                better |= element != element
             np.maximum(values, element, out=values)
             np.maximum(chosen, better * chosen.dtype.type(number), out=chosen)
         start, first = _window_places(*geometry)
@@ -154,7 +155,7 @@ class MaxPool(Pool):
         value = load(x, (*at[:lead], *index)).cast(acc)
         body = guarded(all_of(tests), value, const(lowest(x.dtype), acc))
         values = rounded(b, b.reduction(shape, kernel, body, "max", "columns"), x.dtype)
-        best = b.reduction(shape, kernel, body, "argmax", "columns")
+        best = b.reduction(shape, kernel, body, "argpool", "columns")
         # the window's element -> its place in x; padding (then all is the lowest number there is)
         # stands for the first real element
         chosen = b.unflatten(load(best, at).cast(INDEX), kernel)
@@ -204,6 +205,7 @@ class MaxPool(Pool):
         padded = {**plain, "padding": (1, 1), "kernel": (2, 2)}
         nan = uniform((1, 4, 4))
         nan[0, 1, 2], nan[0, 3, 3], nan[0, 0, 0] = np.nan, -np.inf, np.inf
+        nan[0, 1, 3] = nan[0, 2, 2] = np.nan
         yield Sample((nan,), padded, "NaN and infinity", grad=False)
         yield Sample((np.full((1, 4, 4), -np.inf, np.float32),), padded, "all -inf", grad=False)
         yield Sample((np.zeros((2, 4, 4), np.float32),), plain, "ties", grad=False)

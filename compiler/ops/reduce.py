@@ -323,14 +323,18 @@ def _narrow(x: Any, k: int, start: Dim, stop: Dim) -> Any:
 
 
 class _Best(Reduce):
-    """amax and amin. NaN wins. Ties share the gradient evenly, as torch.amax does."""
+    """amax and amin. NaN wins. Ties share the gradient evenly, as torch.amax does; with `nans`,
+    NaNs are ties as well (torch.max), else the gradient is NaN beside them.
+    """
 
     needs_elements = True
     saves = (0, "out")
     logic = ""
     ufunc: Any
 
-    def reference(self, x: np.ndarray, axes: Axes, keepdim: bool = False) -> np.ndarray:
+    def reference(
+        self, x: np.ndarray, axes: Axes, keepdim: bool = False, nans: bool = False
+    ) -> np.ndarray:
         if not axes:
             return x.copy()
         if is_half(dtypes.from_numpy(x.dtype)):
@@ -352,9 +356,12 @@ class _Best(Reduce):
         best = b.reduction(shape, extents, value.cast(dtypes.float32), self.combine, order)
         return b.pointwise(shape, x.dtype, load(best, b.axes(len(shape))).cast(x.dtype))
 
-    def shares(self, out: Any, x: Any, axes: Axes) -> Any:
+    def shares(self, out: Any, x: Any, axes: Axes, nans: bool) -> Any:
         """For each element its part of the derivative: 1 / (number of ties) for the best."""
-        ties = op.cast(op.eq(x, op.expand(out, shape=x.shape)), dtype=x.dtype)
+        best = op.eq(x, op.expand(out, shape=x.shape))
+        if nans and x.dtype.is_floating_point:
+            best = op.logical_or(best, op.isnan(x))  # there is one only if it wins
+        ties = op.cast(best, dtype=x.dtype)
         return op.div(ties, op.expand(op.sum(ties, axes=axes, keepdim=True), shape=x.shape))
 
     def vjp(self, g: Any, out: Any, *operands: Any, **attrs: Any) -> tuple[Any, ...]:
@@ -363,7 +370,11 @@ class _Best(Reduce):
         if not axes:
             return (g,)
         out, g = (keep_dims(t, x.shape, axes, keepdim) for t in (out, g))
-        return (op.mul(op.expand(g, shape=x.shape), self.shares(out, x, axes)),)
+        return (
+            op.mul(
+                op.expand(g, shape=x.shape), self.shares(out, x, axes, attrs.get("nans", False))
+            ),
+        )
 
     def jvp(self, tangents: tuple[Any, ...], out: Any, *operands: Any, **attrs: Any) -> Any:
         (t,), (x,) = tangents, operands
@@ -371,7 +382,11 @@ class _Best(Reduce):
         if t is None or not axes:
             return t
         kept = keep_dims(out, x.shape, axes, keepdim)
-        return op.sum(op.mul(t, self.shares(kept, x, axes)), axes=axes, keepdim=keepdim)
+        return op.sum(
+            op.mul(t, self.shares(kept, x, axes, attrs.get("nans", False))),
+            axes=axes,
+            keepdim=keepdim,
+        )
 
 
 class Amax(_Best):
@@ -400,8 +415,11 @@ class _ArgBest(Reduce):
         shape = reduced_shape(x.shape, axes, keepdim)
         groups = int(np.prod([x.shape[k] for k in axes], dtype=np.int64))
         flat = x.transpose(*kept, *axes).reshape(*(x.shape[k] for k in kept), groups)
-        find = np.argmax if self.combine == "argmax" else np.argmin
-        return np.asarray(find(flat, axis=-1), np.int64).reshape(shape)
+        return np.asarray(self.find(flat), np.int64).reshape(shape)
+
+    def find(self, flat: np.ndarray) -> np.ndarray:
+        """The index of the best along the last axis."""
+        raise NotImplementedError(self.name)
 
     def lower(self, b: Builder, *operands: Array, **attrs: Any) -> Array:
         (x,) = operands
@@ -438,9 +456,38 @@ class _ArgBest(Reduce):
 class Argmax(_ArgBest):
     name, combine, onnx_op = "argmax", "argmax", "ArgMax"
 
+    def find(self, flat: np.ndarray) -> np.ndarray:
+        return np.argmax(flat, axis=-1)
+
 
 class Argmin(_ArgBest):
     name, combine, onnx_op = "argmin", "argmin", "ArgMin"
+
+    def find(self, flat: np.ndarray) -> np.ndarray:
+        return np.argmin(flat, axis=-1)
+
+
+def last_nan(x: np.ndarray, best: np.ndarray) -> np.ndarray:
+    """best, indices along the last axis of x, but the last NaN's where there are NaNs."""
+    nan = np.flip(x != x, -1)
+    return np.where(nan.any(-1), x.shape[-1] - 1 - np.argmax(nan, -1), best)
+
+
+class Argpool(_ArgBest):
+    """argmax, but of several NaNs the last: what max pooling takes."""
+
+    name, combine, onnx_op = "argpool", "argpool", "ArgMax"
+
+    def samples(self) -> Iterable[Sample]:
+        yield from super().samples()
+        x = np.array(
+            [[np.nan, 1, np.nan], [2, np.nan, np.nan], [np.nan, np.nan, np.inf], [3, 1, 3]]
+        )
+        for axes in ((0,), (1,), (0, 1)):
+            yield Sample((x,), {"axes": axes, "keepdim": False}, "several NaN", grad=False)
+
+    def find(self, flat: np.ndarray) -> np.ndarray:
+        return last_nan(flat, np.argmax(flat, axis=-1))
 
 
 class _Truth(Reduce):
@@ -489,4 +536,4 @@ class All(_Truth):
 
 
 sum_, prod, amax, amin = Sum(), Prod(), Amax(), Amin()
-argmax, argmin, any_, all_ = Argmax(), Argmin(), Any_(), All()
+argmax, argmin, argpool, any_, all_ = Argmax(), Argmin(), Argpool(), Any_(), All()

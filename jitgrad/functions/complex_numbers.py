@@ -93,7 +93,7 @@ def angle(input: Tensor) -> Tensor:
         return where(zero, at_zero, generated["atan2"](b, where(zero, 1.0, a)))
     x = cast(input, floating(input.dtype))
     turned = where(x < 0, constant(math.pi, x.dtype), 0.0)
-    return where(generated["isnan"](x), x, turned)
+    return where(generated["isnan"](x), generated["floor"](x), turned)  # of derivative 0
 
 
 def sgn(input: Tensor) -> Tensor:

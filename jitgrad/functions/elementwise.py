@@ -295,13 +295,13 @@ def clamp(input: Tensor, min: Any = None, max: Any = None) -> Tensor:
 
 
 def _bound(x: Tensor, bound: Tensor, keep: str) -> Tensor:
-    # A select, not maximum/minimum: at the bound itself all of the gradient goes to x, as in
-    # PyTorch, and NaN in x stays (it is not outside).
-    op = OPS["lt" if keep == "ge" else "gt"]
-    outside = apply(op, (x, bound), {})
-    out: Tensor = apply(_where, (outside, bound, x), {})
+    # Selects, not maximum/minimum: at the bound itself all of the gradient goes to x, as in
+    # PyTorch. NaN in either is the result, and none of the gradient is x's.
+    outer = bound
     if bound.dtype.is_floating_point:
-        out = apply(_where, (apply(OPS["isnan"], (bound,), {}), bound, out), {})
+        outside = apply(OPS["lt" if keep == "ge" else "gt"], (x, bound), {})
+        outer = apply(_where, (outside, bound, constant(math.nan, bound.dtype)), {})
+    out: Tensor = apply(_where, (apply(OPS[keep], (x, bound), {}), x, outer), {})
     return out
 
 
@@ -423,16 +423,10 @@ def _is_one(value: Any) -> bool:
     return isinstance(value, (int, float)) and not is_lifted(value) and value == 1
 
 
-@naming("HypotBackward0")
 def hypot(input: Tensor, other: Any) -> Tensor:
     """sqrt(input**2 + other**2), without overflow in between."""
     expect_real("hypot", input, other)
-    a, b = generated["abs"](input), generated["abs"](to_operand(other, result_type(input, other)))
-    high, low = generated["maximum"](a, b), generated["minimum"](a, b)
-    ratio = where(high == 0, low, low / where(high == 0, 1.0, high))
-    ratio = where(low == math.inf, 1.0, ratio)
-    out = high * generated["sqrt"](1 + ratio * ratio)
-    return where((a == math.inf) | (b == math.inf), math.inf, out)  # beside NaN, too (IEEE 754)
+    return elementwise(OPS["hypot"], input, other)
 
 
 def _expect_floats(name: str, input: Any, other: Any) -> DType:
@@ -447,10 +441,17 @@ def logaddexp(input: Tensor, other: Any) -> Tensor:
     """log(exp(input) + exp(other)), stable. Raises NotImplementedError for integers."""
     dtype = _expect_floats("logaddexp", input, other)
     a, b = to_operand(input, dtype), to_operand(other, dtype)
-    high = generated["maximum"](a, b)
-    finite = where(generated["isinf"](high), 0.0, high)
-    total = generated["exp"](a - finite) + generated["exp"](b - finite)
-    return generated["log"](total) + finite
+    high, less, equal = _ordered(a, b)
+    return where(equal, high, high + generated["log1p"](generated["exp"](less)))
+
+
+def _ordered(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The larger of a and b, how much larger the other is, and where both are one infinity.
+
+    Selects: the derivative of maximum is another where they are equal."""
+    first = a >= b
+    high, low = where(first, a, b), where(first, b, a)
+    return high, low - high, (a == b) & generated["isinf"](high)
 
 
 @naming("Logaddexp2Backward0")
@@ -458,10 +459,9 @@ def logaddexp2(input: Tensor, other: Any) -> Tensor:
     """log2(2**input + 2**other), stable. Raises NotImplementedError for integers."""
     dtype = _expect_floats("logaddexp2", input, other)
     a, b = to_operand(input, dtype), to_operand(other, dtype)
-    high = generated["maximum"](a, b)
-    finite = where(generated["isinf"](high), 0.0, high)
-    total = generated["exp2"](a - finite) + generated["exp2"](b - finite)
-    return generated["log2"](total) + finite
+    high, less, equal = _ordered(a, b)
+    total = generated["log1p"](generated["exp2"](less)) * (1 / math.log(2))
+    return where(equal, high, high + total)
 
 
 def xlogy(input: Any, other: Any) -> Tensor:

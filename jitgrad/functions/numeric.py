@@ -106,9 +106,11 @@ def renorm(input: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:
         )
     axis = one_axis("renorm", input.ndim, dim)
     others = [k for k in range(input.ndim) if k != axis]
-    norms = vector_norm(input, p, others, True)
-    factor = where(norms > maxnorm, maxnorm / (norms + 1e-7), 1.0)
-    return called(cast(input * factor, input.dtype), "RenormBackward0")
+    long = vector_norm(input.detach(), p, others, True) > maxnorm
+    # The others are no part of a norm that is differentiated: where it is NaN, so would that be.
+    norms = vector_norm(where(long, input, 0.0), p, others, True)
+    factor = maxnorm / (norms + 1e-7)
+    return called(cast(where(long, input * factor, input), input.dtype), "RenormBackward0")
 
 
 @composite

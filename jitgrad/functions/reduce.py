@@ -188,7 +188,7 @@ def _extreme(name: str, input: Tensor, dim: Any, keepdim: bool) -> Any:
                 f"{name}(): Expected reduction dim to be specified for input.numel() == 0; got "
                 f"{input._type}; pass dim"
             )
-        out = _reduce(whole, input, tuple(range(input.ndim)), False)
+        out = _reduce(whole, input, tuple(range(input.ndim)), False, nans=True)
         return called(out, f"{name.capitalize()}Backward1")
     if isinstance(dim, Tensor):
         return input.maximum(dim) if name == "max" else input.minimum(dim)
@@ -405,9 +405,9 @@ def vector_norm(
     if ord not in (0, 1, 2) and builtins.all(not isinstance(n, Sym) and n == 1 for n in sizes):
         ord = 1  # the size of one element: no power overflows
     if ord == math.inf:
-        return _reduce("amax", input.abs(), axes, keepdim)
+        return _reduce("amax", input.abs(), axes, keepdim, nans=True)
     if ord == -math.inf:
-        return _reduce("amin", input.abs(), axes, keepdim)
+        return _reduce("amin", input.abs(), axes, keepdim, nans=True)
     if ord == 0:  # its derivative is zero, not absent
         return _reduce("sum", input.sign().masked_fill(input != 0, 1.0), axes, keepdim)
     if ord == 1:

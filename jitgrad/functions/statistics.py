@@ -82,6 +82,8 @@ def _median(name: str, input: Tensor, dim: int | None, keepdim: bool, skip: bool
         if flat.shape[0] == 0:
             value = math.nan if input.is_floating_point() else -(2 ** (input.dtype.bits - 1))
             return constant(value, input.dtype).clone()
+        if flat.dtype.is_floating_point and flat.requires_grad:
+            return _shared(flat, flat.detach().gather(0, _median_index(flat.detach(), 0, skip)))
         return flat.gather(0, _median_index(flat, 0, skip)).reshape(())
     axis = one_axis(name, input.ndim, dim)
     if not input.ndim:
@@ -92,6 +94,20 @@ def _median(name: str, input: Tensor, dim: int | None, keepdim: bool, skip: bool
         )
     indices = _median_index(input, axis, skip)
     return _dropped(name, input.gather(axis, indices), indices, axis, keepdim)
+
+
+def _shared(flat: Tensor, value: Tensor) -> Tensor:
+    """value (1), an element of flat, as a scalar whose gradient all that equal it share."""
+    other = (flat != value) & ~(flat.isnan() & value.isnan())
+    low = value == -math.inf  # the others are made worse than it in the direction that is left
+    best = _best(flat.masked_fill(other, -math.inf), "amax")
+    return apply(
+        OPS["where"], (low.reshape(()), _best(flat.masked_fill(other, math.inf), "amin"), best), {}
+    )
+
+
+def _best(x: Tensor, name: str) -> Tensor:
+    return apply(OPS[name], (x,), {"axes": (0,), "keepdim": False, "nans": True})
 
 
 def _median_index(x: Tensor, axis: int, skip: bool) -> Tensor:

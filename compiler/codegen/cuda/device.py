@@ -207,6 +207,14 @@ def argmax_takes(y, j, x, i):
 
 
 @device
+def argpool_takes(y, j, x, i):
+    """The same, but of NaNs the one of the higher index."""
+    if y != y:
+        return x == x or j > i
+    return y > x or (y == x and j < i)
+
+
+@device
 def argmin_takes(y, j, x, i):
     if y != y:
         return x == x or j < i
@@ -458,3 +466,4 @@ block_sum, block_prod = _block(plus), _block(times)
 block_max, block_min = _block(higher), _block(lower)
 block_any, block_all = _block(either), _block(both)
 block_argmax, block_argmin = _block_arg(argmax_takes), _block_arg(argmin_takes)
+block_argpool = _block_arg(argpool_takes)

@@ -150,6 +150,12 @@ def argmax_takes(y, j, x, i):
     return y > x or (y == x and j < i)
 
 
+def argpool_takes(y, j, x, i):
+    if y != y:
+        return x == x or j > i
+    return y > x or (y == x and j < i)
+
+
 def argmin_takes(y, j, x, i):
     if y != y:
         return x == x or j < i
@@ -345,6 +351,10 @@ def best(value, index, values, indices, threads, takes):
 
 def block_argmax(value, index, values, indices, threads):
     return best(value, index, values, indices, threads, argmax_takes)
+
+
+def block_argpool(value, index, values, indices, threads):
+    return best(value, index, values, indices, threads, argpool_takes)
 
 
 def block_argmin(value, index, values, indices, threads):

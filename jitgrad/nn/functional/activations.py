@@ -77,13 +77,19 @@ def leaky_relu(input: Tensor, negative_slope: float = 0.01, inplace: bool = Fals
     return applied(_leaky_relu, input, inplace, negative_slope)
 
 
+def _or_nan(x: Tensor, value: Any) -> Any:
+    """value, but NaN where x is NaN, without a derivative there."""
+    return ops.where(ops.isnan(x), math.nan, value) if x.dtype.is_floating_point else value
+
+
 def _between(x: Tensor, low: Any, high: Any, inside: Tensor) -> Tensor:
     """inside, but low's value where x <= low's bound and high's where x >= high's.
 
-    Selects, so that NaN stays inside and the derivative at a bound is the outer one, as PyTorch's.
+    Selects, so that the derivative at a bound is the outer one, and 0 at NaN, as PyTorch's.
     """
     (low_bound, low_value), (high_bound, high_value) = low, high
-    return ops.where(x <= low_bound, low_value, ops.where(x >= high_bound, high_value, inside))
+    outside = ops.where(x <= low_bound, low_value, _or_nan(x, high_value))
+    return ops.where(ops.logical_and(x > low_bound, x < high_bound), inside, outside)
 
 
 @composite
@@ -126,7 +132,11 @@ def hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
 
 @activation
 def _hardswish(x: Tensor) -> Tensor:
-    return _between(x, (-3, 0.0), (3, x), x * (x + 3) / 6)
+    # Infinities take no part in the product, whose derivative they would make NaN.
+    outside = ops.where(x <= -3, ops.where(x == -math.inf, math.nan, 0.0), x)
+    beyond = ops.logical_or(x <= -3, x >= 3)
+    within = ops.where(beyond, 0.0, x)
+    return ops.where(beyond, outside, within * (within + 3) / 6)
 
 
 def hardswish(input: Tensor, inplace: bool = False) -> Tensor:
@@ -149,8 +159,8 @@ def threshold(input: Tensor, threshold: float, value: float, inplace: bool = Fal
 @activation
 def hardshrink(input: Tensor, lambd: float = 0.5) -> Tensor:
     """0 where |x| <= lambd, else x."""
-    inside = ops.logical_and(input >= -lambd, input <= lambd)
-    return in_pieces(ops.where(inside, 0.0, input), input, "hardshrink")
+    outside = ops.logical_or(input < -lambd, input > lambd)
+    return in_pieces(ops.where(outside, input, _or_nan(input, 0.0)), input, "hardshrink")
 
 
 @activation
@@ -161,8 +171,7 @@ def softshrink(input: Tensor, lambd: float = 0.5) -> Tensor:
     """
     if not 0 <= lambd < math.inf:
         raise RuntimeError(f"[softshrink] lambda must be finite and at least 0; got {lambd}")
-    inside = ops.where(ops.isnan(input), input, 0.0)
-    outside = ops.where(input < -lambd, input + lambd, inside)
+    outside = ops.where(input < -lambd, input + lambd, _or_nan(input, 0.0))
     return in_pieces(ops.where(input > lambd, input - lambd, outside), input, "softshrink")
 
 
@@ -170,7 +179,7 @@ def softshrink(input: Tensor, lambd: float = 0.5) -> Tensor:
 @activation
 def _elu(x: Tensor, alpha: float, scale: float) -> Tensor:
     positive = x if scale == 1 else x * scale
-    return ops.where(x > 0, positive, ops.expm1(x.clamp(max=0)) * (alpha * scale))
+    return ops.where(x > 0, positive, ops.expm1(ops.where(x > 0, 0.0, x)) * (alpha * scale))
 
 
 def elu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
@@ -186,7 +195,7 @@ def selu(input: Tensor, inplace: bool = False) -> Tensor:
 
 @activation
 def _celu(x: Tensor, alpha: float) -> Tensor:
-    return ops.where(x > 0, x, ops.expm1(x.clamp(max=0) / alpha) * alpha)
+    return ops.where(x > 0, x, ops.expm1(ops.where(x > 0, 0.0, x) / alpha) * alpha)
 
 
 def celu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
@@ -229,7 +238,7 @@ def silu(input: Tensor, inplace: bool = False) -> Tensor:
 def softplus(input: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
     """log(1 + exp(beta * x)) / beta; x itself where beta * x > threshold."""
     scaled = input * beta
-    soft = ops.log1p(ops.exp(scaled.clamp(max=threshold))) / beta
+    soft = ops.log1p(ops.exp(ops.where(scaled > threshold, threshold, scaled))) / beta
     return called(ops.where(scaled > threshold, input, soft), "SoftplusBackward0")
 
 

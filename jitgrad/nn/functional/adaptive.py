@@ -123,7 +123,7 @@ def adaptive_max_pool(n: int, input: Tensor, output_size: Sizes, return_indices:
     if all(not isinstance(s, Sym) and s == 1 for s in sizes) and any(
         isinstance(d, Sym) for d in input.shape[lead:]
     ):
-        values, places = input.flatten(lead).max(-1)  # whatever the size
+        values, places = _best(input.flatten(lead), lead)  # whatever the size
         shape = (*input.shape[:lead], *sizes)
         values, places = values.reshape(shape), places.reshape(shape)
         return (values, places) if return_indices else values
@@ -161,9 +161,15 @@ def _bounds(n: Any, m: int) -> list[tuple[Any, Any]]:
     return [(i * n // m, ((i + 1) * n + m - 1) // m) for i in range(m)]
 
 
+def _best(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """The largest along dim, which is kept, and where it is."""
+    at = OPS["argpool"](x, axes=(dim,), keepdim=True)
+    return x.gather(dim, at), at
+
+
 def _largest_of_any_size(x: Tensor, lead: int, sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """The largest of each window, and where in x's spatial dims, flattened, the first such is: dim
-    by dim, the last one first."""
+    """The largest of each window, and where in x's spatial dims, flattened, the first such (or the
+    last NaN) is: dim by dim, the last one first."""
     spatial = x.shape[lead:]
     places = arange(prod(spatial), device=x.device).reshape(spatial).expand(x.shape)
     for dim in range(x.dim() - 1, lead - 1, -1):
@@ -172,7 +178,7 @@ def _largest_of_any_size(x: Tensor, lead: int, sizes: Sequence[int]) -> tuple[Te
             continue
         best = [slice_along(x, dim, 0, 0)], [slice_along(places, dim, 0, 0)]
         for bound in _bounds(n, m):
-            value, at = slice_along(x, dim, *bound).max(dim, keepdim=True)
+            value, at = _best(slice_along(x, dim, *bound), dim)
             best[0].append(value)
             best[1].append(slice_along(places, dim, *bound).gather(dim, at))
         x, places = cat(best[0], dim), cat(best[1], dim)
@@ -180,14 +186,15 @@ def _largest_of_any_size(x: Tensor, lead: int, sizes: Sequence[int]) -> tuple[Te
 
 
 def _largest(x: Tensor, n: int, spatial: Sequence[int], sizes: Sequence[int]) -> Tensor:
-    """Where in x's spatial dims, flattened, the first maximum of each window is."""
+    """Where in x's spatial dims, flattened, the maximum of each window is: the first, or the last
+    NaN."""
     lead = x.dim() - n
     tables = [_window_table(d, s) for d, s in zip(spatial, sizes, strict=True)]
     for k, t in enumerate(tables):  # (*lead, m, k, m, k, ...)
         x = x.index_select(lead + 2 * k, tensor(t.reshape(-1))).unflatten(lead + 2 * k, t.shape)
     order = [lead + 2 * k + j for j in (0, 1) for k in range(n)]
     x = x.permute((*range(lead), *order)).flatten(lead + n)
-    best = x.argmax(-1)
+    best = OPS["argpool"](x, axes=(x.dim() - 1,), keepdim=False)
     numbers = np.zeros((), np.int64)
     for k, t in enumerate(tables):  # (m, m, ..., k, k, ...): the place of each window's elements
         shape = [1] * (2 * n)

@@ -100,8 +100,15 @@ def smooth_l1_loss(
     d = _difference("smooth_l1_loss", input, target).abs()
     if beta == 0:
         return reduce_loss("smooth_l1_loss", d, reduction)
-    loss = ops.where(d < beta, 0.5 * d * d / beta, d - 0.5 * beta)
+    far, near = _split(d, beta)
+    loss = ops.where(far, d - 0.5 * beta, 0.5 * near * near / beta)
     return reduce_loss("smooth_l1_loss", loss, reduction)
+
+
+def _split(d: Tensor, bound: float) -> tuple[Tensor, Tensor]:
+    """Where d >= bound, and d with zeros there: no infinity reaches the derivative of squares."""
+    far = d >= bound
+    return far, ops.where(far, 0.0, d)
 
 
 @wide
@@ -123,7 +130,8 @@ def huber_loss(
         )
     expect_real("huber_loss", input, target)
     d = _difference("huber_loss", input, target).abs()
-    loss = ops.where(d < delta, 0.5 * d * d, delta * (d - 0.5 * delta))
+    far, near = _split(d, delta)
+    loss = ops.where(far, delta * (d - 0.5 * delta), 0.5 * near * near)
     if weight is not None:
         expect_weight("huber_loss", weight, input.shape)
         loss = loss * weight

@@ -98,6 +98,11 @@ def cosine_embedding_loss(
     return reduce_loss(op, together + apart, reduction)
 
 
+def _above(x: Tensor) -> Tensor:
+    """max(x, 0), but 0 of NaN: PyTorch's losses over several classes add what is above 0."""
+    return ops.where(x > 0, x, 0.0)
+
+
 # -- several classes -------------------------------------------------------------------------------
 def _rows(op: str, input: Tensor) -> tuple[Tensor, bool]:
     """Input as (N, C), and whether it was a batch; () and (C) are one row."""
@@ -140,7 +145,7 @@ def multi_margin_loss(
         )
     _expect_long(op, target)
     y = expect_class_range(op, target, None, classes).reshape(-1, 1)
-    violation = ops.relu(margin - ops.gather(rows, 1, y) + rows)
+    violation = _above(margin - ops.gather(rows, 1, y) + rows)
     terms = violation if p == 1 else violation * violation
     terms = ops.where(arange(classes) == y, 0.0, terms)
     if weight is not None:
@@ -185,7 +190,7 @@ def multilabel_margin_loss(
     labels = ops.where(counted, labels, 0)
     named = (one_hot(labels, int(rows.shape[1])) * counted.unsqueeze(-1)).sum(1) > 0
     scores = ops.gather(rows, 1, labels).unsqueeze(-1)  # (N, labels, 1)
-    violation = ops.relu(1 - scores + rows.unsqueeze(1))
+    violation = _above(1 - scores + rows.unsqueeze(1))
     used = ops.logical_and(counted.unsqueeze(-1), ops.logical_not(named).unsqueeze(1))
     loss = ops.where(used, violation, 0.0).sum((1, 2)) / rows.shape[1]
     return reduce_loss(op, loss if batch else loss.reshape(()), reduction)
