@@ -16,14 +16,14 @@ import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from types import CodeType, FunctionType
+from types import FunctionType
 from typing import Any
 
 from jitgrad import autograd, fft, linalg, making, special
 from jitgrad.jit_function import JitFunction
 from jitgrad.namespace import _LAZY
 from jitgrad.nn import functional, init, parameter
-from jitgrad.overriding_class import CALLED, OWN
+from jitgrad.overriding_class import CALLED, MODES, is_method, swapped
 from jitgrad.runtime.overriding import call_override, modes, overriders, set_modes
 from jitgrad.runtime.userline import FOLDERS, is_inside, resolved, user_line
 from jitgrad.state import state
@@ -72,7 +72,7 @@ def _functions() -> Iterator[tuple[FunctionType, Any]]:
         for name in names.split():
             yield getattr(module, name), getattr(module, name)
     for name, value in vars(Tensor).items():
-        if name in OWN or (name.startswith("_") and not name.endswith("__")):
+        if not is_method(name):
             continue
         if isinstance(value, FunctionType):
             yield value, getattr(Tensor, CALLED.get(name, name))
@@ -92,46 +92,26 @@ def _known() -> dict[Any, Any]:
     return {told: f for f, told in _functions()}
 
 
-@functools.cache
-def _asking_code(free: tuple[str, ...]) -> CodeType:
-    """The code of a function that gives all its arguments to the keyword `_asked`: of one that has
-    these free variables."""
-    inner = "def asking(*args, _asked, **kwargs):\n  return _asked(args, kwargs)\n"
-    inner += "".join(f"  {name}\n" for name in free)
-    text = f"def outer({', '.join(free)}):\n " + inner.replace("\n", "\n ") + "\n return asking"
-    names: dict[str, Any] = {}
-    exec(compile(text, __file__, "exec"), names)
-    code: CodeType = names["outer"](*free).__code__
-    return code
-
-
 class _Asking:
-    """A function of ours, its own code, and the one that asks.
+    """A function of ours that asks modes.
 
     Attributes:
-        function: the object that everybody has. told: what a mode is told that it is.
-        own: a function of its own code.
+        told: what a mode is told that it is. own: a function of its own code.
     """
 
     def __init__(self, function: FunctionType, told: Any) -> None:
-        self.function, self.told = function, told
-        self.own = FunctionType(
-            function.__code__, function.__globals__, function.__name__, function.__defaults__,
-            function.__closure__,
-        )  # fmt: skip
-        self.own.__kwdefaults__ = function.__kwdefaults__
-        self._code = _asking_code(function.__code__.co_freevars)
+        self.told = told
+        self._swapped = swapped(function)
+        self.own = self._swapped.own
         self._operator = function.__name__ in CALLED
 
     def begin(self) -> None:
         """From here on, the function asks."""
-        self.function.__kwdefaults__ = {"_asked": self.call}
-        self.function.__code__ = self._code
+        self._swapped.ask(self.call, MODES)
 
     def end(self) -> None:
         """From here on, it does not."""
-        self.function.__code__ = self.own.__code__
-        self.function.__kwdefaults__ = self.own.__kwdefaults__
+        self._swapped.ask(None, MODES)
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The function's call, if no mode is on, and else what the mode makes of it."""

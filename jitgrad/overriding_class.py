@@ -2,12 +2,17 @@
 
 Owns what makes them call it: methods, operators and properties are Tensor's behind a question,
 and `_type`, which functions ask for first, raises Overridden inside of a function
-(runtime/overriding.py says how the function then makes the call). Other tensors pay nothing.
+(runtime/overriding.py says how the function then makes the call). Tensor's own methods that no
+wrapper is around (`Tensor.cos(x)`) ask from the first such class on. Other tensors pay nothing in
+programs without one.
+
+`Swapped` is how a function comes to ask: its code is exchanged, so it stays the object that it is.
 """
 
 from __future__ import annotations
 
 import functools
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +26,7 @@ from jitgrad.runtime.overriding import (
     overriders,
     told,
 )
-from jitgrad.runtime.userline import user_line
+from jitgrad.runtime.userline import is_inside, user_line
 from jitgrad.state import state
 
 # What Python or copying asks of the object itself.
@@ -46,12 +51,90 @@ CALLED = {
 _FORWARD = {"__radd__": "add", "__rsub__": "sub", "__rmul__": "mul", "__rmatmul__": "matmul"}
 
 
+MODES, CLASSES = 0, 1
+"""Who a function may ask, in this order."""
+
+
+class Swapped:
+    """A function of ours, its own code, and the one that asks.
+
+    Attributes:
+        own: a function of its own code.
+    """
+
+    def __init__(self, function: types.FunctionType) -> None:
+        self._function = function
+        self.own = types.FunctionType(
+            function.__code__, function.__globals__, function.__name__, function.__defaults__,
+            function.__closure__,
+        )  # fmt: skip
+        self.own.__kwdefaults__ = function.__kwdefaults__
+        self._calls: list[Callable[..., Any] | None] = [None, None]
+
+    def ask(self, call: Callable[..., Any] | None, who: int) -> None:
+        """From here on, the function is call(args, kwargs); with None, it does not ask `who`."""
+        self._calls[who] = call
+        asked = self._calls[MODES] or self._calls[CLASSES]
+        own = self.own
+        self._function.__kwdefaults__ = {"_asked": asked} if asked else own.__kwdefaults__
+        code = own.__code__
+        self._function.__code__ = _asking_code(code.co_freevars) if asked else code
+
+
+@functools.cache
+def swapped(function: types.FunctionType) -> Swapped:
+    """The one Swapped of a function."""
+    return Swapped(function)
+
+
+@functools.cache
+def _asking_code(free: tuple[str, ...]) -> types.CodeType:
+    """The code of a function that gives all its arguments to the keyword `_asked`: of one that has
+    these free variables."""
+    inner = "def asking(*args, _asked, **kwargs):\n  return _asked(args, kwargs)\n"
+    inner += "".join(f"  {name}\n" for name in free)
+    text = f"def outer({', '.join(free)}):\n " + inner.replace("\n", "\n ") + "\n return asking"
+    names: dict[str, Any] = {}
+    exec(compile(text, __file__, "exec"), names)
+    code: types.CodeType = names["outer"](*free).__code__
+    return code
+
+
+def is_method(name: str) -> bool:
+    """Whether Tensor's attribute of this name is one that can be overridden."""
+    return name not in OWN and (not name.startswith("_") or name.endswith("__"))
+
+
+@functools.cache
+def _ask_in_methods(base: type) -> None:
+    """Base's methods without a wrapper ask the classes of their arguments, where the user's code
+    calls them."""
+    for name, value in vars(base).items():
+        if is_method(name) and isinstance(value, types.FunctionType):
+            if not getattr(value, "locates", False):
+                told = getattr(base, CALLED.get(name, name))
+                swapped(value).ask(_asking_classes(swapped(value).own, told), CLASSES)
+
+
+def _asking_classes(own: Callable[..., Any], told: Callable[..., Any]) -> Callable[..., Any]:
+    def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        for x in args:
+            if getattr(x, "_overriding", False) and enabled():
+                if not is_inside(sys._getframe(2).f_code.co_filename):
+                    return _call(told, args, kwargs)
+        return own(*args, **kwargs)
+
+    return call
+
+
 def install(cls: type, base: type) -> None:
     """Puts what asks `__torch_function__` over what a class has of base (Tensor)."""
+    _ask_in_methods(base)
+    cls._overriding = True  # type: ignore[attr-defined]
     between = cls.__mro__[: cls.__mro__.index(base)]
     own = {name for c in between for name in vars(c)}
     for name, value in vars(base).items():
-        if name in own or name in OWN or (name.startswith("_") and not name.endswith("__")):
+        if name in own or not is_method(name):
             continue
         if isinstance(value, property):
             setattr(cls, name, _property(value))

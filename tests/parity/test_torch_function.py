@@ -3,6 +3,7 @@ libraries. The same calls reach them, under the same names, and results have the
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import warnings
 
@@ -234,3 +235,74 @@ def test_names_of_subclasses_print() -> None:
         kind = type("Mine", (lib.t.Tensor,), {})
         assert repr(lib.t.ones(2).as_subclass(kind)) == "Mine([1., 1.])"
         assert repr(lib.nn.Parameter(lib.t.ones(1))).endswith("tensor([1.], requires_grad=True)")
+
+
+# What stands beside x where a method needs more than one tensor, and the methods that are not
+# called here: of Python's protocols, and those that PyTorch does not ask about.
+MORE = {
+    "": (), "tensor": ("x",), "int": (0,), "ints": (0, 1), "shape": ((2, 2),),
+    "index": (0, "i", "x"), "name": ("float",),
+}  # fmt: skip
+LEFT = """__class__ __delattr__ __dir__ __getattribute__ __getstate__ __init__ __init_subclass__
+    __new__ __reduce__ __setattr__ __sizeof__ __subclasshook__ __torch_dispatch__ __torch_function__
+    __setstate__ __iter__ __hash__ __deepcopy__ __reduce_ex__ __dlpack__ __cuda_array_interface__
+    backward map2_ map_ apply_ module_load cuda xpu share_memory_ record_stream"""
+
+
+def asked(lib, name):
+    """Under which name x's class is asked by `Tensor.name(x, ...)`, for the arguments that the
+    method takes; None where it is not."""
+    for values in MORE.values():
+        kind = logging_class(lib)
+        x = lib.t.ones(2, 2).as_subclass(kind)
+        given = {"x": lib.t.ones(2, 2), "i": lib.t.zeros(2, 2, dtype=lib.t.int64)}
+        kind.calls.clear()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            arguments = (given.get(v, v) if isinstance(v, str) else v for v in values)
+            with contextlib.suppress(Exception):  # of the arguments: who is asked is asked before
+                getattr(lib.t.Tensor, name)(x, *arguments)
+        if kind.calls:
+            return kind.calls[0][0]
+    return None
+
+
+METHODS = sorted(
+    name
+    for name in dir(LIBS[1].t.Tensor)
+    if callable(getattr(LIBS[1].t.Tensor, name))
+    and not isinstance(getattr(LIBS[1].t.Tensor, name), type)
+    and callable(getattr(jitgrad.Tensor, name, None))
+    and (not name.startswith("_") or name.endswith("__"))
+    and name not in LEFT.split()
+)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_taken_from_the_class(name) -> None:
+    """Tensor.cos(x) asks the class of x, under the name that PyTorch gives it."""
+    ours, theirs = (asked(lib, name) for lib in LIBS)
+    assert theirs is None or ours is not None
+    if theirs == getattr(jitgrad.Tensor, name).__name__ == name:  # not another one's alias
+        assert ours == name
+
+
+def test_plain_tensors_are_not_asked() -> None:
+    logging_class(OURS)
+    x = jitgrad.ones(2)
+    assert jitgrad.Tensor.cos(x).tolist() == x.cos().tolist()
+    with jitgrad._C.DisableTorchFunctionSubclass():
+        made = jitgrad.Tensor.cos(x.as_subclass(logging_class(OURS)))
+    assert type(made) is jitgrad.Tensor
+
+    class Passing(jitgrad.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    with Passing():  # modes are asked first, and leave the classes
+        assert jitgrad.Tensor.cos(x).tolist() == x.cos().tolist()
+    kind = logging_class(OURS)
+    y = x.as_subclass(kind)
+    kind.calls.clear()
+    jitgrad.Tensor.cos(y)
+    assert [name for name, _ in kind.calls] == ["cos"]
