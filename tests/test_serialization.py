@@ -245,3 +245,125 @@ def test_damaged_files_raise_or_load(cut):
             assert "load" in str(error)
             outcomes["raised"] += 1
     assert outcomes["raised"] >= (150 if cut else 30)
+
+
+# -- hostile pickles -------------------------------------------------------------------------------
+def _global(module, name):
+    return b"c" + module.encode() + b"\n" + name.encode() + b"\n"
+
+
+def _int(n):
+    return b"\x8a\x08" + n.to_bytes(8, "little", signed=True)
+
+
+_STORAGE = (
+    b"(" + b"X\x07\x00\x00\x00storage" + _global("torch", "FloatStorage")
+    + b"X\x01\x00\x00\x000X\x03\x00\x00\x00cpu" + _int(4) + b"tQ"
+)  # fmt: skip
+_TENSOR = _global("torch._utils", "_rebuild_tensor_v2")
+_ORDERED = _global("collections", "OrderedDict")
+_RANGE = _global("builtins", "range") + _int(10**12) + b"\x85R"
+HOSTILE = {
+    # what it is -> (the pickle, what the error says)
+    "nothing on the stack": (b".", "has not put there"),
+    "lists in lists": (b"]" * 100_000 + b"a" * 99_999 + b".", "nested too deeply"),
+    "tuples in tuples": (b")" + b"\x85" * 100_000 + b".", "nested too deeply"),
+    "a huge tensor": (
+        _TENSOR + b"(" + _STORAGE + _int(0) + _int(10**15) + b"\x85" + _int(0) + b"\x85"
+        + b"\x89" + _ORDERED + b")Rt" + b"R.", "each many times",
+    ),
+    "a size that is a range": (
+        _TENSOR + b"(" + _STORAGE + _int(0) + _RANGE + _RANGE + b"\x89" + _ORDERED + b")Rt" + b"R.",
+        "a size and strides; got range",
+    ),
+    "a list of a range": (_global("builtins", "list") + _RANGE + b"\x85R.", "a list of a range"),
+    "a set of a range": (
+        _global("builtins", "frozenset") + _RANGE + b"\x85R.", "a frozenset of a range",
+    ),
+    "a new Size of a range": (
+        b"\x80\x02" + _global("torch", "Size") + _RANGE + b"\x85\x81.", "a Size of a range",
+    ),
+    "bytes by number": (
+        _global("builtins", "bytearray") + _int(10**12) + b"\x85R.", "a bytearray of a int",
+    ),
+    "text of a list": (_global("builtins", "str") + b"]\x85R.", "a str of a list"),
+    "a state that is no dict": (_ORDERED + b")R" + _int(3) + b"b.", "state of int, not a dict"),
+    "a method replaced": (
+        _ORDERED + b")R}X\x05\x00\x00\x00itemsNsb.", "the attribute 'items' of an OrderedDict",
+    ),
+    "a dtype changed": (
+        _global("torch", "float32") + b"N}X\x08\x00\x00\x00itemsizeK\x01s\x86b.",
+        "sets a state of DType",
+    ),
+    "a class changed": (
+        _global("torch", "Size") + b"N}X\x05\x00\x00\x00numelNs\x86b.", "sets a state of type",
+    ),
+    "a function changed": (_TENSOR + b"}X\x01\x00\x00\x00aNsb.", "sets a state of method"),
+    "a NumPy dtype with fields": (
+        _global("numpy", "dtype") + b"X\x02\x00\x00\x00V8\x85R(K\x03X\x01\x00\x00\x00|N"
+        + b"X\x01\x00\x00\x00a\x85}K\x08K\x01K\x1bt" + b"b.", "none of numbers",
+    ),
+    "a call of text": (b"X\x01\x00\x00\x00a)R.", "calls str"),
+    "an object of a function": (b"\x80\x02" + _TENSOR + b")\x81.", "which is no class"),
+    "an extension": (b"\x82\x05.", "extension 5"),
+}  # fmt: skip
+# These say how many bytes follow, or which place of the memo is filled.
+TORN = {
+    "bytes": b"\x8e" + (2**60).to_bytes(8, "little") + b"a.",
+    "text": b"\x8d" + (2**60).to_bytes(8, "little") + b"a.",
+    "a bytearray": b"\x96" + (2**60).to_bytes(8, "little") + b"a.",
+    "a frame": b"\x80\x04\x95" + (2**60).to_bytes(8, "little") + b"N.",
+    "a long": b"\x8b" + (2**31 - 1).to_bytes(4, "little") + b"a.",
+}
+
+
+def zipped_pickle(program):
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as file:
+        file.writestr("x/data.pkl", program)
+        file.writestr("x/data/0", bytes(16))
+    return io.BytesIO(stream.getvalue())
+
+
+def legacy_pickle(program):
+    begin = b"".join(
+        pickle.dumps(x, 2) for x in (0x1950A86A20F9469CFC6C, 1001, {"little_endian": True})
+    )
+    return io.BytesIO(begin + program + pickle.dumps(["0"], 2) + bytes(24))
+
+
+@pytest.mark.parametrize("form", [zipped_pickle, legacy_pickle])
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_pickles(name, form):
+    """Each is refused by an UnpicklingError that says what it is, with no memory for it, and leaves
+    no trace: what it names is as it was."""
+    program, text = HOSTILE[name]
+    with pytest.raises(pickle.UnpicklingError, match=text):
+        t.load(form(program))
+    assert t.float32.itemsize == 4 and t.Size((2, 3)).numel() == 6
+
+
+@pytest.mark.parametrize("name", TORN)
+def test_sizes_beyond_the_file(name):
+    with pytest.raises((RuntimeError, pickle.UnpicklingError), match="torn|damaged|refused"):
+        t.load(zipped_pickle(TORN[name]))
+
+
+def test_memos_with_large_numbers_take_no_room():
+    put = b"Nr" + (2**32 - 1).to_bytes(4, "little")
+    assert t.load(zipped_pickle(put + b".")) is None
+
+
+def test_tuples_that_share_are_read_once():
+    program = b")"
+    for k in range(60):  # 2**60 tuples, if each were read wherever it stands
+        program += b"q" + bytes([k]) + b"h" + bytes([k]) + b"\x86"
+    found = t.load(zipped_pickle(program + b"."))
+    assert found[0] is found[1] and found[0][0] is found[1][1]
+
+
+def test_what_repeats_elements_is_read():
+    stream = io.BytesIO()
+    t.save({"w": t.ones(1, 3).expand(1000, 3)}, stream)
+    stream.seek(0)
+    assert t.load(stream)["w"].shape == (1000, 3)

@@ -7,6 +7,7 @@ is archive.py's and pickled.py's.
 from __future__ import annotations
 
 import math
+import pickle
 import struct
 import zipfile
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from jitgrad.runtime import cuda
 from jitgrad.runtime.dtypes import DType
 from jitgrad.tensor import Tensor, wrap_array
 
+_MOST_REPEATED = 2**31  # elements that a tensor may have beyond those of its storage
 _LOCAL_HEADER = 30  # bytes of a zip member's header before its name
 
 
@@ -101,6 +103,11 @@ class Memory:
             raise RuntimeError(
                 f"[load] expected a whole file; in {self.name} a tensor of shape {shape} lies "
                 f"outside its storage of {flat.size} elements"
+            )
+        if math.prod(shape) > max(flat.size, _MOST_REPEATED):
+            raise pickle.UnpicklingError(
+                f"[load] refused: in {self.name} a tensor of shape {shape} shows a storage of "
+                f"{flat.size} elements, each many times"
             )
         device = self._devices.get(key) or self.location.of("cpu")
         if empty:

@@ -23,6 +23,7 @@ from jitgrad.nn.parameter import Parameter
 from jitgrad.runtime import dtypes, formats
 from jitgrad.runtime.dtypes import DType
 from jitgrad.serialization.memory import Memory
+from jitgrad.serialization.unpickler import Unpickler
 from jitgrad.tensor import Size, Tensor
 
 allowed: dict[str, Any] = {}
@@ -97,6 +98,11 @@ class _Builder:
     def _made(
         self, storage: _Storage, dtype: DType, offset: int, size: Any, stride: Any, grad: bool
     ) -> Tensor:
+        if not isinstance(size, (tuple, list)) or not isinstance(stride, (tuple, list)):
+            raise pickle.UnpicklingError(
+                f"[load] expected a size and strides; got {type(size).__name__} and "
+                f"{type(stride).__name__}"
+            )
         flat = storage.elements(dtype)
         made = self.memory.tensor(storage.key, flat, dtype, int(offset), size, stride)
         return made.requires_grad_() if grad else made
@@ -180,12 +186,14 @@ def _device(kind: str, index: int | None = None) -> Any:
     return device("cpu") if kind in ("cpu", "cuda", "meta") else device(kind)
 
 
-class _Unpickler(pickle.Unpickler):
-    """Python's unpickler with every lookup through the tables."""
+class _Unpickler(Unpickler):
+    """The unpickler with every lookup through the tables."""
 
     def __init__(self, stream: Any, builder: _Builder) -> None:
-        super().__init__(stream, encoding="utf-8")
+        super().__init__(stream)
         self.builder = builder
+        users = tuple(x for x in allowed.values() if isinstance(x, type))
+        self.stateful = (_Array, *users)
 
     def find_class(self, module: str, name: str) -> Any:
         full = f"{'builtins' if module == '__builtin__' else module}.{name}"  # Python 2's name
@@ -235,35 +243,45 @@ class _Unpickler(pickle.Unpickler):
         return self.builder.storage(kind, key, str(location), int(count))
 
 
-def _finished(x: Any, memo: dict[int, Any]) -> Any:
-    """x with the stand-ins of arrays replaced, in place where containers can be changed."""
+def _finished(x: Any, memo: dict[int, tuple[Any, Any]]) -> Any:
+    """x with the stand-ins of arrays replaced, in place where containers can be changed. memo: what
+    was finished, by identity, with what became of it."""
     if isinstance(x, _Array):
         if x.array is None:
             raise pickle.UnpicklingError("[load] expected the contents of a NumPy array")
         return x.array
     if id(x) in memo:
-        return memo[id(x)]
+        return memo[id(x)][1]
     if isinstance(x, dict):
-        memo[id(x)] = x
+        memo[id(x)] = x, x
         for k in list(x):
             x[k] = _finished(x[k], memo)
     elif isinstance(x, list):
-        memo[id(x)] = x
+        memo[id(x)] = x, x
         x[:] = [_finished(v, memo) for v in x]
     elif isinstance(x, Tensor):
-        memo[id(x)] = x
+        memo[id(x)] = x, x
         for name, value in list(vars(x).items()):
             setattr(x, name, _finished(value, memo))
     elif type(x) is tuple:
-        return tuple(_finished(v, memo) for v in x)
+        memo[id(x)] = x, tuple([_finished(v, memo) for v in x])
+        return memo[id(x)][1]
     return x
 
 
 def _unpickle(stream: Any, builder: _Builder) -> Any:
     try:
         return _finished(_Unpickler(stream, builder).load(), {})
+    except RecursionError:
+        raise pickle.UnpicklingError(
+            f"[load] refused: {builder.memory.name} holds containers that are nested too deeply"
+        ) from None
     except (pickle.UnpicklingError, RuntimeError):
         raise
+    except IndexError:
+        raise pickle.UnpicklingError(
+            f"[load] {builder.memory.name} is damaged: its pickle takes what it has not put there"
+        ) from None
     except EOFError as error:
         raise RuntimeError(
             f"[load] expected a whole file; {builder.memory.name} is torn: {error}"
