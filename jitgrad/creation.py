@@ -22,7 +22,7 @@ from jitgrad.functions.shape import as_strided, laid_as, view_dtype
 from jitgrad.hostscalar import HostScalar
 from jitgrad.levels import draw_for_examples, examples_like
 from jitgrad.outside import export
-from jitgrad.promotion import cast, check_number, plain_number, promote_types
+from jitgrad.promotion import cast, check_number, expect_fits, plain_number, promote_types
 from jitgrad.random import Generator, next_draw
 from jitgrad.runtime import dtypes, formats
 from jitgrad.runtime.dtypes import Category, DType
@@ -35,7 +35,7 @@ from jitgrad.tensor import Tensor, root_of, wrap_array
 def _finish(out: Tensor, requires_grad: bool, device: Any = None) -> Tensor:
     if device is not None:
         out = placed(out, device)
-    return out.requires_grad_() if requires_grad else out
+    return out.requires_grad_(requires_grad) if requires_grad else out
 
 
 def _made_on(device: Any, dtype: DType) -> str:
@@ -116,8 +116,13 @@ def tensor(
         )  # what it may write to
     if isinstance(data, (bool, int, float)) and not isinstance(data, np.generic):
         wanted = _expect_dtype("tensor", dtype or _python_dtype(data))
-        if dtype is None and type(data) is int and not -(2**63) <= data < 2**63:
-            raise _overflow(data)
+        if type(data) is int and not -(2**63) <= data < 2**63:
+            if wanted.category >= Category.FLOAT:
+                data = float(data)
+            elif wanted is dtypes.bool_:
+                data = True
+            elif wanted.is_integer and wanted is not dtypes.uint64:
+                raise _overflow(data)
         out = _full((), plain_number(_to_int(data, wanted), wanted), wanted)
         return _finish(out, requires_grad, device)
     return _finish(_told(wrap_array(_to_array(data, dtype)), None), requires_grad, device)
@@ -127,13 +132,11 @@ def _to_int(value: Any, dtype: DType) -> Any:
     return _whole(value, dtype) if dtype.is_integer and isinstance(value, float) else value
 
 
-def _whole(value: float, dtype: DType) -> float:
+def _whole(value: float, dtype: DType) -> int:
     """A number without its fraction. Raises RuntimeError where the dtype, of integers, does not
     hold it."""
-    if math.isfinite(value):
-        value = math.trunc(value)
     check_number(value, dtype)
-    return value
+    return math.trunc(value)
 
 
 def _overflow(data: Any) -> ValueError:
@@ -174,7 +177,9 @@ def _to_array(data: Any, dtype: DType | None) -> np.ndarray[Any, Any]:
         raise _overflow(data) from None
     if array.dtype == object or array.dtype.kind in "USMm":
         if array.dtype == object and _all_ints(data):
-            raise _overflow(data)
+            if dtype is None or dtype.category < Category.FLOAT:
+                raise _overflow(data)
+            return _converted(array.astype(np.float64), dtype)
         if isinstance(data, (list, tuple)):
             strange = None in data
         else:
@@ -235,6 +240,8 @@ def _converted(array: np.ndarray[Any, Any], dtype: DType | None) -> np.ndarray[A
             f"must be real number, not complex: expected real numbers for {dtype.name}; got "
             f"{array.flat[0].item()}; use a complex dtype"
         )
+    if array.dtype == np.uint64 and dtype.is_integer and dtype is not dtypes.uint64:
+        raise _overflow(array.max().item())
     if array.size and dtype.is_integer and array.dtype.kind in "iuf":
         for value in (array.min().item(), array.max().item()):
             _whole(value, dtype)
@@ -410,6 +417,10 @@ def full(
 ) -> Tensor:
     """A tensor of one value; dtype by default the value's (bool, int64 or the default dtype)."""
     _check_device(device)
+    if isinstance(size, int):
+        raise TypeError(
+            f"full(): argument 'size' (position 1) must be tuple of ints, not {type(size).__name__}"
+        )
     shape = _shape("full", (size,))
     if isinstance(fill_value, Tensor):
         out = cast(fill_value, dtype or fill_value.dtype)
@@ -418,12 +429,29 @@ def full(
         out = cast(fill_value.lift(), dtype or defaults.dtype)
         return _finish(out.expand(shape).clone(), requires_grad, device)
     wanted = _expect_dtype("full", dtype or _python_dtype(fill_value))
+    expect_fits(fill_value, wanted)
     value = plain_number(_to_int(fill_value, wanted), wanted)
     out = _full(shape, value, wanted, _made_on(device, wanted))
     return _finish(out, requires_grad, device)
 
 
-def _shape(name: str, size: tuple[Any, ...]) -> tuple[Any, ...]:
+def scalar_tensor(
+    s: Any, *, dtype: DType | None = None, layout: Any = None, device: Any = None,
+    requires_grad: bool = False, pin_memory: bool = False,
+) -> Tensor:  # fmt: skip
+    """A 0-d tensor of a number, in the default dtype."""
+    _check_device(device)
+    wanted = defaults.dtype if dtype is None else _expect_dtype("scalar_tensor", dtype)
+    if isinstance(s, HostScalar):
+        return full((), s, dtype=wanted, device=device, requires_grad=requires_grad)
+    expect_fits(s, wanted, halves=False)
+    out = _full((), plain_number(_to_int(s, wanted), wanted), wanted, _made_on(device, wanted))
+    return _finish(out, requires_grad, device)
+
+
+def _shape(name: str, size: tuple[Any, ...], given: Any = True) -> tuple[Any, ...]:
+    if not given:
+        raise TypeError(f'{name}() missing 1 required positional arguments: "size"')
     shape = as_shape(size)
     for d in shape:
         if isinstance(d, int) and d < 0:
@@ -446,7 +474,7 @@ def _filled(name: str, value: int) -> Any:
     ) -> Tensor:
         _check_device(device)
         wanted = defaults.dtype if dtype is None else _expect_dtype(name, dtype)
-        shape = _shape(name, sizes if size is None else (size,))
+        shape = _shape(name, sizes if size is None else (size,), sizes or size is not None)
         if memory_format is not None:
             expect_rank_of(memory_format, len(shape))
         out = _full(shape, plain_number(value, wanted), wanted, _made_on(device, wanted))
@@ -686,6 +714,8 @@ def eye(
     """A matrix with ones on the diagonal, zeros elsewhere."""
     _check_device(device)
     for what, size in (("n", n), ("m", n if m is None else m)):
+        if isinstance(size, (bool, float)):
+            raise TypeError(f"eye(): argument '{what}' must be int, not {type(size).__name__}")
         if size < 0:
             raise RuntimeError(f"{what} must be greater or equal to 0, got {size}")
     wanted = dtype or defaults.dtype
@@ -723,7 +753,7 @@ def _random(name: str, record: str, doc: str) -> Any:
     ) -> Tensor:
         _check_device(device)
         wanted = defaults.dtype if dtype is None else _expect_dtype(name, dtype)
-        shape = _shape(name, sizes if size is None else (size,))
+        shape = _shape(name, sizes if size is None else (size,), sizes or size is not None)
         if wanted.is_complex:
             parts = draw(record, (*shape, 2), wanted.to_real(), generator)
             if record == "normal":
@@ -761,12 +791,12 @@ def randint(
     _check_device(device)
     if size is None:
         low, high, size = 0, low, high
-    if high is None or size is None:
+    if high is None or isinstance(size, (int, float)) or size is None:
         raise TypeError(
             f"randint() expected a bound and a size: randint(high, size) or randint(low, high, "
             f"size); got low={low}, high={high}, size={size}"
         )
-    low, high = int(low), int(high)
+    low, high = _bound(low), _bound(high)
     if high <= low:
         raise RuntimeError(
             f"random_ expects 'from' to be less than 'to', but got from={low} >= to={high}"
@@ -775,6 +805,12 @@ def randint(
     where = _made_on(device, dtypes.int64)
     values = random_integers(shape, high - low, generator, where) + low
     return _finish(cast(values, dtype or dtypes.int64), requires_grad, device)
+
+
+def _bound(value: Any) -> int:
+    if isinstance(value, float):
+        raise TypeError(f"randint() expected ints as bounds; got {value!r}")
+    return int(value)
 
 
 def random_integers(

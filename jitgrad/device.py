@@ -18,8 +18,8 @@ _KINDS = (
 
 class device(str):
     """A device. `jitgrad.device("cpu")`, `device("cuda")`, `device("cuda", 1)`, `device(0)`; equal
-    to its text, so types in the compiler use text. It need not be there: making a tensor on it
-    asks.
+    to its text, so types in the compiler use text. It need not be there, unless it is a number:
+    making a tensor on it asks.
 
     `with device("cuda"):` makes it the default device of this thread: factories (zeros, tensor,
     randn, ...) and modules make tensors there unless told otherwise. Raises RuntimeError for a kind
@@ -35,6 +35,13 @@ class device(str):
         if not isinstance(spec, (str, int)) or isinstance(spec, bool):
             kind = spec.__class__.__name__
             raise TypeError(f"[device] expected a str such as 'cpu'; got {kind}")
+        if index is not None and (isinstance(index, bool) or not isinstance(index, int)):
+            raise TypeError(
+                "device(): argument 'index' (position 2) must be int, not "
+                f"{index.__class__.__name__}"
+            )
+        if isinstance(spec, int):  # a number of a device that must be there
+            cuda.device.require("device")
         text = str.__str__(spec) if isinstance(spec, str) else f"cuda:{spec}"
         kind, colon, number = text.partition(":")
         if kind not in _KINDS:

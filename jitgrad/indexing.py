@@ -19,7 +19,7 @@ from jitgrad.creation import placed, tensor
 from jitgrad.dispatch import apply, assign
 from jitgrad.functions.select import nonzero
 from jitgrad.functions.shape import broadcast_shapes_of
-from jitgrad.promotion import cast, constant
+from jitgrad.promotion import cast, stored
 from jitgrad.runtime import dtypes
 from jitgrad.sizes import infer
 from jitgrad.tape.names import called
@@ -57,14 +57,14 @@ def _parts(x: Tensor, index: Any) -> list[Any]:
     used = 0
     for part in _as_tuple(index):
         if _is_sequence(part):
-            part = tensor(part) if not (isinstance(part, list) and not part) else _no_indices()
+            part = _of_sequence(part)
         elif isinstance(part, np.bool_):
             part = bool(part)
         if isinstance(part, bool):
             part = tensor(part)
-        if isinstance(part, Tensor) and part.dtype in (dtypes.bool_, dtypes.uint8):
+        if isinstance(part, Tensor) and part.dtype in _MASKS:
             used += part.ndim
-        elif isinstance(part, Tensor) and part.dtype.category > 1:
+        elif isinstance(part, Tensor) and not _is_index(part):
             raise IndexError(
                 f"tensors used as indices must be long, int, byte or bool tensors; got {part._type}"
             )
@@ -99,8 +99,23 @@ def _parts(x: Tensor, index: Any) -> list[Any]:
     return parts
 
 
-def _no_indices() -> Tensor:
-    return tensor([], dtype=dtypes.int64)
+_MASKS = (dtypes.bool_, dtypes.uint8)
+
+
+def _is_index(x: Tensor) -> bool:
+    """Whether a tensor that is no mask may stand in an index: one of integers, if it has dims of
+    those that PyTorch takes."""
+    return x.dtype in (dtypes.int64, dtypes.int32) or (x.dtype.is_integer and not x.ndim)
+
+
+def _of_sequence(part: Any) -> Tensor:
+    """A list or array of indices as a tensor: bools, or int64 (of floats the whole part)."""
+    if isinstance(part, list) and not part:
+        return tensor([], dtype=dtypes.int64)
+    made = tensor(part)
+    if made.dtype.is_complex and not isinstance(part, np.ndarray):
+        raise TypeError("'complex' object cannot be interpreted as an integer")
+    return made if made.dtype in _MASKS else cast(made, dtypes.int64)
 
 
 def _bound(value: Any, size: Any, default: Any) -> Any:
@@ -137,7 +152,7 @@ def _view(x: Tensor, parts: Sequence[Any]) -> tuple[Tensor, list[Any]]:
             reshaped = True
             continue
         if isinstance(part, Tensor):
-            count = part.ndim if part.dtype in (dtypes.bool_, dtypes.uint8) else 1
+            count = part.ndim if part.dtype in _MASKS else 1
             if count == 0:  # a 0-d mask indexes a new dim of size 1
                 shape.append(1)
                 advanced.append(part.reshape(1))
@@ -202,7 +217,7 @@ def _advanced(x: Tensor, advanced: Sequence[Any]) -> tuple[tuple[int, ...], tupl
         if not isinstance(part, Tensor):
             k += 1
             continue
-        if part.dtype in (dtypes.bool_, dtypes.uint8):
+        if part.dtype in _MASKS:
             _check_mask(x, part, k)
             for j, where in enumerate(nonzero(part, as_tuple=True)):
                 dims.append(k + j)
@@ -239,6 +254,14 @@ def _check_mask(x: Tensor, mask: Tensor, k: int) -> None:
             )
 
 
+def _expect_bools(mask: Tensor) -> None:
+    if mask.dtype is dtypes.uint8:
+        raise RuntimeError(
+            f"masked_fill_ only supports boolean masks, but got a mask of {mask._type}; convert "
+            "it with .bool()"
+        )
+
+
 def getitem(x: Tensor, index: Any) -> Tensor:
     """x[index]."""
     if type(index) is int:  # the first of the most common kinds
@@ -262,9 +285,9 @@ def _value(x: Tensor, value: Any) -> Tensor:
         return cast(value, x.dtype)
     if _is_sequence(value) or isinstance(value, np.generic):
         return _beside(x, cast(tensor(np.asarray(value)), x.dtype))
-    if isinstance(value, float) and x.dtype.is_integer:
-        value = int(value)
-    return constant(value, x.dtype)
+    if type(value) is int and not -(2**63) <= value < 2**63:
+        raise ValueError(f"Overflow when unpacking long long; got {value}")
+    return stored(value, x.dtype, halves=False)
 
 
 def _fit(value: Tensor, shape: tuple[Any, ...]) -> Tensor:
@@ -296,9 +319,10 @@ def setitem(x: Tensor, index: Any, value: Any) -> None:
         return
     only = [a for a in advanced if isinstance(a, Tensor)]
     first = advanced.index(only[0])
-    if len(only) == 1 and only[0].dtype is dtypes.bool_ and value.numel() == 1:
+    if len(only) == 1 and only[0].dtype in _MASKS and value.numel() == 1:
         mask = only[0]
         _check_mask(view, mask, first)
+        _expect_bools(mask)
         mask = mask.reshape((*mask._type.shape, *(1,) * (view.ndim - first - mask.ndim)))
         mask = _beside(view, mask)
         assign(view, apply(OPS["where"], (mask, value.reshape(()), view), {}))
@@ -333,6 +357,9 @@ def index_put_(
         return input
     index = tuple(slice(None) if i is None else i for i in indices)
     view, advanced = _view(input, _parts(input, index))
+    for mask in advanced:
+        if isinstance(mask, Tensor) and values.numel() == 1 and not accumulate:
+            _expect_bools(mask)
     put(view, advanced, values, accumulate)
     return input
 

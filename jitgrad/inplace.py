@@ -20,7 +20,7 @@ from jitgrad.compiler.ops.record import OPS
 from jitgrad.dispatch import apply, assign
 from jitgrad.functions import scatters, select, shape
 from jitgrad.functions.args import as_shape, expect_one_device
-from jitgrad.promotion import can_cast, cast, constant
+from jitgrad.promotion import can_cast, cast, stored
 from jitgrad.runtime.arguments import CAUGHT, complete, locates
 from jitgrad.runtime.overriding import recover
 from jitgrad.state import bump_epoch, state
@@ -118,7 +118,7 @@ def fill_diagonal_(self: Tensor, fill_value: Any, wrap: bool = False) -> Tensor:
     on = place % step == 0
     if not (wrap and len(sizes) == 2):
         on = on & (place < count * step)
-    value = constant(fill_value, self.dtype)
+    value = stored(fill_value, self.dtype)
     assign(self, apply(OPS["where"], (on, value, self), {}))
     return self
 

@@ -45,7 +45,7 @@ def makes(function: Function, follows: bool = False) -> Function:
             out = creation.placed(out, where)
         if pin:
             out = pinned(out)
-        return out.requires_grad_() if grad else out
+        return out.requires_grad_(grad) if grad else out
 
     vars(made)["makes"] = True  # function_modes.py
     return made  # type: ignore[return-value]
@@ -62,8 +62,9 @@ empty_permuted, empty_strided = makes(creation.empty_permuted), makes(creation.e
 rand, randn, randint, randperm = (
     makes(creation.rand), makes(creation.randn), makes(creation.randint), makes(creation.randperm)
 )  # fmt: skip
-as_tensor, asarray, tensor = (
-    makes(creation.as_tensor), makes(creation.asarray), makes(creation.tensor)
+as_tensor, asarray, scalar_tensor, tensor = (
+    makes(creation.as_tensor), makes(creation.asarray), makes(creation.scalar_tensor),
+    makes(creation.tensor),
 )  # fmt: skip
 empty_like, ones_like, zeros_like, full_like = (
     makes(creation.empty_like, True), makes(creation.ones_like, True),

@@ -190,13 +190,6 @@ def is_complex(input: Tensor) -> Any:
     return input.is_complex()
 
 
-def scalar_tensor(s: Any, **kwargs: Any) -> Tensor:
-    """A 0-d tensor of a number, in the default dtype."""
-    if kwargs.get("dtype") is None:
-        kwargs["dtype"] = get_default_dtype()
-    return full((), s, **kwargs)
-
-
 def _shape_as_tensor(self: Tensor) -> Tensor:
     """The sizes, as a vector of int64."""
     return tensor(self.shape, dtype=int64)

@@ -9,6 +9,7 @@ Source of the rules: PyTorch's documentation, "Tensor Attributes", and torch.res
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -19,6 +20,7 @@ from jitgrad.compiler.ops.record import OPS
 from jitgrad.compiler.symbolic import Sym
 from jitgrad.dispatch import apply, full
 from jitgrad.hostscalar import HostScalar, is_lifted
+from jitgrad.info import finfo
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import Category, DType
 from jitgrad.state import defaults, state
@@ -109,6 +111,8 @@ def check_number(value: Any, dtype: DType) -> None:
     if dtype.category is not Category.INT or isinstance(value, bool):
         return
     low = -(2 ** (dtype.bits - 1)) if dtype.signed else -(2**dtype.bits) + 1
+    if isinstance(value, float) and not dtype.signed:  # of these, ints below 0 wrap
+        low = 0
     high = 2 ** (dtype.bits - 1) - 1 if dtype.signed else 2**dtype.bits - 1
     if value != value or not low <= value <= high:
         raise RuntimeError(
@@ -127,6 +131,7 @@ def plain_number(value: Any, dtype: DType) -> Any:
         raise TypeError(f"expected a Tensor or a number; got {type(value).__name__} {value!r}")
     if is_lifted(value) and dtype.category >= Category.FLOAT:
         return value
+    _expect_64_bits(value)
     if isinstance(value, complex) and dtype.category in (Category.INT, Category.FLOAT):
         if value.imag:
             raise RuntimeError(
@@ -143,6 +148,43 @@ def plain_number(value: Any, dtype: DType) -> Any:
     if dtype.category is Category.FLOAT:
         return float(value)
     return complex(value)
+
+
+def _expect_64_bits(value: Any) -> None:
+    if type(value) is int and not -(2**63) <= value < 2**64:
+        raise OverflowError(f"int too big to convert: expected one of 64 bits; got {value}")
+
+
+def expect_fits(value: Any, dtype: DType, halves: bool = True) -> None:
+    """Raises RuntimeError for a number that overflows in a tensor of this dtype, as PyTorch does
+    where numbers are stored (arithmetic gives inf). Infinite ones fit into floats. halves: float16
+    and bfloat16 count; not where PyTorch assigns (x[0] = value, where)."""
+    _expect_64_bits(value)
+    kind = dtype.category
+    if kind is Category.BOOL or is_lifted(value) or isinstance(value, Sym):
+        return
+    if kind is Category.INT:
+        if isinstance(value, float):
+            check_number(value, dtype)
+        return
+    if dtype.bits == 16 and not halves:
+        return
+    largest = finfo(dtype).max
+    parts = (value.real, value.imag) if isinstance(value, complex) else (value,)
+    if any(largest < abs(x) != math.inf for x in parts):
+        raise RuntimeError(
+            f"value cannot be converted to type {dtype.name} without overflow; got {value}; use "
+            "inf, or a wider dtype"
+        )
+
+
+def stored(value: Any, dtype: DType, halves: bool = True) -> Tensor:
+    """A number that is stored as it is, as a 0-d tensor. Raises RuntimeError for one that does not
+    fit (expect_fits)."""
+    expect_fits(value, dtype, halves)
+    if dtype.is_integer and isinstance(value, float) and not is_lifted(value):
+        value = int(value)
+    return constant(value, dtype)
 
 
 def constant(value: Any, dtype: DType) -> Tensor:
@@ -194,8 +236,7 @@ def wrapping_operand(x: Any, dtype: DType) -> Tensor:
 
 
 def _wrapped(value: int, dtype: DType) -> int:
-    if not -(2**63) <= value < 2**64:
-        raise OverflowError(f"int too big to convert: expected one of 64 bits; got {value}")
+    _expect_64_bits(value)
     value %= 2**dtype.bits
     return value - 2**dtype.bits if dtype.signed and value >= 2 ** (dtype.bits - 1) else value
 

@@ -152,8 +152,8 @@ _MAKERS: tuple[Callable[..., Any], ...] = (
     making.full_like, making.linspace, making.logspace, creation.multinomial,
     making.normal, making.ones, making.ones_like, making.empty_like, making.zeros_like,
     making.rand, making.randint, making.randn, making.randperm, making.range,
-    making.zeros, shape.cat, shape.column_stack, shape.dstack, shape.hstack, shape.stack,
-    shape.vstack, linalg.chain_matmul,
+    making.scalar_tensor, making.zeros, shape.cat, shape.column_stack, shape.dstack, shape.hstack,
+    shape.stack, shape.vstack, linalg.chain_matmul,
 )  # fmt: skip
 
 # -- in-place forms and copies of views ------------------------------------------------------------

@@ -38,7 +38,7 @@ class Generator:
         """Starts the sequence of this seed (any 64-bit integer). Returns the generator."""
         seed = int(seed)
         if not -(2**63) <= seed < 2**64:
-            raise RuntimeError(f"Overflow when unpacking long: seed {seed} has more than 64 bits")
+            raise ValueError(f"Overflow when unpacking long long: seed {seed} is beyond 64 bits")
         with self._lock:
             self._seed = seed % 2**64
             self._draws = 0
@@ -127,6 +127,8 @@ def next_draw(generator: Generator | None = None) -> tuple[Tensor, Tensor]:
     if state.casting is not None:  # a function that is called anew draws once
         state.casting.at(None, ())
     generator = default_generator if generator is None else generator
+    if not isinstance(generator, Generator):
+        raise TypeError(f"argument 'generator' must be a Generator, not {type(generator).__name__}")
     if state.draws is not None:
         return state.draws.next(generator)
     return fresh_draw(generator)

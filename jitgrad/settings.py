@@ -35,10 +35,10 @@ def get_num_threads() -> int:
 def set_num_threads(num: int) -> None:
     """Sets the number of threads of compiled code, for all calls that begin after this.
 
-    Raises TypeError for what is no int, RuntimeError for what is not positive.
+    Raises RuntimeError for what is no positive int.
     """
     if isinstance(num, bool) or not isinstance(num, int):
-        raise TypeError(f"set_num_threads expects an int, but got {type(num).__name__}")
+        raise RuntimeError(f"set_num_threads expects an int, but got {type(num).__name__}")
     try:
         threads.set_num_threads(num)
     except ValueError as error:
@@ -53,10 +53,10 @@ def get_num_interop_threads() -> int:
 def set_num_interop_threads(num_interop_threads: int) -> None:
     """Stores a number. Ops do not run beside each other: a kernel uses all threads.
 
-    Raises TypeError for what is no int, RuntimeError for what is not positive.
+    Raises RuntimeError for what is no positive int.
     """
     if isinstance(num_interop_threads, bool) or not isinstance(num_interop_threads, int):
-        raise TypeError(
+        raise RuntimeError(
             f"set_num_interop_threads expects an int, but got {type(num_interop_threads).__name__}"
         )
     if num_interop_threads < 1:

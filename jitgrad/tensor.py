@@ -7,17 +7,18 @@ recording and running ops is `dispatch.py`.
 
 from __future__ import annotations
 
+import functools
 import operator
 import sys
 from collections import OrderedDict
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
 from jitgrad import gpu, overriding_class, pytree
 from jitgrad.compiler.ops.record import OPS
-from jitgrad.compiler.symbolic import is_static, prod
+from jitgrad.compiler.symbolic import Sym, is_static, prod
 from jitgrad.compiler.types import TensorType
 from jitgrad.device import CPU, device
 from jitgrad.layouts import is_dense, is_told, layout_of
@@ -56,9 +57,13 @@ _item_of = tuple.__getitem__
 
 
 class Size(tuple[Any, ...]):
-    """The shape of a tensor: a tuple with `numel()`. Slices, sums and multiples are Sizes too."""
+    """The shape of a tensor: a tuple with `numel()`. Slices, sums and multiples are Sizes too.
+    Raises TypeError for an item that is no int."""
 
     __slots__ = ()
+
+    def __new__(cls, iterable: Any = (), /) -> Size:
+        return _size([_size_item(k, d) for k, d in enumerate(iterable)])
 
     def numel(self) -> Any:
         """The number of elements (symbolic while dims are)."""
@@ -66,22 +71,37 @@ class Size(tuple[Any, ...]):
 
     def __getitem__(self, index: Any) -> Any:
         found = _item_of(self, index)
-        return Size(found) if found.__class__ is tuple else found
+        return _size(found) if found.__class__ is tuple else found
 
     def __add__(self, other: tuple[Any, ...]) -> Size:
         return Size(tuple.__add__(self, other))
 
     def __radd__(self, other: tuple[Any, ...]) -> Size:
-        return Size(other + tuple(self)) if isinstance(other, tuple) else NotImplemented
+        return Size((*other, *self)) if isinstance(other, tuple) else NotImplemented
 
     def __mul__(self, times: Any) -> Size:
-        return Size(tuple.__mul__(self, times))
+        return _size(tuple.__mul__(self, times))
 
     def __rmul__(self, times: Any) -> Size:
-        return Size(tuple.__mul__(self, times))
+        return _size(tuple.__mul__(self, times))
 
     def __repr__(self) -> str:
         return f"jitgrad.Size([{', '.join(map(str, self))}])"
+
+
+_size = functools.partial(tuple.__new__, Size)
+"""A Size of what are sizes already."""
+
+
+def _size_item(position: int, d: Any) -> Any:
+    if type(d) is int or isinstance(d, Sym):
+        return d
+    try:
+        return int(operator.index(d))
+    except TypeError:
+        raise TypeError(
+            f"Size() takes an iterable of 'int' (item {position} is '{type(d).__name__}')"
+        ) from None
 
 
 def _shown(shape: tuple[Any, ...]) -> Size:
@@ -93,10 +113,10 @@ def _shown(shape: tuple[Any, ...]) -> Size:
             frame = frame.f_back
         if state.recorder.sizes_fixed(frame):
             shape = tuple(map(operator.index, shape))
-    return Size(shape)
+    return _size(shape)
 
 
-pytree.register(Size, lambda size: (size, None), lambda _, sizes: Size(sizes))
+pytree.register(Size, lambda size: (size, None), lambda _, sizes: _size(sizes))
 
 _TYPES: dict[Any, TensorType] = {}
 _MAX_TYPES = 16384
@@ -275,6 +295,12 @@ class Tensor(TensorMethods):
 
     ndimension = dim
 
+    @overload
+    def size(self, dim: None = None) -> Size: ...
+
+    @overload
+    def size(self, dim: int) -> int: ...
+
     def size(self, dim: int | None = None) -> Any:
         """The shape, or the size of one dimension. Raises IndexError when there is no such dim."""
         if dim is None:
@@ -286,9 +312,9 @@ class Tensor(TensorMethods):
             )
         return self.shape[dim]
 
-    def numel(self) -> Any:
+    def numel(self) -> int:
         """The number of elements (an int; symbolic while dims are)."""
-        return prod(self.shape)
+        return prod(self.shape)  # type: ignore[return-value]
 
     nelement = numel
 
@@ -535,8 +561,14 @@ class Tensor(TensorMethods):
     def requires_grad_(self, requires_grad: bool = True) -> Tensor:
         """Says whether operations on this leaf are recorded. Returns this tensor.
 
-        Raises RuntimeError for a dtype that is not floating, and for False on a non-leaf.
+        Raises RuntimeError for a dtype that is not floating, and for False on a non-leaf,
+        TypeError for what is no bool.
         """
+        if not isinstance(requires_grad, bool):
+            raise TypeError(
+                "requires_grad_(): argument 'requires_grad' must be bool, not "
+                f"{type(requires_grad).__name__}"
+            )
         dtype = self._type.dtype
         if requires_grad and not (dtype.is_floating_point or dtype.is_complex):
             raise RuntimeError(
@@ -684,8 +716,9 @@ class Tensor(TensorMethods):
             )
         return _python(data.reshape(()))
 
-    def tolist(self) -> Any:
-        """The elements as nested lists of Python numbers. Ends a trace."""
+    def tolist(self) -> list[Any]:
+        """The elements as nested lists of Python numbers (of a 0-d tensor, its number). Ends a
+        trace."""
         return _python(self._array("tolist"))
 
     def __bool__(self) -> bool:
@@ -697,11 +730,11 @@ class Tensor(TensorMethods):
 
     def __int__(self) -> int:
         data = self._array("int")
-        return int(data.item() if data.size == 1 else self._no_number())
+        return int(_real(data.item(), "int64") if data.size == 1 else self._no_number())
 
     def __float__(self) -> float:
         data = self._array("float")
-        return float(data.item() if data.size == 1 else self._no_number())
+        return float(_real(data.item(), "double") if data.size == 1 else self._no_number())
 
     def _no_number(self) -> Any:
         raise ValueError(
@@ -710,10 +743,10 @@ class Tensor(TensorMethods):
         )
 
     def __complex__(self) -> complex:
-        return complex(self.item())
+        return complex(self.item() if self.numel() == 1 else self._no_number())
 
     def __index__(self) -> int:
-        if self._type.dtype.category > dtypes.Category.INT:
+        if self._type.dtype.category > dtypes.Category.INT or self.numel() != 1:
             raise TypeError(
                 "only integer tensors of a single element can be converted to an index; got "
                 f"{self._type}"
@@ -731,8 +764,11 @@ class Tensor(TensorMethods):
         return iter(self.unbind(0))
 
     def __reversed__(self) -> Tensor:
-        """The tensor with every dim flipped."""
-        return self.flip(tuple(range(self.ndim))) if self.ndim else self
+        """The tensor with its first dim flipped."""
+        return self.flip(0) if self.ndim else self
+
+    def __delitem__(self, index: Any) -> None:
+        raise TypeError("Tensor does not support deleting items")
 
     def __contains__(self, element: Any) -> bool:
         if isinstance(element, (Tensor, int, float, complex)):
@@ -813,6 +849,17 @@ def absent(type_: TensorType) -> Tensor:
 def wrap_array(array: np.ndarray[Any, Any]) -> Tensor:
     """A root tensor on this array's memory. Raises TypeError for a dtype that jitgrad has not."""
     return wrap(array, static_type(array.shape, dtypes.from_numpy(array.dtype)))
+
+
+def _real(value: Any, what: str) -> Any:
+    """A number as float() and int() take it. Raises RuntimeError for one that is not real."""
+    if isinstance(value, complex):
+        if value.imag:
+            raise RuntimeError(
+                f"value cannot be converted to type {what} without overflow; got {value}"
+            )
+        return value.real
+    return value
 
 
 def _python(data: np.ndarray[Any, Any]) -> Any:

@@ -101,9 +101,14 @@ class set_grad_enabled(_Mode):
     """Turns the tape on or off, at once; as a context manager, for a block."""
 
     def __init__(self, mode: bool) -> None:
-        super().__init__(grad_enabled=bool(mode))
+        if not isinstance(mode, bool):
+            raise TypeError(
+                "set_grad_enabled(): argument 'enabled' (position 1) must be bool, not "
+                f"{type(mode).__name__}"
+            )
+        super().__init__(grad_enabled=mode)
         self._outer = state.grad_enabled
-        state.grad_enabled = bool(mode)
+        state.grad_enabled = mode
 
     def __enter__(self) -> Any:
         super().__enter__()

@@ -1,8 +1,8 @@
 """torch.cuda: devices, their streams and memory, and random numbers.
 
 Devices are those of NVIDIA's driver, or with JITGRAD_CUDA=sim Numba's simulator. Without one, what
-asks about devices says that there are none; what prepares or cleans up (seeding, emptying caches,
-waiting) has nothing to do and does nothing; what needs a device raises RuntimeError.
+asks about devices says that there are none; what prepares or cleans up (seeding, emptying caches)
+has nothing to do and does nothing; what needs a device, waiting for it too, raises RuntimeError.
 """
 
 from __future__ import annotations
@@ -95,7 +95,8 @@ def init() -> None:
 
 
 def synchronize(device: Any = None) -> None:
-    """Waits for all work on a device."""
+    """Waits for all work on a device. Raises RuntimeError where there is none."""
+    _runtime.device.require("cuda.synchronize")
     if is_initialized():
         _runtime.device.device(_index_of(device), "cuda.synchronize").synchronize()
 

@@ -99,11 +99,14 @@ def as_dim(x: Any) -> Any:
     """A size or index as an int or Sym; a one-element integer tensor is read."""
     if type(x) is int or isinstance(x, Sym):
         return x
-    return int(operator.index(x))  # not a bool: sizes are keys, and True equals 1
+    if isinstance(x, bool):
+        raise TypeError("expected ints as sizes; got bool")
+    return int(operator.index(x))
 
 
 def as_shape(sizes: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The shape in `f(2, 3)` or `f((2, 3))`: a tuple of ints (or Syms)."""
+    """The shape in `f(2, 3)` or `f((2, 3))`: a tuple of ints (or Syms). Raises TypeError for other
+    items."""
     if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)):
         sizes = tuple(sizes[0])
     return tuple([as_dim(d) for d in sizes])
@@ -206,6 +209,8 @@ def expect_expandable(op: str, shape: Sequence[Any], **tensors: Tensor | None) -
 
 def one_axis(name: str, rank: int, dim: Any) -> int:
     """A dim as an axis in [0, rank). A 0-d tensor has the axes 0 and -1. Raises IndexError."""
+    if isinstance(dim, bool):
+        raise TypeError(f"{name}(): argument 'dim' must be int, not bool")
     dim = operator.index(dim)
     extent = max(rank, 1)
     if not -extent <= dim < extent:

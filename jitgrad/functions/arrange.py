@@ -211,6 +211,11 @@ def _repeated(repeats: Tensor) -> Tensor:
         raise RuntimeError(
             f"repeat_interleave only accept 1D vector as repeat; got {repeats._type}"
         )
+    if repeats.dtype not in (dtypes.int64, dtypes.int32):
+        raise NotImplementedError(
+            f"[repeat_interleave] expected repeats of int64 or int32; got {repeats._type}; convert "
+            "them with .long()"
+        )
     if state.recorder is not None and state.lazy is None and not state.levels:
         text = "repeats can not be negative; got {value}"
         repeats = expect_range(cast(repeats, dtypes.int64), 0, 2**63 - 1, RuntimeError, text)

@@ -19,6 +19,7 @@ from jitgrad.promotion import (
     expect_operands,
     floating,
     result_type,
+    stored,
     to_operand,
     wrapping_operand,
 )
@@ -107,7 +108,7 @@ def _scaled(name: str, input: Any, other: Any, alpha: Any) -> Any:
             f"[{name}] For operands of {dtype.name}, argument alpha must not be a "
             f"{_KINDS[kind]}; got alpha={alpha}"
         )
-    return apply(_mul, (wrapping_operand(other, dtype), to_operand(alpha, dtype)), {})
+    return apply(_mul, (wrapping_operand(other, dtype), stored(alpha, dtype)), {})
 
 
 _KINDS = {
@@ -240,7 +241,11 @@ def where(condition: Tensor, input: Any = None, other: Any = None) -> Any:
         condition = cast(condition, dtypes.bool_)
     expect_operands("where", (input, other))
     dtype = result_type(input, other)
-    return apply(_where, (condition, to_operand(input, dtype), to_operand(other, dtype)), {})
+    a, b = (
+        cast(x, dtype) if isinstance(x, Tensor) else stored(x, dtype, halves=False)
+        for x in (input, other)
+    )
+    return apply(_where, (condition, a, b), {})
 
 
 def masked_fill(input: Tensor, mask: Tensor, value: Any) -> Tensor:
@@ -258,7 +263,7 @@ def masked_fill(input: Tensor, mask: Tensor, value: Any) -> Tensor:
             )
         value = cast(value, input.dtype)
     else:
-        value = _fill_value("masked_fill", value, input.dtype)
+        value = stored(value, input.dtype)
     if mask.dtype is not dtypes.bool_:
         raise RuntimeError(
             f"masked_fill only supports boolean masks, but got mask with dtype {mask.dtype}"
@@ -267,29 +272,21 @@ def masked_fill(input: Tensor, mask: Tensor, value: Any) -> Tensor:
     return called(out, "MaskedFillBackward0")
 
 
-def _fill_value(name: str, value: Any, dtype: DType) -> Tensor:
-    if isinstance(value, (int, float)) and dtype.category < Category.FLOAT:
-        if isinstance(value, float) and value != value or abs(value) == math.inf:
-            raise RuntimeError(
-                f"[{name}] value cannot be converted to type {dtype.name} without overflow; got "
-                f"{value}"
-            )
-        if dtype.category is Category.INT:
-            value = int(value)
-    return constant(value, dtype)
-
-
 def clamp(input: Tensor, min: Any = None, max: Any = None) -> Tensor:
     """input, but at least `min` and at most `max` (numbers or tensors); max wins. NaN stays."""
     if min is None and max is None:
         raise RuntimeError("torch.clamp: At least one of 'min' or 'max' must not be None")
+    expect_real("clamp", input)
     bounds = [b for b in (min, max) if b is not None]
+    if any(isinstance(b, complex) for b in bounds):
+        raise NotImplementedError(f"[clamp] expected real bounds; got {bounds}")
     dtype = result_type(input, *bounds)
     out = cast(input, dtype)
-    if min is not None:
-        out = _bound(out, to_operand(min, dtype), "ge")
-    if max is not None:
-        out = _bound(out, to_operand(max, dtype), "le")
+    low, high = (b if b is None or isinstance(b, Tensor) else stored(b, dtype) for b in (min, max))
+    if low is not None:
+        out = _bound(out, cast(low, dtype), "ge")
+    if high is not None:
+        out = _bound(out, cast(high, dtype), "le")
     by_tensors = isinstance(min, Tensor) or isinstance(max, Tensor)
     return called(out, "ClampBackward0" if by_tensors else "ClampBackward1")
 
@@ -495,15 +492,21 @@ def nan_to_num(
     neginf: float | None = None,
 ) -> Tensor:
     """input with NaN and the infinities replaced (by the largest finite numbers by default)."""
+    for name, x in (("nan", nan), ("posinf", posinf), ("neginf", neginf)):
+        if isinstance(x, complex):
+            raise TypeError(f"nan_to_num(): argument {name!r} must be float, not complex")
     if input.dtype.category < Category.FLOAT:
         return apply(OPS["clone"], (input,), {})
     if input.dtype.is_complex:
         parts = [nan_to_num(x, nan, posinf, neginf) for x in (input.real, input.imag)]
         return apply(OPS["complex"], tuple(parts), {})
     high, low = float_limits(input.dtype)
-    out = where(generated["isnan"](input), 0.0 if nan is None else nan, input)
-    out = where(input == math.inf, high if posinf is None else posinf, out)
-    return where(input == -math.inf, low if neginf is None else neginf, out)
+    values = [0.0 if nan is None else nan, high if posinf is None else posinf,
+              low if neginf is None else neginf]  # fmt: skip
+    a, b, c = (constant(float(x), input.dtype) for x in values)
+    out = where(generated["isnan"](input), a, input)
+    out = where(input == math.inf, b, out)
+    return where(input == -math.inf, c, out)
 
 
 def float_limits(dtype: DType) -> tuple[float, float]:

@@ -22,7 +22,7 @@ from jitgrad.functions.args import (
     positions,
 )
 from jitgrad.functions.shape import row_major, separate
-from jitgrad.promotion import cast, constant, elementwise, plain_number, result_type
+from jitgrad.promotion import cast, constant, elementwise, result_type, stored
 from jitgrad.runtime import dtypes
 from jitgrad.state import state
 from jitgrad.tape.names import called, naming
@@ -152,7 +152,7 @@ def take(input: Tensor, index: Tensor) -> Tensor:
 def _source(input: Tensor, index: Tensor, src: Any) -> Tensor:
     """src of scatter: a tensor cropped to the index's shape, or a number filled to it."""
     if not isinstance(src, Tensor):
-        return constant(src, input.dtype).expand(tuple(index._type.shape))
+        return stored(src, input.dtype).expand(tuple(index._type.shape))
     if src.dtype is not input.dtype:
         raise RuntimeError(
             "scatter(): Expected self.dtype to be equal to src.dtype; got "
@@ -269,6 +269,11 @@ def index_copy(input: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor
             f"index_copy_(): self ({input._type}) and source ({source._type}) expected to have "
             "the same dtype"
         )
+    if index.dtype is not dtypes.int64:
+        raise RuntimeError(
+            f"index_copy_(): Expected a long tensor for index, but got {index._type}; convert it "
+            "with .long()"
+        )
     index = _line("index_copy_", index)
     if not source.ndim or not input.ndim:
         if index.numel() != 1:
@@ -287,21 +292,27 @@ def index_copy(input: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor
 def index_fill(input: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
     """input with a number written at the indices along dim; those below 0 count from the end."""
     axis = one_axis("index_fill", input.ndim, dim)
+    if index.dtype is not dtypes.int64:
+        raise IndexError(
+            f"index_fill_(): Expected dtype int64 for index; got {index._type}; convert it with "
+            ".long()"
+        )
     index = _line("index_fill_", index, RuntimeError)
     if isinstance(value, Tensor) and value.ndim:
         raise RuntimeError(
             "index_fill_ only supports a 0-dimensional value tensor, but got tensor with "
             f"{value.ndim} dimension(s); got {value._type}"
         )
-    if isinstance(value, Tensor) and value.dtype.is_complex and not input.dtype.is_complex:
+    complex_value = value.dtype.is_complex if isinstance(value, Tensor) else type(value) is complex
+    if complex_value and not input.dtype.is_complex:
         raise RuntimeError(
-            f"index_fill_(): Converting complex Scalar to non-complex type is not supported; got "
-            f"{value._type} for {input._type}"
+            "index_fill_(): Converting complex Scalar to non-complex type is not supported; got "
+            f"{value} for {input._type}"
         )
     shape = list(input._type.shape)
     if shape:
         shape[axis] = index.numel()
-    fill = cast(value, input.dtype) if isinstance(value, Tensor) else constant(value, input.dtype)
+    fill = cast(value, input.dtype) if isinstance(value, Tensor) else stored(value, input.dtype)
     return called(
         _put_along("index_fill", input, dim, index, fill.expand(tuple(shape)), False, True),
         "IndexFillBackward0",
@@ -508,12 +519,7 @@ def fill_values(input: Tensor, value: Any) -> Tensor:
                 f"{value.ndim} dimensions."
             )
         return cast(value, input.dtype).expand(tuple(input._type.shape))
-    dtype = input.dtype
-    if dtype.is_integer and isinstance(value, float):
-        value = int(value)
-    scalar = constant(plain_number(value, dtype) if isinstance(value, (int, float)) else value,
-                      dtype)  # fmt: skip
-    return scalar.expand(tuple(input._type.shape))
+    return stored(value, input.dtype).expand(tuple(input._type.shape))
 
 
 def combine_indices(index: Sequence[Any]) -> tuple[Any, ...]:

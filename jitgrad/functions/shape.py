@@ -26,7 +26,7 @@ from jitgrad.functions.args import (
 )
 from jitgrad.layouts import can_view, is_dense, is_told, layout_of, order_of, outline, root_order
 from jitgrad.pending import fetch, waits
-from jitgrad.promotion import cast, constant, result_type
+from jitgrad.promotion import cast, constant, expect_fits, plain_number, result_type
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import DType
 from jitgrad.runtime.formats import preserve_format
@@ -540,8 +540,9 @@ def separate(made: Tensor, *operands: Tensor) -> Tensor:
 
 def contiguous(input: Tensor, memory_format: Any = None) -> Tensor:
     """The tensor itself if its elements lie in row-major order, else a copy."""
+    rank = len(input._type.shape)
     if memory_format is not None:
-        expect_rank_of(memory_format, input.ndim)
+        expect_rank_of(memory_format, rank)
     dense = is_dense(input) if is_told(input) else not input._chain
     return input if dense else apply(OPS["contiguous"], (input,), {})
 
@@ -798,6 +799,7 @@ def rot90(input: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
 
 def pad_constant(input: Tensor, pad: Sequence[Any], value: float = 0.0) -> Tensor:
     """Constants around the last dims: pad = (last low, last high, next low, ...)."""
+    expect_fits(value, input.dtype)
     pairs = len(pad) // 2
     if len(pad) % 2 or pairs > input.ndim:
         raise RuntimeError(
@@ -813,7 +815,7 @@ def pad_constant(input: Tensor, pad: Sequence[Any], value: float = 0.0) -> Tenso
         "low": tuple(low),
         "high": tuple(high),
         "interior": (0,) * input.ndim,
-        "value": float(value) if input.dtype.is_floating_point else int(value),
+        "value": plain_number(value, input.dtype),
     }
     return apply(OPS["pad"], (input,), attrs)
 

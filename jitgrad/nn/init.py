@@ -208,6 +208,10 @@ def orthogonal_(tensor: Tensor, gain: float = 1, generator: Generator | None = N
         )
     if tensor.numel() == 0:
         return tensor
+    if tensor.dtype.category < dtypes.Category.FLOAT:
+        raise NotImplementedError(
+            f"[orthogonal_] expected a floating tensor to fill; got {tensor._type}"
+        )
     rows = int(tensor.shape[0])
     columns = tensor.numel() // rows
     drawn = empty(max(rows, columns), min(rows, columns), dtype=dtypes.float64)

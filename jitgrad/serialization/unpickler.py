@@ -12,7 +12,7 @@ from __future__ import annotations
 import collections
 import pickle
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -26,6 +26,9 @@ _ITEMS: dict[type, tuple[type, ...]] = {
     str: (str, bytes, int, float),
 }
 """Classes that make as many items as an argument has or is, and what they are made of."""
+
+
+_Python: Any = getattr(pickle, "_Unpickler")  # noqa: B009
 
 
 class _Stream:
@@ -58,14 +61,14 @@ def refused(what: str) -> pickle.UnpicklingError:
     return pickle.UnpicklingError(f"[load] refused: {what}; nothing was executed")
 
 
-class Unpickler(pickle._Unpickler):  # type: ignore[misc, name-defined]
+class Unpickler(_Python):  # type: ignore[misc]
     """Reads one pickle. A subclass says by `find_class` what names stand for.
 
     stateful: objects, beside containers and dtypes, that may be given a state: instances of these
     classes. Raises pickle.UnpicklingError for what is refused, EOFError for a torn file.
     """
 
-    dispatch = dict(pickle._Unpickler.dispatch)  # type: ignore[attr-defined]
+    dispatch: ClassVar[dict[int, Any]] = dict(_Python.dispatch)
     stateful: tuple[type, ...] = ()
 
     def __init__(self, stream: Any) -> None:

@@ -15,6 +15,60 @@ X = "t.arange(6.0).reshape(2, 3) - 2"
 M, V = "t.arange(9.0).reshape(3, 3)", "t.arange(3.0) + 1"
 B = "t.arange(12.0).reshape(2, 2, 3)"
 
+INDICES = """
+[0.5]
+[1.9, 0]
+[[0.5], [1.0]]
+[0, True]
+[True, False, True]
+[1j]
+["a"]
+[t.tensor(1.0)]
+[[t.tensor(1), 0]]
+np.array([0.7])
+np.array([1], np.int8)
+np.array([1], np.uint8)
+np.array([1j])
+np.float32(1)
+([0.5], 1)
+(slice(None), [0.5])
+t.tensor([1.0])
+t.tensor(1.0)
+t.tensor(1, dtype=t.int8)
+t.tensor(1, dtype=t.int16)
+t.tensor(1 + 0j)
+t.tensor([1], dtype=t.int8)
+t.tensor([1], dtype=t.int16)
+t.tensor([1], dtype=t.int32)
+t.tensor([1], dtype=t.uint16)
+t.tensor([1, 0, 1], dtype=t.uint8)
+t.tensor([1], dtype=t.uint8)
+(0, t.tensor([1], dtype=t.int8))
+""".strip().split("\n")
+
+NUMBERS = """
+float(t.tensor(1 + 0j))
+int(t.tensor(2 + 0j))
+complex(t.tensor(1))
+complex(t.tensor([1 + 1j]))
+reversed(t.arange(6).reshape(2, 3))
+reversed(t.arange(3))
+reversed(t.tensor(3))
+t.tensor([2**70], dtype=t.float32)
+t.tensor(2**70, dtype=t.float32)
+t.tensor(2**70, dtype=t.bool)
+t.tensor([2**70, 1], dtype=t.float64)
+t.nn.functional.l1_loss(t.tensor([1, 5]), t.tensor([3, 3]), reduction="sum")
+t.nn.functional.l1_loss(t.tensor([1, 5]), t.tensor([3, 3]), reduction="none")
+t.nn.functional.l1_loss(t.tensor([1, 5]), t.tensor([3, 3]))
+t.nn.functional.margin_ranking_loss(t.tensor([1, 5]), t.tensor([3, 3]), t.tensor([1, -1]))
+t.nn.functional.dropout(t.tensor([1, 5]), 1.0)
+t.nn.functional.hardtanh(t.tensor([1, 5], dtype=t.uint8))
+t.nn.functional.hardtanh(t.tensor([1, 5], dtype=t.uint8), 0, 3)
+t.nn.init.orthogonal_(t.ones(2, 2, dtype=t.int64))
+t.nn.functional.pad(t.ones(2, dtype=t.complex64), (1, 1), value=0.5)
+""".strip().split("\n")
+
 OLDER = f"""
 t.add({X}, 2, {X})
 t.add({X}, 2, 3)
@@ -186,3 +240,53 @@ def test_backward_takes_grad_variables() -> None:
         with pytest.warns(FutureWarning):
             lib.t.autograd.backward([x * 3], grad_variables=[lib.t.ones(2)])
         assert x.grad.tolist() == [3.0, 3.0]
+
+
+def _outcomes(run):
+    found = []
+    for lib in (OURS, THEIRS):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                found.append(run(lib.t))
+            except Exception as error:
+                found.append(error)
+    return found
+
+
+def _agree(run):
+    ours, theirs = _outcomes(run)
+    if isinstance(theirs, Exception) or isinstance(ours, Exception):
+        assert type(ours) is type(theirs), (ours, theirs)
+    elif isinstance(theirs, THEIRS.t.Tensor):
+        same(ours, theirs)
+    else:
+        assert ours == theirs and type(ours) is type(theirs)
+
+
+@pytest.mark.parametrize("call", NUMBERS)
+def test_numbers(call):
+    _agree(lambda t: eval(call, {"t": t}))
+
+
+@pytest.mark.parametrize("index", INDICES)
+def test_indices(index):
+    """What may stand in an index, and what is refused: read, written, and in index_put."""
+
+    def write(t, value):
+        x = t.arange(6.0).reshape(3, 2)
+        x[eval(index, {"t": t, "np": np})] = value
+        return x
+
+    _agree(lambda t: t.arange(6.0).reshape(3, 2)[eval(index, {"t": t, "np": np})])
+    _agree(lambda t: write(t, 7))
+    _agree(lambda t: write(t, t.tensor([7.0, 8.0])))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "int64", "uint8", "bool", "float32"])
+def test_index_put_takes(dtype):
+    def put(t):
+        index = t.tensor([1, 0, 1]).to(getattr(t, dtype))
+        return t.arange(6.0).reshape(3, 2).index_put((index,), t.tensor(1.0))
+
+    _agree(put)

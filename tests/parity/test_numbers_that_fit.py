@@ -4,6 +4,8 @@ One expression a line. u is uint8 [1, 200], s int8 [1, -100], i int32 [1, 7], l 
 f float32 ones (2).
 """
 
+import math
+
 import numpy as np
 import pytest
 from parity.compare import LIBS, OURS, same
@@ -94,6 +96,39 @@ t.tensor(np.int64(300), dtype=t.uint8)
 t.ByteTensor([300])
 """.strip().splitlines()
 
+DTYPES = (
+    "float16", "bfloat16", "float32", "float64", "complex64", "int8", "int64", "uint8", "bool",
+)  # fmt: skip
+VALUES = (
+    1e60, -1e60, 3.5e38, 3.4028235677973366e38, 65520.0, 65519.0, math.inf, math.nan, 2**63, 2**64,
+    -(2**63) - 1, 300, -1, -1.5, -0.5, 127.5, 255.9, True, 1j, 1e60j,
+)  # fmt: skip
+STORED = """
+t.full((2,), v, dtype=d)
+t.full_like(z, v)
+z.new_full((2,), v)
+t.scalar_tensor(v, dtype=d)
+t.tensor(v, dtype=d)
+z.fill_(v)
+z.__setitem__(0, v) or z
+z.__setitem__(m, v) or z
+z.masked_fill(m, v)
+z.index_fill(0, i, v)
+z.scatter(0, i, v)
+z.clamp(max=v)
+z.clamp_min(v)
+t.where(m, v, z)
+t.add(z, z, alpha=v)
+z.diag().fill_diagonal_(v)
+F.pad(z, (1, 1), value=v)
+t.nan_to_num(z, v)
+""".strip().splitlines()
+APART = {  # no kernels of PyTorch's, or another error of them
+    ("z.clamp(max=v)", "bool"), ("z.clamp(max=v)", "complex64"), ("z.clamp_min(v)", "complex64"),
+    ("z.clamp_min(v)", "bool"), ("t.add(z, z, alpha=v)", "bool"),
+    ("t.where(m, v, z)", "float16"), ("F.pad(z, (1, 1), value=v)", "int64"),
+}  # fmt: skip
+
 
 def outcome(lib, call, jitted=False):
     t = lib.t
@@ -130,3 +165,32 @@ def test_arithmetic(call, jitted):
 @pytest.mark.parametrize("call", MADE)
 def test_made(call):
     agree(outcome(OURS, call), outcome(LIBS[1], call))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("call", STORED)
+def test_stored(call, dtype):
+    """A number that overflows in a dtype is refused where PyTorch refuses it, and inf elsewhere."""
+    if (call, dtype) in APART:
+        return
+    for value in VALUES:
+        if "clamp" in call and isinstance(value, complex):
+            continue
+        results = []
+        for lib in LIBS:
+            t = lib.t
+            d = getattr(t, dtype)
+            scope = {
+                "t": t, "F": t.nn.functional, "d": d, "v": value, "z": t.ones(2).to(d),
+                "m": t.tensor([True, False]), "i": t.tensor([0]),
+            }  # fmt: skip
+            try:
+                results.append(eval(call, scope))
+            except Exception as error:
+                results.append(error)
+        theirs, ours = results if LIBS[0].name == "torch" else results[::-1]
+        try:
+            agree(ours, theirs)
+        except AssertionError as error:
+            raise AssertionError(f"{call} with {value}") from error

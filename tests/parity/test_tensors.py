@@ -371,6 +371,13 @@ SIZES = {
     "add a number": lambda size, Size: size + 1,
     "times text": lambda size, Size: size * "a",
     "no item": lambda size, Size: size[3],
+    "of bools": lambda size, Size: Size((True, False)),
+    "of NumPy's ints": lambda size, Size: Size(np.arange(3)),
+    "of nothing": lambda size, Size: Size(),
+    "of floats": lambda size, Size: Size((1.5,)),
+    "of text": lambda size, Size: Size("ab"),
+    "and floats": lambda size, Size: size + (1.5,),
+    "floats and": lambda size, Size: (1.5,) + size,
 }
 
 

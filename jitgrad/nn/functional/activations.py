@@ -112,6 +112,10 @@ def hardtanh(
             f"[hardtanh] expected min_val <= max_val; got min_val={min_val}, max_val={max_val}; "
             "exchange them"
         )
+    if min_val < 0 and input.dtype.is_integer and not input.dtype.signed:
+        raise RuntimeError(
+            f"cannot do hardtanh on an unsigned type with negative limits; got {input._type}"
+        )
     return applied(_hardtanh, input, inplace, min_val, max_val)
 
 

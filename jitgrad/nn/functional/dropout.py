@@ -46,7 +46,7 @@ def _dropped(
     if not training or p == 0.0:
         return input
     if p == 1.0:
-        return into(input, input * 0.0, inplace)
+        return into(input, input * 0, inplace)
     if not (input.dtype.is_floating_point or input.dtype.is_complex):
         raise NotImplementedError(
             f"[{op}] expected floating-point numbers, which it scales; got {input._type}; use "

@@ -33,15 +33,16 @@ from jitgrad.tensor import Tensor
 
 
 # -- regression ------------------------------------------------------------------------------------
-def _difference(op: str, input: Tensor, target: Tensor) -> Tensor:
-    """input - target; warns where the shapes differ, which is most often a mistake."""
+def _difference(op: str, input: Tensor, target: Tensor, floats: bool = True) -> Tensor:
+    """input - target; warns where the shapes differ, which is most often a mistake. floats: raises
+    NotImplementedError where both are integers."""
     expect_tensors(op, input=input, target=target)
     if tuple(input.shape) != tuple(target.shape):
         warn(
             f"[{op}] input has the shape {tuple(input.shape)} and target {tuple(target.shape)}: "
             "they are broadcast, which is likely not what is meant; make them equal"
         )
-    if not (input.is_floating_point() or target.is_floating_point()):
+    if floats and not (input.is_floating_point() or target.is_floating_point()):
         raise NotImplementedError(
             f"[{op}] expected input or target of a floating dtype; got {input._type} and "
             f"{target._type}; convert them with .float()"
@@ -73,12 +74,13 @@ def l1_loss(
     input: Tensor, target: Tensor, size_average: bool | None = None, reduce: bool | None = None,
     reduction: str = "mean", weight: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """|input - target| * weight; the mean is weighted. Shapes broadcast, with a warning."""
+    """|input - target| * weight; the mean is weighted. Shapes broadcast, with a warning. Of
+    integers there is no mean (RuntimeError)."""
     reduction = legacy_reduction(size_average, reduce, reduction)
     for x in (input, target):
         if isinstance(x, Tensor) and x.dtype is dtypes.bool_:
             raise RuntimeError(f"[l1_loss] expected numbers; got {x._type}; use .float()")
-    d = _difference("l1_loss", input, target).abs()
+    d = _difference("l1_loss", input, target, floats=False).abs()
     return reduce_weighted("l1_loss", d, weight, reduction, input.shape)
 
 

@@ -68,6 +68,7 @@ def margin_ranking_loss(
             f"[{op}] expected tensors of the same rank; got input1 {tuple(input1.shape)}, input2 "
             f"{tuple(input2.shape)}, target {tuple(target.shape)}"
         )
+    margin = float(margin) if type(margin) is int else margin  # of integers, the loss is floating
     loss = (-target * (input1 - input2) + margin).clamp(min=0)
     return reduce_loss(op, loss, reduction)
 

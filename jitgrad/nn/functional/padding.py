@@ -33,7 +33,7 @@ def pad(
     if mode not in _MODES:
         raise NotImplementedError(f"[pad] expected mode to be one of {_MODES}; got {mode!r}")
     if mode == "constant":
-        return ops.pad_constant(input, pad, 0.0 if value is None else value)
+        return ops.pad_constant(input, pad, 0.0 if value is None else float(value))
     if value is not None and value != 0:
         raise RuntimeError(f"[pad] expected no value with mode {mode!r}; got value={value}")
     amounts = [int(p) for p in pad]
