@@ -50,6 +50,7 @@ class Pair:
             inputs, its nodes, the backward's nodes, cotangents, and gradients.
         values: the joint graph's values that are kept, as `kept`.
         wanted: the numbers of the forward's inputs that get gradients, as `sources`.
+        lasting: what is kept follows from constants alone: nothing is released.
         kept_bytes: of what is kept beside the inputs.
         run: runs the compiled backward on arrays; None until it is compiled.
         make: compiles a part of the backward; given how many of its inputs are cotangents.
@@ -68,6 +69,7 @@ class Pair:
     found: list[Value | None]
     wanted: list[int]
     values: list[Value]
+    lasting: bool
     run: Any = None
     make: Any = None
     compiled: list[Any] = field(default_factory=list)
@@ -212,6 +214,19 @@ def without_hooks(tensors: Iterable[Tensor | None]) -> Iterator[None]:
                 setattr(edge, name, value)
 
 
+def follow_from(values: Iterable[Value], constants: set[Value]) -> bool:
+    """Whether values are computed from these inputs alone."""
+    stack, seen = list(values), set(constants)
+    while stack:
+        v = stack.pop()
+        if v not in seen:
+            seen.add(v)
+            if v.node is None:
+                return False
+            stack.extend(v.node.inputs)
+    return True
+
+
 def saved_values(read: Iterable[Value]) -> set[Value]:
     """What eager code would have saved: what the backward reads, and what views of it show.
 
@@ -280,7 +295,7 @@ class CompiledNode(TapeNode):
         self.given: list[Kept] | None = given
 
     def release(self) -> None:
-        if self.kept:
+        if not self.pair.lasting:
             self.kept = self.given = None
 
     def run(self, grads: Gradients) -> Gradients:

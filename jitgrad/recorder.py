@@ -28,7 +28,7 @@ from jitgrad.facts import place_facts
 from jitgrad.hostscalar import Comparison, HostScalar, plain
 from jitgrad.layouts import order_of_memory, root_order
 from jitgrad.looks import Looks
-from jitgrad.pair import Pair, saved_values, split, without_hooks
+from jitgrad.pair import Pair, follow_from, saved_values, split, without_hooks
 from jitgrad.pytree import Structure, flatten
 from jitgrad.random import draw_tensors
 from jitgrad.replay_support import clash
@@ -463,6 +463,7 @@ class Recorder(Looks):
             backward, [e.source for e in targets], places, sources, [c.type for c in cotangents],
             [e.value for e in self.entries], list(graph.nodes), reverse, cotangents, grads,
             [self.entries.index(e) for e in targets], kept,
+            follow_from(kept, {e.value for e in self.entries if isinstance(e.source, Constant)}),
         )  # fmt: skip
 
     def _targets(self, outputs: Sequence[Tensor]) -> list[Entry]:

@@ -19,6 +19,7 @@ from jitgrad.promotion import cast
 from jitgrad.return_types import prints_as
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import Category
+from jitgrad.tape.lasting import lasting
 from jitgrad.tensor import Tensor
 
 
@@ -398,6 +399,7 @@ def lu_old(A: Tensor, pivot: bool = True, get_infos: bool = False) -> Any:
     return found if get_infos else LUFactor(*found[:2])
 
 
+@lasting
 def lu_unpack(
     LU_data: Tensor, LU_pivots: Tensor, unpack_data: bool = True, unpack_pivots: bool = True
 ) -> LU:

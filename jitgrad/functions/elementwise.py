@@ -25,6 +25,7 @@ from jitgrad.promotion import (
 )
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import Category, DType
+from jitgrad.tape.lasting import lasting
 from jitgrad.tape.names import called, naming
 from jitgrad.tape.pieces import in_pieces
 from jitgrad.tensor import Tensor
@@ -331,6 +332,7 @@ def signbit(input: Tensor) -> Tensor:
     return generated["copysign"](constant(1.0, input.dtype), input) < 0
 
 
+@lasting
 def round(input: Tensor, *, decimals: int = 0) -> Tensor:
     """To the nearest integer, ties to even; or to so many decimals."""
     if decimals == 0:
@@ -370,11 +372,16 @@ def lerp(input: Tensor, end: Tensor, weight: Any) -> Tensor:
     if isinstance(weight, Tensor) or is_lifted(weight):
         low = generated["abs"](weight) < 0.5 if isinstance(weight, Tensor) else weight.lift() < 0.5
         found = where(low, input + weight * (end - input), end - (end - input) * (1 - weight))
-    elif weight < 0.5:
-        found = input + weight * (end - input)
     else:
-        found = end - (end - input) * (1 - weight)
+        found = _between(input, end, weight)
     return laid_as(found, input, end)
+
+
+@lasting
+def _between(input: Tensor, end: Tensor, weight: float) -> Tensor:
+    if weight < 0.5:
+        return input + weight * (end - input)
+    return end - (end - input) * (1 - weight)
 
 
 def _expect_value(name: str, value: Any, dtype: DType) -> None:
@@ -539,6 +546,7 @@ def _number_wins(input: Tensor, other: Any, name: str) -> Tensor:
     return where(first | generated["isnan"](b), a, b)
 
 
+@lasting
 @naming("Deg2RadBackward0")
 def deg2rad(input: Tensor) -> Tensor:
     """Degrees to radians. Raises RuntimeError for complex numbers."""
@@ -546,6 +554,7 @@ def deg2rad(input: Tensor) -> Tensor:
     return input * (math.pi / 180)
 
 
+@lasting
 @naming("Rad2DegBackward0")
 def rad2deg(input: Tensor) -> Tensor:
     """Radians to degrees. Raises RuntimeError for complex numbers."""

@@ -14,6 +14,7 @@ from jitgrad.functions.shape import slice_along, view_dtype
 from jitgrad.promotion import cast, constant, floating, result_type
 from jitgrad.return_types import TYPES
 from jitgrad.runtime import dtypes
+from jitgrad.tape.lasting import lasting
 from jitgrad.tape.names import called, naming
 from jitgrad.tensor import Tensor
 
@@ -183,6 +184,7 @@ def _trapezoids(name: str, y: Tensor, x: Tensor | None, dx: Any, axis: int) -> T
     return pairs * steps / 2.0
 
 
+@lasting
 def gradient(
     input: Tensor, *, spacing: Any = None, dim: Any = None, edge_order: int = 1
 ) -> tuple[Tensor, ...]:

@@ -20,6 +20,7 @@ from jitgrad.promotion import cast, floating
 from jitgrad.return_types import TYPES
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import Category, DType
+from jitgrad.tape.lasting import lasting
 from jitgrad.tape.names import called, naming
 from jitgrad.tensor import Tensor
 
@@ -56,6 +57,7 @@ def _count(input: Tensor, axes: tuple[int, ...]) -> Any:
     return dims_product(input._type.shape[k] for k in axes)
 
 
+@lasting
 def mean(
     input: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: DType | None = None
 ) -> Tensor:

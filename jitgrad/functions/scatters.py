@@ -28,6 +28,7 @@ from jitgrad.functions.shape import (
 )
 from jitgrad.promotion import cast, constant
 from jitgrad.runtime import dtypes
+from jitgrad.tape.lasting import lasting
 from jitgrad.tape.views import put_chain
 from jitgrad.tensor import Tensor
 
@@ -212,6 +213,7 @@ def diagonal_scatter(
     return _scattered("diagonal_scatter", input, src, view)
 
 
+@lasting
 def as_strided_scatter(
     input: Tensor, src: Tensor, size: Sequence[int], stride: Sequence[int],
     storage_offset: int | None = None,

@@ -31,6 +31,7 @@ from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import DType
 from jitgrad.runtime.formats import preserve_format
 from jitgrad.sizes import to_hints
+from jitgrad.tape.lasting import lasting
 from jitgrad.tape.names import called, naming
 from jitgrad.tensor import Size, Tensor, root_of
 
@@ -831,18 +832,21 @@ def _triangle(name: str, input: Tensor, diagonal: int) -> Tensor:
     return apply(OPS["where"], (keep, input, constant(0, input.dtype)), {})
 
 
+@lasting
 @row_major
 def tril(input: Tensor, diagonal: int = 0) -> Tensor:
     """The lower triangle of the last two dims; zeros above."""
     return called(_triangle("tril", input, diagonal), "TrilBackward0")
 
 
+@lasting
 @row_major
 def triu(input: Tensor, diagonal: int = 0) -> Tensor:
     """The upper triangle of the last two dims; zeros below."""
     return called(_triangle("triu", input, diagonal), "TriuBackward0")
 
 
+@lasting
 def diag_embed(input: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
     """The last dim as the diagonal of two new dims; zeros elsewhere."""
     rank = input.ndim + 1

@@ -51,13 +51,14 @@ class Node:
     """
 
     __slots__ = (
-        "__weakref__", "_code", "_lasti", "attrs", "edges", "hooks", "known", "label", "nout", "op",
-        "operands", "out_types", "outs", "retains", "seq", "slots",
+        "__weakref__", "_code", "_lasti", "attrs", "edges", "hooks", "known", "label", "lasting",
+        "nout", "op", "operands", "out_types", "outs", "retains", "seq", "slots",
     )  # fmt: skip
 
     _code: CodeType | None
     _lasti: int
     label: str  # set by composites alone (names.py)
+    lasting: bool  # set where nothing is to be released (lasting.py)
     hooks: dict[int, dict[int, Callable[..., Any]]] | None
     retains: dict[int, weakref.ref[Tensor]] | None
     op: Any
@@ -182,6 +183,8 @@ class Node:
 
     def release(self) -> None:
         """Drops what was saved; running this node again raises, if anything was."""
+        if getattr(self, "lasting", False):
+            return
         outs = self.outs
         for x in self.operands or ():
             if type(x) is tuple or type(x) is Packed:

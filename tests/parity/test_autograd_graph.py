@@ -301,3 +301,50 @@ def test_variable():
         (v * 2).sum().backward()
         assert v.grad.tolist() == [2.0, 2.0]
         assert not t.autograd.Variable(x).requires_grad
+
+
+AGAIN = {
+    "mean": lambda t, x: x.mean(),
+    "mean_half": lambda t, x: x.half().mean(1),
+    "tril": lambda t, x: x.tril(),
+    "triu": lambda t, x: x.triu(1),
+    "diag": lambda t, x: t.diag(x[0]),
+    "diag_embed": lambda t, x: t.diag_embed(x),
+    "diagflat": lambda t, x: t.diagflat(x),
+    "deg2rad": lambda t, x: x.deg2rad(),
+    "rad2deg": lambda t, x: x.rad2deg(),
+    "round": lambda t, x: x.round(decimals=2),
+    "gradient": lambda t, x: t.gradient(x)[0],
+    "lerp": lambda t, x: x.lerp(x + 1, 0.25),
+    "lu_unpack": lambda t, x: t.lu_unpack(x, t.ones(4, dtype=t.int32))[1],
+    "unfold": lambda t, x: t.nn.functional.unfold(x[None, None], 2),
+    "nearest": lambda t, x: t.nn.functional.interpolate(x[None, None], size=(3, 7)),
+    "bilinear": lambda t, x: t.nn.functional.interpolate(
+        x[None, None], size=(3, 7), mode="bilinear"
+    ),
+    "mse_loss": lambda t, x: t.nn.functional.mse_loss(x, x.detach()),
+    "var": lambda t, x: x.var(),
+    "exp": lambda t, x: x.exp(),
+}
+RELEASED = {"mse_loss", "var", "exp"}
+
+
+@pytest.mark.parametrize("name", AGAIN)
+def test_backward_runs_again_where_nothing_is_released(name):
+    def gradients(t, f):
+        x = (t.arange(16.0).reshape(4, 4) % 7).requires_grad_()
+        y = f(t, x).float().sum()
+        y.backward()
+        if name in RELEASED:
+            with pytest.raises(RuntimeError, match="second time"):
+                y.backward()
+        else:
+            y.backward()
+        return x.grad.tolist()
+
+    expected = gradients(torch, AGAIN[name])
+    np.testing.assert_allclose(gradients(jitgrad, AGAIN[name]), expected, 1e-5, 1e-6)
+    compiled = jitgrad.jit(lambda x: AGAIN[name](jitgrad, x), fallback="error")
+    for _ in range(3):
+        found = gradients(jitgrad, lambda t, x: compiled(x))
+        np.testing.assert_allclose(found, expected, 1e-5, 1e-6)

@@ -31,6 +31,7 @@ from jitgrad.nn.functional.tables import (
 )
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.userline import warn
+from jitgrad.tape.lasting import lasting
 from jitgrad.tape.names import called
 from jitgrad.tensor import Tensor
 
@@ -237,17 +238,24 @@ def interpolate(
         return adaptive_avg_pool(len(sizes), input, sizes)
     if input.shape[1] == 0:
         raise RuntimeError(f"[{op}] expected an input with channels; got {tuple(input.shape)}")
-    if plain:
+    return _resized(input, sizes, scales, mode, bool(align_corners), antialias)
+
+
+@lasting
+def _resized(
+    input: Tensor, sizes: Sequence[int], scales: Sequence[float | None], mode: str, align: bool,
+    antialias: bool,
+) -> Tensor:  # fmt: skip
+    if mode in ("nearest", "nearest-exact"):
         out = _by_nearest(input, sizes, scales, mode == "nearest-exact")
         return called(out, f"{_KINDS[mode]}{len(sizes)}DBackward0")
     whole = input.dtype is dtypes.uint8 and input.dim() == 4
     if not (input.is_floating_point() or whole):
         raise NotImplementedError(
-            f"[{op}] mode {mode!r} is not implemented for {input.dtype}; got {tuple(input.shape)}; "
-            "convert it with .float()"
+            f"[interpolate] mode {mode!r} is not implemented for {input.dtype}; got "
+            f"{tuple(input.shape)}; convert it with .float()"
         )
     x = input.to(dtypes.int32 if whole else dtypes.float32) if input.dtype.itemsize <= 2 else input
-    align = bool(align_corners)
     for k in range(len(sizes) - 1, -1, -1):
         n, m, scale = input.shape[2 + k], sizes[k], scales[k]
         if isinstance(n, Sym) or isinstance(m, Sym):

@@ -13,6 +13,7 @@ from jitgrad.compiler.symbolic import Sym, is_static
 from jitgrad.functions.shape import pad_constant, separate, slice_along, stack
 from jitgrad.nn.functional.args import IntOrInts, expect_tensors, per_dim
 from jitgrad.nn.functional.tables import Table, picked, spread, table
+from jitgrad.tape.lasting import lasting
 from jitgrad.tape.names import called, naming
 from jitgrad.tensor import Tensor
 
@@ -137,6 +138,7 @@ def _windows(n: int, count: int, kernel: int, dilation: int, padding: int, strid
     return table(n, np.where((places >= 0) & (places < n), places, -1))
 
 
+@lasting
 @naming("Im2ColBackward0")
 def unfold(
     input: Tensor, kernel_size: IntOrInts, dilation: IntOrInts = 1, padding: IntOrInts = 0,
