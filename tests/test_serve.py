@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import http.client
 import json
 import os
@@ -175,7 +177,11 @@ BAD = [
     ({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4],
                   "parameters": {"binary_data_size": 16}}]}, "16 bytes of binary data"),
     (request(numbers(1), outputs=[{"name": "z"}]), "no output is called 'z'"),
-    (request(numbers(1), parameters=3), "'parameters' to be an object"),
+    (request(numbers(1), parameters=3), "'parameters' to be an object; got the number 3"),
+    ({"inputs": [{"name": [1]}]}, "no input is called an array; expected x"),
+    (request(numbers(1), outputs=[{"name": {}}]), "no output is called an object"),
+    (request(numbers(1), parameters={"binary_data_output": "no"}),
+     "expected 'binary_data_output' to be a boolean; got a string"),
 ]  # fmt: skip
 
 
@@ -496,3 +502,100 @@ def test_the_parser_survives_anything(seed):
         assert made.inputs[0].dtype == np.float32 and made.inputs[0].shape[1] == 2
     except BadRequest as error:
         assert str(error)
+
+
+KINDS = [None, True, False, 0, -1, 2, 1.5, 1e300, 10**400, "", "x", "\ud800", [], [1], [[1]], {},
+         {"x": 1}, [{}], {"name": [1]}]  # fmt: skip
+
+
+def places(x, path=()):
+    """The paths to everything in a request."""
+    yield path
+    for k, v in x.items() if isinstance(x, dict) else enumerate(x) if isinstance(x, list) else ():
+        yield from places(v, (*path, k))
+
+
+def put(x, path, value):
+    """A request with something else at one place."""
+    if not path:
+        return value
+    made = dict(x) if isinstance(x, dict) else list(x)
+    made[path[0]] = put(x[path[0]], path[1:], value)
+    return made
+
+
+WHOLE = {
+    "id": "q", "parameters": {"binary_data_output": False},
+    "inputs": [
+        {"name": "x", "datatype": "FP32", "shape": [1, 2], "parameters": {"binary_data_size": 8}},
+        {"name": "b", "datatype": "BOOL", "shape": [1], "data": [True]},
+        {"name": "k", "datatype": "INT8", "shape": [1, 1], "parameters": {}, "data": [[1]]},
+    ],
+    "outputs": [{"name": "x", "parameters": {"binary_data": False}}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", list(places(WHOLE)), ids=lambda path: ".".join(map(str, path)))
+def test_each_kind_of_json_at_each_place_of_a_request(path):
+    """It is parsed, or refused with a reason that can be sent."""
+    ports = [
+        Port("x", "float32", ("n", "m")), Port("b", "bool", (1,)), Port("k", "int8", ("a", "c")),
+    ]  # fmt: skip
+    for value in KINDS:
+        text = json.dumps(put(WHOLE, path, value)).encode()
+        try:
+            made = parse_request(text + bytes(8), str(len(text)), ports, ports)
+            assert [x.dtype.name for x in made.inputs] == ["float32", "bool", "int8"]
+            assert all(type(b) is bool for b in made.outputs.values())
+        except BadRequest as error:
+            assert str(error).encode()
+
+
+@pytest.mark.parametrize("binary", [False, True])
+def test_shapes_that_no_array_has(binary):
+    ports = [Port("x", "float32", ("n", "m"))]
+    row = {"name": "x", "datatype": "FP32", "shape": [0, 10**30]}
+    row |= {"parameters": {"binary_data_size": 0}} if binary else {"data": []}
+    text = json.dumps({"inputs": [row]}).encode()
+    with pytest.raises(BadRequest, match="no array has shape"):
+        parse_request(text, str(len(text)), ports, ports)
+
+
+def test_what_nothing_foresaw_is_counted_and_answered():
+    from jitgrad.serve.app import Settings, make_app
+    from jitgrad.serve.batching import Limits
+
+    class Worker:
+        starts = 1
+        outputs = ()
+
+        @property
+        def inputs(self):
+            raise KeyError("surprise")
+
+    app = make_app([Worker()], Settings("m", Limits()))
+
+    def ask(method, path):
+        """The status and the body that the application sends."""
+        sent = []
+
+        async def receive():
+            return {"type": "http.request", "body": b"{}", "more_body": False}
+
+        async def send(message):
+            sent.append(message)
+
+        scope = {
+            "type": "http", "http_version": "1.1", "method": method, "path": path, "headers": [],
+            "query_string": b"", "root_path": "", "scheme": "http",
+            "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 2),
+        }  # fmt: skip
+        with contextlib.suppress(KeyError):  # which is for the server's log
+            asyncio.run(app(scope, receive, send))
+        return sent[0]["status"], b"".join(m["body"] for m in sent[1:])
+
+    for path in ("/v2/models/m/infer", "/v2/models/m/versions/1/infer"):
+        status, body = ask("POST", path)
+        assert (status, json.loads(body)) == (500, {"error": "the server failed: KeyError"})
+    assert ask("GET", "/v2/models/m")[0] == 500
+    assert b'jitgrad_requests_total{status="500"} 2.0' in ask("GET", "/metrics")[1]

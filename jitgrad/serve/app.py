@@ -97,7 +97,7 @@ class _Server:
             ]
         self.app = Starlette(
             routes=routes, lifespan=self.lifespan,
-            exception_handlers={404: self.unknown, 405: self.unknown},
+            exception_handlers={404: self.unknown, 405: self.unknown, Exception: self.failed},
         )  # fmt: skip
 
     @asynccontextmanager
@@ -146,13 +146,21 @@ class _Server:
             error.status_code,
         )  # fmt: skip
 
+    async def failed(self, request: Request, error: Exception) -> Response:
+        """What nothing here foresaw; the server's log has its traceback."""
+        return JSONResponse({"error": f"the server failed: {type(error).__name__}"}, 500)
+
     # -- inference ----------------------------------------------------------------------------
     async def infer(self, request: Request) -> Response:
         began = time.monotonic()
-        response = await self._infer(request)
-        self.metrics.requests.labels(str(response.status_code)).inc()
-        self.metrics.seconds.observe(time.monotonic() - began)
-        return response
+        status = 500
+        try:
+            response = await self._infer(request)
+            status = response.status_code
+            return response
+        finally:
+            self.metrics.requests.labels(str(status)).inc()
+            self.metrics.seconds.observe(time.monotonic() - began)
 
     async def _infer(self, request: Request) -> Response:
         worker = self.workers[0]

@@ -108,35 +108,40 @@ def _kind(x: Any) -> str:
     return names.get(type(x), "null" if x is None else f"the number {str(x)[:40]}")
 
 
+def _told(x: Any) -> str:
+    """What was given, for an error: a string as it is, of anything else the kind."""
+    return repr(x[:60]) if isinstance(x, str) else _kind(x)
+
+
 def _inputs(given: list[dict[str, Any]], ports: Sequence[Port], binary: bytes) -> list[Array]:
     expected = {p.name: p for p in ports}
     found: dict[str, Array] = {}
     at = 0
     for x in given:
-        port = expected.get(x.get("name"))  # type: ignore[arg-type]
+        port = _called(x, expected)
         if port is None:
             known = ", ".join(expected)
-            raise BadRequest(f"no input is called {str(x.get('name'))[:60]!r}; expected {known}")
+            raise BadRequest(f"no input is called {_told(x.get('name'))}; expected {known}")
         if port.name in found:
             raise BadRequest(f"input {port.name!r} is given twice")
         if x.get("datatype") != port.datatype:
-            got = str(x.get("datatype"))[:20]
-            raise BadRequest(f"input {port.name!r}: expected datatype {port.datatype}; got {got!r}")
+            got = _told(x.get("datatype"))
+            raise BadRequest(f"input {port.name!r}: expected datatype {port.datatype}; got {got}")
         shape = _shape(x.get("shape"), port)
         size = _parameters(x, port.name).get("binary_data_size")
         if size is None:
             found[port.name] = _from_json(x, port, shape)
             continue
         nbytes = math.prod(shape) * dtypes.BY_NAME[port.dtype].itemsize
-        if isinstance(size, bool) or size != nbytes or at + nbytes > len(binary):
+        if type(size) is not int or size != nbytes or at + nbytes > len(binary):
             raise BadRequest(
                 f"input {port.name!r}: expected {nbytes} bytes of binary data; binary_data_size "
-                f"is {str(size)[:20]}, and {len(binary) - at} bytes are left"
+                f"is {_told(size)}, and {len(binary) - at} bytes are left"
             )
         flat = np.frombuffer(binary, dtypes.BY_NAME[port.dtype].np, math.prod(shape), at)
         at += nbytes
         _check_bools(flat, port)
-        found[port.name] = flat.reshape(shape)
+        found[port.name] = _shaped(flat, shape, port)
     if at != len(binary):
         raise BadRequest(f"{len(binary) - at} bytes of binary data belong to no input")
     missing = [n for n in expected if n not in found]
@@ -146,10 +151,32 @@ def _inputs(given: list[dict[str, Any]], ports: Sequence[Port], binary: bytes) -
     return [found[n] for n in expected]
 
 
+def _called(x: Mapping[str, Any], ports: Mapping[str, Port]) -> Port | None:
+    """The port that an object names; None where it names none."""
+    name = x.get("name")
+    return ports.get(name) if isinstance(name, str) else None
+
+
+def _shaped(flat: Array, shape: tuple[int, ...], port: Port) -> Array:
+    try:
+        return flat.reshape(shape)
+    except (OverflowError, ValueError):  # no elements, and sizes that no array can have
+        raise BadRequest(f"input {port.name!r}: no array has shape {list(shape)}") from None
+
+
+def _flag(parameters: Mapping[str, Any], key: str, default: bool, where: str) -> bool:
+    """A parameter that is true or false."""
+    value = parameters.get(key, default)
+    if not isinstance(value, bool):
+        raise BadRequest(f"{where}: expected {key!r} to be a boolean; got {_kind(value)}")
+    return value
+
+
 def _parameters(x: Mapping[str, Any], where: str) -> dict[str, Any]:
     parameters = x.get("parameters", {})
     if not isinstance(parameters, dict):
-        raise BadRequest(f"{where!r}: expected 'parameters' to be an object")
+        got = _kind(parameters)
+        raise BadRequest(f"{where!r}: expected 'parameters' to be an object; got {got}")
     return parameters
 
 
@@ -161,8 +188,9 @@ def _shape(given: Any, port: Port) -> tuple[int, ...]:
         or len(given) != len(port.shape)
         or any(n not in (-1, g) for n, g in zip(port.shape, given, strict=True))
     ):
-        text = json.dumps(given)[:80]
-        raise BadRequest(f"input {port.name!r}: expected shape {wanted}; got {text}")
+        flat = isinstance(given, list) and all(type(n) is int for n in given)
+        got = json.dumps(given)[:80] if flat else _told(given)
+        raise BadRequest(f"input {port.name!r}: expected shape {wanted}; got {got}")
     return tuple(given)
 
 
@@ -196,12 +224,13 @@ def _from_json(x: Mapping[str, Any], port: Port, shape: tuple[int, ...]) -> Arra
             infinite = np.flatnonzero(~np.isfinite(array.astype(np.float64)))
             if any(type(given[k]) is not str for k in infinite):
                 raise OverflowError
-            return array.reshape(shape)
-        return np.array(flat, dtype.np).reshape(shape)
+        else:
+            array = np.array(flat, dtype.np)
     except (OverflowError, ValueError):
         raise BadRequest(
             f"input {port.name!r}: an element does not fit into {port.datatype}"
         ) from None
+    return _shaped(array, shape, port)
 
 
 def _is_whole(v: float) -> bool:
@@ -247,19 +276,21 @@ def _check_common_sizes(found: Mapping[str, Array], ports: Sequence[Port]) -> No
 
 
 def _outputs(data: Mapping[str, Any], ports: Sequence[Port]) -> dict[str, bool]:
-    default = bool(_parameters(data, "the request").get("binary_data_output", False))
+    parameters = _parameters(data, "the request")
+    default = _flag(parameters, "binary_data_output", False, "the request")
     wanted = data.get("outputs")
     if wanted is None or wanted == []:
         return {p.name: default for p in ports}
     if not isinstance(wanted, list) or not all(isinstance(x, dict) for x in wanted):
         raise BadRequest("expected 'outputs' to be a list of objects")
-    known = [p.name for p in ports]
+    known = {p.name: p for p in ports}
     found: dict[str, bool] = {}
     for x in wanted:
-        name = x.get("name")
-        if name not in known:
-            raise BadRequest(f"no output is called {str(name)[:60]!r}; there are {known}")
-        found[str(name)] = bool(_parameters(x, str(name)).get("binary_data", default))
+        port = _called(x, known)
+        if port is None:
+            raise BadRequest(f"no output is called {_told(x.get('name'))}; there are {[*known]}")
+        where = f"output {port.name!r}"
+        found[port.name] = _flag(_parameters(x, port.name), "binary_data", default, where)
     return found
 
 
