@@ -713,7 +713,8 @@ def check_inplace(target: Tensor, value_requires_grad: bool = False) -> None:
         return
     info = target._view
     base = None if info is None else info.base
-    if base is not None and not info.tracked and (base._requires_grad or value_requires_grad):
+    tracked = info is None or info.tracked
+    if base is not None and not tracked and (base._requires_grad or value_requires_grad):
         raise RuntimeError(
             "A view was created in no_grad mode and is being modified inplace with grad mode "
             "enabled. Make the view in grad mode, or write to it in no_grad mode."

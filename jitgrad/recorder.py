@@ -440,7 +440,7 @@ class Recorder(Looks):
             self.give_up(f"returns a tensor whose backward cannot be recorded: {error}")
         if self.reason:
             return None
-        grads = [None if g is None else self.value_of(g, "") for g in found]
+        grads: list[Value | None] = [None if g is None else self.value_of(g, "") for g in found]
         del found, seeds
         reverse = graph.nodes[forward:]
         del graph.nodes[forward:]

@@ -17,7 +17,8 @@ _FIELDS = {
     "histogram histogramdd": "hist bin_edges",
     "frexp": "mantissa exponent",
 }
-
+FIELDS = {name: fields.split() for names, fields in _FIELDS.items() for name in names.split()}
+"""function -> the fields of what it returns."""
 
 _namedtuple: Any = namedtuple
 
@@ -36,9 +37,9 @@ def prints_as(name: str) -> Callable[[type[T]], type[T]]:
     return decorate
 
 
-def _make(name: str, fields: str) -> Any:
+def _make(name: str, fields: list[str]) -> Any:
     made = _namedtuple(name, fields)
-    made.__doc__ = f"What {name} returns: {', '.join(fields.split())}."
+    made.__doc__ = f"What {name} returns: {', '.join(fields)}."
     made.__module__ = __name__
     return prints_as(name)(made)
 
@@ -47,10 +48,7 @@ class _Types(dict[str, Any]):
     """The types by the function's name, each made when it is first asked for."""
 
     def __missing__(self, name: str) -> Any:
-        fields = next((f for names, f in _FIELDS.items() if name in names.split()), None)
-        if fields is None:
-            raise KeyError(name)
-        made = self[name] = globals()[name] = _make(name, fields)
+        made = self[name] = globals()[name] = _make(name, FIELDS[name])
         return made
 
 
@@ -65,4 +63,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *(name for names in _FIELDS for name in names.split())]
+    return [*globals(), *FIELDS]

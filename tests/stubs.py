@@ -2,6 +2,8 @@
 
     jitgrad/__init__.pyi        the public namespace
     jitgrad/tensor_methods.pyi  the methods and operators that are attached to Tensor
+    jitgrad/linalg.pyi          the functions of linalg
+    jitgrad/return_types.pyi    the named tuples that functions give
 
 Editors complete, and mypy checks, what is made from records and tables. tests/test_stubs.py fails
 when the files are not what this writes.
@@ -19,6 +21,8 @@ from types import ModuleType
 from typing import Any
 
 import jitgrad
+from jitgrad.functions import decompositions, solvers
+from jitgrad.return_types import FIELDS
 from jitgrad.runtime import formats
 from jitgrad.runtime.dtypes import DType
 from jitgrad.tensor import Tensor
@@ -30,8 +34,33 @@ IMPORTS = {
     "Generator": "jitgrad.random", "Iterable": "collections.abc", "Iterator": "collections.abc",
     "NoReturn": "typing", "Sequence": "collections.abc", "Size": "jitgrad.tensor",
     "Sym": "jitgrad.compiler.symbolic", "Tensor": "jitgrad.tensor",
-    "Storage": "jitgrad.storage", "TypedStorage": "jitgrad.storage",
+    "Storage": "jitgrad.storage", "TypedStorage": "jitgrad.storage", "overload": "typing",
+    "NamedTuple": "typing", "return_types": "jitgrad", "LinAlgError": "jitgrad.runtime.errors",
+    **{
+        name: module.__name__
+        for module in (decompositions, solvers)
+        for name, value in vars(module).items()
+        if isinstance(value, type) and issubclass(value, tuple) and hasattr(value, "_fields")
+    },
 }  # fmt: skip
+BY_DIM = ("max", "min", "median", "nanmedian")
+"""Functions that give a named tuple where there is a dim, and a tensor without one."""
+JITTED = """_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_M = TypeVar("_M", bound=Module)
+
+class _Jitted(Generic[_P, _R]):
+    def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R: ...
+    def __get__(self, instance: Any, owner: Any = ...) -> Callable[..., _R]: ...
+    def __getattr__(self, name: builtins.str) -> Any: ...
+
+class _Jitting:
+    @overload
+    def __call__(self, function: _M) -> _M: ...  # type: ignore[overload-overlap]
+    @overload
+    def __call__(self, function: Callable[_P, _R]) -> _Jitted[_P, _R]: ...
+"""
+"""What a function is that was compiled: called as before, with what JitFunction has besides."""
 WORD = re.compile(r"[A-Za-z_][\w.]*")
 OPERAND = "Tensor | Sym | builtins.complex | np.ndarray[Any, Any] | np.generic"
 
@@ -52,7 +81,7 @@ class Stub:
 
         def word(match: re.Match[str]) -> str:
             name = match[0]
-            if name in ("None", "np.ndarray"):
+            if name in ("None", "np.ndarray", "_P", "_R"):
                 return name
             if name in IMPORTS:
                 found.add(name)
@@ -70,6 +99,8 @@ class Stub:
 
     def function(self, name: str, function: Any, method: bool = False, indent: str = "") -> None:
         """A function's line, from its signature."""
+        if name in BY_DIM:
+            return self.by_dim(name, function, method, indent)
         try:
             signature = inspect.signature(function)
         except (TypeError, ValueError):
@@ -109,7 +140,48 @@ class Stub:
         if extra and not open_ended:
             parts += extra if star else ["*", *extra]
         result = self.annotation(signature.return_annotation)
+        if name in FIELDS:
+            result = f"return_types.{name}"
+            self.used.add("return_types")
         self.lines.append(f"{indent}def {name}({', '.join(parts)}) -> {result}: ...")
+
+    def by_dim(self, name: str, function: Any, method: bool = False, indent: str = "") -> None:
+        """The forms of one of BY_DIM: of all elements, along a dim, of two tensors."""
+        first = "self" if method else "input: Tensor"
+        out = "out: Any = ..."
+        keep = "builtins.bool = ..."
+        forms = [
+            (f"{first}, *, {out}", "Tensor"),
+            (f"{first}, dim: builtins.int, keepdim: {keep}, *, keepdims: {keep}, {out}", ""),
+            (f"{first}, *, axis: builtins.int, keepdim: {keep}, keepdims: {keep}, {out}", ""),
+        ]
+        if "other" in inspect.signature(function).parameters:
+            forms.append((f"{first}, other: Tensor, *, {out}", "Tensor"))
+        for parameters, result in forms:
+            self.lines.append(f"{indent}@overload")
+            result = result or f"return_types.{name}"
+            self.lines.append(f"{indent}def {name}({parameters}) -> {result}: ...")
+        self.used |= {"overload", "return_types"}
+
+    def jitting(self, function: Any, method: bool = False, indent: str = "") -> None:
+        """The forms of what compiles: of a Module, of a function, and as a decorator that has
+        arguments."""
+        first, *rest = inspect.signature(function).parameters.values()
+        more = [
+            f"{'**' if p.kind is p.VAR_KEYWORD else ''}{p.name}: {self.annotation(p.annotation)}"
+            + ("" if p.kind is p.VAR_KEYWORD else " = ...")
+            for p in rest
+        ]
+        own = "self, " if method else ""
+        for kind, result in (
+            ("_M", "_M"), ("Callable[_P, _R]", "_Jitted[_P, _R]"), ("None = ...", "_Jitting"),
+        ):  # fmt: skip
+            name = "__call__" if method else function.__name__
+            parts = f"{own}{first.name}: {kind}, *, {', '.join(more)}"
+            line = f"{indent}def {name}({parts}) -> {result}: ..."
+            if method and kind == "_M":  # a Module is a function, too
+                line += "  # type: ignore[overload-overlap]"
+            self.lines += [f"{indent}@overload", line]
 
     def text(self, doc: str) -> str:
         """The file."""
@@ -188,9 +260,12 @@ def namespace() -> str:
             if callable(value):
                 values.append(f"class _{name.title()}:")
                 inner = Stub()
-                inner.lines.append("    def __getattr__(self, name: builtins.str) -> Any: ...")
                 call = getattr(value, name)
-                inner.function("__call__", _with_self(call), method=True, indent="    ")
+                inner.lines.append("    def __getattr__(self, name: builtins.str) -> Any: ...")
+                if name == "jit":
+                    inner.jitting(call, method=True, indent="    ")
+                else:
+                    inner.function("__call__", _with_self(call), method=True, indent="    ")
                 stub.used |= inner.used
                 values += [*inner.lines, f"{name}: _{name.title()}"]
             else:
@@ -210,15 +285,48 @@ def namespace() -> str:
                     values.append(f"{name} = {own}")
             else:
                 values.append(f"{name}: builtins.type[Any]")
+        elif name == "compile":
+            functions.jitting(value)
         elif inspect.isroutine(value):
             functions.function(name, value)
         else:
             kind = type(value)
             known = kind.__module__ == "builtins" and value is not None
             values.append(f"{name}: {f'builtins.{kind.__name__}' if known else 'Any'}")
-    stub.used |= functions.used
-    stub.lines = [*sorted(imports), "", *values, "", *functions.lines]
+    stub.used |= functions.used | {"overload", "Callable"}
+    imports.append("from jitgrad.nn.module import Module")
+    imports.append("from typing import Generic, ParamSpec, TypeVar")
+    stub.lines = [*sorted(imports), "", JITTED, *values, "", *functions.lines]
     return stub.text("The public namespace.")
+
+
+def linalg_functions() -> str:
+    """The stub of `jitgrad.linalg`."""
+    stub = Stub()
+    for name in jitgrad.linalg.__all__:
+        if name in IMPORTS:
+            stub.used.add(name)
+        else:
+            stub.function(name, getattr(jitgrad.linalg, name))
+    return stub.text("The functions of linalg.")
+
+
+def named_tuples() -> str:
+    """The stub of `jitgrad.return_types`."""
+    stub = Stub()
+    stub.used.add("NamedTuple")
+    for name, fields in FIELDS.items():
+        stub.lines.append(f"class {name}(NamedTuple):")
+        for field in fields:
+            many = name == "histogramdd" and field == "bin_edges"
+            stub.lines.append(f"    {field}: {'builtins.tuple[Tensor, ...]' if many else 'Tensor'}")
+    stub.used.add("Callable")
+    stub.lines += [
+        "FIELDS: builtins.dict[builtins.str, builtins.list[builtins.str]]",
+        "TYPES: builtins.dict[builtins.str, Any]",
+        "def prints_as(name: builtins.str) -> Callable[[Any], Any]: ...",
+    ]
+    return stub.text("The named tuples that functions give.")
 
 
 def _with_self(function: Any) -> Any:
@@ -237,6 +345,8 @@ def _with_self(function: Any) -> Any:
 FILES = {
     ROOT / "jitgrad" / "__init__.pyi": namespace,
     ROOT / "jitgrad" / "tensor_methods.pyi": tensor_methods,
+    ROOT / "jitgrad" / "linalg.pyi": linalg_functions,
+    ROOT / "jitgrad" / "return_types.pyi": named_tuples,
 }
 
 if __name__ == "__main__":

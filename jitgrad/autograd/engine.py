@@ -115,7 +115,7 @@ def grad(
     allow_unused: bool | None = None,
     is_grads_batched: bool = False,
     materialize_grads: bool = False,
-) -> tuple[Tensor | None, ...]:
+) -> tuple[Tensor, ...]:
     """The gradients of the sum of `outputs` with respect to `inputs`, as a tuple.
 
     Arguments as `backward`'s. allow_unused: an input that the outputs do not depend on gives None
@@ -131,7 +131,9 @@ def grad(
             "but got: allow_unused=False."
         )
     if is_grads_batched:
-        return _grad_batched(outs, ins, grad_outputs, retain_graph, create_graph, allow_unused)
+        return _grad_batched(  # type: ignore[return-value]
+            outs, ins, grad_outputs, retain_graph, create_graph, allow_unused
+        )
     seeds = _seeds(outs, grad_outputs, create_graph)
     retain = create_graph if retain_graph is None else retain_graph
     found = _run(outs, seeds, ins, retain, create_graph, accumulate=False)
@@ -148,7 +150,7 @@ def grad(
         elif g is not None and g._chain and not create_graph:
             g = _copy_of(g)  # an expanded gradient could not be written
         result.append(g)
-    return tuple(result)
+    return tuple(result)  # type: ignore[arg-type]  # None only with allow_unused
 
 
 def _places(xs: Any) -> list[Any]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from jitgrad.runtime.userline import warn
 from jitgrad.state import state
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class _Mode:
@@ -31,7 +33,7 @@ class _Mode:
     def _fresh(self) -> _Mode:
         return _Mode(**self._fields)
 
-    def __call__(self, function: Callable[..., Any]) -> Any:
+    def __call__(self, function: Function) -> Function:
         if inspect.isclass(function):
             raise TypeError(f"[{type(self).__name__}] expected a function; got a class")
         if inspect.isgeneratorfunction(function):
@@ -59,14 +61,14 @@ class _Mode:
                 finally:
                     inner.close()
 
-            return generator
+            return generator  # type: ignore[return-value]
 
         @functools.wraps(function)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             with self._fresh():
                 return function(*args, **kwargs)
 
-        return wrapped
+        return wrapped  # type: ignore[return-value]
 
 
 class no_grad(_Mode):
@@ -115,7 +117,7 @@ class set_grad_enabled(_Mode):
         self._before[-1]["grad_enabled"] = self._outer
         return self
 
-    def __call__(self, function: Callable[..., Any]) -> Any:
+    def __call__(self, function: Function) -> Function:
         state.grad_enabled = self._outer
         return super().__call__(function)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec
 
 from jitgrad.autograd.forward import Tangents, tangent_of
 from jitgrad.creation import eye
@@ -22,6 +22,8 @@ from jitgrad.func.mapping import vmap
 from jitgrad.functions.shape import movedim
 from jitgrad.pytree import flatten, unflatten
 from jitgrad.tensor import Tensor
+
+_P = ParamSpec("_P")
 
 _API = "jvp(f, primals, tangents)"
 
@@ -78,12 +80,12 @@ def _push(
 
 
 def jacfwd(
-    func: Callable[..., Any],
+    func: Callable[_P, Any],
     argnums: Argnums = 0,
     has_aux: bool = False,
     *,
     randomness: str = "error",
-) -> Callable[..., Any]:
+) -> Callable[_P, Any]:
     """A function that gives the Jacobian of func with respect to the chosen arguments.
 
     Shapes and trees as jacrev's: (*O, *I). One forward run along all directions at a time, by vmap

@@ -7,22 +7,24 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ParamSpec
 
 from jitgrad.functions.shape import cat, movedim
 from jitgrad.levels import Level
 from jitgrad.pytree import Structure, children_of, flatten, unflatten
 from jitgrad.tensor import Tensor
 
+_P = ParamSpec("_P")
+
 
 def vmap(
-    func: Callable[..., Any],
+    func: Callable[_P, Any],
     in_dims: Any = 0,
     out_dims: Any = 0,
     randomness: str = "error",
     *,
     chunk_size: int | None = None,
-) -> Callable[..., Any]:
+) -> Callable[_P, Any]:
     """A function that applies `func` to each example of its arguments, all at once.
 
     in_dims: along which dim of each argument the examples lie, or None: the same argument for all.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ParamSpec
 
 from jitgrad.autograd import engine
 from jitgrad.autograd.modes import enable_grad
@@ -32,6 +32,8 @@ from jitgrad.state import state
 from jitgrad.storage import LevelStorage
 from jitgrad.tape.node import Node, StartNode, edge_of, zeros_of
 from jitgrad.tensor import Tensor
+
+_P = ParamSpec("_P")
 
 
 class _Pass:
@@ -121,8 +123,8 @@ def _outside(x: Any, keep: bool) -> Any:
 
 
 def grad_and_value(
-    func: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False
-) -> Callable[..., Any]:
+    func: Callable[_P, Any], argnums: Argnums = 0, has_aux: bool = False
+) -> Callable[_P, Any]:
     """A function that gives (gradient of func, func's value).
 
     func returns a 0-d tensor; with has_aux a tuple (that, anything), and the result is
@@ -164,9 +166,7 @@ def grad_and_value(
     return wrapped
 
 
-def grad(
-    func: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False
-) -> Callable[..., Any]:
+def grad(func: Callable[_P, Any], argnums: Argnums = 0, has_aux: bool = False) -> Callable[_P, Any]:
     """A function that gives the gradient of func, which returns a 0-d tensor.
 
     Arguments and errors as grad_and_value's; with has_aux the result is (gradient, aux).
@@ -240,13 +240,13 @@ def _vjp(
 
 
 def jacrev(
-    func: Callable[..., Any],
+    func: Callable[_P, Any],
     argnums: Argnums = 0,
     *,
     has_aux: bool = False,
     chunk_size: int | None = None,
     _preallocate_and_copy: bool = False,
-) -> Callable[..., Any]:
+) -> Callable[_P, Any]:
     """A function that gives the Jacobian of func with respect to the chosen arguments.
 
     For an output of shape (*O) and an argument of shape (*I) it has shape (*O, *I); trees of
@@ -338,7 +338,7 @@ def linearize(func: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..
     return output, jvp_fn
 
 
-def hessian(func: Callable[..., Any], argnums: Argnums = 0) -> Callable[..., Any]:
+def hessian(func: Callable[_P, Any], argnums: Argnums = 0) -> Callable[_P, Any]:
     """A function that gives the Hessian of func: jacfwd of jacrev.
 
     For an output of shape (*O) and an argument of shape (*I), (*O, *I, *I).

@@ -61,7 +61,7 @@ def refused(what: str) -> pickle.UnpicklingError:
     return pickle.UnpicklingError(f"[load] refused: {what}; nothing was executed")
 
 
-class Unpickler(_Python):  # type: ignore[misc]
+class Unpickler(_Python):
     """Reads one pickle. A subclass says by `find_class` what names stand for.
 
     stateful: objects, beside containers and dtypes, that may be given a state: instances of these
