@@ -58,7 +58,7 @@ from jitgrad.state import abstract_mode, state, unwatched
 from jitgrad.storage import Storage
 from jitgrad.stores import Store
 from jitgrad.symbols import Symbols
-from jitgrad.tape.node import edge_of, held_by_tape, next_seq
+from jitgrad.tape.node import edge_of, held_by_tape, next_seq, nodes_of
 from jitgrad.tape.views import put_chain
 from jitgrad.tensor import Tensor, wrap
 from jitgrad.tree import Cut, Leaf
@@ -144,6 +144,9 @@ class Recorder(Looks):
         self.casts: dict[Any, Any] = {}
         self._made: list[tuple[weakref.ref[Tensor], str]] = []
         self._strangers: list[tuple[weakref.ref[Tensor], str]] = []
+        self._leaves: list[
+            weakref.ref[Tensor]
+        ] = []  # strangers that only the tape of results holds
         self._copies: list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = []
         self._guarded: dict[Any, tuple[Owner, Any]] = {}
         self.later: list[tuple[Owner, str]] = []
@@ -401,7 +404,7 @@ class Recorder(Looks):
                 self.give_up("returns a tensor on the tape, and makes one that it got require grad")
         if self.reason:
             return None
-        self._check_strangers()
+        self._check_strangers(result)
         self._check_writes()
         if self.reason:
             return None
@@ -688,10 +691,20 @@ class Recorder(Looks):
             if array.tobytes() != copy.tobytes():
                 self.give_up("changes a NumPy array after it was made a tensor")
 
-    def _check_strangers(self) -> None:
+    def _check_strangers(self, result: Any) -> None:
+        """A tensor made here is the call's own affair, unless what shows it outlives the call. The
+        tape of a result holds its leaves, but shows them to nobody."""
+        if not any(ref() is not None for ref, _ in self._strangers):
+            return
+        gc.collect()
+        results = [*flatten(result)[0], *(v for _, _, v in self._rebinds.values())]
+        tape = nodes_of([x for x in results if isinstance(x, Tensor)])
         for ref, what in self._strangers:
-            if ref() is not None:
+            if ref() is None:
+                continue
+            if not _is_only_edge(ref, tape):
                 self.give_up(f"{what} a tensor that is reached in no way jit can follow")
+            self._leaves.append(ref)
 
     def settle(self, result: Any) -> None:
         """Called when recording is over: what outlives it shows the sizes of this call as ints."""
@@ -737,6 +750,10 @@ class Recorder(Looks):
         tensors = [x for x in results if isinstance(x, Tensor)]
         keep |= {id(x._base) for x in tensors}  # views hold their base
         keep |= {id(x) for x in held_by_tape(tensors)}
+        for ref in self._leaves:
+            keep.add(id(ref()))
+            if _has_own_grad(ref):
+                keep.add(id(getattr(ref(), "_grad", None)))
         del tensors
         del results
         self._keep.clear()
@@ -754,6 +771,26 @@ class Recorder(Looks):
             if attempt == 0:
                 gc.collect()
         return alive[0]
+
+
+def _is_only_edge(ref: weakref.ref[Tensor], tape: set[int]) -> bool:
+    """Whether nothing refers to a tensor but nodes of a tape (their ids), as one of their edges."""
+    holders = gc.get_referrers(ref())
+    for holder in holders:
+        if type(holder) is not tuple:
+            return False
+        for node in gc.get_referrers(holder):
+            if node is holders or isinstance(node, FrameType):  # this function
+                continue
+            if id(node) not in tape or node.edges is not holder:
+                return False
+    return True
+
+
+def _has_own_grad(ref: weakref.ref[Tensor]) -> bool:
+    """Whether nothing refers to a tensor's .grad but the tensor."""
+    holders = gc.get_referrers(getattr(ref(), "_grad", None))
+    return len(holders) == 1 and holders[0] is ref()
 
 
 def _is_sized(graph: Graph) -> bool:

@@ -7,6 +7,7 @@ runs the tests that a GPU would. Kernels run on Numba's simulator, slowly: block
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -26,6 +27,8 @@ class StandIn(SimulatedDriver):
 
 def install() -> None:
     """Puts the stand-in in the place of this process's driver."""
+
+    os.environ["NUMBA_ENABLE_CUDASIM"] = "1"  # for whoever imports Numba first: PyTorch may
 
     def kernel(text: str, symbol: str, shape: load.Shape, _: Any) -> Any:
         return load.simulated_kernel(text, symbol, shape)

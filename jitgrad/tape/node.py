@@ -375,6 +375,19 @@ def held_by_tape(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
             yield from held
 
 
+def nodes_of(tensors: Iterable[Tensor]) -> set[int]:
+    """The ids of all nodes of the tape of these, as far as edges lead."""
+    found: set[int] = set()
+    stack: list[Any] = [x._node for x in tensors]
+    while stack:
+        node = stack.pop()
+        if node is None or isinstance(node, Tensor) or id(node) in found:
+            continue
+        found.add(id(node))
+        stack.extend(node.edges)
+    return found
+
+
 class Held:
     """A tensor that a pack hook gave, held as nodes hold tensors: off the tape, so without a cycle
     where it is the node's own output."""
