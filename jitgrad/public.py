@@ -22,6 +22,7 @@ from jitgrad.methods import FUNCTIONS
 from jitgrad.promotion import can_cast, cast
 from jitgrad.runtime.arguments import CAUGHT, apart, complete, expect_flags, located, locates
 from jitgrad.runtime.dtypes import DType
+from jitgrad.runtime.formats import contiguous_format
 from jitgrad.runtime.overriding import recover
 from jitgrad.runtime.userline import warn
 from jitgrad.state import state
@@ -174,8 +175,8 @@ def _copying(view: Callable[..., Any], name: str) -> Callable[..., Any]:
     def function(*args: Any, **kwargs: Any) -> Any:
         made = view(*args, **kwargs)
         if isinstance(made, Tensor):
-            return shape.clone(made)
-        return tuple(shape.clone(x) for x in made)
+            return shape.clone(made, memory_format=contiguous_format)
+        return tuple(shape.clone(x, memory_format=contiguous_format) for x in made)
 
     function.__name__ = function.__qualname__ = name
     function.__doc__ = f"`{name[: -len('_copy')]}`, as a copy."

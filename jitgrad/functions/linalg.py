@@ -340,6 +340,11 @@ def einsum(*args: Any) -> Tensor:
     while len(terms) > 1:
         (a, la), (b, lb) = terms[0], terms[1]
         later = set(output).union(*(labels for _, labels in terms[2:]))
+        alone = [label for label in output if (label in la) != (label in lb)]
+        if (
+            len(terms) == 2 and alone and alone[0] in lb
+        ):  # so that the product has the output's order
+            a, la, b, lb = b, lb, a, la
         terms[:2] = [_contract(a, la, b, lb, later, sizes)]
     x, labels = terms[0]
     drop = [k for k, label in enumerate(labels) if label not in output]

@@ -10,7 +10,7 @@ from jitgrad.dispatch import apply
 from jitgrad.functions.args import one_axis, one_given, positions
 from jitgrad.functions.elementwise import generated, where
 from jitgrad.functions.reduce import logsumexp, vector_norm
-from jitgrad.functions.shape import slice_along, view_dtype
+from jitgrad.functions.shape import row_major, slice_along, view_dtype
 from jitgrad.promotion import cast, constant, floating, result_type
 from jitgrad.return_types import TYPES
 from jitgrad.runtime import dtypes
@@ -95,6 +95,7 @@ def dist(input: Tensor, other: Tensor, p: float = 2) -> Tensor:
     return called(vector_norm(input - other, p), "DistBackward0")
 
 
+@row_major
 def renorm(input: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:
     """input with every slice along dim whose p-norm exceeds maxnorm scaled down to it."""
     if not p > 0:

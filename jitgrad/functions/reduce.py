@@ -16,6 +16,7 @@ from jitgrad.composites import composite
 from jitgrad.dispatch import apply, full
 from jitgrad.functions.args import all_axes, one_axis
 from jitgrad.functions.complex_numbers import squared_size
+from jitgrad.functions.shape import laid_as
 from jitgrad.promotion import cast, floating
 from jitgrad.return_types import TYPES
 from jitgrad.runtime import dtypes
@@ -341,7 +342,8 @@ def sort(input: Tensor, dim: int = -1, descending: bool = False, stable: bool = 
         values, indices = sort(input.reshape(1), 0, descending)
         return TYPES["sort"](values.reshape(()), indices.reshape(()))
     attrs = {"axis": axis, "descending": bool(descending)}
-    return TYPES["sort"](*apply(OPS["sort"], (input,), attrs))
+    values, indices = apply(OPS["sort"], (input,), attrs)
+    return TYPES["sort"](laid_as(values, input), laid_as(indices, input))
 
 
 def argsort(input: Tensor, dim: int = -1, descending: bool = False, stable: bool = True) -> Tensor:

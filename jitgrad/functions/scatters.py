@@ -23,6 +23,8 @@ from jitgrad.functions.shape import (
     as_strided,
     broadcast_tensors,
     diagonal_view,
+    keeping_layout,
+    row_major,
     select,
     slice_along,
 )
@@ -114,6 +116,7 @@ def index_reduce(
     return scatter_reduce(input, axis, wide, source, reduce, include_self=include_self)
 
 
+@row_major
 def masked_scatter(input: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     """input with the first elements of source, in order, where the mask holds.
 
@@ -141,6 +144,7 @@ def masked_scatter(input: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     return apply(OPS["where"], (mask, values, input), {})
 
 
+@keeping_layout
 def put(input: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
     """input with source's elements at positions of the flattened input (or added there).
 
@@ -180,6 +184,7 @@ def _scattered(name: str, input: Tensor, src: Tensor, view: Tensor) -> Tensor:
     return put_chain(input, chain, cast(src, input.dtype))
 
 
+@keeping_layout
 def slice_scatter(
     input: Tensor, src: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
 ) -> Tensor:
@@ -200,11 +205,13 @@ def _bounds(start: Any, end: Any, size: Any) -> tuple[Any, Any]:
     return low, high
 
 
+@keeping_layout
 def select_scatter(input: Tensor, src: Tensor, dim: int, index: int) -> Tensor:
     """input with input.select(dim, index) replaced by src."""
     return _scattered("select_scatter", input, src, select(input, dim, index))
 
 
+@keeping_layout
 def diagonal_scatter(
     input: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> Tensor:

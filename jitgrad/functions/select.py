@@ -21,7 +21,7 @@ from jitgrad.functions.args import (
     one_axis,
     positions,
 )
-from jitgrad.functions.shape import row_major, separate
+from jitgrad.functions.shape import keeping_layout, row_major, separate
 from jitgrad.promotion import cast, constant, elementwise, result_type, stored
 from jitgrad.runtime import dtypes
 from jitgrad.state import state
@@ -289,6 +289,7 @@ def index_copy(input: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor
     return called(_put_along("index_copy", input, dim, index, source, False), "IndexCopyBackward0")
 
 
+@keeping_layout
 def index_fill(input: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
     """input with a number written at the indices along dim; those below 0 count from the end."""
     axis = one_axis("index_fill", input.ndim, dim)
@@ -383,6 +384,7 @@ def masked_select(input: Tensor, mask: Tensor) -> Tensor:
     return wide.expand(from_shapes)[mask.expand(from_shapes)]
 
 
+@row_major
 def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
     """int64 with a new last dim: 1 at the class, else 0."""
     if tensor.dtype is not dtypes.int64:

@@ -562,6 +562,17 @@ def row_major(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return laid
 
 
+def keeping_layout(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A decorator of functions of a tensor that are composed of ops: the result lies in memory as
+    the first argument, `input`, does."""
+
+    @functools.wraps(function)
+    def laid(*args: Any, **kwargs: Any) -> Tensor:
+        return laid_as(function(*args, **kwargs), args[0] if args else kwargs["input"])
+
+    return laid
+
+
 def laid_as(made: Tensor, *operands: Tensor) -> Tensor:
     """`made`, or a copy that lies in memory as an elementwise op's result on the operands does."""
     have = (made, *operands)
@@ -746,6 +757,7 @@ def tile(input: Tensor, *positional: Any, dims: Any = None) -> Tensor:
     return repeat(input, (1,) * (input.ndim - len(counts)) + counts)
 
 
+@row_major
 @naming("RollBackward0")
 def roll(input: Tensor, shifts: Any, dims: Any = ()) -> Tensor:
     """Elements moved along dims (flattened where none are given); what falls off the end comes
@@ -792,7 +804,7 @@ def rot90(input: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
         )
     k %= 4
     if k == 0:
-        return clone(input)
+        return apply(OPS["contiguous"], (input,), {})
     if k == 2:
         return flip(input, a, b)
     return flip(transpose(input, a, b), a if k == 1 else b)

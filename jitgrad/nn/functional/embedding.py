@@ -13,12 +13,14 @@ from jitgrad.composites import composite
 from jitgrad.creation import arange, ones, zeros
 from jitgrad.functions.args import expect_one_device, expect_range
 from jitgrad.functions.select import expect_positions, searchsorted
+from jitgrad.functions.shape import row_major
 from jitgrad.nn.functional.args import expect_dtype, expect_tensors
 from jitgrad.runtime import dtypes
 from jitgrad.tape.names import called, naming
 from jitgrad.tensor import Tensor
 
 
+@row_major
 @naming("EmbeddingBackward0")
 def embedding(
     input: Tensor,

@@ -10,7 +10,7 @@ import numpy as np
 
 from jitgrad.compiler.ops import OPS
 from jitgrad.compiler.symbolic import Sym, is_static
-from jitgrad.functions.shape import pad_constant, separate, slice_along, stack
+from jitgrad.functions.shape import pad_constant, row_major, separate, slice_along, stack
 from jitgrad.nn.functional.args import IntOrInts, expect_tensors, per_dim
 from jitgrad.nn.functional.tables import Table, picked, spread, table
 from jitgrad.tape.lasting import lasting
@@ -19,6 +19,7 @@ from jitgrad.tensor import Tensor
 
 
 # -- channels --------------------------------------------------------------------------------------
+@row_major
 def pixel_shuffle(input: Tensor, upscale_factor: int) -> Tensor:
     """(..., C r^2, H, W) to (..., C, H r, W r) (Shi et al. 2016).
 
@@ -36,6 +37,7 @@ def pixel_shuffle(input: Tensor, upscale_factor: int) -> Tensor:
     return called(separate(x, input), "PixelShuffleBackward0")
 
 
+@row_major
 def pixel_unshuffle(input: Tensor, downscale_factor: int) -> Tensor:
     """(..., C, H r, W r) to (..., C r^2, H, W): pixel_shuffle undone.
 
