@@ -24,7 +24,7 @@ from jitgrad.levels import draw_for_examples, examples_like
 from jitgrad.outside import export
 from jitgrad.promotion import cast, check_number, expect_fits, plain_number, promote_types
 from jitgrad.random import Generator, next_draw
-from jitgrad.runtime import dtypes, formats
+from jitgrad.runtime import dlpack, dtypes, formats
 from jitgrad.runtime.dtypes import Category, DType
 from jitgrad.runtime.userline import warn
 from jitgrad.state import defaults, state
@@ -362,22 +362,6 @@ def frombuffer(
     return _finish(from_numpy(np.frombuffer(buffer, wanted, count, offset)), requires_grad)
 
 
-_CUDA = 2  # DLPack's number
-
-
-class _Capsule:
-    """A DLPack capsule as what NumPy takes."""
-
-    def __init__(self, capsule: Any) -> None:
-        self.capsule = capsule
-
-    def __dlpack__(self, **options: Any) -> Any:
-        return self.capsule
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return (1, 0)
-
-
 def from_dlpack(ext_tensor: Any, *, device: Any = None, copy: bool | None = None) -> Tensor:
     """A tensor on the memory of any object that speaks DLPack, or of a capsule (used once).
 
@@ -395,13 +379,32 @@ def from_dlpack(ext_tensor: Any, *, device: Any = None, copy: bool | None = None
 
 
 def _of_dlpack(source: Any) -> Tensor:
-    if not hasattr(source, "__dlpack__"):
-        if gpu.interop.is_device_capsule(source):
-            return gpu.interop.from_capsule(source)
-        source = _Capsule(source)
-    elif hasattr(source, "__dlpack_device__") and source.__dlpack_device__()[0] == _CUDA:
-        return gpu.interop.from_dlpack(source)
-    return from_numpy(np.from_dlpack(source))
+    content = dlpack.take(_capsule(source) if hasattr(source, "__dlpack__") else source)
+    if content.device_type == dlpack.CUDA:
+        return gpu.interop.from_content(content)
+    if content.device_type not in dlpack.ON_HOST:
+        raise BufferError(
+            f"[from_dlpack] expected memory of the CPU or of a CUDA device; got DLPack's device "
+            f"type {content.device_type}"
+        )
+    return from_numpy(dlpack.host_array(content))
+
+
+def _capsule(source: Any) -> Any:
+    """The capsule of an object that speaks DLPack: versioned, if it knows versions."""
+    device = source.__dlpack_device__()
+    if not isinstance(device, tuple) or len(device) != 2:
+        raise TypeError(
+            "[from_dlpack] expected __dlpack_device__() to give (device type, number); got "
+            f"{device!r}"
+        )
+    options: dict[str, Any] = {}
+    if device[0] == dlpack.CUDA:
+        options["stream"] = gpu.interop.reader_stream(int(device[1]))
+    try:
+        return source.__dlpack__(max_version=dlpack.NEWEST, **options)
+    except TypeError:
+        return source.__dlpack__(**options)
 
 
 # -- filled --------------------------------------------------------------------------------------

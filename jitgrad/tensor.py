@@ -24,7 +24,7 @@ from jitgrad.device import CPU, device
 from jitgrad.layouts import is_dense, is_told, layout_of
 from jitgrad.outside import export
 from jitgrad.pending import fetch
-from jitgrad.runtime import dtypes, formats, overriding
+from jitgrad.runtime import dlpack, dtypes, formats, overriding
 from jitgrad.runtime.dtypes import DType
 from jitgrad.state import bump_epoch, state
 from jitgrad.storage import LevelStorage, Storage, TypedStorage
@@ -678,14 +678,25 @@ class Tensor(TensorMethods):
         """What NumPy's functions give of this tensor: a tensor on their result's memory."""
         return Tensor._from_array(np.asarray(array))
 
-    def __dlpack__(self, *args: Any, **kwargs: Any) -> Any:
+    def __dlpack__(
+        self, *, stream: Any = None, max_version: Any = None, dl_device: Any = None,
+        copy: bool | None = None,
+    ) -> Any:  # fmt: skip
+        """A DLPack capsule of the memory, versioned where `max_version`, a pair, allows it. Raises
+        BufferError where the tensor requires grad, and for a device that it is not on."""
         if self.requires_grad:
             raise BufferError(
                 "Can't export tensors that require gradient, use tensor.detach() first"
             )
+        if stream is not None and type(stream) is not int:
+            raise TypeError(f"stream must be ``int`` or ``none``; got {type(stream).__name__}")
+        options = {"max_version": max_version, "dl_device": dl_device, "copy": copy}
         if self.is_cuda:
-            return gpu.interop.to_dlpack(self, *args, **kwargs)
-        return self._shared("__dlpack__").__dlpack__(*args, **kwargs)
+            return gpu.interop.to_dlpack(self, stream=stream, **options)
+        if stream == -1:
+            stream = None  # no order, which the CPU needs not
+        asked = {name: x for name, x in {"stream": stream, **options}.items() if x is not None}
+        return dlpack.export(self._shared("__dlpack__"), **asked)
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import jitgrad as torch
+from jitgrad.runtime import dtypes
 from jitgrad.testing import assert_close, make_tensor
 from jitgrad.utils import benchmark, dlpack
 
@@ -97,6 +98,43 @@ def test_dlpack_with_pytorch() -> None:
     theirs += 1
     assert ours.tolist() == [2.0, 3.0]
     assert torch.from_dlpack(theirs).data_ptr() == ours.data_ptr()
+
+
+@pytest.mark.parametrize("dtype", [dtype.name for dtype in dtypes.ALL])
+def test_dlpack_with_pytorch_of_each_dtype(dtype: str) -> None:
+    pytorch = pytest.importorskip("torch")
+    ours = torch.tensor([[0, 1, 2], [3, 4, 5]]).to(getattr(torch, dtype)).T[1:]
+    theirs = pytorch.from_dlpack(ours)
+    assert str(theirs.dtype) == f"torch.{dtype}" and theirs.tolist() == ours.tolist()
+    assert theirs.data_ptr() == ours.data_ptr() and theirs.stride() == ours.stride() == (1, 3)
+    for given in (theirs, theirs.__dlpack__(), theirs.__dlpack__(max_version=(1, 0))):
+        back = torch.from_dlpack(given)
+        assert back.dtype is ours.dtype and back.tolist() == ours.tolist()
+        assert back.data_ptr() == ours.data_ptr() and back.stride() == (1, 3)
+
+
+def test_dlpack_of_arrays_that_may_not_be_written() -> None:
+    array = np.arange(3.0)
+    array.flags.writeable = False
+    x = torch.from_dlpack(array)
+    with pytest.raises(RuntimeError, match="may be written"):
+        x.add_(1)
+    assert torch.from_dlpack(array, copy=True).add_(1).tolist() == [1, 2, 3]
+    assert not np.from_dlpack(x).flags.writeable
+    with pytest.raises(BufferError):
+        x.__dlpack__()
+
+
+def test_capsules_of_the_cpu_that_are_refused() -> None:
+    capsule = torch.ones(2).__dlpack__()
+    torch.from_dlpack(capsule)
+    for wrong in (capsule, 5):
+        with pytest.raises(RuntimeError, match="invalid capsule"):
+            torch.from_dlpack(wrong)
+    for options in ({"max_version": "x"}, {"stream": "a"}, {"stream": True}):
+        with pytest.raises(TypeError):
+            torch.ones(2).__dlpack__(**options)
+    assert torch.from_dlpack(torch.ones(2).__dlpack__(stream=-1)).tolist() == [1, 1]
 
 
 # -- einops ----------------------------------------------------------------------------------------

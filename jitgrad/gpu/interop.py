@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 
 from jitgrad.compiler.types import TensorType
 from jitgrad.outside import export
-from jitgrad.runtime import cuda, dtypes
+from jitgrad.runtime import cuda, dlpack, dtypes
 from jitgrad.tensor import Tensor, wrap
 
 _NEWEST = 3  # version of the CUDA array interface that is read
@@ -19,30 +18,49 @@ def to_dlpack(
     x: Tensor, *, stream: Any = None, max_version: Any = None, dl_device: Any = None,
     copy: bool | None = None,
 ) -> Any:  # fmt: skip
-    """A capsule of x's memory (Tensor.__dlpack__). Raises BufferError for another device."""
-    own = (cuda.dlpack.CUDA, x.get_device())
+    """A capsule of x's memory (Tensor.__dlpack__), for work on the reader's stream (DLPack's word:
+    None or 1 is the default stream, -1 asks for no order). Raises TypeError for what is no number
+    of a stream, BufferError for streams that DLPack forbids on CUDA, and for another device."""
+    if stream is not None and (stream in (0, 2) or stream < -1):
+        raise BufferError(f"[__dlpack__] unsupported stream on CUDA: {stream}; use 1 or None")
+    own = (dlpack.CUDA, x.get_device())
     if dl_device is not None and tuple(dl_device) != own:
         raise BufferError(f"[__dlpack__] expected dl_device {own}; got {dl_device}; copy it first")
-    source = x.clone() if copy else x
-    return cuda.dlpack.export(source._shared("__dlpack__"), stream)
+    array: Any = (x.clone() if copy else x)._shared("__dlpack__")
+    capsule = dlpack.export(array, own, max_version=max_version)
+    _follow(cuda.device.device(array.device_index), stream)
+    return capsule
 
 
-def is_device_capsule(x: Any) -> bool:
-    """Whether a DLPack capsule is of a GPU's memory."""
-    return bool(cuda.dlpack.is_device(x))
+def _follow(device: Any, stream: int | None) -> None:
+    """A reader's stream waits for what the current one has; stream as DLPack says."""
+    if stream == -1:
+        return
+    reader = 0 if stream in (None, 0, 1) else stream
+    mine, driver = cuda.device.current_stream(device.index), device.driver
+    if reader == mine:
+        return
+    event = driver.new_event(device.index, False)
+    driver.record(device.index, event, mine)
+    driver.wait(device.index, reader, event)
+    driver.release_event(device.index, event)
 
 
-def from_capsule(capsule: Any) -> Tensor:
-    """A tensor on a capsule's memory."""
-    return _tensor(cuda.dlpack.take(capsule))
+def reader_stream(index: int) -> int:
+    """DLPack's word for the current stream of a device: 1 is the default one."""
+    return cuda.device.current_stream(cuda.device.device(index, "from_dlpack").index) or 1
 
 
-def from_dlpack(source: Any) -> Tensor:
-    """A tensor on the memory of what speaks DLPack, of which the current stream waits for."""
-    index = int(source.__dlpack_device__()[1])
-    stream = cuda.device.current_stream(index)
-    # DLPack's word for the default stream is 1.
-    return from_capsule(source.__dlpack__(stream=stream or 1))
+def from_content(content: dlpack.Content) -> Tensor:
+    """A tensor on a GPU's memory that came in a capsule. Raises ValueError for what is not that
+    device's memory, and for memory that may not be written."""
+    if content.read_only:
+        raise ValueError("[from_dlpack] expected memory that may be written; got it read-only")
+    array = cuda.arrays.foreign(
+        "from_dlpack", content.address, content.shape, content.strides, content.dtype,
+        content.owner, content.device_id,
+    )  # fmt: skip
+    return _tensor(array)
 
 
 def _tensor(array: Any) -> Tensor:
@@ -105,19 +123,14 @@ def from_interface(source: Any) -> Tensor:
         raise _wrong("stream", "a stream as None or a positive int", other)
     if other == 0:
         raise ValueError("[as_tensor] expected a stream other than 0; use 1, the default stream")
-    if (address or 0) % dtype.itemsize or any(s % dtype.itemsize for s in strides or ()):
-        raise ValueError(
-            f"[as_tensor] expected an address and strides of whole elements of {dtype.itemsize} "
-            f"bytes; got {address:#x} and strides {strides}"
-        )
     if given.get("mask") is not None or read_only:
         raise ValueError("[as_tensor] expected memory that may be written, without a mask")
-    device = cuda.device.device(_index(address, shape, strides, dtype), "as_tensor")
+    array = cuda.arrays.foreign("as_tensor", address or 0, shape, strides, dtype, source)
+    device = cuda.arrays.device_of(array)
     mine = cuda.device.current_stream(device.index)
     if other not in (None, mine or 1):
         with cuda.device.on_stream(device.index, 0 if other == 1 else other):
-            cuda.dlpack.follow(device, mine or 1)
-    array = cuda.arrays.foreign(address, shape, strides, dtype, device, source)
+            _follow(device, mine or 1)
     return _tensor(array)
 
 
@@ -152,27 +165,6 @@ def _dtype(typestr: Any) -> np.dtype[Any]:
     except (TypeError, KeyError, ValueError):
         raise _wrong("typestr", "typestr as the name of a number's dtype", typestr) from None
     return dtype
-
-
-def _index(
-    address: int, shape: tuple[int, ...], strides: tuple[int, ...] | None, dtype: np.dtype[Any]
-) -> int | None:
-    """The number of the device that has the elements; None, the current one, for none. Raises
-    ValueError for memory that is not a device's."""
-    if not math.prod(shape):
-        return None
-    if strides is None:
-        last = (math.prod(shape) - 1) * dtype.itemsize
-    else:
-        last = sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
-    driver = cuda.device.device(None, "as_tensor").driver
-    found = {driver.device_of(at) for at in (address, address + last + dtype.itemsize - 1)}
-    if None in found or len(found) > 1:
-        raise ValueError(
-            f"[as_tensor] expected data on a device; {last + dtype.itemsize} bytes at {address:#x} "
-            "are not its memory"
-        )
-    return found.pop()
 
 
 def record_stream(x: Tensor, stream: Any) -> None:

@@ -9,8 +9,8 @@ import importlib
 from typing import Any
 
 _MODULES = (
-    "allocator", "arrays", "blas", "blocks", "capture", "device", "dlpack", "driver", "library",
-    "pinned", "simulator",
+    "allocator", "arrays", "blas", "blocks", "capture", "device", "driver", "library", "pinned",
+    "simulator",
 )  # fmt: skip
 
 

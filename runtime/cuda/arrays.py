@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from jitgrad.runtime import dlpack
 from jitgrad.runtime.buffers import address as address_of
 from jitgrad.runtime.buffers import empty_array
 from jitgrad.runtime.cuda import capture, pinned
@@ -140,20 +141,34 @@ def new(
 
 
 def foreign(
-    address: int, shape: Sequence[int], strides: Sequence[int] | None, dtype: np.dtype[Any],
-    device: devices.Device, owner: Any,
+    op: str, address: int, shape: Sequence[int], strides: Sequence[int] | None,
+    dtype: np.dtype[Any], owner: Any, index: int | None = None,
 ) -> DeviceArray:  # fmt: skip
-    """An array on another library's memory; strides in bytes, None for a dense one."""
+    """An array on another library's memory; strides in bytes, None for a dense one. `index`: the
+    device that the memory is said to be on; None for the one that it is on, and for the current one
+    where there are no elements. Raises ValueError for memory that is not a device's or another's,
+    negative strides, and elements that lie between others."""
     shape = tuple(shape)
+    said = devices.device(index, op)
     if not math.prod(shape):
-        return new(shape, dtype, device)
-    steps = np.ndarray.__new__(np.ndarray, shape, dtype).strides if strides is None else strides
-    low = sum(min((n - 1) * s, 0) for n, s in zip(shape, steps, strict=True))
-    high = sum(max((n - 1) * s, 0) for n, s in zip(shape, steps, strict=True)) + dtype.itemsize
+        return new(shape, dtype, said)
+    if address % dtype.itemsize or any(s % dtype.itemsize or s < 0 for s in strides or ()):
+        raise ValueError(
+            f"[{op}] expected an address and strides of whole elements of {dtype.itemsize} bytes, "
+            f"forwards; got {address:#x} and strides {strides} in bytes"
+        )
+    low, high = dlpack.span(op, address, shape, strides, dtype)
+    found = {said.driver.device_of(at) for at in (low, high - 1)}
+    if None in found or len(found) > 1 or index not in (None, *found):
+        name = "a device" if index is None else f"cuda:{index}"
+        raise ValueError(
+            f"[{op}] expected data on {name}; {high - low} bytes at {address:#x} are not its memory"
+        )
+    device = devices.device(found.pop(), op)
     memory = _Foreign(address, device, owner)
-    place = _bytes_type(high - low).from_address(address + low)
+    place = _bytes_type(high - low).from_address(low)
     place.owner = memory
-    made: DeviceArray = np.ndarray.__new__(DeviceArray, shape, dtype, place, -low, tuple(steps))
+    made: DeviceArray = np.ndarray.__new__(DeviceArray, shape, dtype, place, 0, strides)
     made.device_index, made.memory = device.index, memory
     return made
 

@@ -14,7 +14,8 @@ import pytest
 from other_driver import driven_by
 
 import jitgrad as torch
-from jitgrad.runtime.cuda import device, dlpack
+from jitgrad.runtime import dlpack
+from jitgrad.runtime.cuda import device
 from jitgrad.runtime.cuda.simulator import SimulatedDriver
 from jitgrad.runtime.knobs import knobs
 
@@ -77,11 +78,11 @@ def test_memory_lives_as_long_as_anyone_needs_it() -> None:
     assert values(y.sum()) == [1000]
     del y
     gc.collect()
-    assert torch.cuda.memory_allocated() == before and not dlpack._given
+    assert torch.cuda.memory_allocated() == before
     unused = torch.ones(1000, device="cuda").__dlpack__()
     del unused
     gc.collect()
-    assert torch.cuda.memory_allocated() == before and not dlpack._given
+    assert torch.cuda.memory_allocated() == before
 
 
 def test_a_capsule_is_taken_once_and_wrong_ones_are_refused() -> None:
@@ -115,17 +116,153 @@ def test_the_reader_of_dlpack_waits_for_our_stream(lazy: SimulatedDriver) -> Non
 
 def test_a_reader_on_the_cpu_is_refused() -> None:
     """By its own words: the exception survives that nobody took the capsule."""
+    gc.collect()
+    before = torch.cuda.memory_allocated()
     x = torch.ones(3, device="cuda")
     for options in ({}, {"copy": True}, {"device": "cpu"}):
         with pytest.raises((RuntimeError, BufferError)):
             np.from_dlpack(x, **options)
+    del x
+    assert torch.cuda.memory_allocated() == before
+
+
+@only_simulated
+@pytest.mark.parametrize("options", [{}, {"max_version": (1, 0)}])
+def test_a_reader_that_fails_on_the_way_raises_its_own_error(options: dict[str, Any]) -> None:
+    """PyTorch without CUDA lets go of the memory while its exception is on its way."""
+    pytorch = pytest.importorskip("torch")
     gc.collect()
-    assert not dlpack._given and not dlpack._capsules
+    before = torch.cuda.memory_allocated()
+    capsule = torch.ones(3, device="cuda").__dlpack__(**options)
+    with pytest.raises(AssertionError, match="not compiled with CUDA"):
+        pytorch.utils.dlpack.from_dlpack(capsule)
+    del capsule
+    assert torch.cuda.memory_allocated() == before
+
+
+class Giver:
+    """A library that gives capsules of dlpack.h's form, in its own words."""
+
+    def __init__(self, version: tuple[int, int] | None = None) -> None:
+        self.name = b"dltensor" if version is None else b"dltensor_versioned"
+        self.form = dlpack._FORMS[self.name]()
+        if version is not None:
+            self.form.major, self.form.minor = version
+        self.deleted: list[int] = []
+        self.form.deleter = dlpack._Deleter(self.deleted.append)
+
+    def capsule(
+        self, address: int, shape: tuple[int, ...], strides: tuple[int, ...] | None = None,
+        **fields: Any,
+    ) -> Any:  # fmt: skip
+        """Of float32 on cuda:0 unless `fields` of the DLTensor say other things."""
+        t = self.form.tensor
+        self._sizes = (ctypes.c_int64 * max(len(shape), 1))(*shape)
+        t.shape = ctypes.cast(self._sizes, ctypes.POINTER(ctypes.c_int64))
+        if strides is not None:
+            self._strides = (ctypes.c_int64 * max(len(strides), 1))(*strides)
+            t.strides = ctypes.cast(self._strides, ctypes.POINTER(ctypes.c_int64))
+        t.data, t.device_type, t.code, t.bits, t.lanes = address, dlpack.CUDA, 2, 32, 1
+        t.ndim = len(shape)
+        for field, value in fields.items():
+            setattr(t, field, value)
+        made = ctypes.pythonapi.PyCapsule_New
+        made.restype = ctypes.py_object
+        made.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+        return made(ctypes.addressof(self.form), self.name, None)
+
+
+@pytest.mark.parametrize("version", [None, (1, 0), (1, 1)])
+def test_capsules_of_all_versions_are_read(version: tuple[int, int] | None) -> None:
+    x, giver = torch.arange(12.0).cuda(), Giver(version)
+    y = torch.from_dlpack(giver.capsule(x.data_ptr(), (2, 3), (1, 2), byte_offset=8))
+    assert values(y) == [2, 4, 6, 3, 5, 7] and y.data_ptr() == x.data_ptr() + 8
+    assert not giver.deleted
+    del y
+    gc.collect()
+    assert giver.deleted == [ctypes.addressof(giver.form)]
+
+
+HOST = np.zeros(6, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("error", "shape", "strides", "fields"),
+    [
+        (ValueError, (2, 3), None, {"data": None}),
+        (ValueError, (2,), None, {"byte_offset": 3}),
+        (ValueError, (2,), None, {"data": HOST.ctypes.data}),
+        (ValueError, (1 << 40,), None, {}),
+        (ValueError, (2,), (1 << 40,), {}),
+        (ValueError, (2,), (1 << 62,), {}),
+        (ValueError, (2,), (-1,), {"byte_offset": 8}),
+        (ValueError, (-2,), None, {}),
+        (ValueError, (2,), None, {"ndim": -1}),
+        (ValueError, (1,) * 70, None, {}),
+        (ValueError, (2, 3), None, {"data": None, "device_type": 1}),
+        (ValueError, (2,), (1 << 62,), {"device_type": 1}),
+        (BufferError, (2,), None, {"bits": 1}),
+        (BufferError, (2,), None, {"code": 0, "bits": 4}),
+        (BufferError, (2,), None, {"code": 9}),
+        (BufferError, (2,), None, {"code": 6, "bits": 1, "device_type": 1}),
+        (BufferError, (2,), None, {"lanes": 4}),
+        (BufferError, (2,), None, {"device_type": 10}),
+        (RuntimeError, (2,), None, {"device_id": 99}),
+    ],
+)
+def test_capsules_on_no_memory_of_ours_are_refused(
+    error: type, shape: Any, strides: Any, fields: Any
+) -> None:
+    x = torch.arange(12.0).cuda()
+    for version in (None, (1, 0)):
+        giver = Giver(version)
+        capsule = giver.capsule(x.data_ptr(), shape, strides, **fields)
+        with pytest.raises(error):
+            torch.from_dlpack(capsule)
+
+
+def test_capsules_that_may_not_be_read_are_refused() -> None:
+    x, giver = torch.arange(12.0).cuda(), Giver((1, 0))
+    giver.form.flags = 1
+    with pytest.raises(ValueError, match="may be written"):
+        torch.from_dlpack(giver.capsule(x.data_ptr(), (2,)))
+    with pytest.raises(RuntimeError, match=r"major version 1 at most; got 2\.0"):
+        newer = Giver((2, 0))
+        torch.from_dlpack(newer.capsule(x.data_ptr(), (2,)))
+    older = Giver()
+    capsule = older.capsule(x.data_ptr(), (2,))
+    torch.from_dlpack(capsule)
+    for wrong in (capsule, 5, None):
+        with pytest.raises(RuntimeError, match="invalid capsule"):
+            torch.from_dlpack(wrong)
+    device = SimpleNamespace(__dlpack__=lambda **_: capsule, __dlpack_device__=lambda: 2)
+    with pytest.raises(TypeError, match="to give"):
+        torch.from_dlpack(device)
+
+
+def test_versions_are_asked_for_and_given() -> None:
+    x, asked = torch.arange(3.0).cuda(), []
+
+    class Knows:
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return x.__dlpack_device__()
+
+        def __dlpack__(self, **options: Any) -> Any:
+            asked.append(options)
+            return x.__dlpack__(**options)
+
+    assert torch.from_dlpack(Knows()).data_ptr() == x.data_ptr()
+    assert asked == [{"max_version": (1, 0), "stream": 1}]
+    for version, name in ((None, '"dltensor"'), ((0, 8), '"dltensor"'), ((1, 1), "_versioned")):
+        assert name in repr(x.__dlpack__(max_version=version))
+    for wrong in ("x", 5):
+        with pytest.raises(TypeError):
+            x.__dlpack__(max_version=wrong)
 
 
 def test_streams_that_dlpack_forbids() -> None:
     x = torch.ones(3, device="cuda")
-    for stream in (0, -2):
+    for stream in (0, 2, -2):
         with pytest.raises(BufferError, match="unsupported stream on CUDA"):
             x.__dlpack__(stream=stream)
     with pytest.raises(TypeError, match="stream must be"):
