@@ -295,6 +295,12 @@ _LAZY = {  # name -> (module, name in it)
     "grid_sampler_2d": ("nn.functional.sampling", "grid_sampler"),
     "grid_sampler_3d": ("nn.functional.sampling", "grid_sampler"),
     **{
+        f"fake_quantize_per_{name}_affine": (
+            "functions.fake_quantize", f"fake_quantize_per_{name}_affine"
+        )
+        for name in ("channel", "tensor")
+    },
+    **{
         f"{name}_window": ("functions.windows", f"{name}_window")
         for name in ("bartlett", "blackman", "hamming", "hann", "kaiser")
     },

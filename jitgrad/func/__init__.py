@@ -9,7 +9,11 @@ from __future__ import annotations
 from jitgrad.func.forward import jacfwd, jvp
 from jitgrad.func.mapping import vmap
 from jitgrad.func.reverse import grad, grad_and_value, hessian, jacrev, linearize, vjp
-from jitgrad.func.stateless import functional_call, stack_module_state
+from jitgrad.func.stateless import (
+    functional_call,
+    replace_all_batch_norm_modules_,
+    stack_module_state,
+)
 from jitgrad.missing import missing
 
 __getattr__ = missing(__name__)
@@ -23,6 +27,7 @@ __all__ = [
     "jacrev",
     "jvp",
     "linearize",
+    "replace_all_batch_norm_modules_",
     "stack_module_state",
     "vjp",
     "vmap",

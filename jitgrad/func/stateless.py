@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from jitgrad.functions.shape import stack
+from jitgrad.nn.batchnorm import _BatchNorm
 from jitgrad.nn.module import Module
 from jitgrad.state import bump_epoch
 from jitgrad.tensor import Tensor
@@ -173,3 +174,13 @@ def _stacked(name: str, tensors: Sequence[Tensor]) -> Tensor:
         raise RuntimeError(f"Expected {name} from each model to have the same .requires_grad")
     out: Tensor = stack([t.detach() for t in tensors])
     return out.requires_grad_() if wanted else out
+
+
+def replace_all_batch_norm_modules_(root: Module) -> Module:
+    """Takes the running statistics from every batch normalisation in root, in place, so that
+    examples of vmap can pass it: it normalises by the batch, always. Gives root."""
+    for module in root.modules():
+        if isinstance(module, _BatchNorm) and module.track_running_stats:
+            module.running_mean = module.running_var = module.num_batches_tracked = None
+            module.track_running_stats = False
+    return root
