@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from parity.compare import check, raises_alike, torch
+from parity.compare import THEIRS, check, raises_alike, torch
 
 import jitgrad
 
@@ -237,3 +237,43 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_mistakes_raise_alike(name):
     raises_alike(BAD[name], rng().standard_normal((3, 4)))
+
+
+CLASS_LOSSES = {
+    "cross_entropy": lambda F, x, y: F.cross_entropy(x, y),
+    "cross_entropy smoothed": lambda F, x, y: F.cross_entropy(x, y, label_smoothing=0.1),
+    "cross_entropy ignoring": lambda F, x, y: F.cross_entropy(x, y, ignore_index=1),
+    "cross_entropy of images": lambda F, x, y: F.cross_entropy(x[:, :, None], y[:, None]),
+    "nll_loss": lambda F, x, y: F.nll_loss(x, y),
+    "nll_loss of images": lambda F, x, y: F.nll_loss(x[:, :, None], y[:, None]),
+    "multi_margin_loss": lambda F, x, y: F.multi_margin_loss(x, y),
+    "multilabel_margin_loss": lambda F, x, y: F.multilabel_margin_loss(x, y[:, None].repeat(1, 3)),
+    "embedding": lambda F, x, y: F.embedding(y, x).sum(),
+    "one_hot": lambda F, x, y: (F.one_hot(y, 3) * x).sum(),
+    "mse_loss": lambda F, x, y: F.mse_loss(x[:, 0], y),
+    "smooth_l1_loss": lambda F, x, y: F.smooth_l1_loss(x[:, 0], y),
+    "hinge_embedding_loss": lambda F, x, y: F.hinge_embedding_loss(x[:, 0], y),
+    "binary_cross_entropy_with_logits": (
+        lambda F, x, y: F.binary_cross_entropy_with_logits(x[:, 0], y)
+    ),
+    "kl_div": lambda F, x, y: F.kl_div(x[:, 0], y, reduction="sum"),
+    "margin_ranking_loss": lambda F, x, y: F.margin_ranking_loss(x[:, 0], x[:, 1], y),
+}
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "int16", "int32", "int64", "bool"])
+@pytest.mark.parametrize("name", CLASS_LOSSES)
+def test_targets_of_other_dtypes(name, dtype):
+    """What PyTorch takes is taken, with its numbers; what it refuses is refused alike."""
+    scores = np.random.default_rng(0).standard_normal((4, 3)).astype(np.float32)
+
+    def code(lib, x):
+        y = lib.t.tensor([0, 1, 1, 0]).to(getattr(lib.t, dtype))
+        return CLASS_LOSSES[name](lib.F, x, y)
+
+    try:
+        code(THEIRS, torch.from_numpy(scores))
+    except (RuntimeError, IndexError, TypeError):
+        raises_alike(code, scores)
+    else:
+        check(code, scores, scale=10)
