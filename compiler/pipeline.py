@@ -38,6 +38,7 @@ from jitgrad.compiler.kernels import Kernel
 from jitgrad.compiler.launch_rows import assemble
 from jitgrad.compiler.lower import lower
 from jitgrad.compiler.nested import generated_of, is_nested, nest
+from jitgrad.compiler.one_gpu import gpu_of
 from jitgrad.compiler.options import Options
 from jitgrad.compiler.passes.chain import chain
 from jitgrad.compiler.passes.checks import keep_checks
@@ -215,7 +216,8 @@ def compile_cuda(
 
 def cuda_stages(graph: Graph, options: Options, target: CudaTarget) -> Stages:
     """All levels of a graph for a GPU, without one: nothing is compiled further or loaded. Raises
-    CompileError as `compile_cuda` does."""
+    CompileError as `compile_cuda` does, and where values lie on more than one GPU."""
+    gpu_of(graph)
     with graph.env.deciding_by_form():
         for p in GRAPH_PASSES:
             graph = p(graph)

@@ -15,6 +15,7 @@ from jitgrad.facts import FACTS, leaf_facts
 from jitgrad.guards import MAX_ARRAY_BYTES, admits, difference, same, short
 from jitgrad.pytree import Structure
 from jitgrad.replay_support import overlap
+from jitgrad.runtime import cuda
 from jitgrad.state import defaults, state
 from jitgrad.storage import Storage
 from jitgrad.symbols import Symbols
@@ -23,7 +24,12 @@ from jitgrad.values import is_part
 
 
 class Modes:
-    """The modes that a recorded call ran under; they are guarded."""
+    """The modes that a recorded call ran under; they are guarded.
+
+    gpu: the current GPU; None where it makes no difference (`forget_gpu`).
+    """
+
+    gpu: int | None
 
     def __init__(self) -> None:
         self.grad_enabled = state.grad_enabled
@@ -34,10 +40,17 @@ class Modes:
         self.casting = state.casting
         self.device = state.device
         self.settings = defaults.settings
+        self.gpu = cuda.device.unasked()
+
+    def forget_gpu(self) -> None:
+        """The recorded call did not ask which GPU is the current one."""
+        self.gpu = None
 
     def mismatch(self) -> str:
         """Which mode differs now; "" when none does."""
         now = Modes()
+        if self.gpu is None:
+            now.forget_gpu()
         for name in vars(self):
             if getattr(self, name) != getattr(now, name):
                 return f"{name}: {getattr(self, name)} -> {getattr(now, name)}"

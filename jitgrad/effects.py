@@ -25,6 +25,9 @@ import numpy as np
 
 from jitgrad import random as jitgrad_random
 from jitgrad.autograd import engine, hooks
+from jitgrad.backends.cuda import SDP_FLAGS
+from jitgrad.cuda import is_current_stream_capturing as is_capturing
+from jitgrad.cuda import memory, streams, synchronize
 from jitgrad.hostscalar import make_plain
 from jitgrad.reads import reads_of
 from jitgrad.runtime.userline import FOLDERS, resolved
@@ -255,7 +258,17 @@ _LIBRARY_EFFECTS: dict[CodeType, str] = {
         "reads the state of a random generator",
     ),
     set_default_dtype.__code__: "sets the default dtype",
-    **{f.__code__: f"calls {f.__name__}()" for f in THREADS},
+    **{
+        f.__code__: f"calls {f.__qualname__.replace('._', '.')}()"
+        for f in (
+            *THREADS,
+            *streams.EFFECTS,
+            *memory.EFFECTS,
+            is_capturing,
+            synchronize,
+            *SDP_FLAGS,
+        )
+    },
     hooks.register_hook.__code__: "registers a hook",
     hooks.register_post_accumulate_grad_hook.__code__: "registers a hook",
     hooks.retain_grad.__code__: "calls retain_grad()",
@@ -390,9 +403,9 @@ class Profile:
                 return
             if owner != "jitgrad" and not _is_callback(frame):
                 reason = impure_call(arg, owner)
-                if reason.startswith("calls threading."):
-                    self.threads = True
                 if reason and not _for_us(frame):
+                    if reason.startswith("calls threading."):
+                        self.threads = True
                     through = called_by_user(frame)
                     self._impure(f"calls {through}(), which {reason}" if through else reason,
                                  _line(frame))  # fmt: skip

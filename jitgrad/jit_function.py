@@ -46,6 +46,7 @@ from jitgrad.recorder import Recorder, Trace
 from jitgrad.replay import Specialisation
 from jitgrad.replay_support import MISS, overlap
 from jitgrad.runtime.buffers import free_results
+from jitgrad.runtime.cuda.device import forget_asked
 from jitgrad.runtime.errors import CompileError, FallbackWarning, MemoryLimitError
 from jitgrad.runtime.knobs import knobs
 from jitgrad.runtime.userline import warn
@@ -365,6 +366,7 @@ class JitFunction:
         )
         lifter.name_leaves(structure, args, kwargs)
         modes = Modes()
+        forget_asked()
         recorder.symbols.lend(leaves)
         result = None
         stores: list[Store] = []
@@ -373,6 +375,7 @@ class JitFunction:
             start = time.perf_counter()
             result, profile = self._run_recorded(recorder, watch, new_args, new_kwargs)
             seconds = time.perf_counter() - start
+            asks_for_gpu = forget_asked()
             plain_keys(result)
             for holder, key, value in watch.rebound():
                 recorder.rebind(holder, key, value)
@@ -422,6 +425,8 @@ class JitFunction:
             recorder.to_segments("fills a functools.cache, and has effects", "")
         if not recorder.reason and modes.mismatch():
             recorder.give_up(f"leaves a mode changed ({modes.mismatch()})")
+        if not asks_for_gpu:
+            modes.forget_gpu()
         if trace is not None and trace.cuts and not recorder.reason:
             leaf = trace.leaf = self.forest.grow(trace, recorder.symbols)
             if len(self.forest.ways(leaf.root)) > MAX_WAYS:

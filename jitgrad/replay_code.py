@@ -38,6 +38,7 @@ from jitgrad.replay_support import (
     touches,
 )
 from jitgrad.reuse import LEAST
+from jitgrad.runtime.cuda.device import unasked
 from jitgrad.runtime.errors import CompileError
 from jitgrad.sizes import has_sizes
 from jitgrad.sources import (
@@ -315,6 +316,8 @@ class Writer:
             f"or modes['casting'] {casting} or modes['device'] != {modes.device!r} "
             f"or (defaults.settings is not {settings} and defaults.settings != {settings})"
         )
+        if modes.gpu is not None:
+            self.miss_if(f"{self.constant(unasked)}() != {modes.gpu}")
 
     def _state(self) -> None:
         self._keys()

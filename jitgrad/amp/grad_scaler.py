@@ -32,6 +32,11 @@ _used: weakref.WeakSet[GradScaler] = weakref.WeakSet()
 function changes of those would be seen as an effect."""
 
 
+def _any(found: list[Tensor]) -> Tensor:
+    """The sum of 0-d tensors, on the first one's device."""
+    return sum((x.to(found[0].device) for x in found[1:]), found[0])
+
+
 class GradScaler:
     """scale(loss).backward(); step(optimizer); update().
 
@@ -104,7 +109,7 @@ class GradScaler:
     def _unscale_grads(self, optimizer: Any) -> Tensor | None:
         """1.0 where a gradient is not finite, else 0.0; None where there are no gradients."""
         inverse = self._scale.to(dtypes.float64).reciprocal().to(dtypes.float32)
-        found: Tensor | None = None
+        found: dict[str, Tensor] = {}  # for each device
         for group in optimizer.param_groups:
             for p in group["params"]:
                 if p.grad is None:
@@ -116,9 +121,10 @@ class GradScaler:
                         f"parameters in float32 (one is {p.dtype} {tuple(p.shape)})"
                     )
                 bad = grad.isfinite().logical_not().any()
-                found = bad if found is None else found.logical_or(bad)
+                here = found.get(grad.device)
+                found[grad.device] = bad if here is None else here.logical_or(bad)
                 grad.mul_(inverse)
-        return None if found is None else found.to(dtypes.float32)
+        return _any([x.to(dtypes.float32) for x in found.values()]) if found else None
 
     def step(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         """optimizer.step(*args, **kwargs) on unscaled gradients, unless one is inf or NaN. Returns
@@ -168,7 +174,7 @@ class GradScaler:
             found = [f for _, f in self._per_optimizer_states.values() if f is not None]
             if not found:
                 raise AssertionError("No inf checks were recorded prior to update.")
-            self._adapt(sum(found[1:], found[0]) != 0)
+            self._adapt(_any(found) != 0)
         self._per_optimizer_states.clear()
 
     def _adapt(self, skipped: Tensor) -> None:

@@ -103,6 +103,12 @@ def enable_cudnn_sdp(enabled: bool) -> None:
     _choices.cudnn = bool(enabled)
 
 
+SDP_FLAGS = (
+    flash_sdp_enabled, math_sdp_enabled, mem_efficient_sdp_enabled, cudnn_sdp_enabled
+)  # fmt: skip
+"""What tells a flag, which may be another one at the next call."""
+
+
 def is_flash_attention_available() -> bool:
     """Whether there is a flash attention for CUDA."""
     return False

@@ -95,10 +95,13 @@ def init() -> None:
 
 
 def synchronize(device: Any = None) -> None:
-    """Waits for all work on a device. Raises RuntimeError where there is none."""
+    """Waits for all work on a device. Raises RuntimeError where there is none, and while work on it
+    is captured."""
     _runtime.device.require("cuda.synchronize")
     if is_initialized():
-        _runtime.device.device(_index_of(device), "cuda.synchronize").synchronize()
+        there = _runtime.device.device(_index_of(device), "cuda.synchronize")
+        _runtime.capture.refuse_wait(there.index, "cuda.synchronize")
+        there.synchronize()
 
 
 def ipc_collect() -> None:

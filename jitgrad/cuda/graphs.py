@@ -85,6 +85,7 @@ class graph:
         self.capture_error_mode = capture_error_mode
 
     def __enter__(self) -> None:
+        cuda.capture.refuse_second(self.capture_stream.device_index)
         gc.collect()  # what dies must not die within the capture
         cuda.device.device(self.capture_stream.device_index).synchronize()
         self.capture_stream.__enter__()
@@ -94,9 +95,12 @@ class graph:
             self.capture_stream.__exit__()
             raise
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, kind: Any, *_: Any) -> None:
         try:
             self.cuda_graph.capture_end()
+        except cuda.driver.CudaError:
+            if kind is None:  # else the block's own error says more
+                raise
         finally:
             self.capture_stream.__exit__()
 

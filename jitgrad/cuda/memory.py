@@ -60,9 +60,11 @@ memory_cached, max_memory_cached = memory_reserved, max_memory_reserved
 
 
 def empty_cache() -> None:
-    """Gives memory that no tensor uses back to the driver."""
+    """Gives memory that no tensor uses back to the driver. Raises RuntimeError while work is
+    captured."""
     if cuda.device.initialized():
         for index in range(cuda.device.count()):
+            cuda.capture.refuse_wait(index, "cuda.empty_cache")
             cuda.device.device(index).allocator.release_cached()
 
 
@@ -127,3 +129,11 @@ def set_per_process_memory_fraction(fraction: float, device: Any = None) -> None
         raise ValueError(f"Invalid fraction value: {fraction}. Allowed range: 0~1")
     there = cuda.device.device(index_of(device), "cuda.set_per_process_memory_fraction")
     there.allocator.limit = int(there.properties.total_memory * fraction)
+
+
+EFFECTS: tuple[Any, ...] = (
+    memory_allocated, empty_cache, reset_peak_memory_stats, reset_accumulated_memory_stats,
+    memory_stats, memory_snapshot, memory_summary, mem_get_info, set_per_process_memory_fraction,
+)  # fmt: skip
+"""What changes the allocator, or tells what is not so at each call (memory_allocated stands for all
+figures, whose code is one)."""

@@ -12,6 +12,7 @@ from typing import Any
 from jitgrad.cuda.memory import index_of
 from jitgrad.device import device as Device
 from jitgrad.runtime import cuda
+from jitgrad.runtime.userline import with_line
 
 
 class Stream:
@@ -45,12 +46,19 @@ class Stream:
         return self.cuda_stream
 
     def synchronize(self) -> None:
-        """Waits for all work on the stream."""
+        """Waits for all work on the stream. Raises RuntimeError while work is captured."""
+        self._expect_no_capture("Stream.synchronize")
         self._driver.synchronize_stream(self.device_index, self.cuda_stream)
 
     def query(self) -> bool:
-        """Whether all work on the stream is done."""
+        """Whether all work on the stream is done. Raises RuntimeError while work is captured."""
+        self._expect_no_capture("Stream.query")
         return self._driver.stream_done(self.device_index, self.cuda_stream)
+
+    def _expect_no_capture(self, what: str) -> None:
+        graph = cuda.capture.current(self.device_index)
+        if graph is not None and graph.stream == self.cuda_stream:
+            cuda.capture.refuse_wait(self.device_index, what)
 
     def wait_event(self, event: Event) -> None:
         """What comes on this stream later waits for the event."""
@@ -67,12 +75,12 @@ class Stream:
         return event
 
     def __enter__(self) -> Stream:
-        self._before = cuda.device.current_stream(self.device_index)
-        cuda.device.set_stream(self.device_index, self.cuda_stream)
+        cuda.capture.refuse_stream(self.device_index, self.cuda_stream)
+        cuda.device.enter_stream(self.device_index, self.cuda_stream)
         return self
 
     def __exit__(self, *_: Any) -> None:
-        cuda.device.set_stream(self.device_index, self._before)
+        cuda.device.leave_stream(self.device_index)
 
     def __eq__(self, other: object) -> bool:
         mine = (self.device_index, self.cuda_stream)
@@ -101,6 +109,7 @@ class Event:
         cuda.device.require("cuda.Event")
         self._timing = enable_timing
         self._event: int | None = None
+        self._graph: cuda.capture.Capture | None = None  # in which the mark is
         self.device_index = -1
 
     @property
@@ -121,16 +130,43 @@ class Event:
         )
 
     def record(self, stream: Stream | None = None) -> None:
-        """Marks the end of a stream's work (the current stream's if None)."""
+        """Marks the end of a stream's work (the current stream's if None). Raises RuntimeError for
+        another device's stream than before."""
         stream = current_stream() if stream is None else stream
         there = cuda.device.device(stream.device_index)
+        if self._event is not None and self.device_index != stream.device_index:
+            raise RuntimeError(
+                f"[cuda.Event.record] Event device cuda:{self.device_index} does not match "
+                f"recording stream's device cuda:{stream.device_index}; make an event for each"
+            )
         if self._event is None:
             self.device_index = stream.device_index
             self._event = there.driver.new_event(self.device_index, self._timing)
         there.driver.record(self.device_index, self._event, stream.cuda_stream)
+        graph = cuda.capture.current(self.device_index)
+        self._graph = graph if graph is not None and graph.stream == stream.cuda_stream else None
+
+    def _expect_no_capture(self, what: str) -> None:
+        """The mark is not in a graph: there it is passed at each replay, of which nobody tells."""
+        if self._graph is not None:
+            raise with_line(
+                RuntimeError(
+                    f"[cuda.{what}] expected an event that was recorded outside of a capture "
+                    "(cuda.graph): captured work runs when the graph is replayed"
+                )
+            )
 
     def _wait(self, stream: Stream) -> None:
         if self._event is not None:
+            graph = cuda.capture.current(stream.device_index)
+            inside = graph is not None and graph.stream == stream.cuda_stream
+            if inside and self._graph is graph:
+                return  # the work of one stream is done in order
+            self._expect_no_capture("Event.wait")
+            if inside:
+                cuda.capture.refuse(
+                    stream.device_index, "a wait for an event of other work", "wait before"
+                )
             driver = cuda.device.device(stream.device_index).driver
             driver.wait(stream.device_index, stream.cuda_stream, self._event)
 
@@ -140,6 +176,7 @@ class Event:
 
     def query(self) -> bool:
         """Whether the work before the mark is done."""
+        self._expect_no_capture("Event.query")
         if self._event is None:
             return True
         driver = cuda.device.device(self.device_index).driver
@@ -147,16 +184,24 @@ class Event:
 
     def synchronize(self) -> None:
         """Waits for the work before the mark."""
+        self._expect_no_capture("Event.synchronize")
         if self._event is not None:
             driver = cuda.device.device(self.device_index).driver
             driver.synchronize_event(self.device_index, self._event)
 
     def elapsed_time(self, end_event: Event) -> float:
         """Milliseconds from this event to another. Raises RuntimeError where one has no time."""
+        for event in (self, end_event):
+            event._expect_no_capture("Event.elapsed_time")
         if self._event is None or end_event._event is None:
             raise RuntimeError("Both events must be recorded before calculating elapsed time.")
         if not (self._timing and end_event._timing):
             raise RuntimeError("Both events must be created with argument 'enable_timing=True'.")
+        if self.device_index != end_event.device_index:
+            raise RuntimeError(
+                f"[cuda.Event.elapsed_time] expected events of one device; got cuda:"
+                f"{self.device_index} and cuda:{end_event.device_index}"
+            )
         driver = cuda.device.device(self.device_index).driver
         return driver.elapsed(self.device_index, self._event, end_event._event)
 
@@ -176,12 +221,14 @@ def default_stream(device: Any = None) -> Stream:
 
 
 def set_stream(stream: Stream) -> None:
-    """This thread's work on the stream's device goes to it from here on."""
+    """This thread's work goes to the stream from here on; its device becomes the current one."""
+    cuda.capture.refuse_stream(stream.device_index, stream.cuda_stream)
+    cuda.device.set_current(stream.device_index)
     cuda.device.set_stream(stream.device_index, stream.cuda_stream)
 
 
 class StreamContext:
-    """Within it, work goes to a stream; None changes nothing."""
+    """Within it, work goes to a stream, and its device is the current one; None changes nothing."""
 
     def __init__(self, stream: Stream | None) -> None:
         self.stream = stream
@@ -196,5 +243,13 @@ class StreamContext:
 
 
 def stream(stream: Any) -> StreamContext:
-    """A context within which work goes to a stream; None changes nothing."""
+    """A context within which work goes to a stream, and its device is the current one; None changes
+    nothing."""
     return StreamContext(stream)
+
+
+EFFECTS: tuple[Any, ...] = (
+    Stream.synchronize, Stream.query, Event.record, Event._wait, Event.query, Event.synchronize,
+    Event.elapsed_time, current_stream, set_stream,
+)  # fmt: skip
+"""What waits, marks, or tells what is not so at each call: compiled code does none of it."""

@@ -15,6 +15,7 @@ import numpy as np
 
 from jitgrad.compiler.codegen.cuda.target import target_of_device
 from jitgrad.compiler.ir import Graph, Input, Node, Value, Write
+from jitgrad.compiler.one_gpu import gpu_of
 from jitgrad.compiler.options import Options
 from jitgrad.compiler.types import TensorType
 from jitgrad.dispatch import plans
@@ -32,12 +33,10 @@ def index_of(device: str) -> int:
 
 
 def graph_device(graph: Graph) -> int | None:
-    """The number of the GPU that a graph computes on: that of a value on one; None for the CPU."""
-    values = [item.value for item in graph.inputs]
-    for v in [*values, *(v for n in graph.nodes for v in n.outputs)]:
-        if v.type.device != "cpu":
-            return index_of(v.type.device)
-    return None
+    """The number of the GPU that a graph computes on; None for the CPU. Raises CompileError where
+    its values lie on more than one."""
+    found = gpu_of(graph)
+    return None if found is None else index_of(found)
 
 
 def compile_for(graph: Graph, index: int, options: Options) -> Any:

@@ -341,6 +341,7 @@ class Optimizer(StateDict):
         compiled function)."""
         before = {key: value.clone() for key, value in state.items() if isinstance(value, Tensor)}
         old = p.clone()
+        skip = skip.to(p.device)
         self.update(p, grad, state, h)
         p.copy_(where(skip, old, p))
         for key, value in before.items():

@@ -391,7 +391,7 @@ class Allocator:
         self._waiting = kept
 
     def _wait(self) -> None:
-        while self._waiting:
+        while self._waiting and not self._diverted:  # captured work must not be waited for
             event, block = self._waiting.popleft()
             self.driver.synchronize_event(self.device, event)
             self._passed(event, block)
@@ -409,6 +409,8 @@ class Allocator:
             self._release_cached()
 
     def _release_cached(self) -> None:
+        if self._diverted:  # captured work must not be waited for
+            return
         if self._spaces:
             self.driver.synchronize(self.device)  # work that comes before must not lose its pages
         for segment in list(self._segments.values()):
@@ -466,6 +468,8 @@ class Allocator:
         used = self.counts["allocated_bytes"].current
         reserved = self.counts["reserved_bytes"].current
         wanted = f" for {tag}" if tag else ""
+        if self._diverted:
+            wanted += ", while work is captured (cuda.graph), when no cached memory is given back"
         limit = "" if self.limit is None else f" (limited to {_bytes(self.limit)})"
         held = "".join(f"\n  {_bytes(n):>10}  {tag}" for tag, n in self.holders())
         return (

@@ -269,6 +269,10 @@ def to_peer(x: DeviceArray, device: devices.Device, into: DeviceArray | None = N
     made = new(x.shape, x.dtype, device) if into is None else into
     if x.size:
         source, driver = device_of(x), device.driver
+        for end in (source, device):
+            capture.refuse(
+                end.index, "a copy between devices", "a graph has the work of one device"
+            )
         mine, theirs = (devices.current_stream(d.index) for d in (source, device))
         _after(source.index, mine, device.index, theirs, driver)
         driver.copy_peer(

@@ -18,6 +18,7 @@ from jitgrad.runtime import abi
 from jitgrad.runtime.buffers import address
 from jitgrad.runtime.cuda import device as devices
 from jitgrad.runtime.cuda.driver import CudaError
+from jitgrad.runtime.userline import with_line
 
 _pools = itertools.count(1)
 
@@ -33,9 +34,27 @@ def current(index: int) -> Capture | None:
 
 
 def refuse(index: int, what: str, why: str) -> None:
-    """Raises RuntimeError while work on the device is captured."""
+    """Raises RuntimeError, with the user's line, while work on the device is captured."""
     if devices.captures() and current(index) is not None:
-        raise RuntimeError(f"[cuda.graph] expected work that can be captured; got {what}: {why}")
+        text = f"[cuda.graph] expected work that can be captured; got {what}: {why}"
+        raise with_line(RuntimeError(text))
+
+
+def refuse_wait(index: int, what: str) -> None:
+    """`refuse`, of what waits for the device's work, or asks whether it is done."""
+    refuse(index, what, "captured work runs when the graph is replayed, not before")
+
+
+def refuse_stream(index: int, stream: int) -> None:
+    """`refuse`, of work on another stream of the device than the one that is captured."""
+    graph = current(index) if devices.captures() else None
+    if graph is not None and graph.stream != stream:
+        refuse(index, "work on another stream", "a graph has the work of one stream")
+
+
+def refuse_second(index: int) -> None:
+    """`refuse`, of another capture."""
+    refuse(index, "another capture", "there is one capture at a time on a device")
 
 
 class Capture:
@@ -53,8 +72,7 @@ class Capture:
                 "CUDA graphs must be captured on a non-default stream. (However, after capture, "
                 "it's ok to replay them on the default stream.)"
             )
-        if current(device.index) is not None:
-            raise RuntimeError("[cuda.graph] expected one capture at a time on a device; got two")
+        refuse_second(device.index)
         self.device, self.stream = device, stream
         self.pool = new_pool() if pool is None else pool
         self.handle: int | None = None
@@ -81,6 +99,8 @@ class Capture:
             self.handle = device.driver.end_capture(device.index, self.stream)
         finally:
             device.allocator.divert(self.stream, None)
+            if self.handle is None:  # the driver has given the capture up
+                self._let_go()
 
     def write_now(self, to: int, host: int, nbytes: int) -> None:
         """Copies host memory into the graph's at once; waits for it."""
@@ -110,11 +130,14 @@ class Capture:
         if self.handle is not None:
             self.device.synchronize()
             self.device.driver.release_graph(self.device.index, self.handle)
-            self.device.release_stream(self.side)
             self.handle = None
-            self.held.clear()
-            self.cells.clear()
-            self.device.allocator.release_pool(self.pool)
+            self._let_go()
+
+    def _let_go(self) -> None:
+        self.device.release_stream(self.side)
+        self.held.clear()
+        self.cells.clear()
+        self.device.allocator.release_pool(self.pool)
 
     def __del__(self) -> None:
         with suppress(Exception):  # the interpreter is going down, or the driver was changed

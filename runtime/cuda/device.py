@@ -99,10 +99,15 @@ class Device:
 
 
 class _Thread(threading.local):
+    """asked: whether somebody asked which device is the current one, or set it. outer: for each
+    `enter_stream` the device and its stream, and the entered device's stream, that were current."""
+
     device = 0
+    asked = False
 
     def __init__(self) -> None:
         self.streams: dict[int, int] = {}
+        self.outer: list[tuple[int, int, int]] = []
         self.captures: dict[int, Any] = {}
 
 
@@ -137,7 +142,7 @@ def use_driver(new: Driver | None, reason: str = "") -> None:
         _driver, _reason, _looked = new, reason, True
         _devices.clear()
         _local.device = 0
-        _local.streams, _local.captures = {}, {}
+        _local.streams, _local.captures, _local.outer = {}, {}, []
     for forget in _watchers:
         forget()
 
@@ -173,11 +178,11 @@ def require(what: str) -> Driver:
 
 def device(index: int | None = None, what: str = "cuda") -> Device:
     """The device of a number (None: the current one). Raises RuntimeError where there is none."""
-    found = _devices.get(_local.device if index is None else index)
+    number = current() if index is None else index
+    found = _devices.get(number)
     if found is not None:
         return found
     here = require(what)
-    number = _local.device if index is None else index
     if not 0 <= number < here.device_count():
         raise RuntimeError(
             f"[{what}] expected a device below {here.device_count()}; got cuda:{number} (CUDA "
@@ -189,12 +194,24 @@ def device(index: int | None = None, what: str = "cuda") -> Device:
 
 def current() -> int:
     """The number of the thread's current device."""
+    _local.asked = True
     return _local.device
+
+
+def unasked() -> int:
+    """`current`, for who does not ask for the user's code (a guard)."""
+    return _local.device
+
+
+def forget_asked() -> bool:
+    """Whether the current device was asked for, or set, in this thread since this was called."""
+    asked, _local.asked = _local.asked, False
+    return asked
 
 
 def set_current(index: int) -> None:
     device(index)
-    _local.device = index
+    _local.asked, _local.device = True, index
 
 
 def captures() -> dict[int, Any]:
@@ -216,6 +233,23 @@ def set_stream(index: int, stream: int) -> None:
     _local.streams[index] = stream
 
 
+def enter_stream(index: int, stream: int) -> None:
+    """Work of this thread goes to a stream of a device, which is the current one, until
+    `leave_stream`; what was entered last is left first."""
+    before = current()
+    _local.outer.append((before, current_stream(before), current_stream(index)))
+    set_current(index)
+    set_stream(index, stream)
+
+
+def leave_stream(index: int) -> None:
+    """The devices and streams are current that were when `enter_stream` was called."""
+    before, mine, theirs = _local.outer.pop()
+    set_stream(index, theirs)
+    set_stream(before, mine)
+    set_current(before)
+
+
 @contextmanager
 def on_stream(index: int, stream: int) -> Iterator[None]:
     """Work of this thread on the device goes to a stream."""
@@ -229,6 +263,6 @@ def on_stream(index: int, stream: int) -> Iterator[None]:
 
 __all__ = [
     "CudaError", "Device", "captures", "count", "current", "current_stream", "device", "driver",
-    "initialized", "on_stream", "reason", "require", "set_current", "set_stream", "use_driver",
-    "watch",
+    "enter_stream", "forget_asked", "initialized", "leave_stream", "on_stream", "reason", "require",
+    "set_current", "set_stream", "unasked", "use_driver", "watch",
 ]  # fmt: skip

@@ -3,7 +3,8 @@
 Work is done at once, unless `lazy`: then each stream keeps what it was given in order, until it is
 synchronised or waited for, as a GPU that is slow would. `launches`, `waits` and `peer_copies` are
 counts. `capacity` bytes can be allocated. With `memory=False` addresses have nothing behind them
-(for the allocator's tests). Virtual memory has pages of `page` bytes (0: there is none).
+(for the allocator's tests). Virtual memory has pages of `page` bytes (0: there is none). Launches
+and copies that name another device's memory or stream are refused.
 """
 
 from __future__ import annotations
@@ -142,6 +143,14 @@ class SimulatedDriver:
         if (address | nbytes) % self.page:
             raise CudaError(f"[cuda] {nbytes} bytes at {address:#x} are not whole pages")
 
+    def _expect_own(self, device: int, stream: int, *addresses: int) -> None:
+        """Raises CudaError where a stream, or memory at an address, is another device's."""
+        if self._stream_device.get(stream, device) != device:
+            raise CudaError(f"[cuda] stream {stream} is not of device {device}")
+        for at in addresses if self.devices > 1 else ():
+            if self.device_of(at) not in (None, device):
+                raise CudaError(f"[cuda] the memory at {at:#x} is not of device {device}")
+
     def _do(self, stream: int, work: Callable[[], object]) -> None:
         if stream in self._noted:
             self._noted[stream].append(work)
@@ -157,6 +166,7 @@ class SimulatedDriver:
         self._queues.setdefault(stream, deque()).append(one)
 
     def copy_in(self, device: int, to: int, host: int, nbytes: int, stream: int) -> None:
+        self._expect_own(device, stream, to)
         if stream in self._noted and not self._is_pinned(host, nbytes):
             raise CudaError(f"[cuda] stream {stream} is captured: host memory must be pinned")
         if self._is_pinned(host, nbytes):  # it is read when its turn comes
@@ -168,9 +178,11 @@ class SimulatedDriver:
             ctypes.memmove(to, host, nbytes)
 
     def copy_out(self, device: int, host: int, of: int, nbytes: int, stream: int) -> None:
+        self._expect_own(device, stream, of)
         self._do(stream, lambda: ctypes.memmove(host, of, nbytes))
 
     def copy_within(self, device: int, to: int, of: int, nbytes: int, stream: int) -> None:
+        self._expect_own(device, stream, to, of)
         if to != of and abs(to - of) < nbytes:
             raise CudaError(f"[cuda] {nbytes} bytes at {to:#x} and at {of:#x} overlap")
         self._do(stream, lambda: ctypes.memmove(to, of, nbytes))
@@ -190,6 +202,7 @@ class SimulatedDriver:
         return self._mapped.get(address & -self.page) if self.page else None
 
     def fill(self, device: int, to: int, byte: int, nbytes: int, stream: int) -> None:
+        self._expect_own(device, stream, to)
         self._do(stream, lambda: ctypes.memset(to, byte, nbytes))
 
     def pin(self, address: int, nbytes: int) -> None:
@@ -257,6 +270,7 @@ class SimulatedDriver:
             self._released.add(event)
 
     def record(self, device: int, event: int, stream: int) -> None:
+        self._expect_own(device, stream)
         self._recorded[event] = (False, 0.0)
 
         def done() -> None:
@@ -296,6 +310,7 @@ class SimulatedDriver:
         self, device: int, function: Any, grid: int, block: int, stream: int,
         args: Sequence[tuple[str, int]],
     ) -> None:  # fmt: skip
+        self._expect_own(device, stream, *[word for kind, word in args if kind[0] == "*"])
         self.launches += stream not in self._noted
         values = [self._argument(kind, word) for kind, word in args]
         self._do(stream, lambda: function[grid, block](*values))
