@@ -22,7 +22,7 @@ from jitgrad.functions.shape import as_strided, laid_as, view_dtype
 from jitgrad.hostscalar import HostScalar
 from jitgrad.levels import draw_for_examples, examples_like
 from jitgrad.outside import export
-from jitgrad.promotion import cast, check_number, expect_fits, plain_number, promote_types
+from jitgrad.promotion import cast, check_number, expect_fits, plain_number, promote_types, stored
 from jitgrad.random import Generator, next_draw
 from jitgrad.runtime import dlpack, dtypes, formats
 from jitgrad.runtime.dtypes import Category, DType
@@ -429,7 +429,8 @@ def full(
         out = cast(fill_value, dtype or fill_value.dtype)
         return _finish(out.expand(shape).clone().detach(), requires_grad, device)
     if isinstance(fill_value, HostScalar):
-        out = cast(fill_value.lift(), dtype or defaults.dtype)
+        wanted = _expect_dtype("full", dtype or defaults.dtype)
+        out = stored(fill_value, wanted)
         return _finish(out.expand(shape).clone(), requires_grad, device)
     wanted = _expect_dtype("full", dtype or _python_dtype(fill_value))
     expect_fits(fill_value, wanted)

@@ -107,11 +107,15 @@ _constants: dict[Any, Tensor] = {}
 
 
 def check_number(value: Any, dtype: DType) -> None:
-    """Raises RuntimeError for an integer that the dtype cannot hold."""
+    """Raises RuntimeError for a number that the integer dtype cannot hold. Of a lifted number, the
+    recorded function depends on its being in range."""
     if dtype.category is not Category.INT or isinstance(value, bool):
         return
+    floating = isinstance(value.value if is_lifted(value) else value, float)
+    if is_lifted(value) and not floating and dtype.bits == 64:
+        return  # of a tensor's element
     low = -(2 ** (dtype.bits - 1)) if dtype.signed else -(2**dtype.bits) + 1
-    if isinstance(value, float) and not dtype.signed:  # of these, ints below 0 wrap
+    if floating and not dtype.signed:  # of these, ints below 0 wrap
         low = 0
     high = 2 ** (dtype.bits - 1) - 1 if dtype.signed else 2**dtype.bits - 1
     if value != value or not low <= value <= high:
@@ -161,8 +165,10 @@ def expect_fits(value: Any, dtype: DType, halves: bool = True) -> None:
     and bfloat16 count; not where PyTorch assigns (x[0] = value, where)."""
     _expect_64_bits(value)
     kind = dtype.category
-    if kind is Category.BOOL or is_lifted(value) or isinstance(value, Sym):
+    if kind is Category.BOOL or isinstance(value, Sym):
         return
+    if is_lifted(value) and (kind is Category.INT or value.seen or dtype.bits == 64):
+        return  # `constant` asks for ints; what item() gave is not looked at for this
     if kind is Category.INT:
         if isinstance(value, float):
             check_number(value, dtype)
@@ -190,6 +196,7 @@ def stored(value: Any, dtype: DType, halves: bool = True) -> Tensor:
 def constant(value: Any, dtype: DType) -> Tensor:
     """A Python number (or lifted host number) as a 0-d tensor of `dtype`."""
     if isinstance(value, HostScalar):
+        check_number(value, dtype)
         return cast(value.lift(), dtype)
     if isinstance(value, Sym):
         if dtype.is_floating_point or (

@@ -188,6 +188,40 @@ def test_whether_a_float_is_zero_is_guarded() -> None:
     assert fast.explain_last_miss() == "0: s: not zero -> 0.0"
 
 
+def _assigned(x: Any, s: Any) -> Any:
+    out = jg.zeros_like(x, dtype=jg.uint8)
+    out[:] = s
+    return out
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        _assigned,
+        lambda x, s: jg.full((2,), s, dtype=jg.int8),
+        lambda x, s: x.short().fill_(s),
+        lambda x, s: x.int().masked_fill(x > 1, s),
+        lambda x, s: x.clone().fill_(s),
+        lambda x, s: jg.full((2,), s),
+        lambda x, s: x.clamp(min=s),
+        lambda x, s: x.add(x, alpha=s),
+    ],
+)
+def test_a_float_that_a_dtype_does_not_hold_is_refused(function: Any) -> None:
+    """In a call of compiled code, too; which holds for all numbers in range."""
+    fast = run(function, [(0.5,), (2.0,), (0.75,), (7.0,)])
+    traces = fast.stats.traces
+    for wrong in (1e60, -1e60):
+        with pytest.raises(RuntimeError, match="without overflow") as expected:
+            function(X, wrong)
+        with pytest.raises(RuntimeError, match="without overflow") as found:
+            fast(X, wrong)
+        assert str(found.value).split(" (at")[0] == str(expected.value).split(" (at")[0]
+    np.testing.assert_array_equal(fast(X, 3.0).numpy(), function(X, 3.0).numpy())
+    assert fast.stats.traces == traces + 2
+    assert fast.stats.hits >= 3
+
+
 @pytest.mark.parametrize("values", [(1, 2), (True, False), ("a", "bb"), (None, 3), (1, True)])
 def test_others_are_guarded_by_value(values: tuple[Any, Any]) -> None:
     def f(x: Any, v: Any) -> Any:
