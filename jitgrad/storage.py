@@ -17,6 +17,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from jitgrad import gpu
 from jitgrad.compiler.types import TensorType
+from jitgrad.device import place
 from jitgrad.outside import export
 from jitgrad.runtime import cuda
 from jitgrad.runtime.dtypes import DType, uint8
@@ -225,6 +226,14 @@ class Storage:
         if not self.is_cuda:
             return self
         return Storage(self._on_host("cpu"), TensorType(self.type.shape, self.type.dtype))
+
+    def cuda(self, device: Any = None) -> Storage:
+        """This storage; a copy where it is not on that GPU (the current one if None)."""
+        where = place("cuda" if device is None else device, "cuda")
+        if where == self.type.device:
+            return self
+        moved = gpu.kernels.moved(self._bytes("cuda"), where)
+        return Storage(moved, TensorType(self.type.shape, self.type.dtype, where))
 
     @property
     def is_cuda(self) -> bool:

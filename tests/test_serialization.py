@@ -175,10 +175,14 @@ def test_safetensors(tmp_path):
 
 
 def test_map_location():
-    for rule in (None, "cpu", t.device("cpu"), {"cuda:0": "cpu"}, lambda storage, where: where):
+    for rule in (None, "cpu", t.device("cpu"), {"cuda:0": "cpu"}, lambda storage, where: storage):
         assert rounded(t.ones(1), map_location=rule).tolist() == [1]
     with pytest.raises(RuntimeError, match="expected a CUDA device"):
         rounded(t.ones(1), map_location="cuda")
+    with pytest.raises(TypeError, match="gives a storage"):
+        rounded(t.ones(1), map_location=lambda storage, where: "cpu")
+    with pytest.raises(KeyError, match="the user's"):
+        rounded(t.ones(1), map_location=lambda storage, where: {}["the user's"])
 
 
 def test_files_that_are_none(tmp_path):

@@ -19,7 +19,7 @@ from typing import IO, Any
 
 from jitgrad.creation import placed
 from jitgrad.serialization import archive, pickled
-from jitgrad.serialization.memory import Location, Memory
+from jitgrad.serialization.memory import Location, Memory, RuleError
 from jitgrad.serialization.safe import read_safetensors, safetensors_bytes
 from jitgrad.tensor import Tensor, wrap_array
 
@@ -66,8 +66,10 @@ def load(
 ) -> Any:
     """Reads what `save` wrote; or a PyTorch file (`.pt`, `.pth`, new or legacy); or safetensors.
 
-    map_location: "cpu", a device, a dict or a callable, as PyTorch takes them; needed for files
-    whose tensors were on a GPU. mmap: tensors stay on the file, read when used and never written
+    map_location: "cpu", a device, a dict from stored devices to others, or a function of a storage
+    and its stored device that gives a storage (whose device counts) or None (the stored device);
+    needed for PyTorch's files whose tensors were on a GPU: without it, tensors of `save` come to
+    the CPU. mmap: tensors stay on the file, read when used and never written
     back (paths only). weights_only has no effect: never is anything in a file executed. A PyTorch
     file that asks for anything but tensors and plain containers raises pickle.UnpicklingError,
     which names it; `add_safe_globals` allows classes of your own.
@@ -76,19 +78,27 @@ def load(
     """
     if isinstance(f, (str, os.PathLike)):
         with Path(f).open("rb") as stream:
-            return _load(stream, os.fspath(f), map_location, bool(mmap))
+            return _load(stream, Memory(Location(map_location), os.fspath(f), bool(mmap)))
     if mmap:
         raise ValueError("[load] expected a path with mmap=True; got a file object")
-    return _load(f, getattr(f, "name", "the file object"), map_location, False)
+    return _load(f, Memory(Location(map_location), getattr(f, "name", "the file object"), False))
 
 
-def _load(stream: IO[bytes], name: str, map_location: Any, mmap: bool) -> Any:
+def _load(stream: IO[bytes], memory: Memory) -> Any:
+    try:
+        return _read(stream, memory)
+    except RuleError as error:
+        assert error.__cause__ is not None
+        raise error.__cause__ from None
+
+
+def _read(stream: IO[bytes], memory: Memory) -> Any:
+    name = memory.name
     start = stream.tell()
     head = stream.read(9)
     stream.seek(start)
     if not head:
         raise EOFError(f"[load] expected a saved file; {name} is empty")
-    memory = Memory(Location(map_location), name, mmap)
     if head.startswith(b"PK"):
         try:
             with zipfile.ZipFile(stream) as file:
@@ -124,9 +134,8 @@ def load_safetensors(filename: str | os.PathLike[str], device: Any = "cpu") -> d
 
 
 def _safetensors(data: bytes, name: str, location: Location) -> dict[str, Tensor]:
-    device = location.of("cpu")
     return {
-        key: placed(wrap_array(array), device)
+        key: placed(wrap_array(array), location.of("cpu", array))
         for key, array in read_safetensors(bytearray(data), name).items()
     }
 

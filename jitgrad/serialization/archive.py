@@ -150,7 +150,7 @@ class _Writer:
         entry = {
             "class": kind if kind in _CLASSES else "Tensor", "storage": key, "dtype": x.dtype.name,
             "offset": offset, "shape": list(data.shape), "strides": strides,
-            "requires_grad": bool(x.requires_grad),
+            "requires_grad": bool(x.requires_grad), "device": x._type.device,
         }  # fmt: skip
         if isinstance(x, Buffer):
             entry["persistent"] = x.persistent
@@ -221,6 +221,8 @@ class _Reader:
 
     def _tensor(self, entry: dict[str, Any]) -> Tensor:
         flat, dtype = self._flat(entry)
+        if self.memory.location.rule is not None:  # without one all come to the CPU
+            self.memory.expect(entry["storage"], entry.get("device", "cpu"))
         made = self.memory.tensor(
             entry["storage"], flat, dtype, entry["offset"], entry["shape"], entry["strides"]
         )

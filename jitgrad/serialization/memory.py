@@ -21,10 +21,15 @@ from jitgrad.device import place
 from jitgrad.functions.shape import as_strided
 from jitgrad.runtime import cuda
 from jitgrad.runtime.dtypes import DType
+from jitgrad.storage import Storage, TypedStorage
 from jitgrad.tensor import Tensor, wrap_array
 
 _MOST_REPEATED = 2**31  # elements that a tensor may have beyond those of its storage
 _LOCAL_HEADER = 30  # bytes of a zip member's header before its name
+
+
+class RuleError(Exception):
+    """Raised from what a user's `map_location` raised, which says nothing of the file."""
 
 
 class Location:
@@ -35,14 +40,13 @@ class Location:
         if isinstance(rule, str):
             place(rule)
 
-    def of(self, stored: str) -> str:
-        """The device that memory stored from this one comes to."""
+    def of(self, stored: str, flat: np.ndarray[Any, Any]) -> str:
+        """The device that memory stored from this one comes to; `flat` are its elements."""
         rule = self.rule
         if isinstance(rule, dict):
             stored = str(rule.get(stored, stored))
         elif callable(rule):
-            if rule(self, stored) is not None:  # it may give back what it gets: a storage
-                return "cpu"
+            stored = _called(rule, stored, flat)
         elif rule is not None:
             stored = str(rule)
         kind = stored.partition(":")[0]
@@ -56,6 +60,21 @@ class Location:
         return place(stored, "load")
 
 
+def _called(rule: Any, stored: str, flat: np.ndarray[Any, Any]) -> str:
+    """The device of the storage that a function gives for a stored one; None stands for the stored
+    device."""
+    try:
+        found = rule(wrap_array(flat).untyped_storage(), stored)
+        if found is not None and not isinstance(found, (Storage, TypedStorage)):
+            raise TypeError(
+                "[load] expected a map_location that gives a storage, as storage.cuda(0) is, or "
+                f"None; got {found!r}"
+            )
+    except Exception as error:
+        raise RuleError from error
+    return stored if found is None else str(found.device)
+
+
 class Memory:
     """Storages of one file, and the tensors made of them.
 
@@ -67,12 +86,12 @@ class Memory:
         self.name = name
         self.mmap = mmap
         self._roots: dict[Any, Tensor] = {}
+        self._stored: dict[Any, str] = {}
         self._devices: dict[Any, str] = {}
 
     def expect(self, key: Any, stored: str) -> None:
-        """Notes the device that a storage was stored from. Raises RuntimeError where it cannot
-        come to one."""
-        self._devices[key] = self.location.of(stored)
+        """Notes the device that a storage was stored from; the CPU, if nothing was noted."""
+        self._stored[key] = stored
 
     def member(self, file: zipfile.ZipFile, name: str) -> Any:
         """A zip member's bytes, in memory of its own that may be written."""
@@ -109,7 +128,9 @@ class Memory:
                 f"[load] refused: in {self.name} a tensor of shape {shape} shows a storage of "
                 f"{flat.size} elements, each many times"
             )
-        device = self._devices.get(key) or self.location.of("cpu")
+        device = self._devices.get(key)
+        if device is None:
+            device = self._devices[key] = self.location.of(self._stored.get(key, "cpu"), flat)
         if empty:
             return placed(wrap_array(np.empty(shape, dtype.np)), device)
         root = self._roots.get(key)

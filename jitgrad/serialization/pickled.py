@@ -22,7 +22,7 @@ from jitgrad.device import device
 from jitgrad.nn.parameter import Parameter
 from jitgrad.runtime import dtypes, formats
 from jitgrad.runtime.dtypes import DType
-from jitgrad.serialization.memory import Memory
+from jitgrad.serialization.memory import Location, Memory, RuleError
 from jitgrad.serialization.unpickler import Unpickler
 from jitgrad.tensor import Size, Tensor
 
@@ -276,7 +276,7 @@ def _unpickle(stream: Any, builder: _Builder) -> Any:
         raise pickle.UnpicklingError(
             f"[load] refused: {builder.memory.name} holds containers that are nested too deeply"
         ) from None
-    except (pickle.UnpicklingError, RuntimeError):
+    except (pickle.UnpicklingError, RuntimeError, RuleError):
         raise
     except IndexError:
         raise pickle.UnpicklingError(
@@ -354,7 +354,7 @@ def read_legacy(stream: IO[bytes], memory: Memory) -> Any:
         sizes[storage.key] = size
         storage.data = bytearray(size)
 
-    first = _Builder(Memory(memory.location, memory.name, False), reserve)
+    first = _Builder(Memory(Location("cpu"), memory.name, False), reserve)
     _unpickle(stream, first)
     keys = _unpickle(stream, nothing)
     data: dict[Any, bytearray] = {}

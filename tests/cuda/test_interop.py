@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import io
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -614,3 +615,47 @@ def test_gradients_on_several_devices_are_clipped_together(lazy: SimulatedDriver
     for p in ps:
         assert p.grad is not None and p.grad.device == p.device
         assert abs(float(p.grad[0]) - 3 / 54**0.5) < 1e-5
+
+
+@only_simulated
+def test_files_say_where_tensors_were(lazy: SimulatedDriver) -> None:
+    buffer = io.BytesIO()
+    x = torch.arange(4.0, device="cuda:1")
+    torch.save([x, x[1:], torch.ones(2, device="cuda:0"), torch.zeros(1)], buffer)
+    told: list[str] = []
+
+    def keeps(storage: Any, where: str) -> Any:
+        told.append(where)
+        return storage
+
+    for rule, expected in (
+        (None, ["cpu"] * 4), ("cuda:1", ["cuda:1"] * 4),
+        ({"cuda:1": "cuda:0"}, ["cuda:0", "cuda:0", "cuda:0", "cpu"]),
+        ({"cuda:0": "cuda:1"}, ["cuda:1", "cuda:1", "cuda:1", "cpu"]),
+        (lambda storage, where: storage.cuda(0), ["cuda:0"] * 4),
+        (lambda storage, where: None, ["cuda:1", "cuda:1", "cuda:0", "cpu"]),
+        (keeps, ["cpu"] * 4),
+    ):  # fmt: skip
+        buffer.seek(0)
+        back = torch.load(buffer, map_location=rule)
+        assert [str(y.device) for y in back] == expected
+        assert values(back[0]) == [0, 1, 2, 3] and values(back[1]) == [1, 2, 3]
+        assert back[0]._storage is back[1]._storage
+    assert told == ["cuda:1", "cuda:0", "cpu"]
+    for wrong, error in (({"cuda:1": "cuda:7"}, RuntimeError), (lambda *_: "cuda:0", TypeError)):
+        buffer.seek(0)
+        with pytest.raises(error):
+            torch.load(buffer, map_location=wrong)
+
+
+@only_simulated
+def test_events_are_of_one_device(lazy: SimulatedDriver) -> None:
+    first, second = (torch.cuda.Stream(device=k) for k in (0, 1))
+    event, other = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    event.record(first)
+    with pytest.raises(RuntimeError, match="does not match recording stream"):
+        event.record(second)
+    event.record(first)
+    other.record(second)
+    with pytest.raises(RuntimeError, match="events of one device"):
+        event.elapsed_time(other)
