@@ -9,7 +9,7 @@ jit's guards have.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -131,12 +131,15 @@ class CudaCompiled:
         try:
             yield
         except (CompileError, CudaError) as error:
-            found = [k for k, g in self.stages.generated.items() if symbol in g.shapes]
-            lines = list(dict.fromkeys(line for k in found for line in k.lines if line))
-            ops = ", ".join(dict.fromkeys(n.op.name for n in self.graph.nodes if n.line in lines))
-            what = f"; it is a kernel of {ops or self.graph.name}"
-            where = f" (at {', '.join(lines[:3])})" if lines else ""
-            raise CompileError(f"{error}{what}{where}") from error
+            raise CompileError(f"{error}{self._whose(symbol)}") from error
+
+    def _whose(self, symbol: str) -> str:
+        """Which ops a kernel has, and where they are, as the end of an error's text."""
+        found = [k for k, g in self.stages.generated.items() if symbol in g.shapes]
+        lines = list(dict.fromkeys(line for k in found for line in k.lines if line))
+        ops = ", ".join(dict.fromkeys(n.op.name for n in self.graph.nodes if n.line in lines))
+        where = f" (at {', '.join(lines[:3])})" if lines else ""
+        return f"; it is a kernel of {ops or self.graph.name}{where}"
 
     # -- calls -------------------------------------------------------------------------------------
     def run(
@@ -246,15 +249,24 @@ class CudaCompiled:
         """Launches on a stream: as a graph, where such launches on the same memory came before."""
         device = self.device
         if not self.replays or len(launches) < 2 or capture.current(device.index) is not None:
-            _launch_all(device, launches, stream)
+            self._launch_all(launches, stream)
             return
         key = tuple([launch.key() for launch in launches])
         with device.noting:
             graph = self._graph(key, launches)
         if graph is None:
-            _launch_all(device, launches, stream)
+            self._launch_all(launches, stream)
         else:
             device.driver.launch_graph(device.index, graph.handle, stream)
+
+    def _launch_all(self, launches: list[_Launch], stream: int) -> None:
+        """Launches one by one. Errors of the driver say which ops the kernel has, and where."""
+        for x in launches:
+            try:
+                _launch(self.device, x, stream)
+            except CudaError as error:
+                symbol = self.image.kernels[x.number][1]
+                raise type(error)(f"{error}{self._whose(symbol)}") from error
 
     def _graph(self, key: Any, launches: list[_Launch]) -> _Graph | None:
         """The graph of such launches; None at their first time."""
@@ -265,7 +277,9 @@ class CudaCompiled:
                 if len(self._seen) > _KEPT:
                     self._seen.popitem(last=False)
                 return None
-            graph = self._graphs[key] = _Graph(self.device, launches)
+            graph = self._graphs[key] = _Graph(
+                self.device, lambda stream: self._launch_all(launches, stream)
+            )
             if len(self._graphs) > _KEPT:
                 self._graphs.popitem(last=False)
         self._graphs.move_to_end(key)
@@ -295,7 +309,7 @@ class CudaCompiled:
 class _Graph:
     """Launches noted once, to be replayed on the same memory."""
 
-    def __init__(self, device: Device, launches: list[_Launch]) -> None:
+    def __init__(self, device: Device, launch: Callable[[int], None]) -> None:
         self.driver, self.index = device.driver, device.index
         stream = device.capturing
         if device.blas is not None:  # nothing may be allocated meanwhile
@@ -303,7 +317,7 @@ class _Graph:
             device.blas.prepare(stream)
         self.driver.begin_capture(self.index, stream)
         try:
-            _launch_all(device, launches, stream)
+            launch(stream)
         finally:
             self.handle = self.driver.end_capture(self.index, stream)
 
@@ -312,13 +326,12 @@ class _Graph:
             self.driver.release_graph(self.index, self.handle)
 
 
-def _launch_all(device: Device, launches: list[_Launch], stream: int) -> None:
-    for x in launches:
-        if x.shape.call is not None:
-            _call(x.shape, [word for _, word in x.words], device, stream)
-            continue
-        grid = min(x.blocks, x.shape.max_blocks)
-        device.driver.launch(device.index, x.function, grid, x.shape.threads, stream, x.words)
+def _launch(device: Device, x: _Launch, stream: int) -> None:
+    if x.shape.call is not None:
+        _call(x.shape, [word for _, word in x.words], device, stream)
+        return
+    grid = min(x.blocks, x.shape.max_blocks)
+    device.driver.launch(device.index, x.function, grid, x.shape.threads, stream, x.words)
 
 
 def _call(shape: Shape, words: list[int], device: Device, stream: int) -> None:

@@ -349,3 +349,26 @@ def test_out_of_memory_in_a_capture_says_so() -> None:
         _replayed(lambda y: torch.zeros(1 << 28, device="cuda"))
     assert "test_two_gpus.py:" in str(found.value)
     assert _replayed(None) == [11.0] * 4
+
+
+# -- errors of the driver --------------------------------------------------------------------------
+@pytest.mark.parametrize("options", [{}, {"cuda_graphs": True}], ids=["plain", "graphs"])
+def test_a_launch_that_fails_names_the_ops_and_the_line(
+    options: Any, driver: SimulatedDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    f = torch.jit(lambda x: (x.sin() + x.cos()).sum() * 2, fallback="error", **options)
+    x = torch.arange(6.0, device="cuda")
+    f(x)
+
+    def fail(*args: Any) -> None:
+        raise CudaError("[cuda] cuLaunchKernel: too many resources (701)")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(driver, "launch", fail)
+        for call in (f, lambda x: x.tan()):
+            with pytest.raises(CudaError, match=r"\(701\); it is a kernel of .*(sin|tan)") as found:
+                call(x)
+        assert found.type is CudaError
+        with pytest.raises(CudaError, match=r"sin.* \(at .*test_two_gpus\.py:\d+"):
+            f(x)
+    assert f(x).item() == pytest.approx(((x.cpu().sin() + x.cpu().cos()).sum() * 2).item())
