@@ -82,12 +82,13 @@ def linear_cross_entropy(
     size = count
     if options is not None:
         size = options.rows(count, input.shape[-1], shape[0], input.dtype)
+    if options is not None and target.shape != input.shape[:-1]:
+        raise RuntimeError(
+            f"[{op}] expected a target of shape {tuple(input.shape[:-1])}; got "
+            f"{tuple(target.shape)}"
+        )
     if options is None or input.dim() == 1 or size >= count:
         return loss(input, target, reduction)
-    if tuple(target.shape) != (count,):
-        raise RuntimeError(
-            f"[{op}] expected a target of shape {(count,)}; got {tuple(target.shape)}"
-        )
     losses = cat(
         [
             checkpoint(loss, input[i : i + size], target[i : i + size], "none", use_reentrant=False)
