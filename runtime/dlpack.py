@@ -143,7 +143,7 @@ def host_array(content: Content) -> np.ndarray[Any, Any]:
     place = (ctypes.c_char * (high - low)).from_address(low)
     place.owner = content.owner  # type: ignore[attr-defined]
     array: np.ndarray[Any, Any] = np.ndarray(
-        shape, dtype, place, content.address - low, content.strides
+        shape, dtype, memoryview(place), content.address - low, content.strides
     )
     array.flags.writeable = not content.read_only
     return array
