@@ -4,6 +4,7 @@ invariant checked, reuse across streams, statistics, and what is reserved for a 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -198,6 +199,81 @@ def test_where_addresses_cannot_be_reserved_memory_comes_in_pieces() -> None:
     a.check()
     assert [s["is_expandable"] for s in a.snapshot()] == [False]
     assert Allocator(driver, paged=False)._page == 0 == Allocator(driver, max_split=MIB)._page
+
+
+def _work(a: Allocator, driver: SimulatedDriver) -> None:
+    """Every way to the driver, of whose calls one may fail: what failed is done again."""
+
+    def attempt(call: Callable[[], Any]) -> Any:
+        for _ in range(2):
+            try:
+                return call()
+            except CudaError:
+                a.check()
+                assert driver.used == [a.statistics()["reserved_bytes.all.current"]]
+        raise AssertionError("one call fails, once")
+
+    streams = [driver.new_stream(0, 0) for _ in range(2)]
+    live = [attempt(lambda n=n: a.allocate(n)) for n in (3 * MIB, 700, 5 * MIB, 3 * MIB, 4 * MIB)]
+    for address in live[::2]:
+        for stream in streams:
+            a.used_on(address, stream)
+        attempt(lambda address=address: a.free(address))
+    attempt(lambda: a.free(live[3]))
+    attempt(a.release_cached)
+    more = [attempt(lambda n=n: a.allocate(n, streams[0])) for n in (9 * MIB, 3 * MIB)]
+    with pytest.raises(OutOfMemoryError):
+        attempt(lambda: a.allocate(60 * MIB))
+    for address in (live[1], *more):
+        a.used_on(address, streams[1])
+        attempt(lambda address=address: a.free(address))
+    attempt(lambda: a.allocate(20 * MIB))
+    attempt(a.release_cached)
+    a.check()
+
+
+@pages
+def test_a_call_of_the_driver_that_fails_leaves_the_allocator_whole(page: int) -> None:
+    """The n-th call, for every n."""
+    methods = (
+        "memory_info", "allocate", "release", "reserve", "unreserve", "map_pages", "unmap_pages",
+        "synchronize", "new_event", "record", "event_done", "synchronize_event",
+    )  # fmt: skip
+    failed: set[str] = set()
+    total, n = 1, 0
+    while n < total:
+        n += 1
+        driver, a = new(64 * MIB, page)
+        count = 0
+
+        def failing(name: str, call: Any, n: int = n) -> Any:
+            def called(*args: Any) -> Any:
+                nonlocal count
+                count += 1
+                if count == n:
+                    failed.add(name)
+                    raise CudaError(f"[cuda] {name} failed")
+                return call(*args)
+
+            return called
+
+        with pytest.MonkeyPatch.context() as patch:
+            for name in methods:
+                patch.setattr(driver, name, failing(name, getattr(driver, name)))
+            _work(a, driver)
+        for address in list(a._used):
+            a.free(address)
+        a.release_cached()
+        total = max(total, count)
+        a.check()
+        assert driver.used == [0] and a.snapshot() == [] and not a._waiting and not a._postponed
+        assert not driver._ranges and not driver._mapped and not driver._held
+        s = a.statistics()
+        assert s["active_bytes.all.current"] == s["inactive_split_bytes.all.current"] == 0
+    unused = (
+        {"allocate", "release"} if page else {"reserve", "unreserve", "map_pages", "unmap_pages"}
+    )
+    assert failed >= {*methods} - unused - {"synchronize"}
 
 
 @pages

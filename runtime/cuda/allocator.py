@@ -113,7 +113,7 @@ class Allocator:
         self._waiting: deque[tuple[int, Block]] = deque()  # (event, block), oldest first
         self._events: list[int] = []  # that can be recorded again
         self._late: deque[int] = deque()  # addresses to free when the work under way is done
-        self._captured: list[int] = []  # addresses to free when no stream of theirs is captured
+        self._postponed: list[int] = []  # addresses to free: a stream is captured, or was no event
         self._lock = _Turn(self._free_late)
 
     # -- allocating --------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ class Allocator:
                 block = self._grow(size, stream)
             if block is None:
                 self.retries += 1
-                self._free_late()
+                self._free_postponed()
                 self._wait()
                 block = self._find(size, stream)
                 if block is None:
@@ -207,15 +207,18 @@ class Allocator:
             self._unlist(block)
         elif not self._map(block, size):
             return None
-        while block.nbytes < size:
-            following = block.next
-            assert following is not None
-            if following.mapped:
-                self._unlist(following)
-            elif not self._map(following, size - block.nbytes):
+        try:
+            while block.nbytes < size:
+                following = block.next
+                assert following is not None
+                if following.mapped:
+                    self._unlist(following)
+                elif not self._map(following, size - block.nbytes):
+                    return None
+                block.join(following)
+        finally:
+            if block.nbytes < size:
                 self._keep(block)
-                return None
-            block.join(following)
         return block
 
     def _space(self, stream: int, small: bool) -> Segment | None:
@@ -309,7 +312,7 @@ class Allocator:
     # -- freeing -----------------------------------------------------------------------------------
     def free(self, address: int) -> None:
         """Gives memory back. It may be reused by its stream at once: what the stream was given to
-        do before comes before."""
+        do before comes before. Where the driver fails, that is tried again later."""
         with self._lock:
             self._late.append(address)
             if self._lock.depth == 1:
@@ -317,34 +320,45 @@ class Allocator:
 
     def _free_late(self) -> None:
         while self._late:
-            self._give_back(self._late.popleft())
+            address = self._late.popleft()
+            block = self._used.get(address)
+            if block is None:
+                raise CudaError(f"[cuda] no memory was allocated at address {address:#x}")
+            captured = not self._diverted.keys().isdisjoint(block.streams)
+            # an event of a stream that is captured would not pass
+            if captured or not self._give_back(block):
+                self._postponed.append(address)
 
-    def _give_back(self, address: int) -> None:
-        block = self._used.get(address)
-        if block is None:
-            raise CudaError(f"[cuda] no memory was allocated at address {address:#x}")
-        if not self._diverted.keys().isdisjoint(block.streams):
-            self._captured.append(address)  # an event of a stream that is captured would not pass
-            return
-        del self._used[address]
+    def _free_postponed(self) -> None:
+        self._late += self._postponed
+        self._postponed.clear()
+        self._free_late()
+
+    def _give_back(self, block: Block) -> bool:
+        """Frees a block, or has it wait for events; whether the driver could make them."""
+        events: list[int] = []
+        try:
+            for stream in sorted(block.streams):
+                known = self._events.pop() if self._events else None
+                events.append(self.driver.new_event(self.device, False) if known is None else known)
+                self.driver.record(self.device, events[-1], stream)
+        except CudaError:
+            self._events += events
+            return False
+        del self._used[block.address]
         if self.history is not None:
-            self.history.append(("free", address, 0))
+            self.history.append(("free", block.address, 0))
         for name, n in (
             ("allocation", 1), ("allocated_bytes", block.nbytes),
             ("requested_bytes", block.requested),
         ):  # fmt: skip
             self.counts[name].take(n)
-        if not block.streams:
-            self._free(block)
-            return
-        for stream in sorted(block.streams):
-            event = (
-                self._events.pop() if self._events else self.driver.new_event(self.device, False)
-            )
-            self.driver.record(self.device, event, stream)
-            self._waiting.append((event, block))
-            block.waiting += 1
         block.streams.clear()
+        block.waiting = len(events)
+        self._waiting += [(event, block) for event in events]
+        if not events:
+            self._free(block)
+        return True
 
     def used_on(self, address: int, stream: int) -> None:
         """The block is used by work on another stream than it was allocated for."""
@@ -360,8 +374,7 @@ class Allocator:
         with self._lock:
             if pool is None:
                 del self._diverted[stream]
-                self._late += self._captured
-                self._captured.clear()
+                self._free_postponed()
                 return
             self._diverted[stream] = pool
             self._kept[pool] = self._kept.get(pool, 0) + 1
@@ -381,19 +394,21 @@ class Allocator:
 
     def _settle(self) -> None:
         """Frees blocks whose events have passed."""
-        kept: deque[tuple[int, Block]] = deque()
-        while self._waiting:
-            event, block = self._waiting.popleft()
-            if self.driver.event_done(self.device, event):
+        if not self._waiting:
+            return
+        done = [self.driver.event_done(self.device, event) for event, _ in self._waiting]
+        waiting, self._waiting = self._waiting, deque()
+        for passed, (event, block) in zip(done, waiting, strict=True):
+            if passed:
                 self._passed(event, block)
             else:
-                kept.append((event, block))
-        self._waiting = kept
+                self._waiting.append((event, block))
 
     def _wait(self) -> None:
         while self._waiting and not self._diverted:  # captured work must not be waited for
-            event, block = self._waiting.popleft()
+            event, block = self._waiting[0]
             self.driver.synchronize_event(self.device, event)
+            self._waiting.popleft()
             self._passed(event, block)
 
     def _passed(self, event: int, block: Block) -> None:
@@ -405,6 +420,7 @@ class Allocator:
     def release_cached(self) -> None:
         """Segments of which nothing is used go back to the driver (cuda.empty_cache)."""
         with self._lock:
+            self._free_postponed()
             self._wait()
             self._release_cached()
 
@@ -422,14 +438,14 @@ class Allocator:
             assert block is not None
             if block.next is not None or not block.free:
                 continue
-            del self._segments[segment.address]
             if segment.page:
-                del self._spaces[segment.stream, segment.small]
                 self.driver.unreserve(self.device, segment.address, segment.span)
+                del self._spaces[segment.stream, segment.small]
             else:
-                self._unlist(block)
                 self.driver.release(self.device, segment.address)
+                self._unlist(block)
                 self.counts["reserved_bytes"].take(segment.nbytes)
+            del self._segments[segment.address]
             self.counts["segment"].take(1)
 
     def _release_pages(self, segment: Segment) -> None:
@@ -440,6 +456,7 @@ class Allocator:
             last = (block.address + block.nbytes) // page * page
             if not block.free or not block.mapped or first >= last:
                 continue
+            self.driver.unmap_pages(self.device, first, last - first)
             self._unlist(block)
             if last < block.address + block.nbytes:
                 self._list(block.cut(last - block.address))
@@ -447,7 +464,6 @@ class Allocator:
             if block.address < first:
                 hole = block.cut(first - block.address)
                 self._list(block)
-            self.driver.unmap_pages(self.device, first, last - first)
             hole.mapped = False
             segment.nbytes -= last - first
             self.counts["reserved_bytes"].take(last - first)

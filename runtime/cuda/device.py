@@ -50,8 +50,13 @@ class Device:
             return
         while self._held:  # taken out before it is asked: other threads do the same
             oldest = self._held.popleft()
-            if not driver.event_done(index, oldest[0]):
-                self._held.appendleft(oldest)
+            done = False
+            try:
+                done = driver.event_done(index, oldest[0])
+            finally:
+                if not done:
+                    self._held.appendleft(oldest)
+            if not done:
                 break
             driver.release_event(index, oldest[0])
         event = driver.new_event(index, False)
