@@ -578,7 +578,7 @@ def empty_permuted(
             "Number of dimensions in size does not match the length of the physical_layout, or "
             f"duplicate dims: got size {tuple(size)} and physical_layout {layout}"
         )
-    memory = empty(*(size[k] for k in layout), dtype=dtype, device=device, **more)
+    memory = empty([size[k] for k in layout], dtype=dtype, device=device, **more)
     out = memory.permute(inverse_axes(layout)).detach()
     return _finish(out, requires_grad, device)
 

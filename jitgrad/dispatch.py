@@ -509,7 +509,8 @@ def _abstract_view(op: Any, x: Tensor, attrs: dict[str, Any], plan: Plan) -> Ten
 
 def as_view(op: Any, x: Tensor, attrs: dict[str, Any], data: Any, type_: TensorType) -> Tensor:
     """A view of x by one more view op, that follows writes to x's base. Where x requires grad and
-    no_grad holds, it is a leaf that requires grad."""
+    no_grad holds, it is a leaf that requires grad (in abstract mode, whose graphs have derivatives
+    of their own, it does not)."""
     out = new_view(x, data, type_, (op, attrs))
     storage = x._storage
     info = x._view
@@ -525,7 +526,8 @@ def as_view(op: Any, x: Tensor, attrs: dict[str, Any], data: Any, type_: TensorT
     out._view = ViewInfo(
         base, storage.version - storage.hidden, hidden, tracked and state.grad_enabled
     )
-    if not state.grad_enabled and x.requires_grad and type_.dtype.category >= _FLOATING:
+    floating = type_.dtype.category >= _FLOATING
+    if floating and not state.grad_enabled and x.requires_grad and not state.abstract:
         out._requires_grad = True
     return out
 

@@ -348,6 +348,26 @@ def is_lifted(x: Any) -> bool:
     return type(x) is HostScalar
 
 
+def _is_size(leaf: HostScalar) -> bool:
+    return isinstance(leaf.name, tuple) and leaf.name[0] == "size"
+
+
+def is_told(x: Any) -> bool:
+    """Whether comparisons of a lifted number tell what calls a recording holds for: not of one
+    that is made of sizes, which they would fix."""
+    stack, known = [x], set()
+    while stack:
+        node = stack.pop()
+        if not is_lifted(node) or id(node) in known:
+            continue
+        known.add(id(node))
+        if node.expr is not None:
+            stack.extend(node.expr[1])
+        elif _is_size(node):
+            return False
+    return True
+
+
 def plain(x: Any) -> Any:
     """x with floats for lifted numbers, and ints for symbolic sizes, which are specialised: in
     tuples, lists and dicts, too.
@@ -397,8 +417,7 @@ def _range(x: Any) -> tuple[float, float]:
     if not isinstance(x, HostScalar):
         return x, x
     if x.expr is None:
-        is_of_size = isinstance(x.name, tuple) and x.name[0] == "size"
-        return _range(x.name[1]) if is_of_size else (-math.inf, math.inf)
+        return _range(x.name[1]) if _is_size(x) else (-math.inf, math.inf)
     op, (first, *others) = x.expr
     low, high = _range(first)
     least, most = _range(others[0]) if others else (0.0, 0.0)

@@ -19,7 +19,7 @@ import numpy as np
 from jitgrad.compiler.ops.record import OPS
 from jitgrad.compiler.symbolic import Sym
 from jitgrad.dispatch import apply, full
-from jitgrad.hostscalar import HostScalar, is_lifted
+from jitgrad.hostscalar import HostScalar, is_lifted, is_told
 from jitgrad.info import finfo
 from jitgrad.runtime import dtypes
 from jitgrad.runtime.dtypes import Category, DType
@@ -112,8 +112,8 @@ def check_number(value: Any, dtype: DType) -> None:
     if dtype.category is not Category.INT or isinstance(value, bool):
         return
     floating = isinstance(value.value if is_lifted(value) else value, float)
-    if is_lifted(value) and not floating and dtype.bits == 64:
-        return  # of a tensor's element
+    if is_lifted(value) and (not is_told(value) or (not floating and dtype.bits == 64)):
+        return  # made of sizes; or an element of a tensor of ints, all of which fit
     low = -(2 ** (dtype.bits - 1)) if dtype.signed else -(2**dtype.bits) + 1
     if floating and not dtype.signed:  # of these, ints below 0 wrap
         low = 0
@@ -167,7 +167,9 @@ def expect_fits(value: Any, dtype: DType, halves: bool = True) -> None:
     kind = dtype.category
     if kind is Category.BOOL or isinstance(value, Sym):
         return
-    if is_lifted(value) and (kind is Category.INT or value.seen or dtype.bits == 64):
+    if is_lifted(value) and (
+        kind is Category.INT or value.seen or dtype.bits == 64 or not is_told(value)
+    ):
         return  # `constant` asks for ints; what item() gave is not looked at for this
     if kind is Category.INT:
         if isinstance(value, float):

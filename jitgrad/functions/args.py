@@ -106,10 +106,10 @@ def as_dim(x: Any) -> Any:
 
 def as_shape(sizes: tuple[Any, ...]) -> tuple[Any, ...]:
     """The shape in `f(2, 3)` or `f((2, 3))`: a tuple of ints (or Syms). Raises TypeError for other
-    items."""
+    items, of which a bool is one if it is the first."""
     if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)):
         sizes = tuple(sizes[0])
-    return tuple([as_dim(d) for d in sizes])
+    return tuple([int(d) if k and d is True else as_dim(d) for k, d in enumerate(sizes)])
 
 
 def expect_tensor(name: str, x: Any) -> Tensor:

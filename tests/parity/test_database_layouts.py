@@ -49,7 +49,7 @@ CHANNELS = """
 """
 # PyTorch's follow from how it computes them, or from memory_format.
 OTHERS = """
-    __getitem__ addr as_strided as_strided_copy as_strided_scatter chalf empty_permuted kthvalue
+    __getitem__ addr as_strided as_strided_copy as_strided_scatter chalf kthvalue
     nn.functional.alpha_dropout nn.functional.feature_alpha_dropout.with_train
     nn.functional.scaled_dot_product_attention to unravel_index view_copy
 """

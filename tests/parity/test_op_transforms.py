@@ -29,7 +29,8 @@ EXAMPLES = 2
 # depends on values, running statistics shared by all, random masks.
 REFUSED = {
     "argwhere", "bincount", "index_put", "linspace.tensor_overload", "logspace.tensor_overload",
-    "masked_select", "narrow", "nn.functional.batch_norm", "nn.functional.instance_norm",
+    "masked_select", "narrow", "native_batch_norm", "nn.functional.batch_norm",
+    "nn.functional.instance_norm",
     "nn.functional.multi_head_attention_forward", "nn.functional.one_hot",
     "nn.functional.scaled_dot_product_attention", "nonzero", "tensor_split", "unique",
     "unique_consecutive",
