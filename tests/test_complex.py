@@ -127,5 +127,5 @@ def test_export_says_that_it_stays():
 def test_what_is_not_defined():
     x = t.tensor([1 + 2j, 3 - 1j])
     for call in (x.max, x.sort, x.floor, x.relu, lambda: x < x, lambda: x % 2, lambda: x.clamp(0)):
-        with pytest.raises(NotImplementedError, match="not defined for complex"):
+        with pytest.raises(NotImplementedError, match="not defined for complex|real numbers; got"):
             call()

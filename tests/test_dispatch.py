@@ -163,7 +163,7 @@ def test_host_scalars():
         t.where(x > lr, x, lr)
         t.addcmul(x, x, x, value=lr)
         t.add(x, x, alpha=lr)
-    assert len(log.specialised) == 7
+    assert len(log.specialised) == 9  # what where and alpha store must fit into float32
     assert lift(0.1, "group", "lr") == 0.1
     assert type(lr * 2) is float and (x + lr).tolist() == (x + 0.1).tolist()  # kept: a number
 
