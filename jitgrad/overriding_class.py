@@ -12,6 +12,7 @@ programs without one.
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 import types
 from collections.abc import Callable
@@ -69,6 +70,8 @@ class Swapped:
             function.__closure__,
         )  # fmt: skip
         self.own.__kwdefaults__ = function.__kwdefaults__
+        if not hasattr(function, "__wrapped__"):  # what is shown of it stays
+            vars(function).setdefault("__signature__", inspect.signature(function))
         self._calls: list[Callable[..., Any] | None] = [None, None]
 
     def ask(self, call: Callable[..., Any] | None, who: int) -> None:
